@@ -88,7 +88,7 @@ def everything(config: Config) -> Loaded:
         UserError: a run would not start.
     """
     before_start(config)
-    from rhymeflow.learner.choice import check_attention  # loads torch, so not before
+    from rhymeflow.learner.policy import check_attention  # loads torch, so not before
     from rhymeflow.learner.ranks import check_gpus
     from rhymeflow.models.load import check_end
     from rhymeflow.models.precision import resolve_device

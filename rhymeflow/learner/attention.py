@@ -4,9 +4,7 @@ Sequences are gathered out of the row into a few padded rectangles of nearly equ
 to causally by SDPA, and put back. Padding comes after each sequence, so the causal rule alone hides
 it and no mask is built. Sequences may share tokens of the row (a common prompt); a shared token's
 gradient is the sum over the sequences it is in.
-
-Holds true: the result for a sequence does not depend on the others in the row (beyond float
-rounding); gradients flow to queries, keys and values. Knows nothing of tokens or the model.
+The result for a sequence does not depend on the others in the row (beyond float rounding).
 """
 
 from __future__ import annotations
@@ -95,6 +93,3 @@ def _rectangles(
         shapes.append((stop - start, length))
         start = stop
     return places, shapes
-
-
-__all__ = ["PackedAttention"]

@@ -16,7 +16,7 @@ import pickle
 import shutil
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,9 +34,8 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from rhymeflow.core.types import Version
 from rhymeflow.errors import UserError
-from rhymeflow.learner.gathering import Gathering
 from rhymeflow.learner.optimizer import MOMENTS, Optimizer
-from rhymeflow.learner.ranks import Ranks
+from rhymeflow.learner.ranks import Gathering, Ranks
 from rhymeflow.models.load import stop_token_ids
 from rhymeflow.store.checkpoint_dirs import UNFINISHED
 from rhymeflow.utils.disk import flush
@@ -72,45 +71,42 @@ class Snapshot(NamedTuple):
             RuntimeError: a rank is gone.
         """
         unfinished = directory.with_name(directory.name + UNFINISHED)
-        problem = self._on_lead(lambda: begin(directory))
-        problem = problem or self._write_state(unfinished / LEARNER)
-        problem = problem or self._export(unfinished)
-        problem = problem or self._on_lead(lambda: finish(unfinished, directory))
-        if problem is not None:
+        try:
+            self._on_lead(lambda: begin(directory))
+            self._write_state(unfinished / LEARNER)
+            self._export(unfinished)
+            self._on_lead(lambda: finish(unfinished, directory))
+        except OSError:
             if self.ranks.is_lead:  # on a full disk what there is of it would only be in the way
                 shutil.rmtree(unfinished, ignore_errors=True)
-            raise OSError(problem)
+            raise
 
-    def _write_state(self, directory: Path) -> str | None:
-        """What went wrong, on every rank."""
-        ranks = self.ranks
+    def _write_state(self, directory: Path) -> None:
+        group, is_alone = self.ranks.saving, self.ranks.count == 1
         try:
-            dcp.save(
-                self.state,
-                checkpoint_id=directory,
-                process_group=ranks.saving,
-                no_dist=ranks.count == 1,
-            )
+            dcp.save(self.state, checkpoint_id=directory, process_group=group, no_dist=is_alone)
         except CheckpointException as error:  # it is the same on all ranks
             rank, (reason, _) = min(error.failures.items())
-            return str(reason) if ranks.count == 1 else f"rank {rank}: {reason}"
+            raise OSError(str(reason) if is_alone else f"rank {rank}: {reason}") from error
         progress = json.dumps(self.progress)
-        return self._on_lead(lambda: (directory / PROGRESS).write_text(progress))
+        self._on_lead(lambda: (directory / PROGRESS).write_text(progress))
 
-    def _export(self, directory: Path) -> str | None:
+    def _export(self, directory: Path) -> None:
         """Write the Hugging Face model, gathered one block at a time by rank 0."""
         export = Export(directory, self.model, self.buffers)
-        problem = self._on_lead(lambda: export.begin(self.tokenizer, self.weights.dtype))
-        if problem is None:
-            for block in self.weights.blocks():
-                if self.ranks.is_lead and problem is None:  # else gathered for the others' sake
-                    problem = _problem(lambda block=block: export.write(block))
-            problem = self.ranks.told(problem)
-        return problem or self._on_lead(export.end)
+        self._on_lead(lambda: export.begin(self.tokenizer, self.weights.dtype))
+        problem = None
+        for block in self.weights.blocks():
+            if self.ranks.is_lead and problem is None:  # else gathered for the others' sake
+                problem = _problem(lambda block=block: export.write(block))
+        self._on_lead(export.end, problem)
 
-    def _on_lead(self, work: Callable[[], Any]) -> str | None:
-        """Have rank 0 do something; what went wrong, on every rank."""
-        return self.ranks.told(_problem(work) if self.ranks.is_lead else None)
+    def _on_lead(self, work: Callable[[], Any], problem: str | None = None) -> None:
+        """Have rank 0 do something, if it has no problem yet; raise one of the disk on all."""
+        if self.ranks.is_lead and problem is None:
+            problem = _problem(work)
+        if (said := self.ranks.told(problem)) is not None:
+            raise OSError(said)
 
 
 class Export:
@@ -221,7 +217,6 @@ def snapshot(
     tokenizer: PreTrainedTokenizerBase | None,
     optimizer: Optimizer,
     so_far: Mapping[str, int],
-    blocks: Sequence[Sequence[str]],
     compute_dtype: torch.dtype,
     ranks: Ranks,
 ) -> Snapshot:
@@ -234,8 +229,7 @@ def snapshot(
         if ("master", name) not in copies
     }
     weights = Gathering(
-        {name: each.shape for name, each in parameters.items()},
-        blocks,
+        model,
         lambda name: frozen[name] if name in frozen else copies["master", name],
         compute_dtype,
         ranks,

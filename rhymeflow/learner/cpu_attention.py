@@ -3,9 +3,7 @@
 The row is attended to as it lies: nothing is gathered into rectangles, and the tokens of a shared
 prompt attend once. With more than one thread of torch's the work is dealt out to as many threads,
 which the kernels let run at once.
-
-Holds true: as `attention.PackedAttention`; what it returns, and gradients, do not depend on the
-number of threads. Knows nothing of tokens or the model.
+What it returns, and gradients, do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -134,6 +132,3 @@ class _Attend(torch.autograd.Function):
 def _flat(*tensors: Tensor) -> list[np.ndarray]:
     """All elements in a row, in float32."""
     return [x.detach().float().reshape(-1).numpy() for x in tensors]
-
-
-__all__ = ["CpuPackedAttention"]

@@ -5,8 +5,6 @@ So what sequences share is computed once here too, and blocks of the mask that n
 skipped. Rows are padded to whole blocks, which bounds how many
 shapes are compiled. On CPUs FlexAttention has no backward pass; there only the result is compared
 with the padded rectangles of `attention.py`.
-
-Holds true: as `attention.PackedAttention`. Knows trees, which is what `packing` makes.
 """
 
 from __future__ import annotations
@@ -90,6 +88,3 @@ def _compiled() -> Callable[..., Any]:
     """FlexAttention is fast only if it is compiled, once in a process for all shapes."""
     compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=True)
     return compiled
-
-
-__all__ = ["FlexAttention", "visits"]

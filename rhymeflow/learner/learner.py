@@ -34,13 +34,12 @@ from rhymeflow.learner.algorithms.losses import (
     mismatch,
     token_losses,
 )
-from rhymeflow.learner.gathering import Gathering
 from rhymeflow.learner.logprobs import recompute_layers
 from rhymeflow.learner.metrics import Totals, batch_metrics
 from rhymeflow.learner.minibatch import MicroBatch, split, step_scales
 from rhymeflow.learner.optimizer import Optimizer, freeze, learning_rate
-from rhymeflow.learner.policy import Policy, Shards, blocks_of
-from rhymeflow.learner.ranks import ALONE, Ranks
+from rhymeflow.learner.policy import Policy, Shards
+from rhymeflow.learner.ranks import ALONE, Gathering, Ranks
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.utils import progress
@@ -123,20 +122,8 @@ class Learner:
 
         They are the live tensors, or gathered from them: for use before the next `train`.
         """
-        parameters = dict(self.model.named_parameters())
-        return Gathering(
-            {name: each.shape for name, each in parameters.items()},
-            self._blocks(),
-            lambda name: self._ranks.local(parameters[name]),
-            self._dtype,
-            self._ranks,
-        )
-
-    def _blocks(self) -> list[list[str]]:
-        """What is gathered at a time."""
-        if self._ranks.count > 1:
-            return blocks_of(self.model)
-        return [[name for name, _ in self.model.named_parameters()]]
+        parameters, ranks = dict(self.model.named_parameters()), self._ranks
+        return Gathering(self.model, lambda name: ranks.local(parameters[name]), self._dtype, ranks)
 
     def checksum(self) -> int:
         """Of `weights`, on every rank: digests of ranks' rows add up to those of the tensors."""
@@ -155,9 +142,8 @@ class Learner:
         """A copy of all that a checkpoint holds, of this rank's rows."""
         so_far = {"version": self.version, "num_tokens": self.num_tokens}
         return checkpoint.snapshot(
-            self.model, self._tokenizer, self._optimizer, so_far, self._blocks(), self._dtype,
-            self._ranks,
-        )  # fmt: skip
+            self.model, self._tokenizer, self._optimizer, so_far, self._dtype, self._ranks
+        )
 
     def save(self, directory: Path) -> None:
         """Write a checkpoint.
@@ -270,7 +256,7 @@ class Learner:
 
     def _whole(self, totals: Totals) -> Totals:
         """On rank 0 the totals of the whole batch; elsewhere what was given."""
-        parts = self._ranks.gathered(totals.collapsed())
+        parts = self._ranks.gathered(totals.as_numbers())
         return Totals.merged(parts) if parts else totals
 
     def whole_details(self, details: TokenDetails) -> TokenDetails:
@@ -318,14 +304,19 @@ class Learner:
         if micro.is_empty:
             return
         num_tokens = len(micro.row.targets_R)
-        totals.add_row(len(micro.row.tokens_T), micro.row.full)
-        totals.add(diagnose(logprob_R, entropy_R, inputs, config), num_tokens)
-        totals.add_clips(*clip_extremes(logprob_R, inputs, config, micro.row.lengths))
+        found = diagnose(logprob_R, entropy_R, inputs, config)
+        found |= clip_extremes(logprob_R, inputs, config, micro.row.lengths)
+        num_first = 0
         if is_first_pass:
-            current_R = logprob_R if inputs.proximal_R is None else inputs.proximal_R
-            totals.add_mismatch(*mismatch(current_R, inputs.behaviour_R), num_tokens)
+            current_R, num_first = inputs.proximal_R, num_tokens
+            if current_R is None:
+                current_R = logprob_R
+            most = mismatch(current_R, inputs.behaviour_R)
+            found["off_policy/mismatch_kl"], found["off_policy/max_ratio"] = most
             if details is not None:
                 details.add_logprobs(micro.row, current_R)
+        computed, full = len(micro.row.tokens_T), micro.row.full
+        totals.add(found, tokens=num_tokens, first_pass=num_first, computed=computed, full=full)
         if details is not None:
             details.add_flags(micro, logprob_R)
 

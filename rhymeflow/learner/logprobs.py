@@ -9,29 +9,31 @@ gradient is rounded to the model's dtype, an error of 1 in 512 in single terms o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rhymeflow.config import LearnerConfig, RolloutConfig
-from rhymeflow.learner import log_softmax
+from rhymeflow.config import RolloutConfig
 from rhymeflow.learner.attention import PackedAttention
-from rhymeflow.learner.choice import AttentionKind, attention_kind
 from rhymeflow.learner.packing import PackedRow, pack
 from rhymeflow.learner.sample import Sample
 from rhymeflow.models import proof
 from rhymeflow.models.attention import Attention, attending
 from rhymeflow.models.lm_head import LMHead
 from rhymeflow.models.logits import shaped
+
+AttentionKind = Callable[[Sequence[np.ndarray], int, torch.device], Attention]
+"""Makes attention inside sequences, which are places in a row of so many tokens, on a device."""
 
 LossOf = Callable[[Tensor, slice], Tensor]
 """Log-probabilities of some of a row's response tokens, and which ones, to their summed loss."""
@@ -45,18 +47,6 @@ class TokenScorer:
     rollout: RolloutConfig
     chunk_size: int
     attention: AttentionKind = PackedAttention
-
-    @classmethod
-    def of(
-        cls, model: PreTrainedModel, rollout: RolloutConfig, learner: LearnerConfig
-    ) -> TokenScorer:
-        """As the learner is configured.
-
-        Raises:
-            UserError: its attention cannot be had on the model's device.
-        """
-        kind = attention_kind(learner, model)
-        return cls(model, rollout, learner.logits_chunk_size, kind)
 
     def score(self, row: PackedRow) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy of each response token, float32 [R] each, in nats."""
@@ -187,7 +177,7 @@ class _HeadLogprobs(torch.autograd.Function):
             top_p=rollout.top_p,
             keep_R=targets_C,
         )
-        logprob_C, entropy_C, log_sum_C = log_softmax.scores(x_CV, targets_C)
+        logprob_C, entropy_C, log_sum_C = scores(x_CV, targets_C)
         ctx.save_for_backward(hidden_CD, weight_VD, log_sum_C, targets_C)
         ctx.x_CV = x_CV
         ctx.scale = 1.0 if rollout.temperature == 0.0 else 1.0 / rollout.temperature
@@ -203,7 +193,7 @@ class _HeadLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_C: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden_CD, weight_VD, log_sum_C, targets_C = ctx.saved_tensors
-        grad_CV = log_softmax.into_gradient(ctx.x_CV, log_sum_C, targets_C, grad_C * ctx.scale)
+        grad_CV = into_gradient(ctx.x_CV, log_sum_C, targets_C, grad_C * ctx.scale)
         if ctx.slope_CV is not None:
             grad_CV *= ctx.slope_CV
         del ctx.x_CV, ctx.slope_CV
@@ -245,6 +235,53 @@ class _HeadLoss(torch.autograd.Function):
 def _cat(scores: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     logprobs, entropies = zip(*scores, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
+
+
+# -- Softmax of rows of logits; those of -inf are tokens of probability 0 --------------------------
+
+_PART = 1 << 18
+"""Numbers of rows that a CPU takes at a time: they stay in its cache from one pass to the next."""
+
+
+def scores(x_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probability of each row's target, entropy, and log of the sum of exponentials, [C] each.
+
+    In nats. `x_CV` is float32.
+    """
+    parts = zip(_parts(x_CV), _parts(targets_C, x_CV), strict=True)
+    found = [_scores(x, targets) for x, targets in parts]
+    logprob_C, entropy_C, log_sum_C = (torch.cat(each) for each in zip(*found, strict=True))
+    return logprob_C, entropy_C, log_sum_C
+
+
+def _scores(x_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    log_p_CV = x_CV.log_softmax(1)
+    logprob_C = log_p_CV.gather(1, targets_C[:, None])[:, 0]
+    log_sum_C = x_CV.gather(1, targets_C[:, None])[:, 0] - logprob_C
+    p_CV = log_p_CV.exp()
+    log_p_CV.clamp_(min=torch.finfo(log_p_CV.dtype).min)  # 0 times -inf is no number
+    return logprob_C, -torch.linalg.vecdot(p_CV, log_p_CV), log_sum_C
+
+
+def into_gradient(x_CV: Tensor, log_sum_C: Tensor, targets_C: Tensor, grad_C: Tensor) -> Tensor:
+    """Turn logits, in their place, into the loss's gradient by them, given that by the scores.
+
+    d logprob[target] / d x = onehot - softmax.
+    """
+    arrays = (_parts(each, x_CV) for each in (x_CV, log_sum_C, targets_C, grad_C))
+    for x, log_sum, targets, grad in zip(*arrays, strict=True):
+        x.sub_(log_sum[:, None]).exp_().mul_(-grad[:, None])
+        x.scatter_add_(1, targets[:, None], grad[:, None])
+    return x_CV
+
+
+def _parts(array: Tensor, x_CV: Tensor | None = None) -> tuple[Tensor, ...]:
+    """The array's rows as they are computed together."""
+    x_CV = array if x_CV is None else x_CV
+    if x_CV.device.type != "cpu":
+        return (array,)
+    threads = torch.get_num_threads()
+    return array.split(max(threads, threads * _PART // x_CV.shape[1]))
 
 
 # -- Gradient checkpointing ------------------------------------------------------------------------

@@ -1,105 +1,82 @@
 """The numbers of one training step, under TRL's names where TRL has them.
 
-Token means are over all response tokens in the loss of all optimizer steps of the batch. Knows
-nothing of torch's graph: what is added is detached already.
+Token means are over all response tokens in the loss of all optimizer steps of the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
 
 from rhymeflow.learner.sample import Sample
 
+REDUCED = {"clip_ratio/low_min": min, "clip_ratio/high_max": max, "off_policy/max_ratio": max}
+"""What is no mean."""
+FROM_FIRST_PASS = "off_policy/mismatch_kl"
+"""Of each token once, however often it is trained on."""
+
 
 class Totals:
-    """Sums over tokens while a batch is trained on; read once at the end."""
+    """What micro-batches and optimizer steps found while a batch was trained on."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._sums: dict[str, list[Tensor | float]] = {name: [] for name in names}
+        """`names`: of the sums that every micro-batch with a sample has."""
+        self._found: dict[str, list[Tensor | float]] = {name: [] for name in names}
+        self._counts: Counter[str] = Counter()
         self._losses: list[float] = []
-        """Of optimizer steps."""
-        self._tokens = 0
-        self._computed = self._full = 0
-        self._mismatch: list[Tensor | float] = []
-        self._max_ratio: list[Tensor | float] = []
-        self._clips: list[tuple[Tensor | float, Tensor | float]] = []
-        self._mismatch_tokens = 0
+        """Of optimizer steps; on many ranks each rank's share of it."""
         self._grad_norms: list[float] = []
 
-    def add(self, sums: dict[str, Tensor], num_tokens: int) -> None:
-        """Add one micro-batch's `losses.diagnose`."""
-        for name, value in sums.items():
-            self._sums[name].append(value)
-        self._tokens += num_tokens
-
-    def add_row(self, computed: int, full: int) -> None:
-        """Add a row's tokens, and those it would have without common beginnings of responses."""
-        self._computed += computed
-        self._full += full
-
-    def add_mismatch(self, kl: Tensor, max_ratio: Tensor, num_tokens: int) -> None:
-        """Add one micro-batch's `losses.mismatch`."""
-        self._mismatch.append(kl)
-        self._max_ratio.append(max_ratio)
-        self._mismatch_tokens += num_tokens
-
-    def add_clips(self, low: Tensor, high: Tensor) -> None:
-        """Add one micro-batch's `losses.clip_extremes`."""
-        self._clips.append((low, high))
+    def add(self, found: Mapping[str, Tensor], **counts: int) -> None:
+        """Add what a micro-batch found; `counts`: its `tokens` and the like."""
+        for name, value in found.items():
+            self._found.setdefault(name, []).append(value)
+        self._counts.update(counts)
 
     def add_step(self, grad_norm: float, scale: float) -> None:
         """Count an optimizer step, whose loss is what was added since the last times `scale`."""
         self._grad_norms.append(grad_norm)
-        self._losses.append(scale * sum(map(float, self._sums["loss"]), 0.0))
-        self._sums["loss"] = []
+        self._losses.append(scale * sum(map(float, self._found["loss"]), 0.0))
+        self._found["loss"] = []
 
-    def collapsed(self) -> Totals:
-        """The same as numbers, to be sent to another process."""
-        other = Totals(tuple(self._sums))
-        other._sums = {name: [sum(map(float, kept), 0.0)] for name, kept in self._sums.items()}
-        other._tokens, other._mismatch_tokens = self._tokens, self._mismatch_tokens
-        other._computed, other._full = self._computed, self._full
-        other._mismatch = [float(value) for value in self._mismatch]
-        other._max_ratio = [float(value) for value in self._max_ratio]
-        other._clips = [(float(low), float(high)) for low, high in self._clips]
-        other._grad_norms, other._losses = self._grad_norms, self._losses
+    def as_numbers(self) -> Totals:
+        """The same without tensors, to be sent to another process."""
+        other = copy.copy(self)
+        other._found = {name: [float(x) for x in found] for name, found in self._found.items()}
         return other
 
     @classmethod
     def merged(cls, parts: Sequence[Totals]) -> Totals:
         """Of parts of one batch, which took their optimizer steps together."""
-        first = parts[0]
-        whole = cls(tuple(first._sums))
-        whole._grad_norms = first._grad_norms
+        whole = cls(())
+        whole._grad_norms = parts[0]._grad_norms
         for part in parts:
-            for name, kept in part._sums.items():
-                whole._sums[name] += kept
-            whole._mismatch += part._mismatch
-            whole._max_ratio += part._max_ratio
-            whole._clips += part._clips
+            for name, found in part._found.items():
+                whole._found.setdefault(name, []).extend(found)
+            whole._counts.update(part._counts)
             whole._losses += part._losses
-            whole._tokens += part._tokens
-            whole._computed += part._computed
-            whole._full += part._full
-            whole._mismatch_tokens += part._mismatch_tokens
         return whole
 
     def means(self) -> dict[str, float]:
-        """Loss and gradient norm per optimizer step, the rest per token."""
-        sums = {name: sum(map(float, kept), 0.0) for name, kept in self._sums.items()}
-        steps, tokens = max(len(self._grad_norms), 1), max(self._tokens, 1)
-        metrics = {name: value / tokens for name, value in sums.items()}
+        """Loss and gradient norm per optimizer step, the rest per token or an extreme."""
+        steps, counts = max(len(self._grad_norms), 1), self._counts
+        metrics = {}
+        for name, found in self._found.items():
+            if name in REDUCED:
+                metrics[name] = REDUCED[name](map(float, found))
+            else:
+                tokens = counts["first_pass" if name == FROM_FIRST_PASS else "tokens"]
+                metrics[name] = sum(map(float, found), 0.0) / max(tokens, 1)
         metrics["loss"] = sum(self._losses) / steps
-        metrics["packing/computed_share"] = self._computed / max(self._full, 1)
-        metrics["clip_ratio/low_min"] = min((float(low) for low, _ in self._clips), default=0.0)
-        metrics["clip_ratio/high_max"] = max((float(high) for _, high in self._clips), default=0.0)
         metrics["grad_norm"] = sum(self._grad_norms) / steps
-        kl = sum(float(value) for value in self._mismatch)
-        metrics["off_policy/mismatch_kl"] = kl / max(self._mismatch_tokens, 1)
-        metrics["off_policy/max_ratio"] = max((float(x) for x in self._max_ratio), default=1.0)
+        metrics["packing/computed_share"] = counts["computed"] / max(counts["full"], 1)
+        for name in ("clip_ratio/low_min", "clip_ratio/high_max", FROM_FIRST_PASS):
+            metrics.setdefault(name, 0.0)
+        metrics.setdefault("off_policy/max_ratio", 1.0)
         return metrics
 
 
@@ -149,6 +126,3 @@ def _by_function(batch: Sequence[Sample]) -> dict[str, float]:
 def _std(values_N: np.ndarray) -> float:
     """As TRL does: of a sample (n - 1); 0 for a single value."""
     return float(values_N.std(ddof=1)) if len(values_N) > 1 else 0.0
-
-
-__all__ = ["Totals", "batch_metrics"]

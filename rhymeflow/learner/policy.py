@@ -21,14 +21,18 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
+from rhymeflow.cpu import choice
 from rhymeflow.errors import UserError
-from rhymeflow.learner.logprobs import LossOf, TokenScorer
+from rhymeflow.learner.attention import PackedAttention
+from rhymeflow.learner.cpu_attention import CpuPackedAttention
+from rhymeflow.learner.flex_attention import FlexAttention
+from rhymeflow.learner.logprobs import AttentionKind, LossOf, TokenScorer
 from rhymeflow.learner.packing import PackedRow
-from rhymeflow.learner.ranks import Ranks
+from rhymeflow.learner.ranks import Ranks, layers_of
 from rhymeflow.models import proof
+from rhymeflow.models.attention import Shape
 
 T = TypeVar("T")
 
@@ -51,7 +55,8 @@ class Policy:
     ) -> None:
         self.model, self._shards = model.eval(), shards
         own = self._without_gradient(lambda: proof.own(model, proof.sequences(model)))
-        self._scorer = TokenScorer.of(model, rollout, learner)
+        attention, chunk = attention_kind(learner, model), learner.logits_chunk_size
+        self._scorer = TokenScorer(model, rollout, chunk, attention)
         self._without_gradient(lambda: self._scorer.prove(own))
 
     def score(self, row: PackedRow) -> tuple[Tensor, Tensor]:
@@ -73,6 +78,29 @@ class Policy:
             result = self._shards(work)
         self._shards.reshard()
         return result
+
+
+def attention_kind(learner: LearnerConfig, model: PreTrainedModel) -> AttentionKind:
+    """What `learner.attention` is on this model's device; all give the same numbers up to rounding.
+
+    Raises:
+        UserError: as `check_attention`.
+    """
+    check_attention(learner, model.device)
+    if learner.attention == "flex":
+        return FlexAttention
+    head_dim = Shape.of(model.config).head_dim
+    is_compiled = choice.has_packed_attention(model.device, model.dtype, head_dim)
+    return CpuPackedAttention if learner.attention == "auto" and is_compiled else PackedAttention
+
+
+def check_attention(learner: LearnerConfig, device: torch.device) -> None:
+    """Raise `UserError` if the learner's attention has no backward pass on this device."""
+    if learner.attention == "flex" and device.type == "cpu":
+        raise UserError(
+            "learner.attention = 'flex' needs a GPU (PyTorch's FlexAttention has no backward pass "
+            "on CPUs); leave it out, or use 'auto'"
+        )
 
 
 class Shards:
@@ -140,22 +168,3 @@ class _Inside(nn.Module):
     def forward(self, work: Callable[[], T]) -> T:
         """Return what `work` returns; its tensors may carry gradient."""
         return work()
-
-
-def layers_of(model: PreTrainedModel) -> list[nn.Module]:
-    """Its transformer layers."""
-    return [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
-
-
-def blocks_of(model: PreTrainedModel) -> list[list[str]]:
-    """Names of its parameters in its order: those of a layer, and each of the others alone."""
-    layer_of = {id(p): n for n, layer in enumerate(layers_of(model)) for p in layer.parameters()}
-    blocks: list[list[str]] = []
-    previous = None
-    for name, parameter in model.named_parameters():
-        layer = layer_of.get(id(parameter))
-        if layer is None or layer != previous:
-            blocks.append([])
-        blocks[-1].append(name)
-        previous = layer
-    return blocks

@@ -10,20 +10,26 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import socket
 import struct
 import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rhymeflow.errors import UserError
+from rhymeflow.utils import progress
 
 LOOPBACK = "127.0.0.1"
 
@@ -129,6 +135,109 @@ class Ranks:
 
 ALONE = Ranks(0, 1)
 """The one rank of a learner of one."""
+
+
+class Gathering(Mapping[str, Tensor]):
+    """Tensors whose rows are spread over ranks, made whole on rank 0, one block after the other.
+
+    They are the parameters of `model` by name, tied ones once, in `dtype`. Rank 0 looks them up in
+    their order while the others `give` their rows; or all ranks go through `blocks`. No rank ever
+    has more than its rows and one block, which only rank 0 has; on one rank the tensors are those
+    that there are, not copied where they have the `dtype`. `rows` returns this rank's rows of one.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        rows: Callable[[str], Tensor],
+        dtype: torch.dtype,
+        ranks: Ranks,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self._shapes = {name: each.shape for name, each in model.named_parameters()}
+        self._names = _blocks_of(model) if ranks.count > 1 else [list(self._shapes)]
+        self._rows = rows
+        self.dtype, self._ranks, self._group = dtype, ranks, group
+        self._left = self.blocks()
+        self._block: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        while name in self._shapes and name not in self._block:
+            self._block = {}  # before the next one is there
+            block = next(self._left, None)
+            assert block is not None, f"{name} was looked up after what follows it"
+            self._block = block
+        return self._block[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._shapes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def give(self) -> None:
+        """For the other ranks: give rank 0 what it looks up."""
+        for _ in self.blocks():
+            pass
+
+    def blocks(self) -> Iterator[dict[str, Tensor]]:
+        """Every block; on ranks but 0 each is empty. All ranks have to go through all."""
+        for names in self._names:
+            progress.advance()
+            if self._ranks.count == 1:
+                yield {name: self._rows(name).to(self.dtype) for name in names}
+            else:
+                yield self._gather(names)
+
+    def _gather(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Gather one block: all its rows in one message."""
+        lengths = [self._padded_size(self._shapes[name]) for name in names]
+        ends = np.cumsum(lengths)
+        starts = ends - lengths
+        count = self._ranks.count if self._ranks.is_lead else 1
+        device = self._rows(names[0]).device
+        parts_NS = torch.zeros((count, int(ends[-1])), dtype=self.dtype, device=device)
+        for name, start in zip(names, starts, strict=True):
+            rows = self._rows(name).reshape(-1)
+            parts_NS[0, start : start + len(rows)] = rows
+        # One by one, into their place: gloo's `gather` would make a copy of all.
+        if not self._ranks.is_lead:
+            dist.send(parts_NS[0], 0, group=self._group)
+            return {}
+        for rank in range(1, self._ranks.count):
+            dist.recv(parts_NS[rank], rank, group=self._group)
+        whole: dict[str, Tensor] = {}
+        for name, start, end in zip(names, starts, ends, strict=True):
+            shape = self._shapes[name]
+            # Of a block of one tensor this is the tensor; else a copy.
+            whole[name] = parts_NS[:, start:end].reshape(-1)[: math.prod(shape)].view(*shape)
+        return whole
+
+    def _padded_size(self, shape: Sequence[int]) -> int:
+        """Numbers in the most rows of a rank. Only those after the last row of all are padding."""
+        return -(-shape[0] // self._ranks.count) * math.prod(shape[1:])
+
+
+def layers_of(model: PreTrainedModel) -> list[nn.Module]:
+    """Its transformer layers."""
+    return [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
+
+
+def _blocks_of(model: PreTrainedModel) -> list[list[str]]:
+    """Names of its parameters in its order: those of a layer, and each of the others alone."""
+    layer_of = {id(p): n for n, layer in enumerate(layers_of(model)) for p in layer.parameters()}
+    blocks: list[list[str]] = []
+    previous = None
+    for name, parameter in model.named_parameters():
+        layer = layer_of.get(id(parameter))
+        if layer is None or layer != previous:
+            blocks.append([])
+        blocks[-1].append(name)
+        previous = layer
+    return blocks
 
 
 def device_of(rank: int, count: int, device: torch.device) -> torch.device:

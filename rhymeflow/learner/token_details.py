@@ -10,8 +10,7 @@ byte of flags, the sum of
                 left out (`learner.mask_truncated_completions`)
 
 A response that is left out is not computed at all: it has flags, but no log-probabilities; those
-of tokens that an environment answered are not a number. Holds
-true: what is trained is the same with and without this. Knows nothing of how it is stored.
+of tokens that an environment answered are not a number.
 """
 
 from __future__ import annotations
@@ -76,6 +75,3 @@ class TokenDetails:
 def _by_member(row: PackedRow, values_R: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     ends = np.cumsum(row.lengths)
     return zip(row.members, np.split(values_R, ends[:-1]), strict=True)
-
-
-__all__ = ["CAPPED", "CLIPPED", "MASKED", "TokenDetails"]

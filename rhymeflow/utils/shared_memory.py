@@ -24,7 +24,6 @@ import hashlib
 import mmap
 import os
 import secrets
-import tempfile
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -102,24 +101,12 @@ def attach(name: str, *, writable: bool) -> mmap.mmap:
 def free(name: str) -> None:
     """Remove the name; the memory goes when the last process that mapped it does."""
     _posixshmem.shm_unlink(f"/{name}")
-    _lock_file(name).unlink(missing_ok=True)
     resource_tracker.unregister(f"/{name}", _TRACKED_AS)
 
 
 def open_descriptor(name: str, flags: int) -> int:
     """Open the memory as a file, which ends with the caller's `os.close`."""
     return _posixshmem.shm_open(f"/{name}", flags, mode=0o600)
-
-
-def open_for_locking(name: str) -> int:
-    """Open what stands for the memory in `fcntl.flock`: where it is no file, one beside it."""
-    if DIRECTORY.is_dir():
-        return open_descriptor(name, os.O_RDONLY)
-    return os.open(_lock_file(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-
-def _lock_file(name: str) -> Path:
-    return Path(tempfile.gettempdir()) / f"{name}.lock"
 
 
 def path_of(name: str) -> Path:
@@ -141,7 +128,6 @@ __all__ = [
     "free_left",
     "new_name",
     "open_descriptor",
-    "open_for_locking",
     "path_of",
     "prefix_for",
     "whole_lines",

@@ -1,10 +1,7 @@
 """Compiled loops over weights: their hash, what changed between two versions, and putting it in.
 
 Tensors are read as 16-bit units, and hashed as `keys.py` says.
-
-All compiled code that belongs together stands in one file, because numba's cache notices a change
-in the file of a function only. No index is checked: callers know that arrays fit. Knows nothing of
-tensors, versions or memory.
+No index is checked: callers know that arrays fit.
 """
 
 from __future__ import annotations
@@ -151,6 +148,3 @@ def put_changes(units, counts, places, values, inner):
             units[i] = values[k]
             k += uint64(1)
     return total + share * _outer(last)
-
-
-__all__ = ["BLOCK", "find_changes", "hash_units", "put_changes"]

@@ -14,8 +14,6 @@ How good it is: one changed unit is always found, as keys are odd. Of other diff
 about 2**-47 goes unseen, over random keys: units differ by less than 2**16, so powers of two take
 at most 15 of the 64 bits. It guards against torn copies, stale tensors and bugs, not against
 somebody who knows the keys.
-
-Loads no numba. Knows nothing of tensors, versions or memory.
 """
 
 from __future__ import annotations
@@ -52,6 +50,3 @@ def hash_units(units: np.ndarray, start: int) -> int:
     table[lead : lead + len(units)] = units
     shares = (table.reshape(rows, HASH_BLOCK) * INNER).sum(1, dtype=np.uint64)
     return int((shares * outer(start // HASH_BLOCK, rows)).sum(dtype=np.uint64))
-
-
-__all__ = ["GOLDEN", "HASH_BLOCK", "INNER", "MIX_1", "MIX_2", "hash_units", "mixed", "outer"]

@@ -1,8 +1,7 @@
 """Which tensors a version of the weights has, and where each lies among its bytes.
 
-Holds true: a manifest is a pure function of names, shapes and dtypes in their order, so two
-processes that hold equal manifests read the same bytes as the same tensors. Loads no torch:
-processes that only name manifests (messages do) need none. Knows nothing of processes or memory.
+A manifest is a pure function of names, shapes and dtypes in their order, so two processes that hold
+equal manifests read the same bytes as the same tensors. Loads no torch: messages name manifests.
 """
 
 from __future__ import annotations

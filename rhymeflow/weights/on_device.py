@@ -1,7 +1,6 @@
 """The loops of `kernels.py` for tensors that are not in one piece of the CPU's memory, in torch.
 
-Holds true: the same hashes and the same bits as there. int64 stands for uint64: sums and products
-wrap around alike. Knows nothing of versions or memory.
+The hashes and bits are the same. int64 stands for uint64: sums and products wrap around alike.
 """
 
 from __future__ import annotations
@@ -73,6 +72,3 @@ def _keys(index_N: Tensor) -> Tensor:
 def _tables(device: str, num_blocks: int) -> tuple[Tensor, Tensor]:
     tables = INNER, outer(0, num_blocks)
     return tuple(torch.from_numpy(table.view(np.int64)).to(device) for table in tables)
-
-
-__all__ = ["digest", "put_changes"]

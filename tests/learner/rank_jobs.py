@@ -15,7 +15,7 @@ from rhymeflow.models.rows import WeightRows
 from tests.learner.builders import learner_config, made_up_batch, rollout_config, tiny_model
 
 
-def sharded_learner(
+def a_learner(
     ranks: Ranks, *, dtype: torch.dtype = torch.float32, kind: str = "llama", tied=True, **changes
 ) -> Learner:
     model, reference = (tiny_model(kind, tied=tied) for _ in "12")
@@ -31,53 +31,33 @@ def whole_weights(learner: Learner) -> dict[str, torch.Tensor]:
     return gathered
 
 
-def train(ranks: Ranks, steps: int, options: dict) -> tuple[list[dict], dict]:
-    learner = sharded_learner(ranks, **options)
-    rows = [learner.train(made_up_batch(seed=step), step) for step in range(steps)]
+def perform(ranks: Ranks, options: dict, script: list[tuple]) -> tuple[list[dict], dict]:
+    """The metrics of each step that was trained, and the weights at the end."""
+    learner, rows, snapshot = a_learner(ranks, **options), [], None
+    for what, given in script:
+        match what:
+            case "train":
+                rows.append(learner.train(made_up_batch(seed=given), given))
+            case "train early":  # among it, at first, fewer groups than there are ranks
+                batch = made_up_batch(seed=given)
+                learner.accumulate(batch[:4])
+                learner.accumulate(batch[4:12])
+                rows.append(learner.train(batch[12:], given))
+            case "train on equal rewards":  # no rank has anything to differentiate
+                batch = [sample for sample in made_up_batch() if sample.group == 1]
+                rows.append(learner.train(batch * 2, given))
+            case "copy":
+                snapshot = learner.snapshot()
+            case "write":  # what came since the copy must not be in it
+                snapshot.write(given)
+            case "restore":
+                directory, version = given
+                assert learner.restore(directory) == version
     return rows, whole_weights(learner)
-
-
-def save_and_go_on(
-    ranks: Ranks, directory: Path, steps: int, options: dict | None = None
-) -> tuple[list[dict], dict]:
-    """Save after `steps`, and train as many again."""
-    learner = sharded_learner(ranks, **(options or {}))
-    for step in range(steps):
-        learner.train(made_up_batch(seed=step), step)
-    snapshot = learner.snapshot()
-    rows = [learner.train(made_up_batch(seed=s), s) for s in range(steps, 2 * steps)]
-    snapshot.write(directory)  # what came since must not be in it
-    return rows, whole_weights(learner)
-
-
-def restore_and_go_on(
-    ranks: Ranks, directory: Path, steps: int, options: dict | None = None
-) -> tuple[list[dict], dict]:
-    learner = sharded_learner(ranks, **(options or {}))
-    assert learner.restore(directory) == steps
-    rows = [learner.train(made_up_batch(seed=s), s) for s in range(steps, 2 * steps)]
-    return rows, whole_weights(learner)
-
-
-def train_early(ranks: Ranks, steps: int, options: dict) -> tuple[list[dict], dict]:
-    """Groups of each batch ahead of it; among them, at first, less than there are ranks."""
-    learner, rows = sharded_learner(ranks, **options), []
-    for step in range(steps):
-        batch = made_up_batch(seed=step)
-        learner.accumulate(batch[:4])
-        learner.accumulate(batch[4:12])
-        rows.append(learner.train(batch[12:], step))
-    return rows, whole_weights(learner)
-
-
-def train_on_nothing(ranks: Ranks) -> dict:
-    """All rewards are equal: no rank has anything to differentiate."""
-    learner = sharded_learner(ranks, num_minibatches=2)
-    return learner.train([s for s in made_up_batch() if s.group == 1] * 2, 0)
 
 
 def break_a_gradient(ranks: Ranks) -> tuple[str, bool]:
-    learner = sharded_learner(ranks)
+    learner = a_learner(ranks)
     before = whole_weights(learner)
     if ranks.rank == 1:  # only one of them sees it
         parameter = list(learner.model.parameters())[-1]
@@ -95,7 +75,7 @@ def break_a_gradient(ranks: Ranks) -> tuple[str, bool]:
 
 def publish_by_demand(ranks: Ranks) -> tuple[dict, list[int]]:
     """The parameters, and how much rank 0 held at a time."""
-    weights = sharded_learner(ranks, dtype=torch.bfloat16).weights()
+    weights = a_learner(ranks, dtype=torch.bfloat16).weights()
     if not ranks.is_lead:
         weights.give()
         return {}, []
@@ -117,9 +97,7 @@ def fill_from_files(ranks: Ranks, model: Path) -> tuple[dict, bool]:
 
 def save_where_no_room_is(ranks: Ranks, directory: Path) -> str:
     """Rank 1 cannot write its part."""
-    learner = sharded_learner(ranks)
-    learner.train(made_up_batch(), 0)
-    snapshot = learner.snapshot()
+    snapshot = a_learner(ranks).snapshot()
     if ranks.rank == 1:
         FileSystemWriter.write_data = _no_room
     try:
@@ -134,7 +112,7 @@ def _no_room(*_: object) -> None:
 
 
 def lose_a_rank(ranks: Ranks) -> tuple[str, float]:
-    learner = sharded_learner(ranks)
+    learner = a_learner(ranks)
     started = time.monotonic()
     if ranks.rank == 1:
         return "", 0.0  # its process ends

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhymeflow.learner.attention import PackedAttention
-from rhymeflow.learner.choice import attention_kind
 from rhymeflow.learner.cpu_attention import CpuPackedAttention
 from rhymeflow.learner.flex_attention import BLOCK, FlexAttention, visits
+from rhymeflow.learner.policy import attention_kind
 from tests.learner.builders import learner_config, tiny_model
 
 CPU = torch.device("cpu")

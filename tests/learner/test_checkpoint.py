@@ -34,7 +34,13 @@ def same_weights(one: Learner, other: Learner) -> bool:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_restored_learner_continues_identically(tmp_path: Path, dtype: torch.dtype):
-    changes = {"beta": 0.1, "num_iterations": 2, "lr_scheduler_type": "linear"}
+    changes = {
+        "beta": 0.1,
+        "num_iterations": 2,
+        "lr_scheduler_type": "linear",
+        "frozen_parameters": ["model.layers.0.*"],
+        "gradient_checkpointing": True,
+    }
     straight, stopped, resumed = (tiny_learner(dtype=dtype, **changes) for _ in "123")
     metrics = trained(straight, 0, 1, 2, 3)
     trained(stopped, 0, 1)

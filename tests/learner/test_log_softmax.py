@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rhymeflow.learner.log_softmax import into_gradient, scores
+from rhymeflow.learner.logprobs import into_gradient, scores
 
 
 def rows(count: int, size: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

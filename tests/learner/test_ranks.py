@@ -6,19 +6,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rhymeflow.learner.ranks import ALONE
 from tests.learner import rank_jobs
-from tests.learner.builders import made_up_batch, tiny_learner, tiny_model
+from tests.learner.builders import tiny_model
+from tests.learner.rank_jobs import perform
 from tests.learner.rank_pool import on_ranks
 
 OWN = {"step_time", "packing/computed_share"}
 """What depends on how a batch is cut."""
-
-
-def alone(steps: int, options: dict) -> tuple[list[dict], dict]:
-    model = tiny_model(options.pop("kind", "llama"), tied=options.pop("tied", True))
-    learner = tiny_learner(model=model, **options)
-    rows = [learner.train(made_up_batch(seed=step), step) for step in range(steps)]
-    return rows, learner.weights()
 
 
 def same(found: dict, expected: dict, tolerance: float) -> None:
@@ -34,6 +29,15 @@ def same_rows(found: list[dict], expected: list[dict], tolerance: float) -> None
             assert one[name] == pytest.approx(other[name], rel=tolerance, abs=tolerance), name
 
 
+def steps(first: int, end: int, what: str = "train") -> list[tuple]:
+    return [(what, step) for step in range(first, end)]
+
+
+FROZEN = {
+    "kind": "qwen2",
+    "tied": False,
+    "frozen_parameters": ["model.embed_tokens.weight", "model.layers.0.*"],
+}
 MUCH = {
     "kind": "qwen2",
     "tied": False,
@@ -44,46 +48,47 @@ MUCH = {
     "logits_chunk_size": 7,
     "gradient_checkpointing": True,
 }
+CASES = {
+    "plain": ({}, steps(0, 20)),
+    "everything at once": (MUCH, steps(0, 5)),
+    "experts": ({"kind": "qwen3_moe"}, steps(0, 2)),
+    "frozen": (FROZEN, steps(0, 2)),
+    "groups ahead of their batch": ({"loss_type": "grpo"}, steps(0, 5, "train early")),
+}
 
 
-@pytest.mark.parametrize(
-    ("steps", "options"),
-    [(20, {}), (5, MUCH), (2, {"kind": "qwen3_moe"})],
-    ids=["plain", "everything at once", "experts"],
-)
-def test_steps_on_two_ranks_are_those_of_one(steps: int, options: dict):
-    (rows, weights), _ = on_ranks(2, rank_jobs.train, steps, options)
-    expected_rows, expected = alone(steps, dict(options))
+@pytest.mark.parametrize("case", CASES)
+def test_steps_on_two_ranks_are_those_of_one(case: str):
+    options, script = CASES[case]
+    (rows, weights), _ = on_ranks(2, perform, options, script)
+    expected_rows, expected = perform(ALONE, options, script)
     for one, other in zip(rows, expected_rows, strict=True):
         assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
     same_rows(rows, expected_rows, 1e-4)  # among it are exponentials of what differs
     same(weights, expected, 1e-5)
-    begun = tiny_model().state_dict()
-    assert max(float((expected[n] - begun[n]).abs().max()) for n in begun if n in expected) > 1e-3
-
-
-def test_groups_that_are_accumulated_early_are_part_of_the_batch():
-    (rows, weights), _ = on_ranks(2, rank_jobs.train_early, 5, {"loss_type": "grpo"})
-    expected_rows, expected = alone(5, {"loss_type": "grpo"})
-    same_rows(rows, expected_rows, 1e-4)
-    same(weights, expected, 1e-5)
+    begun = rank_jobs.whole_weights(rank_jobs.a_learner(ALONE, **options))
+    moved = {name for name in begun if float((weights[name] - begun[name]).abs().max()) > 1e-3}
+    frozen = {n for n in begun if "embed_tokens" in n or ".0." in n} if case == "frozen" else set()
+    assert moved
+    assert all(torch.equal(weights[name], begun[name]) == (name in frozen) for name in begun)
 
 
 def test_bfloat16_follows_the_single_rank_closely():
-    (rows, weights), _ = on_ranks(2, rank_jobs.train, 4, {"dtype": torch.bfloat16})
-    expected_rows, expected = alone(4, {"dtype": torch.bfloat16})
-    same_rows(
-        [{"loss": r["loss"]} for r in rows], [{"loss": r["loss"]} for r in expected_rows], 0.02
-    )
+    options = {"dtype": torch.bfloat16}
+    (rows, weights), _ = on_ranks(2, perform, options, steps(0, 4))
+    expected_rows, expected = perform(ALONE, options, steps(0, 4))
+    for one, other in zip(rows, expected_rows, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=0.02, abs=0.02)
     assert all(each.dtype == torch.bfloat16 for each in weights.values())
     same(weights, expected, 0.02)
 
 
 def test_ranks_with_nothing_to_differentiate_take_the_step_together():
-    first, second = on_ranks(3, rank_jobs.train_on_nothing)[:2]
-    assert first["grad_norm"] == second["grad_norm"] == 0.0
-    assert first["loss"] == 0.0
-    assert first["entropy"] > 0.0
+    script = [("train on equal rewards", 0)]
+    first, second = on_ranks(3, perform, {"num_minibatches": 2}, script)[:2]
+    assert first[0][0]["grad_norm"] == second[0][0]["grad_norm"] == 0.0
+    assert first[0][0]["loss"] == 0.0
+    assert first[0][0]["entropy"] > 0.0
 
 
 def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_all():
@@ -116,43 +121,38 @@ def test_rows_come_from_the_models_files(tmp_path):
 HALF = 3
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """A checkpoint of two ranks, and the steps after it."""
+@pytest.fixture(scope="module", params=["plain", "frozen", "of one rank"])
+def saved(request, tmp_path_factory):
+    """Options, a checkpoint after half of the steps, and the other half."""
     directory = tmp_path_factory.mktemp("checkpoint") / f"step-{HALF}"
-    rows, weights = on_ranks(2, rank_jobs.save_and_go_on, directory, HALF)[0]
-    return directory, rows, weights
+    options = FROZEN if request.param == "frozen" else {}
+    script = [*steps(0, HALF), ("copy", None), *steps(HALF, 2 * HALF), ("write", directory)]
+    if request.param == "of one rank":
+        rows, weights = perform(ALONE, options, script)
+    else:
+        rows, weights = on_ranks(2, perform, options, script)[0]
+    return options, directory, rows[HALF:], weights, request.param
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-def test_what_two_ranks_saved_goes_on_on_any_number(saved, num_ranks: int):
-    directory, rows, weights = saved
-    found_rows, found = on_ranks(num_ranks, rank_jobs.restore_and_go_on, directory, HALF)[0]
-    tolerance = 1e-12 if num_ranks == 2 else 1e-5
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_what_was_saved_goes_on_on_any_number_of_ranks(saved, num_ranks: int):
+    options, directory, rows, weights, by = saved
+    script = [("restore", (directory, HALF)), *steps(HALF, 2 * HALF)]
+    if num_ranks == 1:
+        found_rows, found = perform(ALONE, options, script)
+    else:
+        found_rows, found = on_ranks(num_ranks, perform, options, script)[0]
+    tolerance = 1e-12 if num_ranks == (1 if by == "of one rank" else 2) else 1e-5
     same_rows(found_rows, rows, tolerance)
     same(found, weights, tolerance)
 
 
-def test_what_two_ranks_saved_goes_on_alone_and_loads_in_plain_transformers(saved):
-    directory, rows, weights = saved
-    learner = tiny_learner()
-    assert learner.restore(directory) == HALF
+def test_what_was_saved_loads_in_plain_transformers(saved):
+    options, directory, *_ = saved
     plain = AutoModelForCausalLM.from_pretrained(directory)
-    for name, value in learner.weights().items():
+    _, weights = perform(ALONE, options, [("restore", (directory, HALF))])
+    for name, value in weights.items():
         assert torch.equal(plain.get_parameter(name), value), name
-    same_rows([learner.train(made_up_batch(seed=s), s) for s in range(HALF, 2 * HALF)], rows, 1e-5)
-    same(learner.weights(), weights, 1e-5)
-
-
-def test_what_one_saved_goes_on_on_two_ranks(tmp_path):
-    learner = tiny_learner()
-    for step in range(HALF):
-        learner.train(made_up_batch(seed=step), step)
-    learner.save(tmp_path / "step")
-    found_rows, found = on_ranks(2, rank_jobs.restore_and_go_on, tmp_path / "step", HALF)[0]
-    rows = [learner.train(made_up_batch(seed=s), s) for s in range(HALF, 2 * HALF)]
-    same_rows(found_rows, rows, 1e-5)
-    same(found, learner.weights(), 1e-5)
 
 
 def test_if_one_rank_cannot_write_nobody_has_written(tmp_path):

@@ -1,6 +1,6 @@
 import random
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import get_args
 
 import numpy as np
@@ -32,6 +32,21 @@ VARIANTS = [
 ]
 
 
+def same_metrics(found: dict, expected: dict, **tolerance: float) -> None:
+    assert found.keys() == expected.keys()
+    for name in expected.keys() - {"step_time"}:
+        near = pytest.approx(expected[name], **(tolerance or {"rel": 1e-4, "abs": 1e-6}))
+        assert found[name] == near, name
+
+
+def copied(learner) -> dict[str, torch.Tensor]:
+    return {name: weight.clone() for name, weight in learner.weights().items()}
+
+
+def equal(one: dict, other: dict) -> bool:
+    return all(torch.equal(weight, other[name]) for name, weight in one.items())
+
+
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_micro_batches_do_not_matter(variant: dict):
     batch = made_up_batch()
@@ -41,8 +56,7 @@ def test_micro_batches_do_not_matter(variant: dict):
         learner = tiny_learner(max_tokens_per_microbatch=max_tokens, **variant)
         parts, metrics = gradients(learner, batch)
         close(parts, whole, 2e-4)
-        for name in expected.keys() - {"step_time"}:
-            assert metrics[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+        same_metrics(metrics, expected)
 
 
 def test_a_sample_alone_has_the_same_gradient_as_in_the_batch():
@@ -78,10 +92,7 @@ def test_a_batch_that_teaches_nothing_has_gradient_zero():
 
 
 def test_a_batch_masked_whole_trains_on_nothing():
-    batch = [
-        Sample(s.group, s.prompt_ids, s.completion_ids, s.logprobs, s.versions, s.reward, True)
-        for s in made_up_batch()
-    ]
+    batch = [replace(sample, truncated=True) for sample in made_up_batch()]
     learner = tiny_learner(mask_truncated_completions=True, num_minibatches=2)
     metrics = learner.train(batch, 0)
     assert metrics["loss"] == metrics["grad_norm"] == metrics["entropy"] == 0.0
@@ -94,16 +105,7 @@ def test_masked_samples_count_in_the_baseline_but_not_in_the_loss():
     unmasked, _ = gradients(tiny_learner(), batch)
     assert any(not torch.allclose(masked[n], unmasked[n]) for n in masked)
     changed = [
-        Sample(
-            s.group,
-            s.prompt_ids,
-            [3] * len(s.logprobs) if s.truncated else s.completion_ids,
-            s.logprobs,
-            s.versions,
-            s.reward,
-            s.truncated,
-        )
-        for s in batch
+        replace(s, completion_ids=[3] * len(s.logprobs)) if s.truncated else s for s in batch
     ]
     again, _ = gradients(tiny_learner(mask_truncated_completions=True), changed)
     close(again, masked, 1e-6)
@@ -118,11 +120,8 @@ def test_what_an_environment_answered_is_in_no_loss_and_no_statistics():
         for s in batch
     ]
     (grads, found), (same_grads, same) = (gradients(tiny_learner(), b) for b in (batch, other))
-    assert {k: v for k, v in found.items() if k != "step_time"} == {
-        k: v for k, v in same.items() if k != "step_time"
-    }
-    for name, grad in grads.items():
-        assert torch.equal(grad, same_grads[name])
+    same_metrics(found, same, rel=0, abs=0)
+    assert equal(grads, same_grads)
     lengths = [len(s.completion_ids) - sum(s.observed) for s in batch]
     assert found["completions/mean_length"] == pytest.approx(sum(lengths) / len(lengths))
     seen = [
@@ -159,13 +158,18 @@ def test_groups_that_are_accumulated_early_are_part_of_the_batch(loss_type: str,
     batch = made_up_batch()
     options = {"loss_type": loss_type, "beta": 0.1, "max_tokens_per_microbatch": 64}
     whole, early = tiny_learner(**options), tiny_learner(**options)
-    expected = whole.train(batch, 0)
-    for start, size in zip(accumulate(cuts, initial=0), cuts, strict=False):
-        early.accumulate(batch[start : start + size])
-    found = early.train(batch[sum(cuts) :], 0)
-    assert found.keys() == expected.keys()
-    for name in expected.keys() - {"step_time"}:
-        assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+    ends = [*accumulate(cuts, initial=0), len(batch)]
+    parts = [batch[start:end] for start, end in pairwise(ends)]
+    of_whole, *of_parts = (TokenDetails(b, learner_config(**options)) for b in (batch, *parts))
+    expected = whole.train(batch, 0, of_whole)
+    for part, details in zip(parts[:-1], of_parts, strict=False):
+        early.accumulate(part, details)
+    found = early.train(parts[-1], 0, of_parts[-1])
+    blobs = [blob for details in of_parts for blob in details.blobs()]
+    for (logprobs, flags), (due, due_flags) in zip(blobs, of_whole.blobs(), strict=True):
+        assert flags == due_flags
+        assert np.frombuffer(logprobs, "<f4") == pytest.approx(np.frombuffer(due, "<f4"), abs=1e-5)
+    same_metrics(found, expected)
     close(early.weights(), whole.weights(), 1e-4)
     again = early.train(made_up_batch(seed=1), 1)
     assert again["loss"] == pytest.approx(whole.train(made_up_batch(seed=1), 1)["loss"], rel=1e-3)
@@ -188,24 +192,8 @@ def test_what_is_forgotten_has_no_part_in_the_step():
     learner.accumulate(made_up_batch(seed=3)[:8])
     learner.forget()
     batch = made_up_batch()
-    found, expected = learner.train(batch, 0), other.train(batch, 0)
-    assert {**found, "step_time": 0} == {**expected, "step_time": 0}
-    assert all(torch.equal(x, other.weights()[name]) for name, x in learner.weights().items())
-
-
-def test_details_of_groups_that_are_accumulated_early():
-    batch = made_up_batch()
-    config = learner_config()
-    whole, first, rest = (TokenDetails(b, config) for b in (batch, batch[:8], batch[8:]))
-    tiny_learner().train(batch, 0, whole)
-    learner = tiny_learner()
-    learner.accumulate(batch[:8], first)
-    learner.train(batch[8:], 0, rest)
-    found = [*first.blobs(), *rest.blobs()]
-    for (logprobs, flags), (expected, expected_flags) in zip(found, whole.blobs(), strict=True):
-        assert flags == expected_flags
-        values, expected_values = (np.frombuffer(x, "<f4") for x in (logprobs, expected))
-        assert values == pytest.approx(expected_values, abs=1e-5)
+    same_metrics(learner.train(batch, 0), other.train(batch, 0), rel=0, abs=0)
+    assert equal(learner.weights(), other.weights())
 
 
 def test_several_steps_per_batch_clip_around_the_policy_at_the_start():
@@ -228,18 +216,7 @@ def test_the_policy_scored_for_itself_has_no_mismatch():
     (micros,) = split(batch, torch.ones(16).numpy(), learner_config(), torch.device("cpu"))
     logprob, _ = learner._policy.score(micros[0].row)
     scores = iter(logprob.tolist())
-    own = [
-        Sample(
-            s.group,
-            s.prompt_ids,
-            s.completion_ids,
-            [next(scores) for _ in s.completion_ids],
-            s.versions,
-            s.reward,
-            s.truncated,
-        )
-        for s in batch
-    ]
+    own = [replace(s, logprobs=[next(scores) for _ in s.completion_ids]) for s in batch]
     metrics = learner.train(own, 0)
     assert abs(metrics["off_policy/mismatch_kl"]) < 1e-9
     assert metrics["off_policy/max_ratio"] == pytest.approx(1.0, abs=1e-5)
@@ -282,20 +259,20 @@ def test_weights_are_the_compute_precision_with_tied_ones_once():
     weights = learner.weights()
     assert {w.dtype for w in weights.values()} == {torch.bfloat16}
     assert "lm_head.weight" not in weights
-    before = {n: w.clone() for n, w in weights.items()}
+    before = copied(learner)
     learner.train(made_up_batch(), 0)
-    assert any(not torch.equal(before[n], w) for n, w in learner.weights().items())
+    assert not equal(before, learner.weights())
 
 
 def test_a_step_whose_gradient_is_not_finite_is_skipped():
     batch = made_up_batch()
     batch[0].logprobs[0] = float("nan")
     learner = tiny_learner()
-    before = {n: w.clone() for n, w in learner.weights().items()}
+    before = copied(learner)
     assert learner.train(batch, 0)["skipped_steps"] == 1
     assert "gradient is not finite" in learner.skipped[0]
     assert learner.version == 1
-    assert all(torch.equal(before[n], w) for n, w in learner.weights().items())
+    assert equal(before, learner.weights())
 
 
 def test_of_several_optimizer_steps_one_is_skipped_and_again():
@@ -308,8 +285,7 @@ def test_of_several_optimizer_steps_one_is_skipped_and_again():
     batch[-1].logprobs[0] = batch[-1].logprobs[1]
     other.train(batch, 0, skip=tuple(learner.skipped))
     assert not other.skipped
-    for a, b in zip(learner.weights().values(), other.weights().values(), strict=True):
-        assert torch.equal(a, b)
+    assert equal(learner.weights(), other.weights())
 
 
 @pytest.mark.parametrize("correction", ["none", "tis", "decoupled"])

@@ -1,8 +1,7 @@
 """Rewards into advantages: how much better a response did than the others of its group.
 
-Holds true: the advantages of a group sum to 0 (up to rounding) whatever the scaling; a group whose
-rewards do not differ (`core/spread.py`) has advantages of exactly 0. Knows nothing of tokens, torch
-or the policy.
+The advantages of a group sum to 0 (up to rounding) whatever the scaling; a group whose rewards do
+not differ (`core/spread.py`) has advantages of exactly 0.
 
 Source: GRPO (arXiv 2402.03300, section 4.1.1); `batch` is the scaling of arXiv 2508.08221, section
 4.1, `none` that of Dr. GRPO (arXiv 2503.20783, section 3.2), `decoupled_advantages` GDPO (arXiv
@@ -77,6 +76,3 @@ def _members(groups: Sequence[int]) -> list[np.ndarray]:
     """Indices of each group's samples."""
     _, group_N = np.unique(np.asarray(groups), return_inverse=True)
     return [np.flatnonzero(group_N == g) for g in range(int(group_N.max()) + 1)]
-
-
-__all__ = ["STD_EPSILON", "Advantages", "decoupled_advantages", "group_advantages"]

@@ -12,11 +12,10 @@ policy that sampled the token, and w what `off_policy_correction` makes of u = p
                truncated importance sampling (TIS)
     decoupled  the same pi_prox, w = u where u <= cap and 0 elsewhere: decoupled PPO
 
-Holds true: u is a constant, no gradient runs through it; with one optimizer step per batch pi_prox
-is pi without gradient, so r is 1, nothing is clipped and no second forward pass is needed; each
-loss type is a sum over tokens, each times a constant of its sample (`token_weight`), times a
-constant of the step (`step_scale`), so a batch split into micro-batches in any way has the same
-loss and gradient. Knows nothing of models or packing.
+No gradient runs through u. With one optimizer step per batch pi_prox is pi without gradient, so r
+is 1, nothing is clipped, and no second forward pass is needed. Each loss is a sum over tokens, each
+times a constant of its sample (`token_weight`), times a constant of the step (`step_scale`), so a
+batch split into micro-batches in any way has the same loss and gradient.
 
 Sources: clip-higher, DAPO (arXiv 2503.14476, section 3.1). Decoupled objective: Hilton et al.
 (arXiv 2110.00641, section 2) with the paper's recomputed pi_prox of AReaL (arXiv 2505.24298,
@@ -163,9 +162,9 @@ def diagnose(
 
 def clip_extremes(
     logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig, lengths: Sequence[int]
-) -> tuple[Tensor, Tensor]:
+) -> dict[str, Tensor]:
     """Of responses of these `lengths`, none 0, which follow one another: the least share of tokens
-    past the clip below, and the greatest of those above."""
+    past the clip below, and the greatest of those above, by metric name."""
     length_N = torch.tensor(lengths, device=logprob_R.device)
     owner_R = torch.repeat_interleave(length_N)
     low_N, high_N = (
@@ -173,7 +172,7 @@ def clip_extremes(
         / length_N
         for each in clipped(logprob_R, inputs, config)
     )
-    return low_N.min(), high_N.max()
+    return {"clip_ratio/low_min": low_N.min(), "clip_ratio/high_max": high_N.max()}
 
 
 def clipped(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> tuple[Tensor, Tensor]:
@@ -214,21 +213,3 @@ def _k3(d_R: Tensor) -> Tensor:
 
 def _bounded(log_ratio_R: Tensor) -> Tensor:
     return log_ratio_R.clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
-
-
-__all__ = [
-    "MOST_LOG_RATIO",
-    "TokenInputs",
-    "capped",
-    "clip_extremes",
-    "clip_range",
-    "clipped",
-    "diagnose",
-    "diagnosis_names",
-    "mismatch",
-    "off_policy_weight",
-    "reference_kl",
-    "step_scale",
-    "token_losses",
-    "token_weight",
-]
