@@ -35,15 +35,6 @@ FAILED_STARTS = 3
 GRACE_SECONDS = 2.0
 """For a process to say what became of a call that it was told to cancel."""
 
-BATCH_SECONDS = 0.01
-"""Calls that are made one at a time are sent together as long as they should take no longer."""
-
-LARGEST_BATCH = 32
-"""Such calls sent together at most."""
-
-MEAN_WEIGHT = 0.1
-"""Weight of the latest call in the running mean of durations."""
-
 RESEND_SECONDS = 0.001
 """Until a process that has not read all that it was sent is sent more."""
 
@@ -55,7 +46,7 @@ _LENGTH = struct.Struct("!i")
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """What pool and processes say to each other; `id` names a session, and is used once."""
+    """Of pool and process; `id` names a session and is used once."""
 
     id: int
 
@@ -86,7 +77,6 @@ class Failure(Message):
     """The call came to nothing: `error` says what it did."""
 
     error: str
-    seconds: float = 0.0
 
 
 class Stuck(Message):
@@ -126,8 +116,6 @@ class Task:
         """Whether its session may serve the next task of this key."""
         self.part = 0
         """Which of its calls is being made, where tries are counted for each."""
-        self.size = 1
-        """Calls that its first question asks for."""
         self.deadline = math.inf
         self.is_begun = self.is_cancelled = self.is_suspect = False
         self.failures: Counter[int] = Counter()
@@ -161,9 +149,9 @@ class Pool:
     """Runs tasks in `config.num_workers` processes, which what their code prints add to `log`.
 
     In each, `setup(*arguments)` imports the user's code and returns a function that serves a
-    connection; `replies` is the union of what it answers with. With `max_concurrent`, so many tasks
-    are served at once by a process that says what has begun and can cancel. Without it calls are
-    made one at a time, in order, and sessions end with their tasks.
+    connection; `replies` is the union of what it answers with. With `max_concurrent`, a process
+    serves so many tasks at once, says what has begun and can cancel. Without it, it serves one, and
+    sessions end with their tasks.
     """
 
     def __init__(
@@ -194,7 +182,6 @@ class Pool:
         self._polled = 0.0
         self._ids = itertools.count()
         self._failed_starts = 0
-        self._mean_seconds = BATCH_SECONDS  # of a call; until some are measured, send them singly
 
     def start(self) -> None:
         """Start the processes and wait until each has imported the user's code.
@@ -288,7 +275,8 @@ class Pool:
         self._dispatch(now)
         for process in self._processes:
             if process.flush() and self._max_concurrent is None:
-                process.begin_first(now + self._config.timeout)
+                for task in process.tasks.values():
+                    task.is_begun = True
         finished, self._finished = self._finished, []
         return finished
 
@@ -309,19 +297,11 @@ class Pool:
             case Stuck():
                 self._replace(process, self._slow_call(), now, charged=task)
             case Failure(error=error):
-                self._answered(reply)
+                self._failed_starts = 0
                 self._failed(task, self._slow_call() if task.is_cancelled else error)
             case _:
-                self._answered(reply)
+                self._failed_starts = 0
                 self._go_on(task, reply, now)
-        if self._max_concurrent is None:
-            task.is_begun = False
-            process.begin_first(now + self._config.timeout)
-
-    def _answered(self, reply: Any) -> None:
-        self._failed_starts = 0
-        if self._max_concurrent is None:
-            self._mean_seconds += (reply.seconds - self._mean_seconds) * MEAN_WEIGHT
 
     def _go_on(self, task: Task, reply: Any, now: float) -> None:
         try:
@@ -331,7 +311,9 @@ class Pool:
             return
         if question is not None:
             self._ask(task, question, now)
-        elif task.result is not None:
+        elif task.result is None:
+            task.deadline = now + self._config.timeout  # of the next call
+        else:
             if task.stays:
                 assert task.process is not None
                 del task.process.tasks[task.id]
@@ -343,8 +325,7 @@ class Pool:
     def _ask(self, task: Task, question: Message, now: float) -> None:
         assert task.process is not None
         task.is_begun = task.is_cancelled = False
-        is_next = self._max_concurrent is not None
-        task.deadline = now + self._config.timeout if is_next else math.inf
+        task.deadline = now + self._config.timeout
         task.process.tasks[task.id] = task
         task.process.send(question)
 
@@ -367,7 +348,6 @@ class Pool:
         self._charge(task, error)
 
     def _charge(self, task: Task, error: str) -> None:
-        """One try is used up: the next, at once, or the end."""
         task.failures[task.part] += 1
         count = task.failures[task.part]
         if count <= self._config.retries:
@@ -442,20 +422,16 @@ class Pool:
                 process = min(free, key=lambda each: len(each.tasks))
             if room[process] > 0:
                 self._send(task, process, now)
-                room[process] -= task.size
+                room[process] -= 1
             else:
                 waiting.append(task)
         self._queue.extendleft(reversed(waiting))
 
     def _room(self, process: _Process) -> int:
-        """Calls that a process can be sent."""
+        """How many tasks a process can be sent."""
         if not process.is_ready or any(task.is_suspect for task in process.tasks.values()):
             return 0
-        if self._max_concurrent is not None:
-            return self._max_concurrent - len(process.tasks)
-        shortest = BATCH_SECONDS / LARGEST_BATCH
-        short = int(BATCH_SECONDS / max(self._mean_seconds, shortest))
-        return 0 if process.tasks else max(short, 1)
+        return (self._max_concurrent or 1) - len(process.tasks)
 
     def _send(self, task: Task, process: _Process, now: float) -> None:
         live = self._live.pop(task.key, None)
@@ -500,14 +476,7 @@ class _Process:
         self.tasks: dict[int, Task] = {}
         """What it was asked and has not answered, by session, in order."""
 
-    def begin_first(self, deadline: float) -> None:
-        """Where calls are made one at a time, the first is being made."""
-        first = next(iter(self.tasks.values()), None)
-        if first is not None and not first.is_begun:
-            first.is_begun, first.deadline = True, deadline
-
     def send(self, question: Message) -> None:
-        """Hand over a question; `flush` sends it."""
         message = encode(question)
         self.unsent += _LENGTH.pack(len(message)) + message
 

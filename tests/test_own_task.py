@@ -183,7 +183,7 @@ LOADED: dict[str, tuple[Callable[[], object], list[str], str]] = {
     "no weights": (lambda: Path("model/model.safetensors").unlink(), ONE_LINE, "model holds no weights"),
     "a pointer": (lambda: Path("model/model.safetensors").write_text("version https://git-lfs.github.com"), ONE_LINE, "model.safetensors is a Git LFS pointer"),
     "half the weights": (half_the_weights, ONE_LINE, "the weights cannot be loaded from model: "),
-    "options": (dict, ["train", "demo", "--data.options", "{foo: 1}"], "data.options: recipe:demo has no option 'foo'; there are: max_terms, median_terms, min_terms"),
+    "options": (dict, ["train", "demo", "--data.options", "{foo: 1}"], "data.options: recipe:demo: takes no option 'foo'; there are: max_terms, median_terms, min_terms"),
 }  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
-import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -21,6 +20,7 @@ import xxhash
 from rhymeflow.data.gym import reasoning_gym
 from rhymeflow.data.prompts import Row
 from rhymeflow.errors import UserError, nearest
+from rhymeflow.utils.arguments import Arguments
 
 ATTEMPTS_PER_PROBLEM = 20
 """Problems tried for each held-out one before the generator counts as exhausted."""
@@ -195,12 +195,9 @@ def _made(
     num_train: int,
     attempts: int,
 ) -> Iterator[Row]:
-    allowed = list(inspect.signature(make).parameters)[2:]  # after count and seed
-    for option in options:
-        if option not in allowed:
-            raise UserError(
-                f"data.options: {source} has no option {option!r}{nearest(option, allowed)}"
-            )
+    takes = Arguments(make)
+    takes.names = takes.names[2:]  # after count and seed
+    takes.check_options(options, f"data.options: {source}")
     # Separate calls: a task need not promise that a longer list begins with the shorter one.
     calls = [(num_train, seed)] if num_train else []
     step = attempts // ATTEMPTS_PER_PROBLEM

@@ -1,8 +1,4 @@
-"""An episode, as it is told to who has the environments, and what a turn took.
-
-Holds true: it is all that an environment is brought to the same turn by, so that nobody need keep
-one. Knows nothing of messages between workers, which carry it.
-"""
+"""An episode, as it is told to who has the environments, and what a turn took."""
 
 from __future__ import annotations
 

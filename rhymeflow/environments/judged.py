@@ -1,10 +1,7 @@
 """Reward functions of TRL's that are handed the environments themselves.
 
 They are called where the environments live, each with one response's object, so they are part of
-its reward.
-
-Holds true: the class that is made has the tools of the one it is made of, and no others. Knows
-nothing of processes.
+its reward. The class that is made has the tools of the one it is made of, and no others.
 """
 
 from __future__ import annotations
@@ -13,19 +10,19 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rhymeflow.data.prompts import RESERVED
 from rhymeflow.errors import UserError
+from rhymeflow.utils.arguments import Arguments
 from rhymeflow.utils.reward_number import reward_numbers
 
 ARGUMENT = "environments"
 """A function that names it is called with a list of environment objects."""
 
-_NOT_THERE = ("prompts", "completions", "completion_ids")
-
 
 def wants_environments(function: Any) -> bool:
     """Whether a reward function names the argument `environments`."""
     try:
-        return callable(function) and ARGUMENT in inspect.signature(function).parameters
+        return callable(function) and ARGUMENT in Arguments(function).names
     except ValueError:  # some built-ins do not tell what they take
         return False
 
@@ -40,13 +37,12 @@ def judged_by(
         UserError: a function needs what is not known where environments live.
     """
     for function, _ in functions:
-        for name, each in inspect.signature(function).parameters.items():
-            if name in _NOT_THERE and each.default is each.empty:
-                raise UserError(
-                    f"Trainer: the reward function {getattr(function, '__name__', function)} takes "
-                    f"{ARGUMENT} and {name}: where environments live, there are no {name}; let the "
-                    "environment keep what the function needs"
-                )
+        for name in RESERVED.intersection(Arguments(function).needed):
+            raise UserError(
+                f"Trainer: the reward function {getattr(function, '__name__', function)} takes "
+                f"{ARGUMENT} and {name}: where environments live, there are no {name}; let the "
+                "environment keep what the function needs"
+            )
     base = made if inspect.isclass(made) else type(made())
 
     class Judged(base):  # type: ignore[misc, valid-type]
@@ -66,27 +62,20 @@ def judged_by(
                 raise ValueError(f"the data has a column {ARGUMENT!r}, which is the name of an "
                                  "argument of reward functions; rename the column")  # fmt: skip
             self._columns = columns
-            return base.reset(self, **_taken(base.reset, columns, seed=seed, prompt=prompt))
+            given = Arguments(base.reset).chosen(columns, {"seed": seed, "prompt": prompt})
+            return base.reset(self, **given)
 
         def get_reward(self) -> Any:
             own = getattr(super(), "get_reward", None)
             found = [] if own is None else [(own(), 1.0)]
             columns = {name: [value] for name, value in self._columns.items()}
             for function, weight in functions:
-                given = _taken(function, {**columns, ARGUMENT: [self]})
+                given = Arguments(function).chosen({**columns, ARGUMENT: [self]})
                 found.append((function(**given), weight))
             return _total(found)
 
     Judged.__name__ = Judged.__qualname__ = base.__name__
     return Judged
-
-
-def _taken(function: Callable[..., Any], given: dict[str, Any], **if_named: Any) -> dict[str, Any]:
-    """The arguments that a function names, or all of `given` if it takes all."""
-    parameters = inspect.signature(function).parameters
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    named = {name: each for name, each in if_named.items() if name in parameters}
-    return {**{n: each for n, each in given.items() if takes_all or n in parameters}, **named}
 
 
 async def _total(found: list[tuple[Any, float]]) -> float:
@@ -97,6 +86,3 @@ async def _total(found: list[tuple[Any, float]]) -> float:
         [number] = reward_numbers(value if hasattr(value, "__len__") else [value], 1)
         total += weight * (number or 0.0)
     return total
-
-
-__all__ = ["ARGUMENT", "judged_by", "wants_environments"]

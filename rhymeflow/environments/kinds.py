@@ -1,7 +1,4 @@
-"""From the names in section `environment` to kinds of environments: what is made, what it can do.
-
-Holds true: what cannot be had is a `UserError` that names it and says why.
-"""
+"""From the names in section `environment` to what is made, and what it can do."""
 
 from __future__ import annotations
 
@@ -15,7 +12,8 @@ from rhymeflow.config import EnvironmentClass, EnvironmentConfig
 from rhymeflow.data.generators import task_module
 from rhymeflow.environments.base import Environment
 from rhymeflow.environments.tools import Schema, schema_of
-from rhymeflow.errors import UserError, nearest
+from rhymeflow.errors import UserError
+from rhymeflow.utils.arguments import Arguments
 from rhymeflow.utils.described import described
 from rhymeflow.utils.imported import function_of, imported
 
@@ -83,17 +81,17 @@ def load_kinds(config: EnvironmentConfig) -> list[Kind]:
 def _kind(config: EnvironmentClass, name: str, functions: dict[str, Callable[..., Any]]) -> Kind:
     where = f"environment {config.environment}"
     factory = _factory(config.environment, where)
-    _check_options(factory, config.options, where)
+    Arguments(factory).check_options(config.options, where, only=True)
     make: Callable[[], Any] = partial(factory, **config.options)
     made: Any = factory if inspect.isclass(factory) else type(_first(make, where))
+    if not callable(getattr(made, "reset", None)):
+        raise UserError(f"{where}: it has no method `reset`")
     if callable(getattr(made, "step", None)):
         if made.step is Environment.step:
             raise UserError(f"{where}: it defines no `step`")
         if functions:
             raise UserError(f"{where}: it has a `step`, so environment.tools are never called")
-        _check_reset(made, where)
         return Kind(name, make, None, {})
-    _check_reset(made, where)
     methods: dict[str, Callable[..., Any]] = {
         each: method
         for each, method in inspect.getmembers(made, inspect.isfunction)
@@ -123,20 +121,3 @@ def _factory(spec: str, where: str) -> Callable[..., Any]:
     if kind == "recipe":
         return function_of(task_module(recipe, where), "Environment", where)
     return imported(spec, where)
-
-
-def _check_reset(made: type[Any], where: str) -> None:
-    if not callable(getattr(made, "reset", None)):
-        raise UserError(f"{where}: it has no method `reset`")
-
-
-def _check_options(made: Callable[..., Any], options: dict[str, Any], where: str) -> None:
-    parameters = inspect.signature(made).parameters
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    for option in options:
-        if not takes_all and option not in parameters:
-            raise UserError(f"{where}: takes no option {option!r}{nearest(option, parameters)}")
-    for name, parameter in parameters.items():
-        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if is_named and parameter.default is parameter.empty and name not in options:
-            raise UserError(f"{where}: needs the option {name!r}")

@@ -54,6 +54,7 @@ from rhymeflow.pool import (
     encodable,
     encode,
 )
+from rhymeflow.utils.arguments import Arguments
 from rhymeflow.utils.described import described
 from rhymeflow.utils.reward_number import reward_number, shown
 
@@ -102,9 +103,14 @@ class LiveEnvironment:
         text = ""
         if self._kind.make is not None:
             self._object = await self._call(self._kind.make)
-            reset = self._object.reset
-            given = {"seed": opening.seed, "prompt": opening.prompt, **opening.columns}
-            returned = await self._call(reset, **_named(reset, given, opening.columns))
+            reset, columns = self._object.reset, opening.columns
+            given = {"seed": opening.seed, "prompt": opening.prompt, **columns}
+            takes = Arguments(reset)
+            if (name := takes.missing(given)) is not None:
+                raise Failed(f"reset takes an argument {name!r}, and the data has no such column"
+                             f"{nearest(name, columns)}")  # fmt: skip
+            given = takes.chosen(columns, given)
+            returned = await self._call(reset, **copy.deepcopy(given))
             if not isinstance(returned, str | None):
                 raise Failed(f"returned {shown(returned)}, should be text or None")
             text = _shortened(returned or "", self._config.max_observation_chars)
@@ -209,24 +215,6 @@ class LiveEnvironment:
             return await asyncio.get_running_loop().run_in_executor(self._thread, caught)
         finally:
             self.is_in_thread = False
-
-
-def _named(
-    reset: Callable[..., Any], given: dict[str, Any], columns: dict[str, Any]
-) -> dict[str, Any]:
-    """The arguments that `reset` names, or all columns if it takes all."""
-    parameters = inspect.signature(reset).parameters
-    for name, parameter in parameters.items():
-        is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if is_named and parameter.default is parameter.empty and name not in given:
-            raise Failed(
-                f"reset takes an argument {name!r}, and the data has no such column"
-                f"{nearest(name, columns)}"
-            )
-    named = {name: given[name] for name in parameters if name in given}
-    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        named = {**columns, **named}
-    return copy.deepcopy(named)
 
 
 def _checked(answer: Any) -> Answer:

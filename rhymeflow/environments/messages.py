@@ -1,4 +1,4 @@
-"""What passes between a pool and the processes that run environments: typed, msgpack, no pickle.
+"""What passes between a pool and the processes that run environments.
 
 `id` names one environment object in one process, which is asked one thing at a time. Every question
 but `Close` is answered by `Begun` and then `Opened`, `Answered`, `Rewarded` or `Failure`.

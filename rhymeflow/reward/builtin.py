@@ -187,7 +187,6 @@ def _as_text(truth: Any) -> str:
 SCORERS: dict[str, Callable[..., Scorer]] = {
     "exact_match": exact_match,
     "regex": regex,
-    "format": regex,
     "math_verify": math_verify,
     "reasoning_gym": reasoning_gym,
 }

@@ -7,7 +7,6 @@ function that is asked for. A timeout and a retry are those of a call.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,7 +33,6 @@ class Value(Message):
     """A function's reward of each response, or None where it does not apply."""
 
     values: list[float | None]
-    seconds: float
     noted: list[tuple[str, float]]
     """What it logged (`reward/functions.py`)."""
     extra: dict[str, list[Any]]
@@ -66,11 +64,10 @@ class RewardTask(Task):
         self._missing = list(functions)
         self._values: dict[int, list[float | None]] = {}
         self._judged = Judged([{} for _ in request.completions])
-        self.size = len(functions)
 
     def begin(self) -> Call:
         """Ask for what is missing."""
-        self.part, self.size = self._missing[0], len(self._missing)
+        self.part = self._missing[0]
         return Call(self.id, self.request, self._missing)
 
     def take(self, reply: Value) -> None:
@@ -109,13 +106,12 @@ def _serve(judges: list[Judge], connection: Connection) -> None:
         while True:
             call = decode(connection.recv_bytes())
             for index in call.functions:
-                judge, begin = judges[index], time.perf_counter()
+                judge = judges[index]
                 try:
                     values = judge(call.request, runner)
                 except NoReward as what:
-                    seconds = time.perf_counter() - begin
-                    connection.send_bytes(encode(Failure(call.id, clipped(str(what)), seconds)))
+                    connection.send_bytes(encode(Failure(call.id, clipped(str(what)))))
                     break
-                seconds, logged = time.perf_counter() - begin, judge.logged
-                value = Value(call.id, values, seconds, logged.metrics, logged.extra)
+                logged = judge.logged
+                value = Value(call.id, values, logged.metrics, logged.extra)
                 connection.send_bytes(encode(value))

@@ -1,9 +1,7 @@
 """From the name of a reward function to something that judges responses.
 
-Holds true: what cannot be imported is a `UserError` that names the function and says why. A
-`Judge` returns a finite number or None for each response, or raises `NoReward` saying what the
-function did instead: nothing else comes out of user code. What a function does to its arguments is
-seen by no other call.
+A `Judge` returns a finite number or None for each response, or raises `NoReward` saying what the
+function did instead. What a function does to its arguments is seen by no other call.
 """
 
 from __future__ import annotations
@@ -11,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from rhymeflow.config import RewardFunction
@@ -20,10 +19,10 @@ from rhymeflow.data.prompts import RESERVED
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.reward.builtin import SCORERS
 from rhymeflow.reward.llm_judge import llm_judge
-from rhymeflow.reward.logged import Logged
 from rhymeflow.reward.messages import RewardRequest
 from rhymeflow.reward.model import reward_model
-from rhymeflow.reward.verl import adapted, is_verl
+from rhymeflow.reward.verl import VERL_GIVES, adapted, is_verl
+from rhymeflow.utils.arguments import Arguments
 from rhymeflow.utils.described import described
 from rhymeflow.utils.imported import function_of, imported
 from rhymeflow.utils.reward_number import reward_numbers
@@ -35,13 +34,40 @@ BUILT_IN: dict[str, Callable[..., Any]] = {
 }
 """Factories of the functions that are called by a name alone."""
 
-
 TRAINER_ARGUMENTS = ("trainer_state", "log_metric", "log_extra")
 """Arguments that are neither of the data nor of the responses, as in TRL."""
 
 
 class NoReward(Exception):  # noqa: N818 - it is what happened
     """The function did something else than give a reward; the text says what."""
+
+
+class Logged:
+    """What a function says besides its rewards, by TRL's `log_metric` and `log_extra`."""
+
+    def __init__(self) -> None:
+        self.metrics: list[tuple[str, float]] = []
+        self.extra: dict[str, list[Any]] = {}
+
+    def log_metric(self, name: str, value: float) -> None:
+        """Add a number to the metric `name`, whose mean over a step is logged."""
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError(f"log_metric({name!r}, {value!r}): not a finite number")
+        self.metrics.append((str(name), number))
+
+    def log_extra(self, column: str, values: Iterable[Any]) -> None:
+        """Keep a value for each response, as text where it is neither number nor text."""
+        self.extra.setdefault(str(column), []).extend(map(_sendable, values))
+
+
+def _sendable(value: Any) -> Any:
+    if hasattr(value, "item") and getattr(value, "size", 1) == 1:  # NumPy's, torch's
+        value = value.item()
+    is_plain = value is None or type(value) in (str, bool, float)
+    if is_plain or (type(value) is int and -(2**63) <= value < 2**64):
+        return value
+    return str(value)
 
 
 class Judge:
@@ -53,33 +79,26 @@ class Judge:
 
     def __init__(self, config: RewardFunction) -> None:
         self._name = config.function
+        where = f"reward function {self._name}"
         self.logged = Logged()
         """What it said besides its rewards, in the last call."""
-        if config.function in BUILT_IN:
-            self._function = _built_in(config)
-            self._options: dict[str, Any] = {}
-        else:
-            self._function = _imported(config.function)
-            self._options = dict(config.options)
-        self._adds = () if config.function in BUILT_IN else TRAINER_ARGUMENTS
-        self._bind()
-        for option in self._options:
-            if not self._takes_all and option not in self._parameters:
-                raise UserError(
-                    f"reward function {self._name}: takes no option {option!r}"
-                    f"{nearest(option, self._parameters)}"
-                )
+        self._options: dict[str, Any] = {}
+        self._adds: tuple[str, ...] = ()
+        if self._name in BUILT_IN:
+            self._function = _built_in(config, where)
+            self._takes = Arguments(self._function)
+            return
+        self._function = _imported(self._name, where)
+        self._takes = Arguments(self._function)
+        self._takes.check_options(config.options, where)
         if is_verl(self._function):
-            self._function, self._options = adapted(self._function, self._options), {}
+            needed = self._takes.needed
+            self._function = adapted(self._function, config.options)
+            self._takes = Arguments(self._function)
+            self._takes.needed += [n for n in needed if n not in (*VERL_GIVES, *config.options)]
             self._adds = ("solution_str",)
-            self._bind()
-
-    def _bind(self) -> None:
-        """Look what the function takes."""
-        self._parameters = inspect.signature(self._function).parameters
-        self._takes_all = any(
-            each.kind is inspect.Parameter.VAR_KEYWORD for each in self._parameters.values()
-        )
+        else:
+            self._options, self._adds = config.options, TRAINER_ARGUMENTS
 
     def __call__(self, request: RewardRequest, runner: asyncio.Runner) -> list[float | None]:
         """Judge the request's responses in one call; coroutines run in `runner`.
@@ -110,26 +129,23 @@ class Judge:
             seen = request.seen
             given["seen"] = None if seen is None else _conversation(seen, request)
         given["completion_ids"] = copy.deepcopy(request.completion_ids)
-        if (problem := self.replaced(request.columns)) is not None:
+        if (problem := self._replaced(request.columns)) is not None:
             raise NoReward(problem)
         if self._adds == TRAINER_ARGUMENTS:
             given["trainer_state"] = request.trainer_state
             given["log_metric"] = self.logged.log_metric
             given["log_extra"] = self.logged.log_extra
-        if self._takes_all:
-            return given
-        for name, parameter in self._parameters.items():
-            if name not in given and parameter.default is inspect.Parameter.empty:
-                raise NoReward(
-                    f"takes an argument {name!r}, and there is no such column or option"
-                    f"{nearest(name, request.columns)}"
-                )
-        return {name: given[name] for name in self._parameters if name in given}
+        if (name := self._takes.missing(given)) is not None:
+            raise NoReward(
+                f"takes an argument {name!r}, and there is no such column or option"
+                f"{nearest(name, request.columns)}"
+            )
+        return self._takes.chosen(given)
 
-    def replaced(self, columns: Collection[str]) -> str | None:
+    def _replaced(self, columns: Collection[str]) -> str | None:
         """What is wrong where the function would be given something else than such a column."""
         for name in self._adds:
-            if name in columns and (self._takes_all or name in self._parameters):
+            if name in columns and (self._takes.takes_all or name in self._takes.names):
                 return (
                     f"the data has a column {name!r}, which is the name of an argument that the "
                     "function is given; rename the column"
@@ -143,16 +159,14 @@ class Judge:
             UserError: it takes an argument that there is no column for, or would be given something
                 else than a column.
         """
-        if (problem := self.replaced(columns)) is not None:
+        if (problem := self._replaced(columns)) is not None:
             raise UserError(f"reward function {self._name}: {problem}")
         given = {*columns, *self._options, *RESERVED, *TRAINER_ARGUMENTS}
-        for name, parameter in self._parameters.items():
-            is_named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-            if is_named and parameter.default is parameter.empty and name not in given:
-                raise UserError(
-                    f"reward function {self._name}: takes an argument {name!r}, and the data has "
-                    f"no such column{nearest(name, set(columns))}"
-                )
+        if (name := self._takes.missing(given)) is not None:
+            raise UserError(
+                f"reward function {self._name}: takes an argument {name!r}, and the data has "
+                f"no such column{nearest(name, set(columns))}"
+            )
 
 
 async def _awaited(result: Any) -> Any:
@@ -190,26 +204,16 @@ def _repeated(value: Any, count: int) -> list[Any]:
     return [copy.deepcopy(value) for _ in range(count)]
 
 
-def _built_in(config: RewardFunction) -> Callable[..., Any]:
+def _built_in(config: RewardFunction, where: str) -> Callable[..., Any]:
     factory = BUILT_IN[config.function]
-    parameters = inspect.signature(factory).parameters
-    for option in config.options:
-        if option not in parameters:
-            raise UserError(
-                f"reward function {config.function}: no option {option!r}"
-                f"{nearest(option, parameters)}"
-            )
-    for name, parameter in parameters.items():
-        if parameter.default is inspect.Parameter.empty and name not in config.options:
-            raise UserError(f"reward function {config.function}: needs the option {name!r}")
+    Arguments(factory).check_options(config.options, where, only=True)
     try:
         return factory(**config.options)
     except (UserError, TypeError) as error:
-        raise UserError(f"reward function {config.function}: {error}") from None
+        raise UserError(f"{where}: {error}") from None
 
 
-def _imported(spec: str) -> Callable[..., Any]:
-    where = f"reward function {spec}"
+def _imported(spec: str, where: str) -> Callable[..., Any]:
     kind, _, name = spec.partition(":")
     if kind == "recipe":
         return function_of(task_module(name, where), "reward", where)

@@ -30,7 +30,6 @@ from rhymeflow.observe import metrics, summary
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress
 from rhymeflow.observe.summary import Summary
-from rhymeflow.reward.columns import check_arguments
 from rhymeflow.runtime import in_force, processes
 from rhymeflow.runtime import run_dir as directories
 from rhymeflow.runtime.base import Runtime
@@ -339,7 +338,6 @@ def load_while(start: Callable[[], None], config: Config, reporter: Reporter) ->
         for name, suite in suites.items():
             check_rows(suite.suite.config, suite.prompts, LOOKED_AT)
             check_calls(config, tokenizer, suite.prompts, tools.get(name))
-        check_arguments(config, {RUN: prompts.train} | {n: s.prompts for n, s in suites.items()})
     started.result()
     if unseen := tokenizers.unseen_tokens(config.model, tokenizer):
         reporter.warn(unseen)

@@ -133,7 +133,7 @@ def test_a_recipe_of_one_file() -> None:
     assert "makes only 30 problems" in refused(
         "recipe:toy", size=40, eval_size=31, options={"modulus": 70}
     )
-    assert "recipe:toy has no option 'mod'; did you mean modulus?" in refused(
+    assert "recipe:toy: takes no option 'mod'; did you mean modulus?" in refused(
         "recipe:toy", size=1, options={"mod": 1}
     )
 
