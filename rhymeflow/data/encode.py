@@ -1,8 +1,7 @@
 """From a prompt to the tokens the policy is given.
 
-Holds true: one text, tokenized once, from the first system message to the beginning of the answer;
-nothing is cut or lost, and it begins with one beginning of sequence at most and does not end with
-the end of one. Knows nothing of torch: the tokenizer is handed in.
+One text, tokenized once, from the first system message to the beginning of the answer; nothing is
+cut or lost, and it begins with one beginning of sequence at most and does not end with one's end.
 """
 
 from __future__ import annotations
@@ -42,33 +41,24 @@ Tools = list[Schema] | dict[str, list[Schema]] | None
 
 
 class PromptEncoder:
-    """Encodes prompts of one run.
+    """Encodes prompts of one run: messages, and strings if `data.chat_template` says so, by the
+    chat template, other strings as they are.
 
-    Messages, and strings if `data.chat_template` says so, go through the tokenizer's chat template;
-    other strings are tokenized as they are, with the tokenizer's own beginning of sequence. A
-    prompt whose last message is the assistant's is continued there. `room`: tokens that the model's
-    context leaves for a prompt, if that is to be looked at. `tools`: for the chat template to tell.
+    A prompt whose last message is the assistant's is continued there. `room`: tokens that the
+    model's context leaves for a prompt, if that is looked at. `tools`: for the template to tell.
 
     Raises:
         UserError: the configuration asks for a chat model and the tokenizer has no template.
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        config: DataConfig,
-        room: int | None = None,
-        tools: Tools = None,
+        self, tokenizer: Tokenizer, config: DataConfig, room: int | None = None, tools: Tools = None
     ) -> None:
-        self._tokenizer = tokenizer
-        self._room = room
-        self._tools = tools
-        self._config = config
-        self._ids = TokenIds(tokenizer)
-        has_template = bool(tokenizer.chat_template)
+        self._tokenizer, self._config = tokenizer, config
+        self._room, self._tools, self._ids = room, tools, TokenIds(tokenizer)
+        self._has_template = has_template = bool(tokenizer.chat_template)
         if config.chat_template and not has_template:
             raise UserError("data.chat_template: the model's tokenizer has no chat template")
-        self._has_template = has_template
         self._wraps = has_template if config.chat_template is None else config.chat_template
 
     def wraps(self, prompt: str | list[Message]) -> bool:
@@ -82,29 +72,24 @@ class PromptEncoder:
             UserError: the prompt does not fit the chat template, or is longer than
                 `data.max_prompt_length` or the model's context allow.
         """
-        if not self.wraps(prompt.prompt):
-            text, is_rendered = self._bare(prompt), False
-        else:
-            text, is_rendered = self._rendered(prompt, tools), True
+        is_rendered = self.wraps(prompt.prompt)
+        text = self._rendered(prompt, tools) if is_rendered else self._bare(prompt)
         text += self._config.assistant_prefix or ""
         try:
             # A chat template writes the beginning of the sequence itself.
             ids = self._ids(text) if is_rendered else self._ids.begun(text)
         except Unwritable as error:
             raise UserError(f"{prompt.where}: {error}") from None
-        limit = self._config.max_prompt_length
-        if limit is not None and len(ids) > limit:
-            raise UserError(
-                f"{prompt.where}: the prompt is {len(ids)} tokens long, "
-                f"data.max_prompt_length = {limit}"
-            )
-        if self._room is not None and len(ids) > self._room:
-            raise UserError(
-                f"{prompt.where}: the prompt is {len(ids)} tokens long; the model's context, less "
-                f"rollout.max_completion_length, leaves {self._room}"
-            )
         if not ids:
             raise UserError(f"{prompt.where}: the prompt has no tokens")
+        limit, long = self._config.max_prompt_length, f"the prompt is {len(ids)} tokens long"
+        if limit is not None and len(ids) > limit:
+            raise UserError(f"{prompt.where}: {long}, data.max_prompt_length = {limit}")
+        if self._room is not None and len(ids) > self._room:
+            raise UserError(
+                f"{prompt.where}: {long}; the model's context, less "
+                f"rollout.max_completion_length, leaves {self._room}"
+            )
         return ids
 
     def conversation(self, prompt: Prompt) -> list[Message] | None:
@@ -142,7 +127,6 @@ class PromptEncoder:
                 f"{prompt.where}: the prompt is a list of messages, but the model's tokenizer has "
                 "no chat template"
             )
-        given = self._config.chat_template_kwargs
         if self._is_rendered(prompt.prompt):
             raise UserError(
                 f"{prompt.where}: the text has {self._marks[0]!r}, as if the chat template had "
@@ -157,8 +141,8 @@ class PromptEncoder:
                 "(add_generation_prompt), so the policy would have to; give the tokenizer one that "
                 f"does, or but for sft data.assistant_prefix: {json.dumps(self._left_to_begin)}"
             )
+        tools, given = tools or self._tools_of(prompt), self._config.chat_template_kwargs
         try:
-            tools = tools or self._tools_of(prompt)
             text = rendered(self._tokenizer, messages, tools, continues=continues, variables=given)
         except TemplateError as error:
             raise UserError(
@@ -189,24 +173,22 @@ class PromptEncoder:
 
 def _check_told(where: str, text: str, messages: list[Message], tools: list[Schema]) -> None:
     """Look whether nothing that the policy is to be told is left out of the prompt's text."""
+    where = f"{where}: the model's chat template"
     for message in messages:
-        if message["role"] in ("system", "user") and not _is_in(message["content"], text):
+        role, content = message["role"], message["content"]
+        if role in ("system", "user") and not _is_in(content, text):
             raise UserError(
-                f"{where}: the model's chat template leaves the {message['role']} message out of "
-                f"the prompt ({message['content'][:30]!r})"
+                f"{where} leaves the {role} message out of the prompt ({content[:30]!r})"
             )
         for call in message.get("tool_calls", ()):
             if (name := call.get("function", call)["name"]) not in text:
-                raise UserError(
-                    f"{where}: the model's chat template leaves the call of {name!r} out of the "
-                    "prompt"
-                )
+                raise UserError(f"{where} leaves the call of {name!r} out of the prompt")
     for tool in tools:
         name = tool.get("function", tool).get("name")
         if name and not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text):
             raise UserError(
-                f"{where}: the model's chat template does not tell of the tool {name!r}, and "
-                "neither does the prompt (data.system_prompt, data.few_shot)"
+                f"{where} does not tell of the tool {name!r}, and neither does the prompt "
+                "(data.system_prompt, data.few_shot)"
             )
 
 

@@ -1,32 +1,34 @@
 """Rows of a file (CSV, TSV, JSON, JSONL, Parquet) or a directory saved by Hugging Face `datasets`.
 
-Holds true: every row read carries its place; what cannot be read is a `UserError` that names the
-file and the line or row. Knows nothing of prompts: any columns will do.
+Every row carries its line, or its number from 0; what cannot be read is a `UserError` that names
+the place. Values of CSV and TSV are text.
 """
 
 from __future__ import annotations
 
+import bz2
+import csv
+import gzip
 import importlib
+import io
+import json
+import lzma
+import zlib
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from rhymeflow.data import text
-from rhymeflow.data.compressed import COMPRESSIONS, inner_suffix, read_bytes
 from rhymeflow.data.prompts import Row
 from rhymeflow.errors import UserError
+from rhymeflow.utils.described import shown
 from rhymeflow.utils.extras import how_to_install
 
-TEXT = {
-    ".jsonl": text.json_lines,
-    ".ndjson": text.json_lines,
-    ".json": text.json_document,
-    ".csv": partial(text.table, delimiter=","),
-    ".tsv": partial(text.table, delimiter="\t"),
-}
-"""Kinds of text files, by the end of their names; each may be compressed."""
+LONGEST_CELL = 2**31 - 1
+"""Characters of a cell of CSV; Python's own limit is 131,072."""
 
-READABLE = (*TEXT, ".parquet")
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 
 def read_rows(path: Path, field: str) -> list[Row]:
@@ -40,11 +42,11 @@ def read_rows(path: Path, field: str) -> list[Row]:
         UserError: no such file, an unknown kind of file, no rows, or a row that cannot be read.
     """
     check_source(path, field)
-    kind = inner_suffix(path)
+    kind = _kind(path)
     if path.is_dir():
         rows = _saved_dataset(path, field)
     elif kind in TEXT:
-        rows = TEXT[kind](read_bytes(path, field), path)
+        rows = TEXT[kind](_read_bytes(path, field), path)
     else:
         rows = _parquet(path, field)
     if not rows:
@@ -59,21 +61,14 @@ def check_source(path: Path, field: str) -> None:
         UserError: it is not there, or of another kind.
     """
     if not path.exists():
-        is_name = str(path).count("/") == 1 and not path.suffix
-        raise UserError(
-            f"{field}: there is no file or directory {path}"
-            + (
-                "; a dataset of the Hugging Face hub is fetched with `datasets` and saved by "
-                "`save_to_disk(DIR)`"
-                if is_name
-                else ""
-            )
-        )
+        is_of_hub = str(path).count("/") == 1 and not path.suffix
+        hint = "; a dataset of the Hugging Face hub is fetched with `datasets` and saved by "
+        hint += "`save_to_disk(DIR)`"
+        raise UserError(f"{field}: there is no file or directory {path}{hint if is_of_hub else ''}")
     if path.is_dir():
         return
     is_compressed = path.suffix.lower() in COMPRESSIONS
-    kind = inner_suffix(path)
-    if kind not in READABLE or (is_compressed and kind not in TEXT):
+    if _kind(path) not in READABLE or (is_compressed and _kind(path) not in TEXT):
         raise UserError(
             f"{field}: {path} is of an unknown kind: known are {', '.join(READABLE)}, the text "
             f"formats also with {', '.join(COMPRESSIONS)}, and directories saved by `datasets`"
@@ -92,17 +87,190 @@ def extra(module: str, needed_for: str, name: str) -> ModuleType:
         ) from None
 
 
+def _kind(path: Path) -> str:
+    """The end of a file's name, in lower case: `.jsonl` for `a.jsonl` and for `A.JSONL.gz`."""
+    suffix = path.suffix.lower()
+    return Path(path.stem).suffix.lower() if suffix in COMPRESSIONS else suffix
+
+
+def _read_bytes(path: Path, field: str) -> bytes:
+    """The file's contents, decompressed as its name says."""
+    suffix, openers = path.suffix.lower(), {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    opener: Any = openers.get(suffix, partial(open, mode="rb"))
+    if suffix == ".zst":
+        arrow = extra("pyarrow", f"{field}: {path}: reading .zst", "data")
+        opener = partial(arrow.input_stream, compression="zstd")
+    try:
+        with opener(str(path)) as file:
+            contents: bytes = file.read()
+            return contents
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        what = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UserError(f"{field}: {path} cannot be read: {what}") from None
+
+
+# -- JSON ------------------------------------------------------------------------------------------
+
+
+def _json_lines(contents: bytes, path: Path) -> list[Row]:
+    """Rows of a file with one JSON object a line; empty lines are skipped."""
+    rows = []
+    for number, line in enumerate(contents.split(b"\n"), start=1):
+        if line.strip():
+            where = f"{path}:{number}"
+            rows.append(_row(where, _parsed(_decoded(line.strip(), where), where)))
+    return rows
+
+
+def _json_document(contents: bytes, path: Path) -> list[Row]:
+    """Rows of a JSON list of objects, or of an object that holds one, such as `{"data": [...]}`."""
+    text = _decoded(contents, str(path))
+    try:
+        value = _parsed(text, str(path), is_document=True)
+    except UserError as error:
+        if "Extra data" in str(error) and text.lstrip().startswith("{"):
+            return _json_lines(contents, path)  # many name JSON lines .json
+        raise
+    return [_row(f"{path} row {n}", each) for n, each in enumerate(_list_of_rows(value, path))]
+
+
+def _list_of_rows(value: Any, path: Path) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    lists: dict[str, list[Any]] = {}
+    if isinstance(value, dict):
+        lists = {name: each for name, each in value.items() if _holds_rows(each)}
+    if "data" in lists or len(lists) == 1:
+        return lists.get("data") or next(iter(lists.values()))
+    if lists:
+        raise UserError(
+            f"{path}: holds several lists ({', '.join(lists)}); write one to a file of its own"
+        )
+    raise UserError(
+        f"{path}: should be a list of objects, one a row, or an object that holds such a list "
+        f'(as {{"data": [...]}}), is {shown(value)}'
+    )
+
+
+def _holds_rows(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+
+
+def _row(where: str, value: Any) -> Row:
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: should be a JSON object, is {shown(value)}")
+    return Row(where, value)
+
+
+def _parsed(text: str, where: str, is_document: bool = False) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    except json.JSONDecodeError as error:
+        line = f":{error.lineno}" if is_document else ""
+        raise UserError(f"{where}{line}: no JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise UserError(f"{where}: JSON nested too deeply") from None
+    except ValueError:
+        raise UserError(
+            f"{where}: a number has too many digits to be read; give it as text"
+        ) from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    for name in values if len(values) < len(pairs) else ():
+        if len(given := [shown(each) for other, each in pairs if other == name]) > 1:
+            raise UserError(f"{name!r} stands twice in an object, as {' and as '.join(given)}")
+    return values
+
+
+def _decoded(contents: bytes, where: str) -> str:
+    try:
+        return contents.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = contents[: error.start]
+        if line := before.count(b"\n"):
+            where, before = f"{where}:{line + 1}", before.rpartition(b"\n")[2]
+        raise UserError(f"{where}: no UTF-8 text (byte {len(before)} of the line)") from None
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def table(contents: bytes, path: Path, delimiter: str) -> list[Row]:
+    """Rows of CSV or TSV, whose first line names the columns."""
+    csv.field_size_limit(LONGEST_CELL)
+    text = io.StringIO(_decoded(contents, str(path)), newline="")
+    lines = _table_lines(csv.reader(text, delimiter=delimiter, strict=True), path)
+    where, names = next(lines, (f"{path}:1", []))
+    _check_header(names, where, delimiter)
+    rows = []
+    for where, cells in lines:
+        if len(cells) != len(names):
+            raise UserError(
+                f"{where}: has {len(cells)} cells, and the header names {len(names)} columns "
+                "(a cell that holds a separator or a line break stands in double quotes)"
+            )
+        for name, cell in zip(names, cells, strict=True):
+            if cell.lstrip().startswith(('[{"role"', "[{'role'", '[{"content"', "[{'content'")):
+                raise UserError(
+                    f"{where}: column {name!r} holds a list of messages as text; cells of CSV are "
+                    "plain text: give messages as JSONL"
+                )
+        rows.append(Row(where, dict(zip(names, cells, strict=True))))
+    return rows
+
+
+def _table_lines(reader: Any, path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Each row that is not empty, with the place where it begins."""
+    where = f"{path}:1"
+    try:
+        for cells in reader:
+            if cells:
+                yield where, cells
+            where = f"{path}:{reader.line_num + 1}"
+    except csv.Error as error:
+        raise UserError(f"{where}: is no CSV: {error}") from None
+
+
+def _check_header(names: list[str], where: str, delimiter: str) -> None:
+    for index, name in enumerate(names):
+        if not name.strip():
+            raise UserError(f"{where}: column {index + 1} has no name")
+        if name in names[:index]:
+            raise UserError(f"{where}: two columns are called {name!r}")
+    if len(names) == 1 and any(mark in names[0] for mark in ";\t,"):
+        comma = "commas (.tsv: tabs)" if delimiter == "," else "tabs (.csv: commas)"
+        raise UserError(f"{where}: one column called {names[0]!r}; columns are parted by {comma}")
+
+
+TEXT = {
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json_document,
+    ".csv": partial(table, delimiter=","),
+    ".tsv": partial(table, delimiter="\t"),
+}
+"""Kinds of text files, by the end of their names; each may be compressed."""
+
+READABLE = (*TEXT, ".parquet")
+
+
+# -- Arrow -----------------------------------------------------------------------------------------
+
+
 def _parquet(path: Path, field: str) -> list[Row]:
     needed_for = f"{field}: {path}: reading Parquet"
     pyarrow = extra("pyarrow", needed_for, "data")
     parquet = extra("pyarrow.parquet", needed_for, "data")
     try:
-        table = parquet.read_table(path)
+        return _numbered(path, parquet.read_table(path).to_pylist())
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(
             f"{field}: {path}: no readable Parquet file: {_first_line(error)}"
         ) from None
-    return [Row(f"{path} row {index}", row) for index, row in enumerate(table.to_pylist())]
 
 
 def _saved_dataset(path: Path, field: str) -> list[Row]:
@@ -116,19 +284,21 @@ def _saved_dataset(path: Path, field: str) -> list[Row]:
                 f"{', '.join(splits) or 'there are none'}"
             )
     if not (split / "state.json").is_file():
-        inside = sorted(each.name for each in split.iterdir() if inner_suffix(each) in READABLE)
+        inside = sorted(each.name for each in split.iterdir() if _kind(each) in READABLE)
         hint = f"; it holds {', '.join(inside[:3])}: name a file" if inside else ""
         raise UserError(
             f"{field}: {split} is a directory, but none that `datasets` saved (no state.json){hint}"
         )
     datasets = extra("datasets", f"{field}: {path}: a saved dataset", "data")
     try:
-        dataset = datasets.load_from_disk(str(split))
+        # No format: a dataset saved with one would hand out arrays.
+        return _numbered(split, datasets.load_from_disk(str(split)).with_format(None))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{field}: {split} cannot be read: {_first_line(error)}") from None
-    # No format: a dataset saved with one would hand out arrays.
-    rows = dataset.with_format(None)
-    return [Row(f"{split} row {index}", dict(row)) for index, row in enumerate(rows)]
+
+
+def _numbered(path: Path, rows: Iterable[Any]) -> list[Row]:
+    return [Row(f"{path} row {index}", dict(row)) for index, row in enumerate(rows)]
 
 
 def _first_line(error: Exception) -> str:

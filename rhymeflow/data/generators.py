@@ -1,8 +1,8 @@
 """Problems that are generated, not read: reasoning-gym's datasets, the tasks of recipes, and the
 solved problems that their checkpoints were taught.
 
-Holds true: the same name, options, seed and numbers give the same problems; held-out problems are
-distinct from each other and from every training problem, by prompt.
+The same name, options, seed and numbers give the same problems; held-out problems are distinct from
+each other and from every training problem, by prompt.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
+import importlib.util
 import itertools
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import xxhash
 
-from rhymeflow.data.gym import reasoning_gym
 from rhymeflow.data.prompts import Row
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.utils.arguments import Arguments
+from rhymeflow.utils.extras import how_to_install
 
 ATTEMPTS_PER_PROBLEM = 20
 """Problems tried for each held-out one before the generator counts as exhausted."""
@@ -39,10 +41,9 @@ def generate(
     Raises:
         UserError: unknown generator, refused options, or too few distinct problems.
     """
-    kind, _, name = source.partition(":")
-    make = {"reasoning_gym": _reasoning_gym, "recipe": _recipe, "warm_start": _warm_start}[kind]
     attempts = ATTEMPTS_PER_PROBLEM * num_held_out
-    rows = make(name, options, seed, num_train, attempts, field)
+    make = _of_gym if source.startswith("reasoning_gym:") else _of_task
+    rows = make(source, options, seed, num_train, attempts, field)
     train = list(itertools.islice(rows, num_train))
     seen = {_identity(row) for row in train}
     held_out: list[Row] = []
@@ -67,37 +68,56 @@ def task_module(name: str, field: str) -> ModuleType:
     Raises:
         UserError: there is no such recipe, or it has no task.
     """
+    return _of_recipe(
+        name, field, (f"{name}.task", name), "problems", f"task (recipes/{name}/task.py)"
+    )
+
+
+def _of_recipe(
+    name: str, field: str, modules: tuple[str, ...], function: str, what: str
+) -> ModuleType:
+    """The first of these modules that there is and that has this function."""
     if not name.isidentifier():
         raise UserError(f"{field}: {name!r} is no name of a recipe")
-    for module in (f"rhymeflow.recipes.{name}.task", f"rhymeflow.recipes.{name}"):
+    for module in (f"rhymeflow.recipes.{each}" for each in modules):
         try:
             found = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is None or not module.startswith(error.name):
-                raise  # the task is there, but something it needs is not
+                raise  # the module is there, but something it needs is not
             continue
-        if hasattr(found, "problems"):
+        if hasattr(found, function):
             return found
-    raise UserError(f"{field}: the recipe {name!r} has no task (recipes/{name}/task.py)")
+    raise UserError(f"{field}: the recipe {name!r} has no {what}")
 
 
-def rows_module(name: str, field: str) -> ModuleType:
-    """Import what a recipe's checkpoint was taught: `recipes/NAME/warm_start.py`.
+def reasoning_gym(needed_for: str) -> ModuleType:
+    """Import reasoning-gym, also without pycosat, which needs a C compiler to be installed: then
+    the one of its hundred datasets that uses it is refused.
 
     Raises:
-        UserError: there is no such recipe, or its checkpoint was not made by `rhymeflow sft`.
+        UserError: it, or what it needs, is not installed.
     """
-    module = f"rhymeflow.recipes.{name}.warm_start"
-    if not name.isidentifier():
-        raise UserError(f"{field}: {name!r} is no name of a recipe")
+    if "pycosat" not in sys.modules and importlib.util.find_spec("pycosat") is None:
+        sys.modules["pycosat"] = _pycosat_that_is_missing()
     try:
-        return importlib.import_module(module)
+        return importlib.import_module("reasoning_gym")
     except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
-            raise  # the rows are there, but something they need is not
         raise UserError(
-            f"{field}: the recipe {name!r} has no rows (recipes/{name}/warm_start.py)"
+            f"{needed_for} needs the package {error.name}: {how_to_install('reasoning')}"
         ) from None
+
+
+def _pycosat_that_is_missing() -> ModuleType:
+    def itersolve(*_: object, **__: object) -> NoReturn:
+        raise UserError(
+            "reasoning_gym:zebra_puzzles needs the package pycosat, which is compiled when it is "
+            "installed: pip install pycosat"
+        )
+
+    module = ModuleType("pycosat")
+    module.itersolve = itersolve  # type: ignore[attr-defined]
+    return module
 
 
 def derived_seed(*parts: object) -> int:
@@ -118,25 +138,18 @@ def exact_entry(item: dict[str, Any]) -> str | None:
     return text if same else None
 
 
-def _reasoning_gym(
-    name: str, options: dict[str, Any], seed: int, num_train: int, attempts: int, field: str
+def _of_gym(
+    source: str, options: dict[str, Any], seed: int, num_train: int, attempts: int, field: str
 ) -> Iterator[Row]:
+    name = source.partition(":")[2]
     dataset = _gym_dataset(name, options, seed, num_train + attempts, field)
     for index in range(len(dataset)):
-        item = dataset[index]
-        where = f"reasoning_gym:{name} item {index}"
+        item, where = dataset[index], f"{source} item {index}"
         entry = exact_entry(item)
         if entry is None:
             raise UserError(f"{where}: holds values that cannot be handed to its scorer")
-        yield Row(
-            where,
-            {
-                "prompt": item["question"],
-                "answer": item["answer"],
-                "data_source": f"reasoning_gym:{name}",
-                "entry": entry,
-            },
-        )
+        shared = {"answer": item["answer"], "data_source": source, "entry": entry}
+        yield Row(where, {"prompt": item["question"], **shared})
 
 
 def _gym_dataset(name: str, options: dict[str, Any], seed: int, size: int, field: str) -> Any:
@@ -173,28 +186,15 @@ def _parts(given: Any) -> list[Any]:
         ) from None
 
 
-def _recipe(
-    name: str, options: dict[str, Any], seed: int, num_train: int, attempts: int, field: str
+def _of_task(
+    source: str, options: dict[str, Any], seed: int, num_train: int, attempts: int, field: str
 ) -> Iterator[Row]:
-    make = task_module(name, field).problems
-    return _made(make, f"recipe:{name}", options, seed, num_train, attempts)
-
-
-def _warm_start(
-    name: str, options: dict[str, Any], seed: int, num_train: int, attempts: int, field: str
-) -> Iterator[Row]:
-    make = rows_module(name, field).rows
-    return _made(make, f"warm_start:{name}", options, seed, num_train, attempts)
-
-
-def _made(
-    make: Callable[..., list[dict[str, Any]]],
-    source: str,
-    options: dict[str, Any],
-    seed: int,
-    num_train: int,
-    attempts: int,
-) -> Iterator[Row]:
+    kind, _, name = source.partition(":")
+    if kind == "recipe":
+        make = task_module(name, field).problems
+    else:
+        what = f"rows (recipes/{name}/warm_start.py)"
+        make = _of_recipe(name, field, (f"{name}.warm_start",), "rows", what).rows
     takes = Arguments(make)
     takes.names = takes.names[2:]  # after count and seed
     takes.check_options(options, f"data.options: {source}")

@@ -1,7 +1,6 @@
 """From `DataConfig` to the prompts to train on and the prompts to hold out.
 
-Holds true: the same configuration and seed give the same prompts; no row of a file is in both
-parts; what does not fit is a `UserError`, and nothing is cut short in silence.
+The same configuration and seed give the same prompts; no row of a file is in both parts.
 """
 
 from __future__ import annotations
@@ -48,48 +47,41 @@ def load_rows(config: DataConfig, seed: int) -> tuple[list[Row], list[Row]]:
     Raises:
         UserError: the source or the numbers are wrong, or a row cannot be read.
     """
-    _check_options(config)
-    is_apart = config.eval_source not in (None, config.source)
-    _check_generated(config)
-    if is_generator(config.source):
+    _check_numbers(config)
+    source, eval_source = config.source, config.eval_source
+    is_apart = eval_source not in (None, source)
+    if is_generator(source):
         assert config.size is not None
         num_inner = 0 if is_apart else _eval_size(config)
         train, held_out = generate(
-            config.source, config.options, seed, config.size, num_inner, "data.source"
+            source, config.options, seed, config.size, num_inner, "data.source"
         )
-    elif config.eval_source == config.source and config.eval_size != 0:
+    elif eval_source == source and config.eval_size != 0:
         raise UserError(
-            f"data.eval_source: {config.source} is trained on; leave eval_source out to hold out "
-            "its last rows"
+            f"data.eval_source: {source} is trained on; leave eval_source out to hold out its last "
+            "rows"
         )
     else:
         train, held_out = _split(config, is_apart)
-    if is_apart and config.eval_size != 0:
-        held_out = _held_out(config, seed)
-    return train, held_out
-
-
-def _check_options(config: DataConfig) -> None:
-    sources = [config.source] + ([config.eval_source] if config.eval_source else [])
-    if config.options and not any(is_generator(source) for source in sources):
-        raise UserError(
-            f"data.options: {', '.join(config.options)} given, but {config.source} is a file; "
-            "options are for reasoning_gym:NAME and recipe:NAME"
-        )
+    return train, _held_out(config, seed) if is_apart and config.eval_size != 0 else held_out
 
 
 def check_sources(config: DataConfig) -> None:
     """Look whether files are there and can be meant, without reading them; else `UserError`."""
-    _check_options(config)
-    if not is_generator(config.source):
-        check_source(Path(config.source), "data.source")
-    _check_generated(config)
-    if config.eval_source is not None and not is_generator(config.eval_source):
-        check_source(Path(config.eval_source), "data.eval_source")
+    _check_numbers(config)
+    for field, source in (("source", config.source), ("eval_source", config.eval_source)):
+        if source is not None and not is_generator(source):
+            check_source(Path(source), f"data.{field}")
 
 
-def _check_generated(config: DataConfig) -> None:
-    """How many problems a generator is asked for is known, and can be made in reasonable time."""
+def _check_numbers(config: DataConfig) -> None:
+    """How many problems a generator is asked for is known, and can be made in reasonable time;
+    files are given no options."""
+    if config.options and not any(map(is_generator, (config.source, config.eval_source or ""))):
+        raise UserError(
+            f"data.options: {', '.join(config.options)} given, but {config.source} is a file; "
+            "options are for reasoning_gym:NAME and recipe:NAME"
+        )
     if is_generator(config.source) and config.size is None:
         raise UserError(f"data.size: {config.source} makes problems; say how many")
     for field, source, size in (

@@ -1,24 +1,29 @@
 """A prompt, and the check that turns one row of data into one.
 
-Holds true: a `Prompt` that came through `checked` has a non-empty text or a well-formed list of
-messages, and columns that survive the way to a reward process unchanged: text, numbers, booleans,
-None, and lists and string-keyed mappings of these. Knows nothing of files or generators.
+A `Prompt` that came through `checked` has a non-empty text or a well-formed list of messages, and
+columns that survive the way to a reward process unchanged: text, numbers, booleans, None, and lists
+and string-keyed mappings of these.
 """
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import math
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
-from rhymeflow.data.values import as_json
 from rhymeflow.errors import UserError, nearest
+from rhymeflow.utils.described import shown
 
 Message = dict[str, Any]
 """`role` and `content` are text; one of the assistant's may have `tool_calls`."""
+
+_TIMES = (datetime.datetime, datetime.date, datetime.time)
 
 RESERVED = frozenset({"prompts", "completions", "completion_ids"})
 """Arguments of every reward function, so no names for columns."""
@@ -88,7 +93,7 @@ def _prompt(value: Any, where: str) -> str | list[Message]:
             raise UserError(f"{where}: the prompt is empty")
         return _text(value, where)
     if not isinstance(value, list):
-        raise UserError(f"{where}: should be a string or a list of messages, is {_shown(value)}")
+        raise UserError(f"{where}: should be a string or a list of messages, is {shown(value)}")
     if not value:
         raise UserError(f"{where}: the list of messages is empty")
     return [_message(each, f"{where}, message {index}") for index, each in enumerate(value)]
@@ -96,7 +101,7 @@ def _prompt(value: Any, where: str) -> str | list[Message]:
 
 def _message(value: Any, where: str) -> Message:
     if not isinstance(value, dict):
-        raise UserError(f'{where}: should be {{"role": ..., "content": ...}}, is {_shown(value)}')
+        raise UserError(f'{where}: should be {{"role": ..., "content": ...}}, is {shown(value)}')
     # Parquet gives every message of a file the same keys, absent ones as None.
     message = {key: entry for key, entry in value.items() if entry is not None}
     if message.get("role") == "assistant" and "tool_calls" in message:
@@ -106,7 +111,7 @@ def _message(value: Any, where: str) -> Message:
         if key not in message:
             raise UserError(f"{where}: has no {key!r}{nearest(key, message)}")
         if not isinstance(message[key], str):
-            raise UserError(f"{where}: {key!r} should be text, is {_shown(message[key])}")
+            raise UserError(f"{where}: {key!r} should be text, is {shown(message[key])}")
     checked: Message = plain(message, where)
     return checked
 
@@ -119,12 +124,12 @@ def tool_calls(value: Any, where: str) -> list[dict[str, Any]]:
         UserError: they are something else.
     """
     if not isinstance(value, list | tuple) or not value:
-        raise UserError(f"{where}: 'tool_calls' should be a list of calls, is {_shown(value)}")
+        raise UserError(f"{where}: 'tool_calls' should be a list of calls, is {shown(value)}")
     calls = []
     for index, each in enumerate(value):
         at = f"{where}, call {index}"
         if not isinstance(each, dict):
-            raise UserError(f"{at}: should be a mapping, is {_shown(each)}")
+            raise UserError(f"{at}: should be a mapping, is {shown(each)}")
         call = {key: entry for key, entry in each.items() if entry is not None}
         function = call.get("function", call)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -136,7 +141,7 @@ def tool_calls(value: Any, where: str) -> list[dict[str, Any]]:
             except msgspec.DecodeError as error:
                 raise UserError(f"{at}: 'arguments' is no JSON: {error}") from None
         if not isinstance(arguments, dict):
-            raise UserError(f"{at}: 'arguments' should be a mapping, is {_shown(arguments)}")
+            raise UserError(f"{at}: 'arguments' should be a mapping, is {shown(arguments)}")
         function = {**function, "arguments": arguments}
         calls.append({**call, "function": function} if "function" in call else function)
     return calls
@@ -151,7 +156,7 @@ def _with_ground_truth(values: dict[str, Any], where: str) -> dict[str, Any]:
     if "ground_truth" in values and values["ground_truth"] != truth:
         raise UserError(
             f"{where}: columns 'ground_truth' and 'reward_model.ground_truth' differ: "
-            f"{_shown(values['ground_truth'])} and {_shown(truth)}"
+            f"{shown(values['ground_truth'])} and {shown(truth)}"
         )
     return values | {"ground_truth": truth}
 
@@ -184,8 +189,7 @@ def opening_of(prompt: str | list[Message], whole: str | list[Message]) -> str |
 
 
 def plain(value: Any, where: str) -> Any:
-    """Return the value with tuples as lists, and what `as_json` knows as that; `UserError` if it is
-    not made of JSON's types then."""
+    """Return the value made of JSON's types; `UserError` if that cannot be said of it."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, float):
@@ -206,12 +210,34 @@ def plain(value: Any, where: str) -> Any:
                 raise UserError(f"{where}: the key {key!r} of a mapping is no text")
             _text(key, f"{where}: the key {key!r} of a mapping")
         return {key: plain(each, where) for key, each in value.items()}
-    if (found := as_json(value)) is not value:
+    if (found := _as_json(value)) is not value:
         return plain(found, where)
     raise UserError(
-        f"{where}: holds {_shown(value)}; reward functions are given text, numbers, booleans, "
+        f"{where}: holds {shown(value)}; reward functions are given text, numbers, booleans, "
         "lists and mappings only: convert the column or leave it out"
     )
+
+
+def _as_json(value: Any) -> Any:
+    """Return arrays and numbers of NumPy as lists and numbers, times as ISO text, durations in
+    seconds, decimals as text. The value itself: it is none of these."""
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # NumPy's, torch's
+        found = value.tolist()
+        return _as_json(found) if isinstance(found, _TIMES) else found
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, decimal.Decimal | uuid.UUID):
+        return str(value)
+    if isinstance(value, set | frozenset):
+        try:
+            return sorted(value)
+        except TypeError:  # in no order that is the same everywhere
+            return value
+    if isinstance(value, str):  # a subclass
+        return str.__str__(value)
+    if isinstance(value, _TIMES) or hasattr(value, "isoformat"):  # of pandas
+        return value.isoformat()
+    return value
 
 
 def _text(value: str, where: str) -> str:
@@ -220,8 +246,3 @@ def _text(value: str, where: str) -> str:
     except UnicodeEncodeError:
         raise UserError(f"{where}: holds half of a surrogate pair, which is no text") from None
     return value
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -1,18 +1,20 @@
 """What a run trains on: its prompts, their order, and how they become tokens; what it holds out.
 
-Holds true: the same configuration, seed and tokenizer give the same prompts in the same order.
+The same configuration, seed and tokenizer give the same prompts in the same order.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+import xxhash
+
 from rhymeflow.config import Config
 from rhymeflow.data.encode import PromptEncoder, Tokenizer, Tools
 from rhymeflow.data.load import load_prompts
-from rhymeflow.data.mix import MixedStream
 from rhymeflow.data.prompts import PromptSource
-from rhymeflow.data.stream import PromptStream
+from rhymeflow.data.stream import MixedStream, PromptStream
 from rhymeflow.errors import UserError
 
 LOOKED_AT = 10_000
@@ -70,4 +72,29 @@ def _stream(train: PromptSource, config: Config) -> PromptStream | MixedStream:
     for name, rows in kinds.items():
         if not rows:
             raise UserError(f"environment.classes: {name} has a share, and no row of the data")
-    return MixedStream(train, list(kinds.values()), shares, seed, shuffle)
+    return MixedStream(train, kinds.values(), shares, seed, shuffle)
+
+
+def digest(prompts: PromptSource) -> str:
+    """How many rows, and 32 hexadecimal digits of what they are."""
+    encode = msgspec.msgpack.Encoder(order="deterministic").encode
+    content = xxhash.xxh3_128()
+    for row in range(len(prompts)):
+        content.update(encode((prompts[row].prompt, prompts[row].columns)))
+    return f"{len(prompts)} {content.hexdigest()}"
+
+
+def check_same(what: str, source: str, before: str, now: str) -> None:
+    """Look whether rows of `source` are as they were, by their digests; `what` they are.
+
+    Raises:
+        UserError: they are not.
+    """
+    if now == before:
+        return
+    was, are = (each.partition(" ")[0] for each in (before, now))
+    count = f"{are} rows instead of {was}" if was != are else f"other content in its {was} rows"
+    raise UserError(
+        f"{what}: {source} has {count} since the run began, which goes on by their numbers: "
+        "put back what was there, or begin a new run with a checkpoint of this one as --model.name"
+    )

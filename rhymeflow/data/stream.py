@@ -1,13 +1,14 @@
 """The order in which prompts are requested.
 
-Holds true: `at(number)` is a pure function of (number of prompts, seed, shuffle, number), so a run
-is resumed by one integer; each epoch has every row exactly once; the order is made of hashes
-written out here, so it does not change with the version of any random number library.
+`at(number)` is a pure function of (rows, shares, seed, shuffle, number), so a run is resumed by one
+integer; each epoch has every row exactly once. The order is made of hashes written out here, so it
+does not change with the version of any random number library.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Sequence
 
 import xxhash
 
@@ -44,6 +45,73 @@ class PromptStream:
 
 def order(size: int, seed: int, epoch: int) -> list[int]:
     """Sort rows by a 64-bit hash of (seed, epoch, row); equal hashes keep the rows' order."""
-    key = f"prompt order {seed} {epoch} ".encode()
+    return _sorted(size, f"prompt order {seed} {epoch} ")
+
+
+def _sorted(size: int, salt: str) -> list[int]:
+    key = salt.encode()
     hashes = [xxhash.xxh3_64_intdigest(key + struct.pack("<Q", row)) for row in range(size)]
     return sorted(range(size), key=hashes.__getitem__)
+
+
+BLOCK = 100
+"""Of so many prompts each kind has its share."""
+
+
+class MixedStream:
+    """An endless sequence of prompts of several kinds, each of which goes through its own rows,
+    epoch after epoch.
+
+    Args:
+        source: all prompts.
+        kinds: of each kind the rows that are of it, at least one.
+        shares: of each kind, how many of the prompts are to be of it, relative to the others.
+        seed: of the run.
+        shuffle: `False` keeps each kind's order in every epoch.
+    """
+
+    def __init__(
+        self,
+        source: PromptSource,
+        kinds: Iterable[Sequence[int]],
+        shares: Sequence[float],
+        seed: int,
+        shuffle: bool,
+    ) -> None:
+        self._seed, self._counts = seed, counts(shares)
+        parts = [[source[row] for row in rows] for rows in kinds]
+        self._streams = [PromptStream(part, seed, shuffle) for part in parts]
+        self._block = -1
+        self._order: list[int] = []
+
+    def at(self, number: int) -> tuple[int, Prompt]:
+        """Return (epoch of its kind, prompt) of the request with this number, from 0."""
+        assert number >= 0
+        block, place = divmod(number, BLOCK)
+        if block != self._block:  # remembered, not state: the same block gives the same order
+            self._block, self._order = block, self._ordered(block)
+        kind = self._order[place]
+        before = self._order[:place].count(kind)
+        return self._streams[kind].at(block * self._counts[kind] + before)
+
+    def _ordered(self, block: int) -> list[int]:
+        """The kinds of a block's prompts."""
+        kinds = [kind for kind, count in enumerate(self._counts) for _ in range(count)]
+        return [kinds[slot] for slot in _sorted(BLOCK, f"mix {self._seed} {block} ")]
+
+
+def counts(shares: Sequence[float]) -> list[int]:
+    """Of each kind, its prompts in a block: whole numbers, at least 1, as near as may be."""
+    total = sum(shares)
+    exact = [share / total * BLOCK for share in shares]
+    found = [max(1, int(each)) for each in exact]
+    while sum(found) < BLOCK:
+        short = max(range(len(found)), key=lambda kind: exact[kind] - found[kind])
+        found[short] += 1
+    while sum(found) > BLOCK:  # those that got one for nothing took it from the largest
+        large = max(
+            (kind for kind, count in enumerate(found) if count > 1),
+            key=lambda kind: found[kind] - exact[kind],
+        )
+        found[large] -= 1
+    return found

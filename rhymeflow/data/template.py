@@ -1,7 +1,4 @@
-"""What a chat template makes of a conversation.
-
-Holds true: whatever a template raises is a `TemplateError`. The tokenizer is handed in.
-"""
+"""What a chat template makes of a conversation; whatever it raises is a `TemplateError`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """From text to token ids, and nothing of the text is lost.
 
-Holds true: every character that is no blank has part in a token, or there is an `Unwritable`; what
-the tokenizer puts around a text by itself is put before it at most. No id is beyond the model's
-embeddings, if `num_embeddings` of the tokenizer says how many there are. It is handed in.
+Every character that is no blank has part in a token, or there is an `Unwritable`; what the
+tokenizer puts around a text by itself is put before it at most. No id is beyond the model's
+embeddings, if `num_embeddings` of the tokenizer says how many there are.
 """
 
 from __future__ import annotations

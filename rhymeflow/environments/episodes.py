@@ -34,7 +34,7 @@ from rhymeflow.environments.rendering import ChatRenderer, TextRenderer, Unrende
 from rhymeflow.environments.tools import Schema
 from rhymeflow.pool import Message, Pool, Refused, Task
 from rhymeflow.suites.sections import RUN
-from rhymeflow.utils.reward_number import shown
+from rhymeflow.utils.described import shown
 
 MAX_CONCURRENT = 256
 """Environments that answer at once in one process."""

@@ -55,8 +55,8 @@ from rhymeflow.pool import (
     encode,
 )
 from rhymeflow.utils.arguments import Arguments
-from rhymeflow.utils.described import described
-from rhymeflow.utils.reward_number import reward_number, shown
+from rhymeflow.utils.described import described, shown
+from rhymeflow.utils.reward_number import reward_number
 
 
 class Failed(Exception):  # noqa: N818 - it is what happened

@@ -15,8 +15,8 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal
 
-from rhymeflow.data import gym as gym_package
 from rhymeflow.data.files import extra
+from rhymeflow.data.generators import reasoning_gym as import_gym
 from rhymeflow.errors import UserError, nearest
 
 Scorer = Callable[..., list[float]]
@@ -112,7 +112,7 @@ def reasoning_gym(extract: Literal["all", "answer_tag", "last_line"] = "answer_t
     """
     if extract not in _EXTRACTORS:
         raise UserError(f"extract is {extract!r}, should be one of {', '.join(_EXTRACTORS)}")
-    gym = gym_package.reasoning_gym("the reward reasoning_gym")
+    gym = import_gym("the reward reasoning_gym")
     extracted = _EXTRACTORS[extract]
     scorers: dict[str, Callable[[str | None, dict[str, Any]], float]] = {}
 

@@ -21,9 +21,8 @@ from rich.console import Console
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import SuiteName
-from rhymeflow.data import same
 from rhymeflow.data.encode import Tokenizer
-from rhymeflow.data.run_prompts import LOOKED_AT, RunPrompts
+from rhymeflow.data.run_prompts import LOOKED_AT, RunPrompts, check_same, digest
 from rhymeflow.environments import check_calls, check_rows, tool_schemas_apart
 from rhymeflow.errors import StorageError, UserError, to_resume
 from rhymeflow.observe import metrics, summary
@@ -307,8 +306,8 @@ def check_rows_are_the_same(config: Config, loaded: Loaded, store: SqliteTraject
         source = suite.suite.suite.source or data.eval_source or data.source
         rows[f"held-out rows of {name}"] = source, suite.prompts
     for what, (source, prompts) in rows.items():
-        found = same.digest(prompts)
-        same.check(what, source, known.get(what, found), found)
+        found = digest(prompts)
+        check_same(what, source, known.get(what, found), found)
         known[what] = found
     store.put_digests(known)
 

@@ -1,9 +1,10 @@
-"""What user code raised, in one line."""
+"""What user code raised or gave, in one line."""
 
 from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from typing import Any
 
 
 def described(error: BaseException) -> str:
@@ -12,3 +13,9 @@ def described(error: BaseException) -> str:
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}{': ' if text else ''}{text}{place}"
+
+
+def shown(value: Any) -> str:
+    """Return a value's type and the beginning of its `repr`, in one line."""
+    text = " ".join(repr(value).split())
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping, Set
 from typing import Any
 
+from rhymeflow.utils.described import shown
+
 LARGEST = 1e15
 """Size of a reward at most. The learner computes in float32, which ends at 3e38: sums of squares of
 such rewards stay finite, of larger ones they become infinite, and the loss nothing."""
@@ -61,9 +63,3 @@ def reward_number(value: Any) -> float | None:
     if abs(number) > LARGEST:
         raise ValueError(f"returned {number} as a reward, the largest size is {LARGEST:g}")
     return number
-
-
-def shown(value: Any) -> str:
-    """Return a value's type and the beginning of its `repr`, in one line."""
-    text = " ".join(repr(value).split())
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

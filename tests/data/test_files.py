@@ -253,9 +253,11 @@ def test_an_absent_package_is_named_with_its_command(
 ) -> None:
     file = parquet(tmp_path / "a.parquet", ROWS)
     folder = saved(ROWS, tmp_path / "a")
+    (tmp_path / "a.jsonl.zst").touch()
     for module in ("pyarrow", "datasets", "reasoning_gym"):
         monkeypatch.setitem(__import__("sys").modules, module, None)
     assert "needs the package pyarrow: pip install 'rhymeflow[data]'" in refused(file)
+    assert "reading .zst needs the package pyarrow" in refused(str(tmp_path / "a.jsonl.zst"))
     assert "needs the package datasets: pip install 'rhymeflow[data]'" in refused(folder)
     message = refused("reasoning_gym:chain_sum", size=1)
     assert "needs the package reasoning_gym: pip install 'rhymeflow[reasoning]' && " in message

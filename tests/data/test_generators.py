@@ -12,8 +12,7 @@ import pytest
 
 from rhymeflow.config import DataConfig
 from rhymeflow.data import load_prompts
-from rhymeflow.data.generators import exact_entry
-from rhymeflow.data.gym import reasoning_gym
+from rhymeflow.data.generators import exact_entry, reasoning_gym
 from rhymeflow.data.load import check_sources
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.errors import UserError

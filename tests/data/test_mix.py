@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rhymeflow.data import Prompt
-from rhymeflow.data.mix import BLOCK, MixedStream, counts
+from rhymeflow.data.stream import BLOCK, MixedStream, counts
 
 SHARES = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=6)
 

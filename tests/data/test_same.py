@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rhymeflow.data.prompts import Row, checked
-from rhymeflow.data.same import check, digest
+from rhymeflow.data.run_prompts import check_same, digest
 from rhymeflow.errors import UserError
 
 ROWS = [{"prompt": "a", "answer": 1}, {"prompt": [{"role": "user", "content": "b"}], "answer": 2}]
@@ -28,9 +28,9 @@ def digest_of(rows: list[dict], where: str = "a.jsonl") -> str:
 )
 def test_other_rows_are_refused_in_a_line(rows: list[dict], said: str) -> None:
     with pytest.raises(UserError, match=f"data.source: a.jsonl has {said} since the run began"):
-        check("data.source", "a.jsonl", digest_of(ROWS), digest_of(rows))
+        check_same("data.source", "a.jsonl", digest_of(ROWS), digest_of(rows))
 
 
 def test_the_same_rows_from_elsewhere_are_the_same() -> None:
     moved = [dict(reversed(row.items())) for row in ROWS]
-    check("data.source", "b.parquet", digest_of(ROWS), digest_of(moved, "b.parquet"))
+    check_same("data.source", "b.parquet", digest_of(ROWS), digest_of(moved, "b.parquet"))
