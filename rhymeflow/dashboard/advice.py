@@ -1,13 +1,8 @@
 """What the simulator would change about a run, asked for by a click and found in a process of its
-own: it takes seconds of a core, which neither the run nor other questions should wait for.
-
-Holds true: a question is answered at once, also where that is only that it is being worked on; an
-answer that is there is of the run as it was when it was asked for.
-"""
+own: it takes seconds of a core, which neither the run nor other questions should wait for."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -21,7 +16,7 @@ from rhymeflow.errors import UserError
 if TYPE_CHECKING:
     from rhymeflow.sim.advice import Advice
 
-NICENESS = 10
+_NICENESS = 10
 
 
 class Advisor:
@@ -44,18 +39,14 @@ class Advisor:
             if asked is None or (anew and asked.done()):
                 if self._pool is None:
                     context = get_context("spawn")
-                    self._pool = ProcessPoolExecutor(1, context, os.nice, (NICENESS,))
+                    self._pool = ProcessPoolExecutor(1, context, os.nice, (_NICENESS,))
                 asked = self._asked[run.name] = self._pool.submit(_advise, run.directory)
         if not asked.done():
             return {"working": True}
         advice = asked.result()
         if isinstance(advice, str):
             raise UserError(advice)
-        best = advice.recommended
-        return {
-            **dataclasses.asdict(advice),
-            "recommended": None if best is None else dataclasses.asdict(best),
-        }
+        return vars(advice) | {"recommended": advice.recommended}
 
 
 def _advise(run_dir: Path) -> Advice | str:

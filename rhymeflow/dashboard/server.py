@@ -11,7 +11,6 @@ import hmac
 import math
 import re
 from collections.abc import Callable, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +42,8 @@ HEADERS = {
     "cache-control": "no-store",
 }
 
+STATIC = Path(__file__).parent / "static"
+"""The pages' files."""
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
@@ -147,7 +148,7 @@ def make_app(
         Route("/api/differences", _json(differences)),
         *(Route(f"/api/runs/{{run}}{path}", about(each)) for path, each in answers.items()),
         Route("/", _page),
-        Mount("/static", StaticFiles(directory=static())),
+        Mount("/static", StaticFiles(directory=STATIC)),
     ]
     guard = Middleware(Guard, token=token, hosts=hosts)
     return Starlette(routes=routes, middleware=[guard])
@@ -163,13 +164,8 @@ def _group(run: Run, request: Request) -> Any:
         return query.group(reader, _part(request, "group"))
 
 
-def static() -> Path:
-    """The directory of the pages' files."""
-    return Path(str(files("rhymeflow.dashboard"))) / "static"
-
-
 def _page(request: Request) -> Response:
-    return Response((static() / "index.html").read_bytes(), media_type="text/html")
+    return Response((STATIC / "index.html").read_bytes(), media_type="text/html")
 
 
 def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:

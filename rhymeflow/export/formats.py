@@ -25,8 +25,12 @@ _ROWS_AT_ONCE = 1024
 _VALUES_AT_ONCE = 500_000
 """Characters and tokens of rows that are held at once."""
 
-_NUMBERS = ("reward", "chosen_reward", "rejected_reward")
-_TEXTS = ("response", "columns", "ending", "ending_reason", "reason")
+_SAID = ("prompt", "completion", "chosen", "rejected")
+_TYPES = {
+    **dict.fromkeys(("reward", "chosen_reward", "rejected_reward"), "float64"),
+    **dict.fromkeys(("response", "columns", "ending", "ending_reason", "reason"), "string"),
+}
+"""Of columns that are not int64."""
 _OF_TOKENS = {
     "prompt_tokens": "int32",
     "tokens": "int32",
@@ -81,15 +85,18 @@ def write(
     except OSError as error:
         raise UserError(f"--output {path}: cannot be written: {error}") from error
     finally:
-        _remove(unfinished)
+        if unfinished.is_dir():
+            shutil.rmtree(unfinished)
+        unfinished.unlink(missing_ok=True)
     return number
 
 
 def _write_json(path: Path, rows: Iterable[Record]) -> int:
     number = 0
     with path.open("wb") as file:
-        for number, row in enumerate(rows, start=1):  # noqa: B007
+        for row in rows:
             file.write(msgspec.json.encode(row) + b"\n")
+            number += 1
     return number
 
 
@@ -127,16 +134,15 @@ class _Tables:
     def _fill(self, writer: Any, rows: Iterable[Record], schema: Any) -> int:
         number = 0
         for part in _parts(rows):
-            number += len(part)
             plain = [self._plain(row, schema) for row in part]
             writer.write_batch(self._pa.RecordBatch.from_pylist(plain, schema=schema))
+            number += len(part)
         return number
 
     def _type(self, name: str, value: Any) -> Any:
         pa = self._pa
-        if name in ("prompt", "completion", "chosen", "rejected"):
-            message = pa.struct([("role", pa.string()), ("content", pa.string())])
-            return pa.string() if isinstance(value, str) else pa.list_(message)
+        if name in _SAID and not isinstance(value, str):
+            return pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
         if name == "components":
             return pa.struct([(each, pa.float64()) for each in self._components])
         if name == "turns":
@@ -144,23 +150,18 @@ class _Tables:
             return pa.list_(pa.struct(turn))
         if name in _OF_TOKENS:
             return pa.list_(getattr(pa, _OF_TOKENS[name])())
-        if name in _TEXTS:
-            return pa.string()
-        return pa.float64() if name in _NUMBERS else pa.int64()
+        return getattr(pa, "string" if name in _SAID else _TYPES.get(name, "int64"))()
 
     def _plain(self, row: Record, schema: Any) -> Record:
-        found = dict(row)
-        for name in ("prompt", "completion", "chosen", "rejected"):
-            if name in row:
-                is_text = schema.field(name).type == self._pa.string()
-                self._check(name, row[name], is_text)
-        if "columns" in row:
-            found["columns"] = json.dumps(row["columns"], ensure_ascii=False)
+        for name in row.keys() & set(_SAID):
+            self._check(name, row[name], schema.field(name).type == self._pa.string())
         if new := (row.get("components") or {}).keys() - set(self._components):
             raise UserError(
                 f"{self._where}: the reward has a component {min(new)!r} since then; export again"
             )
-        return found
+        if "columns" in row:
+            return row | {"columns": json.dumps(row["columns"], ensure_ascii=False)}
+        return row
 
     def _check(self, name: str, value: Any, is_text: bool) -> None:
         if isinstance(value, str) != is_text:
@@ -188,10 +189,3 @@ def _parts(rows: Iterable[Record]) -> Iterator[list[Record]]:
             part, size = [], 0
     if part:
         yield part
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

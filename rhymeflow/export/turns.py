@@ -1,8 +1,5 @@
-"""A response's tokens as turns: what the policy said, and what an environment answered.
-
-Holds true: turns are in the order of the tokens, and all tokens are in one of them; an answer is
-read back as messages only if these, encoded as the run encodes answers, give the same tokens.
-"""
+"""A response's tokens as turns: what the policy said, and what an environment answered, which is
+read back as messages only if these, encoded as the run encodes answers, give the same tokens."""
 
 from __future__ import annotations
 

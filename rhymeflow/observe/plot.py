@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -270,9 +269,8 @@ def plot(
             curves = [each for each in found if each is not None]
             _draw(panel, curves, colours[place % len(colours)], scale, group.label)
         panel.set_title(METRICS.get(name, name), loc="left", fontsize=10)
-        panel.set_xlabel(
-            {"time": f"time ({unit})", "step": "step"}.get(axis, "trained trajectories")
-        )
+        said = {"time": f"time ({unit})", "trajectories": "trained trajectories"}
+        panel.set_xlabel(said.get(axis, axis))
         if axis == "step":
             panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     _entitle(figure, panels, [group.label for group in groups])
@@ -285,18 +283,14 @@ def plot(
 def _panels(number: int) -> tuple[Figure, list[Axes]]:
     columns = min(number, _COLUMNS)
     rows = -(-number // columns)
-    size = _PANEL[0] * columns, _PANEL[1] * rows + 0.5
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure((_PANEL[0] * columns, _PANEL[1] * rows + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
-    for unused in grid[number:]:
-        unused.remove()
-    panels = list(grid[:number])
-    for panel in panels:
+    panels: list[Axes] = []
+    for place in range(1, number + 1):
+        panel = figure.add_subplot(rows, columns, place, sharex=panels[0] if panels else None)
         panel.grid(alpha=0.25)
-        panel.tick_params(labelbottom=True)
-        for side in ("top", "right"):
-            panel.spines[side].set_visible(False)
+        panel.spines[["top", "right"]].set_visible(False)
+        panels.append(panel)
     return figure, panels
 
 
@@ -322,12 +316,9 @@ def _entitle(figure: Figure, panels: Sequence[Axes], labels: Sequence[str]) -> N
     if len(labels) == 1:
         figure.suptitle(labels[0], x=0.01, ha="left", fontsize=11)
         return
-    lines: dict[object, Artist] = {}
-    for panel in panels:
-        for line in panel.get_lines():
-            lines.setdefault(line.get_label(), line)
-    shown = [label for label in labels if label in lines]
+    lines = {line.get_label(): line for panel in panels for line in panel.get_lines()}
+    named = [label for label in labels if label in lines]
     figure.legend(
-        [lines[label] for label in shown], shown, loc="outside upper left", ncols=4, fontsize=9,
+        [lines[label] for label in named], named, loc="outside upper left", ncols=4, fontsize=9,
         frameon=False,
     )  # fmt: skip

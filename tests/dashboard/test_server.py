@@ -12,7 +12,7 @@ import pytest
 from rhymeflow.core.events import VersionPublished
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.serve import listening, named, newest
-from rhymeflow.dashboard.server import COOKIE, static
+from rhymeflow.dashboard.server import COOKIE, STATIC
 from rhymeflow.errors import UserError
 from rhymeflow.observe.metrics import Columns
 from tests.dashboard.conftest import TOKEN, Client, damage, serving
@@ -85,13 +85,13 @@ def test_no_way_out_of_the_files(client: Client, path: str) -> None:
 
 
 def test_pages_load_nothing_from_elsewhere() -> None:
-    for path in static().rglob("*"):
+    for path in STATIC.rglob("*"):
         if path.is_file() and path.parent.name != "vendor":
             text = path.read_text()
             assert "http://" not in text, path
             assert "https://" not in text, path
             assert "innerHTML" not in text, path
-    assert (static() / "vendor" / "uPlot-LICENSE").is_file()
+    assert (STATIC / "vendor" / "uPlot-LICENSE").is_file()
 
 
 # -- what is answered ------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from rhymeflow.config.load import build_config
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.recipes import characters
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from tests.observe.runs import finished, group, segment
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 +=?[];<>"
 TEMPLATE = (
@@ -43,15 +44,10 @@ class MadeRun:
     def ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
-    def group(self, group: int, prompt: Any = "q?", *, row: int | None = None) -> None:
-        self.store.put_group(
-            group,
-            row=group if row is None else row,
-            epoch=0,
-            prompt=prompt,
-            prompt_tokens=[1, 2, 3],
-            columns={"answer": "c", "level": 2},
-        )
+    def group(self, number: int, prompt: Any = "q?", *, row: int | None = None) -> None:
+        columns = {"answer": "c", "level": 2}
+        row = number if row is None else row
+        group(self.store, number, row=row, prompt=prompt, prompt_tokens=[1, 2, 3], columns=columns)
 
     def response(
         self,
@@ -65,31 +61,20 @@ class MadeRun:
     ) -> list[int]:
         """The policy's turns at even places, an environment's answers, as text or tokens, at odd
         ones; return the tokens."""
-        trajectory = TrajectoryId(group, member)
-        parts = [parts] if isinstance(parts, str) else parts
+        which = TrajectoryId(group, member)
         tokens: list[int] = []
-        for place, part in enumerate(parts):
+        for place, part in enumerate([parts] if isinstance(parts, str) else parts):
             ids = self.ids(part) if isinstance(part, str) else part
+            made = {"start": len(tokens), "version": version, "tokens": ids}
             if place % 2:
-                self.store.put_observed(trajectory, start=len(tokens), version=version, tokens=ids)
+                self.store.put_observed(which, **made)
             else:
-                self.store.put_segment(
-                    trajectory,
-                    start=len(tokens),
-                    version=version,
-                    instance="rollout-0",
-                    steps=len(ids),
-                    drafted=0,
-                    tokens=ids,
-                    logprobs=[-0.5] * len(ids),
-                )
+                segment(self.store, which, len(ids), steps=len(ids), **made)
             tokens += ids
         if reason is not None:
-            self.store.put_finished(trajectory, length=len(tokens), reason=reason)  # type: ignore[arg-type]
-            text = self.tokenizer.decode(tokens, skip_special_tokens=True)
-            self.store.put_text(trajectory, text)
-        if reward is not None:
-            self.store.put_reward(trajectory, reward=reward, components={"right": reward})
+            components = {} if reward is None else {"right": reward}
+            finished(self.store, which, len(tokens), reward, reason, **components)
+            self.store.put_text(which, self.tokenizer.decode(tokens, skip_special_tokens=True))
         return tokens
 
     def close(self) -> Path:

@@ -350,35 +350,6 @@ def test_a_missing_package_is_named(run: MadeRun, monkeypatch: pytest.MonkeyPatc
         export(run.run_dir, run.run_dir.parent / "rows.parquet")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        ([], "--output"),
-        (["--output", "rows"], "say --format jsonl, parquet, datasets"),
-        (["--output", "no/rows.jsonl"], "there is no directory no"),
-        (["--output", "r.jsonl", "--steps", "5:2"], "given '5:2', should be A:B"),
-        (["--output", "r.jsonl", "--steps", "5"], "given '5', should be A:B"),
-        (["--output", "r.jsonl", "--best", "0"], "given '0', should be a number from 1 on"),
-        (["--output", "r.jsonl", "--min-reward", "nan"], "given 'nan', should be a number"),
-        (["--output", "r.jsonl", "--what", "preferences", "--best", "2"], "--best: a pair is"),
-        (["--output", "r.jsonl", "--what", "sft", "--tokens"], "--tokens: goes with"),
-        (["--output", "r.jsonl", "--steps", "70:"], "no row of trajectories to write: 7 not want"),
-    ],
-)
-def test_mistakes_are_one_line(
-    run: MadeRun,
-    arguments: list[str],
-    part: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(run.run_dir.parent)
-    assert cli.main(["export", "run", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert part in err
-    assert (err.count("\n"), out) == (1, "")
-
-
 def test_the_command_says_what_it_wrote(
     run: MadeRun, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -387,5 +358,3 @@ def test_the_command_says_what_it_wrote(
     assert cli.main(["export", str(run.run_dir), "--output", output, *options]) == 0
     said = capsys.readouterr().out
     assert said == f"{output}: 1 rows of 7 responses; left out: 6 not wanted\n"
-    assert cli.main(["export", str(tmp_path), "--output", f"{output}.jsonl"]) == 2
-    assert "is not a run directory" in capsys.readouterr().err

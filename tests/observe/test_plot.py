@@ -151,30 +151,3 @@ def test_a_drawing_of_one_metric(tmp_path: Path, figures: list[Figure]) -> None:
     assert "<svg" in output.read_text()
     (panel,) = figures[0].get_axes()
     assert panel.get_lines()[0].get_xdata().tolist() == [4, 8, 12, 16]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (["run", "--metric", "entrpy"], "--metric entrpy: no run has it; did you mean entropy?"),
-        (["run", "--output", "curves.gif"], "should end in .png or .svg"),
-        (["run", "--output", "no/curves.png"], "--output no/curves.png: cannot be written"),
-        (["run", "--smooth", "0"], "given '0', should be a number from 1 on"),
-        (["run", "nowhere"], "nowhere: no such directory"),
-        (["bare"], "there are no metrics yet"),
-    ],
-)
-def test_mistakes_are_one_line(
-    tmp_path: Path,
-    arguments: list[str],
-    part: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made(tmp_path / "run")
-    (made(tmp_path / "bare") / "metrics.jsonl").unlink()
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["plot", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert part in err
-    assert (err.count("\n"), out) == (1, "")

@@ -116,25 +116,3 @@ def test_differences_know_types_and_missing_fields() -> None:
 def test_names_are_as_short_as_they_tell_apart() -> None:
     assert short_names([Path("/x/a"), Path("/x/b")]) == ["a", "b"]
     assert short_names([Path("/x/a/run"), Path("/x/b/run")]) == ["a/run", "b/run"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (["nowhere"], "nowhere: no such directory"),
-        ([], "runs: no such directory"),
-        (["."], "holds no run"),
-    ],
-)
-def test_mistakes_are_one_line(
-    tmp_path: Path,
-    arguments: list[str],
-    part: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["runs", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert part in err
-    assert (err.count("\n"), out) == (1, "")
