@@ -135,20 +135,6 @@ def test_equals_the_slow_formula(loss_type: str, correction: str, beta: float):
         torch.testing.assert_close(logprob.grad, slow_gradient, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("correction", CORRECTIONS)
-def test_any_split_of_the_tokens_has_the_same_loss(correction: str):
-    config = learner_config(off_policy_correction=correction, beta=0.1)
-    sequences = _sequences(1)
-    inputs = _inputs(sequences, "grpo")
-    logprob = torch.stack([x.detach() for s in sequences for x in s.policy])
-    whole = (token_losses(logprob, inputs, config) * inputs.weight_R).sum()
-    parts = [slice(0, 5), slice(5, 6), slice(6, None)]
-    total = sum(
-        (token_losses(logprob[p], inputs[p], config) * inputs[p].weight_R).sum() for p in parts
-    )
-    torch.testing.assert_close(total, whole)
-
-
 @pytest.mark.parametrize("correction", ["tis", "decoupled"])
 def test_without_proximal_log_probabilities_the_policy_is_its_own(correction: str):
     """One optimizer step per batch: ratio 1, nothing clipped, the weight still applies."""

@@ -80,14 +80,6 @@ def test_bfloat16_gradients_add_up_in_float32():
     assert optimizer.step(0.0) == pytest.approx(1000.0)
 
 
-def test_gradients_are_cleared_by_a_step():
-    module = _module()
-    optimizer = Optimizer(module, learner_config(), torch.float32)
-    _feed(module, 0).backward()
-    assert optimizer.step(1e-3) > 0
-    assert optimizer.step(1e-3) == 0.0
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_gradient_that_is_not_finite_changes_nothing(dtype, value):
@@ -103,20 +95,3 @@ def test_a_gradient_that_is_not_finite_changes_nothing(dtype, value):
     _feed(module, 1).backward()
     assert math.isfinite(optimizer.step(1e-3))
     assert not optimizer.skipped
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_state_restored_continues_identically(dtype):
-    module, twin = _module(), _module()
-    config = learner_config()
-    optimizer, other = Optimizer(module, config, dtype), Optimizer(twin, config, dtype)
-    for seed in range(3):
-        _feed(module, seed).backward()
-        optimizer.step(1e-2)
-    saved = {(kind, name): rows.clone() for kind, name, rows in optimizer.state()}
-    other.load(optimizer.num_steps, lambda kind, name: saved[kind, name])
-    for m, o in ((module, optimizer), (twin, other)):
-        _feed(m, 9).backward()
-        o.step(1e-2)
-    for a, b in zip(module.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(a, b)

@@ -75,12 +75,6 @@ def test_a_row_is_closed_only_by_a_sample_that_does_not_fit(samples: list[Sample
         assert _size([samples[i] for i in joined]) > max_tokens
 
 
-def test_a_sample_longer_than_the_budget_gets_a_row_of_its_own():
-    samples = [_sample([1], [2] * n) for n in (3, 30, 3, 3)]
-    rows = pack(samples, range(4), max_tokens=8)
-    assert [row.members for row in rows] == [(0,), (1,), (2, 3)]
-
-
 def test_only_the_chosen_members_in_their_order():
     samples = [_sample([n], [n, n]) for n in range(5)]
     (row,) = pack(samples, [3, 1], 100)

@@ -59,16 +59,6 @@ def test_micro_batches_do_not_matter(variant: dict):
         same_metrics(metrics, expected)
 
 
-def test_a_sample_alone_has_the_same_gradient_as_in_the_batch():
-    """Gradients of parts add up to the gradient of the whole: nothing leaks between sequences."""
-    batch = made_up_batch()
-    whole, _ = gradients(tiny_learner(loss_type="dr_grpo"), batch)
-    halves = [
-        gradients(tiny_learner(loss_type="dr_grpo"), part)[0] for part in (batch[:8], batch[8:])
-    ]
-    close({n: (halves[0][n] + halves[1][n]) / 2 for n in whole}, whole, 2e-4)
-
-
 def test_samples_without_advantage_are_measured_but_not_differentiated():
     batch = made_up_batch()
     (micros,) = split(

@@ -223,5 +223,5 @@ def in_a_process(work, *args):
     """Two engines of vLLM do not go into one."""
     process = multiprocessing.get_context("spawn").Process(target=work, args=args)
     process.start()
-    process.join(500)
+    process.join(800)
     assert process.exitcode == 0

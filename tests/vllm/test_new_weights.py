@@ -21,7 +21,7 @@ from tests.vllm.sameness import (
     requests_of,
 )
 
-pytestmark = [needs_vllm, pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [needs_vllm, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -162,6 +162,15 @@ def store():
     store.close()
 
 
+@pytest.fixture
+def installed(store):
+    """Weights of a model that were brought from the store once, a reader of it, and the model."""
+    reader, model = store.handle.open(), Model()
+    weights = InstalledWeights(model, reader)
+    weights.install(reader, compare=True)
+    return weights, reader, model
+
+
 def products(model, x):
     """What each layer makes of x."""
     block = model.block
@@ -175,9 +184,8 @@ def products(model, x):
     }
 
 
-def test_every_layer_computes_with_what_was_published(store):
-    reader, model = store.handle.open(), Model()
-    weights = InstalledWeights(model, reader)
+def test_every_layer_computes_with_what_was_published(store, installed):
+    weights, reader, model = installed
     for version in (0, 1):
         tensors = published(version)
         checksum = store.publish(version, tensors)
@@ -232,11 +240,9 @@ def test_processes_hold_their_parts_of_it(store, size):
     )
 
 
-def test_experts_that_were_not_packed_again_are_noticed(store, monkeypatch):
-    reader, model = store.handle.open(), Model()
-    weights = InstalledWeights(model, reader)
+def test_experts_that_were_not_packed_again_are_noticed(installed, monkeypatch):
+    weights, reader, model = installed
     experts = model.block.experts.routed_experts
-    weights.install(reader, compare=True)
     pack = ExpertPacker.process_weights_after_loading
 
     def stale(self, layer):
@@ -264,9 +270,9 @@ def test_experts_that_a_gpu_has_otherwise_are_refused():
     assert not places["block.experts.down_proj"].target.is_packed
 
 
-def test_a_head_that_is_not_packed_again_is_noticed(store, monkeypatch):
-    reader, model = store.handle.open(), Model()
-    weights = InstalledWeights(model, reader)
+def test_a_head_that_is_not_packed_again_is_noticed(store, installed, monkeypatch):
+    weights, reader, model = installed
+    store.publish(1, published(1))
     assert weights._kept_and_packed() == [model.lm_head]
     answers = iter([[], [model.lm_head]])
     monkeypatch.setattr(weights, "_kept_and_packed", lambda: next(answers))
@@ -274,10 +280,9 @@ def test_a_head_that_is_not_packed_again_is_noticed(store, monkeypatch):
         weights.install(reader, compare=True)
 
 
-def test_a_packer_that_gets_something_else_is_noticed(store, monkeypatch):
+def test_a_packer_that_gets_something_else_is_noticed(installed, monkeypatch):
     """The digest is of what the packer is given."""
-    reader, model = store.handle.open(), Model()
-    weights = InstalledWeights(model, reader)
+    weights, reader, _ = installed
     place = weights._places["block.k_proj.weight"]
     ((whole, _),) = place.pieces
     place.pieces = [(whole, weights._places["block.v_proj.weight"].destination)]
@@ -287,9 +292,8 @@ def test_a_packer_that_gets_something_else_is_noticed(store, monkeypatch):
         weights.install(reader)
 
 
-def test_newer_weights_if_those_that_are_wanted_are_gone(store):
-    reader, model = store.handle.open(), Model()
-    weights = InstalledWeights(model, reader)
+def test_newer_weights_if_those_that_are_wanted_are_gone(store, installed):
+    weights, reader, _ = installed
     for version in (1, 2):
         store.publish(version, published(version))
     assert weights.install(reader, 0).version == 2
@@ -317,26 +321,35 @@ def test_parts_of_a_fused_layer_stand_one_below_the_other():
     assert shape_of(target, places) == (HEADS * HEAD + 2 * KV_HEADS * HEAD, HIDDEN)
 
 
+class Deltas:
+    """A store that knows changes, of bfloat16, and a model that was given its weights once."""
+
+    def __init__(self):
+        self.tensors = {name: tensor.bfloat16() for name, tensor in published().items()}
+        self.store = SharedMemoryWeightStore(manifest_of(self.tensors), keep=4)
+        self.version = 0
+        self.checksum = self.store.publish(0, self.tensors)
+        self.reader, self.model = self.store.handle.open(), bfloat16_model()
+        self.weights = InstalledWeights(self.model, self.reader)
+        self.weights.install(self.reader)
+
+    def publish(self, *names):
+        """Others than before in these tensors."""
+        for name in names:
+            self.tensors[name].view(-1)[3] += 1
+        self.version += 1
+        self.checksum = self.store.publish(self.version, self.tensors)
+
+    def install(self, **options):
+        found = self.weights.install(self.reader, self.version, **options)
+        assert found == (self.version, self.checksum)
+
+
 @pytest.fixture
 def deltas():
-    """A store that knows changes, of bfloat16."""
-    tensors = {name: tensor.bfloat16() for name, tensor in published().items()}
-    store = SharedMemoryWeightStore(manifest_of(tensors), keep=4)
-    store.publish(0, tensors)
-    yield store, tensors
-    store.close()
-
-
-def change(tensors, *names):
-    for name in names:
-        tensors[name].view(-1)[3] += 1
-
-
-def count_pulls(reader, monkeypatch):
-    """What `pull` was asked for."""
-    asked, pull = [], reader.pull
-    monkeypatch.setattr(reader, "pull", lambda *how: asked.append(how) or pull(*how))
-    return asked
+    made = Deltas()
+    yield made
+    made.store.close()
 
 
 def watch_packers(monkeypatch):
@@ -360,15 +373,12 @@ def bfloat16_model():
 
 
 def test_changes_are_put_in_and_only_layers_that_changed_are_packed_again(deltas, monkeypatch):
-    store, tensors = deltas
-    reader, model = store.handle.open(), bfloat16_model()
-    weights = InstalledWeights(model, reader)
-    weights.install(reader)
-    store.publish(1, tensors)
-    weights.install(reader, 1)  # is told of changes for the first time: whole, and kept
-    pulls = count_pulls(reader, monkeypatch)
+    model = deltas.model
+    deltas.publish()
+    deltas.install()  # is told of changes for the first time: whole, and kept
+    monkeypatch.setattr(deltas.reader, "pull", None)
     packed = watch_packers(monkeypatch)
-    steps = [
+    for names, layers in (
         (("block.k_proj.weight",), [model.block.qkv_proj]),
         (("block.norm.weight",), []),
         (("embed_tokens.weight",), [model.lm_head]),
@@ -377,73 +387,53 @@ def test_changes_are_put_in_and_only_layers_that_changed_are_packed_again(deltas
             [model.block.o_proj, model.block.gate_up_proj],
         ),
         ((), []),
-    ]
-    for version, (names, layers) in enumerate(steps, 2):
-        change(tensors, *names)
-        checksum = store.publish(version, tensors)
+    ):
+        deltas.publish(*names)
         packed.clear()
-        assert weights.install(reader, version) == (version, checksum)
+        deltas.install()
         assert {id(layer) for layer in packed} == {id(layer) for layer in layers}
-        fresh = bfloat16_model()
-        InstalledWeights(fresh, reader).install(store.handle.open(), version)
+        fresh, reader = bfloat16_model(), deltas.store.handle.open()
+        InstalledWeights(fresh, reader).install(reader, deltas.version)
         x = torch.randn(3, HIDDEN).bfloat16()
         for name, due in products(fresh, x).items():
             assert torch.equal(products(model, x)[name], due), name
-        assert torch.equal(model.block.norm.weight, tensors["block.norm.weight"])
-    assert pulls == []
+        assert torch.equal(model.block.norm.weight, deltas.tensors["block.norm.weight"])
 
 
-def test_weights_that_are_too_old_for_changes_come_whole(deltas, monkeypatch):
-    store, tensors = deltas
-    reader, model = store.handle.open(), bfloat16_model()
-    weights = InstalledWeights(model, reader)
-    weights.install(reader)
+def test_weights_that_are_too_old_for_changes_come_whole(deltas):
     for version in range(1, 9):
-        change(tensors, "block.q_proj.weight")
-        checksum = store.publish(version, tensors)
+        deltas.publish("block.q_proj.weight")
         if version in (1, 2, 8):
-            assert weights.install(reader, version, compare=True) == (version, checksum)
+            deltas.install(compare=True)
     x = torch.randn(3, HIDDEN).bfloat16()
-    qkv = torch.cat([tensors[f"block.{name}_proj.weight"] for name in "qkv"])
-    assert torch.equal(products(model, x)["qkv"], x @ qkv.t().clone())
+    qkv = torch.cat([deltas.tensors[f"block.{name}_proj.weight"] for name in "qkv"])
+    assert torch.equal(products(deltas.model, x)["qkv"], x @ qkv.t().clone())
 
 
 def test_a_buffer_that_somebody_changed_is_noticed(deltas):
     """By the digest, if a change is put where something else stands than it was found against."""
-    store, tensors = deltas
-    reader = store.handle.open()
-    weights = InstalledWeights(bfloat16_model(), reader)
-    for version in (1, 2):
-        change(tensors, "block.q_proj.weight")
-        store.publish(version, tensors)
-        weights.install(reader, version)
-    weights._unpacked.buffers["block.qkv_proj.weight"].view(-1)[3] += 1
-    change(tensors, "block.q_proj.weight")
-    store.publish(3, tensors)
+    for _ in "12":
+        deltas.publish("block.q_proj.weight")
+        deltas.install()
+    deltas.weights._unpacked.buffers["block.qkv_proj.weight"].view(-1)[3] += 1
+    deltas.publish("block.q_proj.weight")
     with pytest.raises(ChecksumMismatch, match=r"block\.q_proj"):
-        weights.install(reader, 3)
+        deltas.install()
 
 
 def test_a_layer_that_is_not_packed_again_is_noticed(deltas, monkeypatch):
-    store, tensors = deltas
-    reader = store.handle.open()
-    weights = InstalledWeights(bfloat16_model(), reader)
-    for version in (1, 2):
-        store.publish(version, tensors)
-        weights.install(reader, version)
-    change(tensors, "block.q_proj.weight")
-    store.publish(3, tensors)
-    monkeypatch.setattr(weights._unpacked, "take_changed", list)
+    for _ in "12":
+        deltas.publish()
+        deltas.install()
+    deltas.publish("block.q_proj.weight")
+    monkeypatch.setattr(deltas.weights._unpacked, "take_changed", list)
     with pytest.raises(ChecksumMismatch, match="does not compute"):
-        weights.install(reader, 3, compare=True)
+        deltas.install(compare=True)
 
 
 def test_processes_with_parts_take_no_changes(deltas):
-    store, tensors = deltas
-    reader, model = store.handle.open(), Model(0, 2).bfloat16()
-    weights = InstalledWeights(model, reader)
-    for version in (1, 2, 3):
-        change(tensors, "block.q_proj.weight")
-        checksum = store.publish(version, tensors)
-        assert weights.install(reader, version) == (version, checksum)
-    assert weights._unpacked is None
+    deltas.weights = InstalledWeights(Model(0, 2).bfloat16(), deltas.reader)
+    for _ in "123":
+        deltas.publish("block.q_proj.weight")
+        deltas.install()
+    assert deltas.weights._unpacked is None

@@ -56,11 +56,8 @@ def check_installed(config: Config) -> None:
     missing = [name for name in _NEEDED if found[name] is None]
     if missing:
         raise UserError(f"{where} lacks {', '.join(missing)}; install Rhymeflow there: {INSTALL}")
-    if rollout.engine == "vllm":
-        _check_vllm(where, found)
-
-
-def _check_vllm(where: str, found: dict[str, str | None]) -> None:
+    if rollout.engine != "vllm":
+        return
     version = next((found[name] for name in _VLLM if found[name]), None)
     if version is None:
         raise UserError(

@@ -218,15 +218,12 @@ def import_vllm() -> None:
     os.environ.update(ENVIRONMENT)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     dispatcher: Any = importlib.import_module("vllm.triton_utils.dispatcher")
-    dispatcher.vars = attributes_of
+    dispatcher.vars = _vars
 
 
-def attributes_of(value: object) -> Mapping[str, Any]:
-    """`vars`, but nothing where that is no mapping.
-
-    vLLM looks at every global of every module for kernels to replace. llvmlite, which numba loads,
-    has one that answers to any name, `__dict__` included, with a function.
-    """
+def _vars(value: object) -> Mapping[str, Any]:
+    # vLLM looks at every global of every module for kernels to replace. llvmlite, which numba
+    # loads, has one that answers to any name, `__dict__` included, with a function.
     found: Any = vars(value)
     return found if isinstance(found, Mapping) else {}
 

@@ -3,9 +3,7 @@
 vLLM puts the query, key and value projections of a layer into one, and likewise gate and up; it
 splits layers over processes; it pads the vocabulary; it has a mixture's experts in a layer of its
 own; and on CPUs it hands a layer's weights to a packer and keeps only what the packer made of them.
-
-Every tensor of the manifest has a place, and every parameter of the model is filled by them
-(`find_places` raises otherwise), so nothing is computed with that was not pulled. Imports no vLLM.
+Each tensor has a place and each parameter is filled, so all that is computed with was pulled.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """What an instance tries before it joins: whether vLLM is what this engine takes it for.
 
-A few dozen tokens of a made-up prompt, under the pulled weights: alone, with drafts that are right
-and wrong, and interrupted. If our sampler were not called, a position were counted otherwise, or a
-draft handed on to another request, tokens would differ or none be accepted, and a run would learn
-from samples that are none. (That layers compute with what was pulled is looked at by
-`InstalledWeights`.)
-
-In bfloat16 a product depends on the number of rows in its last bits, so a token may differ without
-a fault: there one equal response of a few is enough.
+A few dozen tokens under the pulled weights: alone, with drafts that are right and wrong, and
+interrupted. If our sampler were not called, a position were counted otherwise, or a draft handed on
+to another request, tokens would differ or none be accepted. In bfloat16 a product depends on the
+number of rows in its last bits: there one equal response of a few is enough.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ if TYPE_CHECKING:
 
 NUM_TOKENS = 12
 NUM_TRIES = 3
-PROMPT = tuple(range(2, 42))
+PROMPT = list(range(2, 42))
 """Longer than a block of the KV cache."""
 
 
@@ -100,7 +96,7 @@ def _difference(how: str, one: Request, other: Request) -> str | None:
 
 def _request(number: int) -> Request:
     how = Sampling(1.0, 1.0, 0, NUM_TOKENS, frozenset())
-    return Request("self-test", list(PROMPT), NoiseKey(number, 0, 0), how)
+    return Request("self-test", PROMPT.copy(), NoiseKey(number, 0, 0), how)
 
 
 def _drain(engine: VllmEngine, request: Request, *, interrupted: bool = False) -> Request:

@@ -1,14 +1,11 @@
 """What vLLM's model runners are given to make drafts: something that makes none.
 
-vLLM asks its proposer at the end of an iteration, in the worker, without saying which requests it
-asks for. Drafts from history need to know (siblings of a group are not interchangeable), and how
-many to verify depends on what the next iteration runs. So the engine makes drafts before the
-iteration (`drafting.py`) and hands them to vLLM's scheduler by its own `update_draft_token_ids`.
-A runner verifies what the scheduler hands on only if it was made with something that drafts.
-
-The second runner (V2) verifies the tokens that stand in its `req_states.draft_tokens` on the
-device, as many of each request as the scheduler says. So drafts are put there too, by one copy
-that nothing waits for.
+vLLM asks its proposer in the worker, at the end of an iteration, without saying which requests it
+asks for. Drafts from history need to know, and how many to verify depends on what the next
+iteration runs. So the engine makes drafts before it (`drafting.py`) and hands them to vLLM's
+scheduler. A runner verifies what the scheduler hands on only if it was made with something that
+drafts. The second one (V2) verifies what stands in its `req_states.draft_tokens` on the device, so
+drafts are put there too, by one copy that nothing waits for.
 """
 
 from __future__ import annotations

@@ -1,23 +1,17 @@
-"""Pulling weights into vLLM's model, in place and proved (law 5).
+"""Pulling weights into vLLM's model between two iterations, in place and proved (law 5).
 
-Between two iterations every tensor of the store is copied to its place. Where vLLM computes with
-what a packer made of a weight, the weight is put together in a buffer, its digest is taken there,
-and that buffer is what the packer gets: so the digest is of the packer's input. What the packer
-makes of it cannot be digested; with `compare` each layer is compared, bit for bit, with one that
-was freshly made of the same buffer.
+Where vLLM computes with what a packer made of a weight, the weight is put together in a buffer, its
+digest is taken there, and that buffer is what the packer gets. What it makes of it cannot be
+digested; with `compare` each layer is compared, bit for bit, with one freshly made of the buffer.
 
-**The head.** vLLM 0.32 packs the output head when it loads a model, and a head that is tied to the
-embedding is packed from the embedding's weight; whoever changes the embedding later leaves the head
-on the old weights, silently. So every layer that has both its weight and something packed is packed
-again after each pull.
+**The head.** vLLM 0.32 packs the output head when it loads a model, a tied one from the embedding's
+weight; who changes the embedding later leaves the head on the old weights, silently. So every layer
+that has both its weight and something packed is packed again after each pull.
 
-**Changes.** What a packer made of a weight cannot be changed in place. So from the second pull on,
-if the store knows what changed since the first, weights are kept as they are before they are packed
-(`Unpacked`; it takes their memory once more), and only layers of which something changed are packed
-again; but not where a process holds parts of tensors, of which a digest cannot be followed.
-
-Imports no vLLM: layers pack themselves (`quant_method.process_weights_after_loading`) and compute
-by `quant_method.apply`.
+**Changes** cannot be put into what a packer made. So from the second pull on, if the store knows
+them, weights are kept as they are before they are packed (`Unpacked`, in as much memory again), and
+only layers of which something changed are packed again; but not where a process holds parts of
+tensors, of which a digest cannot be followed.
 """
 
 from __future__ import annotations

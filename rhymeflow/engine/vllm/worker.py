@@ -1,7 +1,6 @@
 """What runs in vLLM's workers, the processes that hold the model: our sampler and our weights.
 
-vLLM mixes `WorkerExtension` into its worker (`worker_extension_cls`) and calls its methods by name
-(`collective_rpc`). With one process it is the instance's own.
+vLLM mixes `WorkerExtension` into its worker and calls its methods by name (`collective_rpc`).
 """
 
 from __future__ import annotations
