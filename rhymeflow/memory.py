@@ -7,7 +7,8 @@ for they depend on libraries: Python and torch (about 0.5 GB a process), CUDA, N
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -152,13 +153,11 @@ def layer_bytes(model: Model) -> int:
     """
     size, queries = model.bytes_per_value, model.num_heads * model.head_size
     keys = model.num_kv_heads * model.head_size
-    is_fused = size == MASTER and model.device == "cpu"
-    norms = 2 * model.hidden_size * ((0 if is_fused else MASTER) + 2 * size)
+    norms = 2 * model.hidden_size * (MASTER + 2 * size)
     if model.normalises_heads:
         norms += (queries + keys) * (MASTER + size)
     heads = 2 * (queries + keys) if model.device == "cpu" else 7 * queries + keys
-    mlp = (3 if is_fused else 4) * model.intermediate_size
-    return norms + size * (heads + mlp)
+    return norms + size * (heads + 4 * model.intermediate_size)
 
 
 def activation_bytes(model: Model, *, gradient_checkpointing: bool) -> int:
@@ -258,20 +257,12 @@ def of_changes(config: Config, model: Model) -> list[Part]:
 
 
 def of_history(drafting: DraftingConfig) -> list[Part]:
-    """The index of history; making one to ask takes no memory until it is written.
-
-    Raises:
-        UserError: no machine could hold it.
-    """
+    """The index of history. Raises `UserError` if no machine could hold it."""
     if drafting.window == "off":
         return []
     tokens = drafting.history_tokens
-    try:
+    with _sized(f"drafting.history_tokens = {tokens:,}"):
         index = Index(max_tokens=tokens, max_responses=drafting.history_responses)
-    except (MemoryError, ValueError) as error:  # NumPy raises either, by the size
-        raise UserError(
-            f"drafting.history_tokens = {tokens:,}: no memory for the index of history: {error}"
-        ) from None
     return [Part(f"history index of {tokens:,} tokens", index.num_bytes)]
 
 
@@ -280,7 +271,7 @@ def of_drafter(config: Config, model: Model) -> list[Part]:
     drafting, sequences = config.drafting, config.rollout.max_num_seqs
     if drafting.window == "off":
         return []
-    try:
+    with _sized(f"rollout.max_num_seqs = {sequences:,}"):
         drafter = Drafter(
             None,
             window=drafting.window,
@@ -290,11 +281,16 @@ def of_drafter(config: Config, model: Model) -> list[Part]:
             max_sequences=sequences,
             max_length=model.max_positions,
         )
-    except (MemoryError, ValueError) as error:
-        raise UserError(
-            f"rollout.max_num_seqs = {sequences:,}: no memory for the index of what runs: {error}"
-        ) from None
     return [Part("index of what runs", drafter.num_bytes)]
+
+
+@contextmanager
+def _sized(what: str) -> Iterator[None]:
+    """An index that is made to ask takes no memory until it is written."""
+    try:
+        yield
+    except (MemoryError, ValueError) as error:  # NumPy raises either, by the size
+        raise UserError(f"{what}: no memory for the index of drafts: {error}") from None
 
 
 def here(config: Config, model: Model, prompt: int) -> list[tuple[str, Part]]:

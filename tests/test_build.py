@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 
 from rhymeflow import build, profiles
-from rhymeflow.config import (
-    Config,
-    DataConfig,
-    LearnerConfig,
-    RolloutConfig,
-    ScheduleConfig,
-)
+from rhymeflow.config import Config, DataConfig, LearnerConfig, RolloutConfig, ScheduleConfig
 from rhymeflow.config.load import dump_config, parse_config
 from rhymeflow.core.histopipe.pipeline import Pipeline
 from rhymeflow.core.strategies.base import NoLayout

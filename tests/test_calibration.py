@@ -12,14 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rhymeflow import cli, profiles
-from rhymeflow.calibration import (
-    DecodeFit,
-    Stretch,
-    calibrate,
-    errors,
-    fit_decode,
-    nonnegative,
-)
+from rhymeflow.calibration import DecodeFit, Stretch, calibrate, errors, fit_decode, nonnegative
 from rhymeflow.config.load import read_config
 from rhymeflow.sim.simulate import run, simulate
 from rhymeflow.sim.workload import workload

@@ -42,11 +42,7 @@ def add_commands(add: Add) -> None:
     _add_resume(add)
     _add_simulated(add)
     sub = add_configured(
-        add,
-        "sft",
-        sft,
-        help="supervised fine-tuning: a checkpoint to begin from",
-        description=_SFT,
+        add, "sft", sft, help="supervised fine-tuning: a checkpoint to begin from", description=_SFT
     )
     what = "read all rows, show the first as it is learnt and the whole configuration, and stop"
     sub.add_argument("--dry-run", action="store_true", help=what)
@@ -57,12 +53,7 @@ def add_configured(
 ) -> argparse.ArgumentParser:
     """Add a command that takes a recipe or a file, and fields; `first`: what comes before them."""
     sub = add(
-        name,
-        command,
-        takes_fields=True,
-        formatter_class=pages.Page,
-        add_help=False,
-        **options,
+        name, command, takes_fields=True, formatter_class=pages.Page, add_help=False, **options
     )
     needs = "RECIPE_OR_FILE" if name == "simulate" else "[RECIPE_OR_FILE]"
     if first is not None:
@@ -129,10 +120,7 @@ def _add_resume(add: Add) -> None:
 
 def _add_simulated(add: Add) -> None:
     sub = add_configured(
-        add,
-        "simulate",
-        simulate,
-        help="run a configuration on a simulated cluster",
+        add, "simulate", simulate, help="run a configuration on a simulated cluster"
     )
     sub.add_argument("--output", metavar="DIR", type=Path, help="where the timeline goes")
     sub.add_argument(

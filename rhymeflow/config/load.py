@@ -47,9 +47,7 @@ def list_recipes() -> dict[str, str]:
 
 
 def read_config(
-    recipe_or_file: str | None,
-    overrides: Overrides | None = None,
-    needed: Sequence[str] = NEEDED,
+    recipe_or_file: str | None, overrides: Overrides | None = None, needed: Sequence[str] = NEEDED
 ) -> Config:
     """Read a recipe by name, or a YAML file, with `overrides` put over it.
 

@@ -159,9 +159,5 @@ def _configured(config: Config, changes: Mapping[str, int], profile: Path) -> Co
     values["learner"]["max_steps"] = steps
     values["learner"]["cpus"] = values["rollout"]["cpus"] = None  # they say how many there are
     values["run"]["eval_steps"] = 0
-    values["simulation"] |= {
-        "profile": str(profile),
-        "skip_steps": SKIPPED,
-        "colocated": False,
-    }
+    values["simulation"] |= {"profile": str(profile), "skip_steps": SKIPPED, "colocated": False}
     return Config.model_validate(values)

@@ -254,6 +254,9 @@ MISTAKES = {
     "two documents": ("name: a\n---\nname: b", {}, ["f.yaml:2:1: "]),
     "an alias of itself": ("data: {options: &a {x: *a}}", {}, ["f.yaml:1:"]),
     "a mapping is no text": ("", {"data.options": "3"}, ["--data.options: given 3, should be a mapping"]),
+    "ranks that are one": ("", {"learner.offload_optimizer": "true"}, ["needs learner.num_ranks of at least 2"]),
+    "too few cores": ("", {"learner.num_ranks": "2", "learner.cpus": "[3]"}, ["learner.cpus = [3] is too few"]),
+    "no rank": ("", {"learner.num_ranks": "0"}, ["learner.num_ranks: given 0, should be greater than 0"]),
     "constants are no settings": ("sft: {logging_steps: 5}", {"environment.max_concurrent": "2", "reward.start_timeout": "9"}, ["f.yaml:1: sft.logging_steps: there is no such field (given 5)", "--environment.max_concurrent: there is no such field", "--reward.start_timeout: there is no such field"]),
     "no YAML in an override": ("", {"learner.beta": "[1"}, ["--learner.beta:1:"]),
 }  # fmt: skip
@@ -323,19 +326,6 @@ def test_build_takes_last_names() -> None:
 def test_build_names_mistakes(given: dict[str, Any], part: str) -> None:
     with pytest.raises(UserError, match=part):
         build_config(given, where="T")
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"learner.offload_optimizer": "true"}, "needs learner.num_ranks of at least 2"),
-        ({"learner.num_ranks": "2", "learner.cpus": "[3]"}, r"learner.cpus = \[3\] is too few"),
-        ({"learner.num_ranks": "0"}, "learner.num_ranks: given 0, should be greater than 0"),
-    ],
-)
-def test_what_ranks_need(options: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        read_config("demo", options)
 
 
 def test_names_alone_are_those_of_a_run() -> None:

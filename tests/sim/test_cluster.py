@@ -128,10 +128,7 @@ def a_cluster(
     num_instances = rng.randint(1, 4)
     faults = random.Random(seed)
     if can_die:
-        dying = {
-            "recovery": a_recovery(faults),
-            "failures": some_failures(faults, num_instances),
-        }
+        dying = {"recovery": a_recovery(faults), "failures": some_failures(faults, num_instances)}
         plan = replace(plan, accumulate_early=faults.random() < 0.5)
     if rng.random() < 0.5:
         hardware = replace(
@@ -304,52 +301,48 @@ def test_groups_whose_trained_rewards_are_equal_move_nothing() -> None:
     assert batch.still_tokens == 2 * (5 + 13)
 
 
-@pytest.mark.parametrize("version", [0, 3])
-def test_a_token_too_old_or_too_new(version: int) -> None:
-    audit = a_ledger((2, version), batches=2)
-    with pytest.raises(InvariantViolation, match="versions old in batch 2"):
-        audit.train(a_batch(2, 0, 1))
-
-
-def test_an_ending_that_comes_twice_or_never() -> None:
-    audit = a_ledger((0,))
-    with pytest.raises(InvariantViolation, match="did not end"):
-        audit.close(0)
+def dropped(audit: Audit) -> Audit:
     audit.drop(Drop(0, "aborted", "why not"))
-    with pytest.raises(InvariantViolation, match="ended twice"):
-        audit.train(a_batch(0, 0))
-    with pytest.raises(InvariantViolation, match="has ended"):
-        audit.admit(Response(TrajectoryId(0, 1), 5, 3))
+    return audit
 
 
-def test_what_was_not_complete_is_not_trained_on() -> None:
-    audit = a_ledger((0,))
-    audit.admit(Response(TrajectoryId(1, 0), 5, 3))
-    with pytest.raises(InvariantViolation, match="not complete"):
-        audit.train(a_batch(0, 1))
-    with pytest.raises(InvariantViolation, match="size"):
-        audit.train(Train(0, (), ()))
+def with_another(audit: Audit, group: int) -> Audit:
+    audit.admit(Response(TrajectoryId(group, 1), 5, 30))
+    return audit
+
+
+VIOLATIONS = {
+    "too old": (lambda: a_ledger((2, 0), 2).train(a_batch(2, 0, 1)), "2 versions old in batch 2"),
+    "too new": (lambda: a_ledger((2, 3), 2).train(a_batch(2, 0, 1)), "-1 versions old in batch 2"),
+    "never ended": (lambda: a_ledger((0,)).close(0), "did not end"),
+    "ended twice": (lambda: dropped(a_ledger((0,))).train(a_batch(0, 0)), "ended twice"),
+    "begun again": (lambda: with_another(dropped(a_ledger((0,))), 0), "has ended"),
+    "not complete": (
+        lambda: with_another(a_ledger((0,)), 1).train(Train(0, (1,), ((1,),))), "not complete"
+    ),
+    "too few": (lambda: a_ledger((0,)).train(Train(0, (), ())), "size"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("act", "said"), VIOLATIONS.values(), ids=VIOLATIONS)
+def test_the_audit_finds(act, said: str) -> None:
+    with pytest.raises(InvariantViolation, match=said):
+        act()
 
 
 def test_a_member_that_was_not_needed_is_counted() -> None:
-    audit = a_ledger((0,))
-    audit.admit(Response(TrajectoryId(0, 1), 5, 30))
+    audit = with_another(a_ledger((0,)), 0)
     audit.train(a_batch(0, 0))
     assert [(f.ending, f.length) for f in audit.outcomes] == [("consumed", 3), ("aborted", 30)]
 
 
 def test_a_response_never_goes_back_behind_its_version() -> None:
-    response = replace_version(Response(TrajectoryId(0, 0), 5, 3), 2)
+    response = Response(TrajectoryId(0, 0), 5, 3, routed_version=2)
     response.goes_on_under(4)
     response.goes_on_under(3)
     assert response.oldest_version == 3
     with pytest.raises(AssertionError, match="1 under 2"):
         response.goes_on_under(1)
-
-
-def replace_version(response: Response, version: int) -> Response:
-    response.routed_version = version
-    return response
 
 
 def test_a_mind_that_breaks_the_bound_is_found_out() -> None:

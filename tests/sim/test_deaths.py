@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
-from rhymeflow.sim import plot, simulate
+from rhymeflow.sim import simulate
 from rhymeflow.sim.faults import HOUR, Devices, Failure, Recovery, failures
 from rhymeflow.sim.result import Result
 from rhymeflow.sim.simulate import run
@@ -133,14 +133,6 @@ def test_what_was_stored_of_a_lost_instance_goes_on_elsewhere(tmp_path: Path) ->
     assert often.tokens_recomputed > never.tokens_recomputed == 0
 
 
-def test_an_instance_that_is_missed_late_holds_what_it_had_so_long(tmp_path: Path) -> None:
-    at = rollout_seconds() / 2
-    soon, late = (
-        died(tmp_path, [Failure(at, 1)], {"detection": seconds}).seconds for seconds in (0.0, 0.5)
-    )
-    assert late > soon
-
-
 def test_another_joins_only_when_there_is_a_learner(tmp_path: Path) -> None:
     timeline = Timeline()
     config = a_config(tmp_path, **FAULTS)
@@ -226,13 +218,3 @@ def test_rates_of_a_configuration(tmp_path: Path) -> None:
     rare = run(with_rates(tmp_path, **rates), Constant())
     assert rare == run(with_rates(tmp_path), Constant()), "as without faults"
     assert found.seconds > rare.seconds
-
-
-def test_a_picture_of_it(tmp_path: Path) -> None:
-    timeline = Timeline()
-    config = a_config(tmp_path, **FAULTS)
-    with recovering():
-        found = run(config, Constant(), timeline=timeline, dying=[Failure(1.0, "controller")])
-    plot.draw(tmp_path / "timeline.png", timeline, found, 64)
-    spans = timeline.learner.spans
-    assert all(a.end <= b.start for a, b in pairwise(spans))

@@ -10,13 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymeflow import profiles
 from rhymeflow.core.cost import CostModel
 from rhymeflow.sim.continuous_batching import ROUNDING
 from rhymeflow.sim.drafts import BAND, CLASSES, Counts, Drafts
 from tests.sim.test_instance import COST
-
-H20 = profiles.load("qwen2.5-14b-h20")
 
 
 def choosing(cost: CostModel, max_draft: int, acceptance: float = 0.7) -> Drafts:
@@ -92,17 +89,3 @@ def test_gains_are_those_of_the_drafts() -> None:
     assert choice.rows == 5 + 25
     none = choosing(COST, 5).none((2, 3))
     assert none[:4] == ((0,) * 2, (1,) * 2, 5, 5)
-
-
-def test_the_more_decode_the_fewer_are_drafted_and_the_longer_the_more() -> None:
-    drafts = Drafts(
-        H20.cost(1), acceptance=0.7, first_acceptance=0.3, max_draft=16, kv_capacity=H20.kv_capacity
-    )
-
-    def drafted(n: int, length: int) -> float:
-        return drafts.choose((0, n), n * length).drafts[1]
-
-    few = [drafted(n, 6000) for n in (1, 4, 16, 40)]
-    assert few == sorted(few, reverse=True)
-    assert few[0] == 16
-    assert drafted(40, 1000) < drafted(40, 7000)

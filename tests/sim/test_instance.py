@@ -95,27 +95,22 @@ def with_drafts(seed: int):
     """The same with drafts."""
     hardware, commands, lengths, prompts = scenario(seed)
     rng = random.Random(seed + 1)
-    hardware = replace(hardware, kv_capacity=rng.choice([105, 150, 100_000]))
-    hardware = replace(hardware, drafts=drafts(hardware, rng))
-    return hardware, commands, lengths, prompts
-
-
-def drafts(hardware: Hardware, rng: random.Random) -> Drafts:
-    return Drafts(
+    capacity = rng.choice([105, 150, 100_000])
+    drafts = Drafts(
         hardware.cost,
         acceptance=rng.choice([0.7, 0.93]),
         first_acceptance=rng.choice([0.0, 0.3, 0.55]),
         max_draft=rng.choice([1, 3, 16]),
-        kv_capacity=hardware.kv_capacity,
+        kv_capacity=capacity,
     )
+    return replace(hardware, kv_capacity=capacity, drafts=drafts), commands, lengths, prompts
 
 
 def both(hardware, commands, lengths, prompts):
     responses = {
-        t: Response(t, prompts[t.group], n, known=t.group % 2 == 1) for t, n in lengths.items()
+        t: Response(t, prompts[t.group], n, known=t.group % 2 == 1, routed_version=0)
+        for t, n in lengths.items()
     }
-    for response in responses.values():
-        response.routed_version = 0
     sequences = {t: Sequence(t, prompts[t.group], n, t.group % 2 == 1) for t, n in lengths.items()}
     fast, reported, events = run_fast(hardware, commands, responses)
     published = [(at, c.version) for at, c in commands if isinstance(c, Pull)]
@@ -138,29 +133,20 @@ def _key(pair: tuple[float, Event]) -> tuple[float, str]:
     return round(pair[0], 7), repr(pair[1])
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.integers(0, 2**32))
-def test_equals_one_iteration_after_another(seed: int) -> None:
-    fast, reported, _, slow, responses = both(*scenario(seed))
+@settings(max_examples=500, deadline=None)
+@given(st.integers(0, 2**32), st.booleans())
+@example(42477, True)  # 70 tokens in the cache, summed to a little less: on the edge of a band
+@example(42696, True)  # a decode span that ends there
+def test_equals_one_iteration_after_another(seed: int, drafted: bool) -> None:
+    fast, reported, _, slow, responses = both(*(with_drafts if drafted else scenario)(seed))
     assert_equal(fast, reported, slow)
     for trajectory, sequence in slow.sequences.items():
         assert responses[trajectory].generated == sequence.generated
         assert responses[trajectory].oldest_version == sequence.oldest
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.integers(0, 2**32))
-@example(42477)  # 70 tokens in the cache, summed to a little less: just on the edge of a band
-@example(42696)  # a decode span that ends there
-def test_equals_one_iteration_after_another_with_drafts(seed: int) -> None:
-    fast, reported, _, slow, responses = both(*with_drafts(seed))
-    assert_equal(fast, reported, slow)
-    for trajectory, sequence in slow.sequences.items():
-        assert responses[trajectory].generated == sequence.generated
-        assert responses[trajectory].oldest_version == sequence.oldest
-    assert fast._batch.clock(0) == pytest.approx(slow.clock)
-    generated = sum(sequence.generated for sequence in slow.sequences.values())
-    assert fast.tally.tokens_generated == pytest.approx(generated, abs=1e-6)
+    if drafted:
+        assert fast._batch.clock(0) == pytest.approx(slow.clock)
+        generated = sum(sequence.generated for sequence in slow.sequences.values())
+        assert fast.tally.tokens_generated == pytest.approx(generated, abs=1e-6)
 
 
 def routes(*members: TrajectoryId) -> list:
@@ -182,9 +168,7 @@ def test_work_grows_with_trajectories_not_with_tokens() -> None:
     hardware = replace(HARDWARE, kv_capacity=10**9, max_prefill_tokens=10**6)
     members = [TrajectoryId(0, m) for m in range(4)]
     lengths = {t: 1_000_000 + t.member for t in members}
-    responses = {t: Response(t, 10, n) for t, n in lengths.items()}
-    for response in responses.values():
-        response.routed_version = 0
+    responses = {t: Response(t, 10, n, routed_version=0) for t, n in lengths.items()}
     instance, reported, events = run_fast(hardware, routes(*members), responses)
     assert events < 12
     assert instance.tally.tokens_generated == sum(lengths.values())
@@ -196,9 +180,7 @@ def test_work_grows_with_trajectories_not_with_tokens() -> None:
 
 def test_a_group_s_prompt_is_computed_once() -> None:
     members = [TrajectoryId(0, m) for m in range(4)]
-    responses = {t: Response(t, 20, 30) for t in members}
-    for response in responses.values():
-        response.routed_version = 0
+    responses = {t: Response(t, 20, 30, routed_version=0) for t in members}
     hardware = replace(HARDWARE, kv_capacity=1000)
     instance, _, _ = run_fast(hardware, routes(*members), responses)
     assert instance.tally.prompt_tokens == 20 + 3
@@ -210,28 +192,8 @@ def test_a_response_that_the_cache_cannot_hold_is_a_defect_of_the_caller() -> No
              {TrajectoryId(0, 0): 50}, [10])  # fmt: skip
 
 
-def test_a_crash_leaves_what_was_stored() -> None:
-    response = Response(TrajectoryId(0, 0), 10, 60)
-    response.routed_version = 0
-    instance = Instance(
-        "rollout-0", HARDWARE, version=0, now=0.0, find=lambda _: response,
-        published=lambda: 1,
-    )  # fmt: skip
-    instance.deliver(Route("rollout-0", 1, response.id, 0), 0.0)
-    instance.deliver(Pull("rollout-0", 2, 1), 0.0)
-    while instance.next < 0.2:
-        instance.advance(instance.next)
-    instance.deliver(Interrupt("rollout-0", 3, ()), 0.2)
-    instance.advance(instance.next)
-    assert instance.crash(0.25) == [response]
-    assert response.generated == 0, "it began after the pull, and nothing was stored since"
-    assert response.oldest_version is None
-    assert instance.next == inf
-
-
 def test_what_was_interrupted_survives_the_next_instance() -> None:
-    response = Response(TrajectoryId(0, 0), 10, 60)
-    response.routed_version = 0
+    response = Response(TrajectoryId(0, 0), 10, 60, routed_version=0)
     generated = []
     for name in ("rollout-0", "rollout-1"):
         instance = Instance(
@@ -265,10 +227,3 @@ def test_a_stretch_is_inverted_to_the_iteration(first, growth, iterations, share
     decode_span.cut(now)
     assert decode_span.end >= now
     assert decode_span.iterations - over in (0, 1)
-
-
-def test_a_stretch_is_the_sum_of_its_iterations() -> None:
-    cost, n, tokens = COST, 7, 1000
-    decode_span = DecodeSpan(0.0, cost.iteration(n, tokens), cost.k1 * n, 5000)
-    total = sum(cost.iteration(n, tokens + n * j) for j in range(5000))
-    assert decode_span.end == pytest.approx(total, rel=1e-12)

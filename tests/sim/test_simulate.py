@@ -155,9 +155,6 @@ def test_drafts_make_as_many_tokens_as_their_chances_say(tmp_path: Path) -> None
     step = seconds + train_seconds() + PROFILE.push + PROFILE.pull
     assert found.step_seconds[1:] == pytest.approx([step] * (STEPS - 1), rel=1e-6)
     assert "accepted" in found.text()
-
-
-def test_without_drafts_nothing_is_said_of_them(tmp_path: Path) -> None:
     found = run(a_config(tmp_path, simulation__acceptance=0.95), Repeated())
     assert (found.tokens_per_iteration, found.drafted, found.accepted) == (1, 0, 0)
     assert "accepted" not in found.text()
@@ -208,20 +205,18 @@ def test_one_step_overlaps_the_two(tmp_path: Path) -> None:
 
 def test_twice_the_same_to_the_byte(tmp_path: Path) -> None:
     config = a_config(tmp_path, schedule__name="staleflow", schedule__max_staleness=2)
+    told: list[int] = []
     for name in "ab":
-        simulate(config, output=tmp_path / name)
+        found = simulate(config, output=tmp_path / name, on_step=told.append)
+    assert told == 2 * list(range(1, STEPS + 1))
+    assert json.loads((tmp_path / "a/result.json").read_text()) == json.loads(found.json())
     for file in ("result.json", "timeline.png"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
     other = build_config({"run.seed": 1}, over=config, where="test")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written to"):
+        simulate(config, output=tmp_path / "file")
     assert simulate(other, output=tmp_path / "c").json() != (tmp_path / "a/result.json").read_text()
-
-
-def test_schedules_are_compared_on_the_same_lengths(tmp_path: Path) -> None:
-    generated = set()
-    for name in ("synchronous", "one_step", "bounded", "partial", "staleflow"):
-        config = a_config(tmp_path, schedule__name=name)
-        generated.add(run(config, workload(config, None)).tokens_generated)
-    assert len(generated) == 1
 
 
 def test_redundancy_and_filtering_show_in_the_endings(tmp_path: Path) -> None:
@@ -248,13 +243,6 @@ def test_how_well_lengths_were_predicted(tmp_path: Path) -> None:
     assert 0.5 < found.rank_correlation != found.coverage
     assert found.coverage == pytest.approx(0.8, abs=0.15)
     assert f"predicted with rank correlation {found.rank_correlation:.2f}" in found.text()
-
-
-def test_the_result_can_be_read_by_programs(tmp_path: Path) -> None:
-    found = simulate(a_config(tmp_path), output=tmp_path / "out")
-    assert json.loads((tmp_path / "out/result.json").read_text()) == json.loads(found.json())
-    assert json.loads(found.json())["steps"] == STEPS
-    assert {field.name for field in dataclasses.fields(found)} == set(json.loads(found.json()))
 
 
 def test_quantiles_hold_every_response_once() -> None:
@@ -330,12 +318,6 @@ def test_colocated_devices_all_produce_and_all_train(tmp_path: Path) -> None:
         a_config(tmp_path, schedule__name="one_step", **changes)
 
 
-def test_output_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot be written to"):
-        simulate(a_config(tmp_path), output=tmp_path / "file")
-
-
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["simulate", "cluster", "--output", str(tmp_path), "--learner.max_steps", "3"]
     assert main([*arguments, "--learner.groups_per_batch", "8"]) == 0
@@ -389,9 +371,3 @@ def test_a_model_of_which_no_profile_is_known_is_refused() -> None:
     fields = {**LARGE, "model.name": "someone/else-8B", "simulation.profile": "demo-cpu"}
     config = build_config(fields, where="test")
     assert "recipe:demo" in run(config, workload(config, None)).devices
-
-
-def test_steps_are_told_as_they_end(tmp_path: Path) -> None:
-    told: list[int] = []
-    simulate(a_config(tmp_path), output=tmp_path / "out", on_step=told.append)
-    assert told == list(range(1, STEPS + 1))

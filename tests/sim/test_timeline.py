@@ -56,12 +56,10 @@ def test_a_row_for_each_instance_without_gaps(watched) -> None:
 
 def test_time_in_the_timeline_is_time_in_the_figures(watched) -> None:
     timeline, found = watched
-    learner = sum(span.end - span.start for span in timeline.learner.spans)
     assert timeline.end == pytest.approx(found.seconds)
     begin = found.step_seconds[0]
     inside = sum(s.end - s.start for s in timeline.learner.spans if s.start >= begin)
     assert 1 - inside / (found.seconds - begin) == pytest.approx(found.idle_learner)
-    assert learner > inside
     rows = timeline.instances
     inside = sum(max(0.0, s.end - max(s.start, begin)) for row in rows for s in row.spans)
     assert 1 - inside / (found.seconds - begin) / 3 == pytest.approx(found.idle_rollout, abs=1e-3)
@@ -73,16 +71,10 @@ def test_versions_of_a_row_rise_by_pulls_only(watched) -> None:
             assert b.version == a.version or (b.kind == "pull" and b.version > a.version)
 
 
-def test_loads_of_a_row(watched) -> None:
-    running = [running for _, running, _ in watched[0].instances[0].loads]
-    assert max(running) > 10
-    assert min(running) == 0
-
-
 def test_of_many_rows_evenly_chosen_ones_are_shown() -> None:
     timeline = Timeline()
     for i in range(1000):
-        timeline.span(timeline.join(f"rollout-{i}", 0.0), "decode", 0.0, 1.0, 0)
+        timeline.join(f"rollout-{i}", 0.0)
     chosen = [row.name for row in timeline.sample(10)]
     assert chosen == [f"rollout-{i}" for i in range(0, 1000, 100)]
 
@@ -96,10 +88,3 @@ def test_the_picture(tmp_path: Path, watched) -> None:
     colour = plot.colours(found.steps)
     for span in (Span("decode", 0, 1, 1), Span("pull", 0, 1, 1), Span("idle", 0, 1, 1)):
         assert (np.abs(image[:, :, :3] - colour(span)).max(axis=2) < 0.02).sum() > 20, span
-
-
-def test_neighbouring_versions_differ() -> None:
-    colour = plot.colours(50)
-    for version in range(50):
-        a, b = (np.array(colour(Span("decode", 0, 1, version + i))) for i in (0, 1))
-        assert np.abs(a - b).max() > 0.1

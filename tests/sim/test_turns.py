@@ -11,7 +11,6 @@ from rhymeflow.config.load import build_config
 from rhymeflow.core.events import Observed, TurnEnded
 from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.errors import UserError
 from rhymeflow.sim.response import Answer
 from rhymeflow.sim.simulate import run, simulate
 from rhymeflow.sim.workload import MOST_TURNS, Recorded, Synthetic, workload
@@ -121,9 +120,3 @@ def test_turns_are_as_many_as_is_said_and_share_the_length(tmp_path: Path) -> No
     assert all(each == sorted(set(each)) for each in ends)
     assert [made.answers(row, 0, 0, 60) for row in range(4000)] == every
     assert [made.answers(row, 1, 0, 60) for row in range(4000)] != every
-
-
-def test_answers_that_do_not_fit_the_cache_are_refused(tmp_path: Path) -> None:
-    config = a_config(tmp_path, **{**TURNS, "simulation.workload.observation_tokens": 100})
-    with pytest.raises(UserError, match="2300 tokens of environments and a prompt"):
-        run(config, workload(config, None))

@@ -70,11 +70,6 @@ def test_decided_prompts_have_one_reward() -> None:
     assert set().union(*rewards) == {0.0, 1.0}
 
 
-def test_prompts_come_epoch_after_epoch() -> None:
-    workload = Synthetic(a_config(num_prompts=3, prompt_tokens=7))
-    assert [tuple(workload.prompt(i)) for i in (0, 2, 3)] == [(0, 0, 7), (2, 0, 7), (0, 1, 7)]
-
-
 @pytest.mark.parametrize("mean", [20_000.0, 1.0])
 def test_a_mean_that_cannot_be(mean: float) -> None:
     with pytest.raises(UserError, match=r"simulation\.workload\.mean_length"):
