@@ -28,10 +28,11 @@ def main() -> int:
     parser.add_argument("recipe", nargs="?", default="demo", metavar="RECIPE_OR_FILE")
     parser.add_argument("--steps", type=int, default=15)
     args = parser.parse_args()
+    sys.path.insert(0, str(ROOT))
     from rhymeflow.config.load import read_config
-    from rhymeflow.runtime.ray.nodes import logical_nodes
     from rhymeflow.runtime.run_dir import choose_run_dir
     from rhymeflow.runtime.train import train
+    from tests.ray.nodes import logical_nodes
 
     with logical_nodes(2, 1, 1) as nodes:
         overrides = {

@@ -13,7 +13,7 @@ def cluster() -> Iterator:
     """A head with room for a learner of two ranks, or for one and an instance."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed")
-    from rhymeflow.runtime.ray.nodes import logical_nodes
+    from tests.ray.nodes import logical_nodes
 
     with logical_nodes(2) as nodes:
         yield nodes

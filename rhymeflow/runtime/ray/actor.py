@@ -1,10 +1,8 @@
 """A worker as an actor: the same `main` as on one machine, in a thread of the actor's process.
 
-`main` has one end of a pipe, as it has on one machine; calls of the actor's methods carry what goes
-through the other end to the controller and back, all that there is at a time.
-
-Holds true: `deliver` and `collect` wait for nobody but `main`, and each has a thread of its own;
-what `main` had said before it ended is collected before its end. Knows nothing of roles.
+`main` has one end of a pipe, and the actor's methods carry what goes through the other to the
+controller and back. `deliver` and `collect` wait for nobody but `main`, and each has a thread of
+its own; what `main` had said before it ended is collected before its end.
 """
 
 from __future__ import annotations
@@ -48,16 +46,14 @@ class Whereabouts(NamedTuple):
     """Where an actor runs."""
 
     node: str
-    """Ray's id of it."""
     host: str
     pid: int
 
 
 class WorkerActor:
-    """The process of one worker."""
+    """The process of one worker; it is there before the worker is up."""
 
     def __init__(self, given: Given) -> None:
-        """Begin; does not wait until the worker is up."""
         os.environ["OMP_NUM_THREADS"] = str(given.num_threads)  # torch reads it when it is imported
         assert "torch" not in sys.modules
         # Processes that the worker spawns import the main module again: Ray's program, which takes
@@ -101,6 +97,3 @@ class WorkerActor:
             entry.work(Channel(self._theirs), given.role, given.name, given.config, given.run_dir)
         finally:
             self._theirs.close()
-
-
-__all__ = ["Given", "Whereabouts", "WorkerActor"]

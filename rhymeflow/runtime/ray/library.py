@@ -1,9 +1,7 @@
 """Ray itself: found, connected to, left.
 
-Holds true: without a Ray of the supported version there is one line that says how to get it; a Ray
-that was started here ends with the run, and one that was there stays. What starts here listens on
-the loopback only, is found by nobody but this process, and reports no usage to Ray's makers.
-Knows nothing of workers.
+A Ray that was started here ends with the run, and one that was there stays. What starts here
+listens on the loopback only, and reports no usage to Ray's makers.
 """
 
 from __future__ import annotations
@@ -19,8 +17,6 @@ from rhymeflow.errors import UserError
 from rhymeflow.utils.extras import how_to_install
 
 VERSION = "2.60"
-"""Supported; nodes of one cluster must have the same in any case."""
-
 LOOPBACK = "127.0.0.1"
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -37,15 +33,13 @@ the work, are not to come after everything else on the machine (15, by Ray's def
 
 def check_version() -> None:
     """Raise `UserError` if Ray is not installed, or is another version; imports nothing."""
+    get = how_to_install("ray")
     try:
         found = metadata.version("ray")
     except metadata.PackageNotFoundError:
-        raise UserError(f"runtime = 'ray' needs the package ray: {how_to_install('ray')}") from None
+        raise UserError(f"runtime = 'ray' needs the package ray: {get}") from None
     if not found.startswith(f"{VERSION}."):
-        raise UserError(
-            f"runtime = 'ray' needs ray {VERSION}, and {found} is installed: "
-            f"{how_to_install('ray')}"
-        )
+        raise UserError(f"runtime = 'ray' needs ray {VERSION}, and {found} is installed: {get}")
 
 
 def load(address: str | None) -> ModuleType:
@@ -77,11 +71,8 @@ def connected(address: str | None, *, num_cpus: int) -> Iterator[ModuleType]:
     if ray.is_initialized():
         yield ray
         return
-    how = dict(QUIET)
-    if address is None:
-        how |= {"num_cpus": num_cpus, "include_dashboard": False}
-    else:
-        how["address"] = address
+    alone = {"num_cpus": num_cpus, "include_dashboard": False}
+    how = QUIET | (alone if address is None else {"address": address})
     if address is None or address.startswith(LOOPBACK):
         how["_node_ip_address"] = LOOPBACK  # else it is asked how the outside would be reached
     try:
@@ -92,6 +83,3 @@ def connected(address: str | None, *, num_cpus: int) -> Iterator[ModuleType]:
         yield ray
     finally:
         ray.shutdown()
-
-
-__all__ = ["QUIET", "check_version", "connected", "load"]

@@ -1,8 +1,7 @@
 """Objects and questions by Ray: its object store, and a method of named actors.
 
-Holds true: a buffer goes through the object store of each node once; names are of one run, so runs
-of one cluster do not meet. An actor that is gone, and one that cannot be reached, are both
-`OwnerLost`. Knows nothing of workers.
+A buffer goes through the object store of each node once; names are of one run, so runs of one
+cluster do not meet. An actor that is gone, and one that cannot be reached, are both `OwnerLost`.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from rhymeflow.runtime.ray.library import QUIET
+from rhymeflow.store import remote
 from rhymeflow.utils import objects
 from rhymeflow.utils.objects import OwnerLost, Reference
 
@@ -24,10 +24,10 @@ ASKED = "asked"
 
 
 class RayObjects:
-    """An `objects.Objects` of the actor `name`, whose method `answer` calls this one's."""
+    """An `objects.Objects` of the actor `name`, whose method `answer` calls this one's;
+    `namespace`: of all actors of the run."""
 
     def __init__(self, name: str, namespace: str) -> None:
-        """`namespace`: of all actors of the run."""
         self._name, self._namespace = name, namespace
         self._answers: dict[str, Callable[..., Any]] = {}
 
@@ -82,6 +82,20 @@ class RayObjects:
             raise OwnerLost(_first_line(error)) from None
 
 
+class StoreActor:
+    """Answers for the stores that its node has, which is the controller's. It only reads, so Ray
+    may start it anew and repeat what was asked."""
+
+    def __init__(self, namespace: str) -> None:
+        self._objects = RayObjects(remote.STORE, namespace)
+        objects.use(self._objects)
+        remote.serve()
+
+    def answer(self, what: str, arguments: Sequence[Any]) -> Any:
+        """What a worker's `objects.ask` gets."""
+        return self._objects.answer(what, arguments)
+
+
 def _join(cluster: str, node_address: str, namespace: str) -> None:
     """Nobody asks a process that joined: it has no name."""
     ray.init(cluster, _node_ip_address=node_address, **QUIET)
@@ -90,6 +104,3 @@ def _join(cluster: str, node_address: str, namespace: str) -> None:
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
-
-
-__all__ = ["ASKED", "RayObjects"]

@@ -1,9 +1,8 @@
-"""What each kind of worker takes of the cluster.
+"""What each kind of worker takes of the cluster, and where it goes.
 
-Holds true: an instance and a learner's rank take as many CPUs as they have threads, and with GPUs
-each has its own, an instance as many as its model is spread over: one actor has them all, so Ray
-gives it GPUs of one node without a placement group. A learner's ranks, which talk all the time, are
-packed by one. Reward and history workers compute little, and take nothing. Reward functions may be
+An instance and a learner's rank take as many CPUs as they have threads, and GPUs of their own: an
+instance's actor has all of them, so Ray gives it those of one node. A learner's ranks, which talk
+all the time, are packed. Other workers compute little, and take nothing. Reward functions may be
 files of the controller's machine, so they run there; instances spread.
 """
 
@@ -42,12 +41,10 @@ def need(role: Role, num_threads: int, config: Config, *, has_gpus: bool) -> Nee
 def least(config: Config, *, has_gpus: bool) -> Need:
     """What a run takes at least: its learner, and all of its first instances."""
     rollout, learner = config.rollout, config.learner
-    each = [need("rollout", rollout.num_threads or 1, config, has_gpus=has_gpus)]
-    each *= rollout.num_instances
-    each += [need("learner", learner.num_threads or 1, config, has_gpus=has_gpus)] * (
-        learner.num_ranks
-    )
-    return Need(sum(one.cpus for one in each), sum(one.gpus for one in each))
+    one = need("rollout", rollout.num_threads or 1, config, has_gpus=has_gpus)
+    rank = need("learner", learner.num_threads or 1, config, has_gpus=has_gpus)
+    instances, ranks = rollout.num_instances, learner.num_ranks
+    return Need(one.cpus * instances + rank.cpus * ranks, one.gpus * instances + rank.gpus * ranks)
 
 
 class Places:
@@ -95,6 +92,3 @@ class Places:
         if self._ranks is not None:
             self._ray.util.remove_placement_group(self._ranks)
             self._ranks = None
-
-
-__all__ = ["Need", "Places", "least", "need"]

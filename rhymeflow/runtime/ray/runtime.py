@@ -1,15 +1,15 @@
 """The runtime of a Ray cluster: every worker is an actor, whose calls carry its messages.
 
-Holds true: the controller is the driver, so actors end with it; an actor is never restarted by Ray
-(it would come back empty): one that died and one that cannot be reached are both lost, and the
-supervisor starts another under a new name; whatever a lost one says later is dropped by its name.
-Knows nothing of what workers do or say, except `Shutdown`.
+The controller is the driver, so actors end with it. Ray never restarts one (it would come back
+empty): one that died and one that cannot be reached are both lost, and the supervisor starts
+another under a new name; whatever a lost one says later is dropped by its name.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
+import threading
 import time
 from collections.abc import Collection
 from concurrent.futures import Future
@@ -21,13 +21,11 @@ from typing import Any
 from rhymeflow.config import Config
 from rhymeflow.runtime.base import News, Received, Resources, Role, WorkerLost
 from rhymeflow.runtime.ray import library, placement
-from rhymeflow.runtime.ray.actor import Given, WorkerActor
-from rhymeflow.runtime.ray.objects import ASKED
-from rhymeflow.runtime.ray.store import StoreActor
-from rhymeflow.runtime.ray.worker import GROUPS, Arrived, RayWorker
+from rhymeflow.runtime.ray.actor import Given, Whereabouts, WorkerActor
+from rhymeflow.runtime.ray.objects import ASKED, StoreActor
 from rhymeflow.store import remote
 from rhymeflow.utils.cores import usable_cores
-from rhymeflow.workers.messages import Shutdown, decode
+from rhymeflow.workers.messages import Message, Shutdown, decode, encode
 
 CLOSE_SECONDS = 5.0
 """What workers are given to end by themselves when the run is over."""
@@ -35,12 +33,18 @@ CLOSE_SECONDS = 5.0
 KILL_SECONDS = 10.0
 """What Ray is given to end one that does not; of one whose node is gone it may never know."""
 
+GROUPS = {"in": 1, "out": 1, ASKED: 1}
+"""Threads of an actor for each kind of call."""
+
+Arrived = SimpleQueue[tuple[str, Future[Any] | None]]
+"""Names of workers, with what a call of `collect` came to; None: now it is known where it is."""
+
 
 class RayRuntime:
-    """Actors of one run; a context manager that ends them all."""
+    """Actors of one run; a context manager that ends them all. `logs` is where what workers print
+    goes, on each one's node."""
 
     def __init__(self, config: Config, run_dir: Path, logs: Path) -> None:
-        """`logs` is where what workers print goes, on each one's node."""
         self._config, self._run_dir, self._logs = config, run_dir.absolute(), logs.absolute()
         self._workers: dict[str, RayWorker] = {}
         self._arrived: Arrived = SimpleQueue()
@@ -48,8 +52,6 @@ class RayRuntime:
         self._namespace = f"rhymeflow-{secrets.token_hex(6)}"
         self._has_gpus = False
         self._ray: Any
-        self._store: Any
-        self._places: placement.Places
 
     def __enter__(self) -> RayRuntime:
         config = self._config
@@ -57,9 +59,8 @@ class RayRuntime:
         connection = library.connected(config.ray.address, num_cpus=max(own, usable_cores()))
         self._ray = self._connection.enter_context(connection)
         total = self._ray.cluster_resources()
-        self._has_gpus = config.model.device == "cuda" or (
-            config.model.device == "auto" and total.get("GPU", 0) > 0
-        )
+        device = config.model.device
+        self._has_gpus = device == "cuda" or (device == "auto" and total.get("GPU", 0) > 0)
         self._places = placement.Places(self._ray, config, has_gpus=self._has_gpus)
         self._store = self._start_store()
         return self
@@ -82,15 +83,8 @@ class RayRuntime:
             concurrency_groups=GROUPS,
             scheduling_strategy=self._places.strategy(role, resources),
         )(WorkerActor)
-        given = Given(
-            role,
-            name,
-            self._namespace,
-            resources.num_threads,
-            self._config.model_dump_json(),
-            str(self._run_dir),
-            str(log),
-        )
+        config, run_dir = self._config.model_dump_json(), str(self._run_dir)
+        given = Given(role, name, self._namespace, resources.num_threads, config, run_dir, str(log))
         worker = RayWorker(name, make.remote(given), log, self._arrived)
         self._workers[name] = worker
         worker.begin()
@@ -122,7 +116,7 @@ class RayRuntime:
         worker.hand_over()
         if worker.is_heard:
             worker.ended.wait(patience)
-        self._kill(worker)
+        self._ray.kill(worker.actor, no_restart=True)
         if worker.is_heard:
             worker.ended.wait(KILL_SECONDS)
 
@@ -136,7 +130,7 @@ class RayRuntime:
             if worker.is_heard:
                 worker.ended.wait(max(0.0, deadline - time.monotonic()))
         for worker in self._workers.values():
-            self._kill(worker)
+            self._ray.kill(worker.actor, no_restart=True)
         self._workers.clear()
         self._places.close()
         self._ray.kill(self._store)
@@ -153,9 +147,6 @@ class RayRuntime:
             scheduling_strategy=self._places.own_node(),
         )(StoreActor)
         return make.remote(self._namespace)
-
-    def _kill(self, worker: RayWorker) -> None:
-        self._ray.kill(worker.actor, no_restart=True)
 
     def has_room(self, role: Role, resources: Resources) -> bool:
         """Whether a node has room, and nobody waits for it; see `base.Runtime`."""
@@ -174,25 +165,21 @@ class RayRuntime:
         for worker in self._workers.values():
             if not worker.is_placed and now - worker.asked_for > patience:
                 worker.asked_for = math.inf  # it is told once
-                reason = f"{worker.name} found no place for {patience:g} seconds (ray.wait_seconds)"
-                news.append(WorkerLost(worker.name, f"{reason}; {self._what_there_is()}"))
+                least = placement.least(self._config, has_gpus=self._has_gpus)
+                total = self._ray.cluster_resources()
+                reason = (
+                    f"{worker.name} found no place for {patience:g} seconds (ray.wait_seconds); "
+                    f"the run takes {least.cpus} CPUs and {least.gpus} GPUs at least, and the "
+                    f"cluster has {total.get('CPU', 0):g} and {total.get('GPU', 0):g}"
+                )
+                news.append(WorkerLost(worker.name, reason))
         return news
-
-    def _what_there_is(self) -> str:
-        least = placement.least(self._config, has_gpus=self._has_gpus)
-        total = self._ray.cluster_resources()
-        return (
-            f"the run takes {least.cpus} CPUs and {least.gpus} GPUs at least, and the cluster has "
-            f"{total.get('CPU', 0):g} and {total.get('GPU', 0):g}"
-        )
 
     def _lost_its_node(self, worker: RayWorker, error: BaseException | None) -> bool:
         """Ray may not know yet that a node is gone: its workers cannot be reached then, and what
-        it had begun to place there is cancelled (the error has no field that says so).
-        """
-        if isinstance(error, self._ray.exceptions.ActorUnavailableError):
-            return True
-        if error is not None and "The actor never ran" in str(error):
+        it had begun to place there is cancelled (the error has no field that says so)."""
+        is_out_of_reach = isinstance(error, self._ray.exceptions.ActorUnavailableError)
+        if is_out_of_reach or (error is not None and "The actor never ran" in str(error)):
             return True
         alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
         return worker.node is not None and worker.node not in alive
@@ -203,15 +190,83 @@ class RayRuntime:
         if error is not None and not isinstance(error, self._ray.exceptions.RayError):
             raise error
         if error is not None or said.result() is None:
-            with_node = self._lost_its_node(worker, error)
-            if with_node:
+            how = "ended" if error is None else f"died ({how_it_ended(error)})"
+            if with_node := self._lost_its_node(worker, error):
                 how = "was lost (its node is gone or out of reach)"
-            else:
-                how = "ended" if error is None else f"died ({how_it_ended(error)})"
             reason = f"{worker.name} {how}; what it printed is in {worker.log}"
             return [WorkerLost(worker.name, reason, with_node=with_node)]
         worker.listen()
         return [Received(worker.name, decode(message)) for message in said.result()]
+
+
+class RayWorker:
+    """The controller's side of one actor; whatever is heard of it comes into `arrived`.
+
+    What was sent goes with the next `hand_over`, in one call; one call of `collect` is under way at
+    any time. Calls of one kind are carried out in the order in which they were made, and none
+    twice: an actor has one thread for each kind, is never restarted, and no call is tried again.
+    """
+
+    def __init__(self, name: str, actor: Any, log: Path, arrived: Arrived) -> None:
+        self.name, self.actor = name, actor
+        self._log, self._arrived = log, arrived
+        self._sent: list[bytes] = []
+        self._deliver = actor.deliver.options(concurrency_group="in")
+        self._collect = actor.collect.options(concurrency_group="out")
+        self._where: Future[Whereabouts] = actor.where.remote().future()
+        self.asked_for = time.monotonic()
+        self.is_heard = False
+        self.ended = threading.Event()
+        """It has ended, by itself or by force, or nothing is known of it any more."""
+
+    @property
+    def _known(self) -> Whereabouts | None:
+        is_known = self._where.done() and self._where.exception() is None
+        return self._where.result() if is_known else None
+
+    @property
+    def log(self) -> str:
+        """The file that has what it prints, and on which machine."""
+        return f"{self._log} on {self._known.host if self._known else 'its node'}"
+
+    @property
+    def node(self) -> str | None:
+        """Ray's id of its node; known before anything is heard of it."""
+        return self._known.node if self._known else None
+
+    @property
+    def pid(self) -> int:
+        """Process id on its node; waits until it runs."""
+        return self._where.result().pid
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it has a process, or never will have."""
+        return self._where.done()
+
+    def send(self, message: Message) -> None:
+        """Send a message with the next `hand_over`; see `base.WorkerHandle`."""
+        self._sent.append(encode(message))
+
+    def hand_over(self) -> None:
+        """Let what was sent go. All of a turn at once: a call costs a part of a millisecond."""
+        if self._sent:
+            self._deliver.remote(self._sent)
+            self._sent = []
+
+    def begin(self) -> None:
+        """Have the runtime know when it is known where it is; then it is to be listened to."""
+        self._where.add_done_callback(lambda _: self._arrived.put((self.name, None)))
+
+    def listen(self) -> None:
+        """Wait for what it says next, in the background."""
+        self.is_heard = True
+        self._collect.remote().future().add_done_callback(self._take)
+
+    def _take(self, said: Future[Any]) -> None:
+        if said.exception() is not None or said.result() is None:
+            self.ended.set()
+        self._arrived.put((self.name, said))
 
 
 def how_it_ended(error: BaseException) -> str:
@@ -220,6 +275,3 @@ def how_it_ended(error: BaseException) -> str:
     telling = [line for line in lines if line.startswith(("The actor is dead", "Caused by"))]
     detail = (telling or lines or [type(error).__name__])[-1]
     return detail.partition(". ")[0].rstrip(".")
-
-
-__all__ = ["RayRuntime", "how_it_ended"]

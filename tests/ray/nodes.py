@@ -1,10 +1,8 @@
-"""Several logical nodes of a Ray cluster on this machine: for tests, benchmarks and the demo.
+"""Several logical nodes of a Ray cluster on this machine: for tests and the demo.
 
 Each has its own Ray processes and object store, so one can be killed as a machine would be; cores
-and files they share. Uses `ray.cluster_utils`, which Ray's own tests use.
-
-Holds true: all of it listens on the loopback, nothing is written to the home directory, and nothing
-is left when the block ends. A node that is gone is noticed after some ten seconds.
+and files they share. All of it listens on the loopback, and nothing is left when the block ends. A
+node that is gone is noticed after some ten seconds.
 """
 
 from __future__ import annotations
@@ -110,6 +108,3 @@ def _given() -> dict[str, Any]:
 def _restore(environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
-
-
-__all__ = ["LogicalNodes", "logical_nodes"]
