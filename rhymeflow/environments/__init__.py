@@ -13,21 +13,11 @@ from rhymeflow.config import Config
 from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import PromptEncoder, Tools
 from rhymeflow.data.prompts import PromptSource
-from rhymeflow.environments.base import Environment, Message
+from rhymeflow.environments.base import Environment as Environment
+from rhymeflow.environments.base import Message as Message
 from rhymeflow.suites.sections import RUN, environment_sections, uses_environments
 from rhymeflow.suites.suite import of_run
 from rhymeflow.utils.imported import check_file, names_file
-
-__all__ = [
-    "Environment",
-    "Message",
-    "all_tool_schemas",
-    "check_calls",
-    "check_names",
-    "check_rows",
-    "tool_schemas",
-    "tool_schemas_apart",
-]
 
 
 def tool_schemas(config: Config) -> Tools:
@@ -49,11 +39,7 @@ def tool_schemas(config: Config) -> Tools:
 
 
 def all_tool_schemas(config: Config) -> dict[SuiteName, Tools]:
-    """The same of the run (`suites.sections.RUN`), and of each suite that it evaluates.
-
-    Raises:
-        UserError: see `tool_schemas`.
-    """
+    """The same of the run (`suites.sections.RUN`), and of each suite that it evaluates."""
     found = {RUN: tool_schemas(config)}
     for each in of_run(config):
         has_own = each.suite.environments is not None
@@ -62,11 +48,7 @@ def all_tool_schemas(config: Config) -> dict[SuiteName, Tools]:
 
 
 def tool_schemas_apart(config: Config) -> dict[SuiteName, Tools]:
-    """The same, found in a process of its own: this one imports nothing of the user's.
-
-    Raises:
-        UserError: see `tool_schemas`.
-    """
+    """The same, found in a process of its own: this one imports nothing of the user's."""
     if not uses_environments(config):
         return {}
     from rhymeflow.utils.apart import apart  # not above: the controller knows no processes
@@ -86,12 +68,10 @@ def check_names(config: Config) -> None:
         UserError: there is none.
     """
     sections = environment_sections(config).values()
-    for each in (each for section in sections for each in section.classes):
-        if names_file(each.environment):
-            check_file(each.environment, f"environment {each.environment}")
-    for tool in config.environment.tools:
-        if names_file(tool):
-            check_file(tool, f"tool {tool}")
+    classes = [each.environment for section in sections for each in section.classes]
+    for what, specs in (("environment", classes), ("tool", config.environment.tools)):
+        for spec in filter(names_file, specs):
+            check_file(spec, f"{what} {spec}")
 
 
 def check_calls(config: Config, tokenizer: Any, prompts: PromptSource, tools: Tools) -> None:

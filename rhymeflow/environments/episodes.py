@@ -1,4 +1,4 @@
-"""Episodes in tokens: what environments are asked about one, and what their answers are in tokens.
+"""What environments are asked about an episode, and what their answers are in tokens.
 
 Sampled tokens are decoded and never encoded again; an answer is encoded once, and compared in
 tokens when an environment that was made anew gives it again.
@@ -30,7 +30,7 @@ from rhymeflow.environments.messages import (
     Reply,
     Step,
 )
-from rhymeflow.environments.rendering import ChatRenderer, TextRenderer, Unrenderable, encoded
+from rhymeflow.environments.rendering import ChatRenderer, TextRenderer, Unrenderable
 from rhymeflow.environments.tools import Schema
 from rhymeflow.pool import Message, Pool, Refused, Task
 from rhymeflow.suites.sections import RUN
@@ -58,19 +58,14 @@ class EpisodeTask(Task):
     """
 
     def __init__(
-        self,
-        episode: Episode,
-        wants: Wanted,
-        opening: Opening,
-        renderer: TextRenderer,
-        environment: str,
-        room: int,
-        max_turns: int,
+        self, episode: Episode, wants: Wanted, kind: _Kind, seed: int, is_text: bool, room: int
     ) -> None:
         super().__init__(episode.key)
-        self.episode, self.environment = episode, environment
-        self._wants, self._opening, self._renderer = wants, opening, renderer
-        self._room, self._max_turns = room, max_turns
+        self.episode, self.environment = episode, kind.name
+        prompt, columns = episode.prompt, episode.columns
+        self._opening = Opening(kind.number, seed, prompt, columns, episode.opening)
+        self._renderer = kind.text if is_text else kind.chat
+        self._wants, self._room, self._max_turns = wants, room, kind.max_turns
         self.stays = wants != "reward"
         self._stepped, self._doing = 0, "reset"
 
@@ -120,14 +115,19 @@ class EpisodeTask(Task):
 
     def _check_answer(self, answer: Answer) -> None:
         turn = self._stepped
-        if turn > len(self.episode.observed):
-            return
         try:
-            tokens = encoded(self._renderer, answer, self.episode.turns[turn - 1])
+            if turn > len(self.episode.observed) or (
+                self._tokens(answer, turn) == self.episode.observed[turn - 1]
+            ):
+                return
         except Unrenderable as error:
             raise Refused(str(error)) from None
-        if tokens != self.episode.observed[turn - 1]:
-            raise Refused(NOT_REPRODUCIBLE.format(turn=turn))
+        raise Refused(NOT_REPRODUCIBLE.format(turn=turn))
+
+    def _tokens(self, answer: Answer, turn: int) -> list[int] | None:
+        """None: the episode is over."""
+        said = self.episode.turns[turn - 1]
+        return None if answer is None else self._renderer.encode(answer, said)
 
     def where(self) -> str:
         """Name the episode and what it is asked."""
@@ -141,10 +141,9 @@ class EpisodeTask(Task):
         """
         turn = len(self.episode.turns)
         try:
-            tokens = encoded(self._renderer, self.result.answer, self.episode.turns[-1])
+            tokens = self._tokens(self.result.answer, turn)
         except Unrenderable as error:
-            what = f"environment of {self.key}, turn {turn}: {error}"
-            raise Unrenderable(what) from None
+            raise Unrenderable(f"environment of {self.key}, turn {turn}: {error}") from None
         if tokens is None:
             return "stop"
         if turn >= self._max_turns:
@@ -163,6 +162,7 @@ class _Kind:
     has_step: bool
     variables: dict[str, Any]
     """Of the chat template."""
+    max_turns: int
 
     @cached_property
     def text(self) -> TextRenderer:
@@ -189,18 +189,15 @@ class Episodes:
     def __init__(
         self, config: Config, sections: Mapping[SuiteName, EnvironmentConfig], tokenizer: Any
     ) -> None:
-        self._sections = list(sections.values())
-        self._max_turns, self._seed = config.environment.max_turns, config.run.seed
+        self._sections, self._seed = list(sections.values()), config.run.seed
         self._encoder = PromptEncoder(tokenizer, config.data)
         self._schemas: list[list[Schema]] = []
-        self._kinds: dict[SuiteName, list[_Kind]] = {}
-        variables = config.data.chat_template_kwargs
+        self._kinds: dict[SuiteName, list[_Kind]] = {suite: [] for suite in sections}
+        variables, max_turns = config.data.chat_template_kwargs, config.environment.max_turns
         for suite, section in sections.items():
-            self._kinds[suite] = []
             for kind in load_kinds(section):
-                number, schemas = len(self._schemas), kind.schemas()
-                has_step = kind.methods is None
-                made = _Kind(kind.name, number, tokenizer, schemas, has_step, variables)
+                number, schemas, has_step = len(self._schemas), kind.schemas(), kind.methods is None
+                made = _Kind(kind.name, number, tokenizer, schemas, has_step, variables, max_turns)
                 if self._encoder.wraps("text"):
                     _ = made.chat  # so that what has such a template ends before it begins
                 self._kinds[suite].append(made)
@@ -221,8 +218,5 @@ class Episodes:
         names = [kind.name for kind in kinds]
         kind = kinds[kind_of(names, episode.columns, f"environment of {episode.key}")]
         seed = derived_seed(self._seed, episode.row, episode.epoch)
-        opening = Opening(
-            kind.number, seed, episode.prompt, episode.columns, episode.opening
-        )  # fmt: skip
-        renderer = kind.chat if self._encoder.wraps(episode.prompt) else kind.text
-        return EpisodeTask(episode, wants, opening, renderer, kind.name, room, self._max_turns)
+        is_text = not self._encoder.wraps(episode.prompt)
+        return EpisodeTask(episode, wants, kind, seed, is_text, room)

@@ -3,8 +3,8 @@
     <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>
     <tool_call><function=add><parameter=a>1</parameter></function></tool_call>
 
-Holds true: every `<tool_call>` gives one `Call`, readable or with an `error` that says what is
-wrong with it; nothing raises. Knows nothing of which tools there are.
+Every `<tool_call>` gives one `Call`, readable or with an `error` that says what is wrong with it;
+nothing raises.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """From the policy's tokens to what an environment reads, and from its answer to tokens.
 
 Sampled tokens are never encoded again: only what the environment adds is, as the chat template adds
-it after a turn of the assistant's. What that is does not depend on the conversation before, because
-the template only appends; that is looked at once, with conversations of every shape.
-
-Holds true: for a template that passed `check_appends`, prompt, sampled turns and encoded answers in
-a row are the rendering of the whole conversation, where the policy wrote its turns as the template
-does. Knows nothing of processes; the tokenizer is handed in.
+it after a turn of the assistant's. If a template passed `check_appends` and the policy wrote its
+turns as it does, prompt, sampled turns and encoded answers in a row are the whole conversation.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ from typing import Any
 from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.template import NOTHING, TemplateError, rendered
 from rhymeflow.data.token_ids import TokenIds, Unwritable, special_tokens
-from rhymeflow.environments.messages import Answer, Call, Said
+from rhymeflow.environments.messages import Call, Said
 from rhymeflow.environments.parsing import CLOSE, OPEN, own_calls, parse_calls
 from rhymeflow.environments.tools import CallRefused, Schema, arguments_of, example
 from rhymeflow.errors import UserError
@@ -98,12 +94,12 @@ class ChatRenderer(TextRenderer):
         thoughts = _thoughts(self._write, str(tokenizer.chat_template))
         check_appends(self._write, thoughts, reads_tools=bool(tools), reads_users=reads_users)
         self._thought = thoughts[0]
-        said = self._render([_ASKED, {"role": "assistant", "content": self._thought + _MARK}])
+        said = self._write([_ASKED, _said(self._thought + _MARK)], opens=False)
         _, found, self._closing = said.rpartition(_MARK)
         """What the template puts after a turn of the assistant's."""
         if not found:
             raise UserError("the chat template does not write what the assistant says, as text")
-        asked, begun = self._render([_ASKED]), self._render([_ASKED], opens=True)
+        asked, begun = self._write([_ASKED], opens=False), self._write([_ASKED])
         self._opening = begun[len(asked) :] if begun.startswith(asked) else begun
         for tool in self._tools:
             self._check_read(tool, begun)
@@ -113,7 +109,7 @@ class ChatRenderer(TextRenderer):
         template that does not tell of tools need not write calls: the prompt says how, then."""
         name, arguments = tool["function"]["name"], example(tool["function"]["parameters"])
         asked = [_ASKED, _dummy([{"role": "tool", "name": name}], 0, self._thought, arguments)]
-        said = self._render(asked).removeprefix(begun)
+        said = self._write(asked, opens=False).removeprefix(begun)
         is_told = name in begun and begun != self._write([_ASKED], tools=None)
         if name not in said and not is_told:
             return
@@ -144,8 +140,8 @@ class ChatRenderer(TextRenderer):
         answer = [each | {"content": self._harmless(each["content"])} for each in answer]
         before = [_ASKED, _dummy(answer, 0, self._thought)]
         try:
-            ended = self._render(before)
-            full = self._render([*before, *_with_ids(answer, 0)], opens=True)
+            ended = self._write(before, opens=False)
+            full = self._write([*before, *_with_ids(answer, 0)])
         except TemplateError as error:
             raise Unrenderable(f"the chat template refuses its answer: {error}") from None
         if not full.startswith(ended):
@@ -167,9 +163,6 @@ class ChatRenderer(TextRenderer):
         a space of their own."""
         lead, ids = self._ids(stop), self._ids(stop + text)
         return ids[len(lead) :] if ids[: len(lead)] == lead else self._ids(text)
-
-    def _render(self, messages: list[Message], *, opens: bool = False) -> str:
-        return self._write(messages, opens=opens)
 
     def _calls(self, tokens: list[int]) -> list[Call]:
         if getattr(self._tokenizer, "response_template", None) is None:
@@ -220,7 +213,7 @@ def _conversations(
             messages: list[Message] = []
             for turn in "abc":
                 messages.append({"role": "user", "content": f"question {turn}"})
-                messages.append({"role": "assistant", "content": f"{thought}answer {turn}"})
+                messages.append(_said(f"{thought}answer {turn}"))
             found.append((f"{reasoning}turns of the user", messages))
         if reads_tools:
             messages = [_ASKED]
@@ -228,9 +221,13 @@ def _conversations(
                 answer = [{"role": "tool", "name": "add", "content": "3"}] * (number % 2 + 1)
                 messages.append(_dummy(answer, number, thought))
                 messages += _with_ids(answer, number)
-            messages.append({"role": "assistant", "content": f"{thought}it is done"})
+            messages.append(_said(f"{thought}it is done"))
             found.append((f"{reasoning}calls of tools", messages))
     return found
+
+
+def _said(content: str) -> Message:
+    return {"role": "assistant", "content": content}
 
 
 def _thoughts(write: Callable[..., str], template: str) -> tuple[str, ...]:
@@ -257,7 +254,7 @@ def _dummy(
     It has one call at most, whatever is answered: some templates take no more, and none of what
     follows depends on it.
     """
-    message: Message = {"role": "assistant", "content": f"{thought}well"}
+    message = _said(f"{thought}well")
     called = next((each for each in answer if each["role"] == "tool"), None)
     if called is None:
         return message
@@ -290,8 +287,3 @@ def _difference(text: str, begin: str) -> str:
         (n for n, (a, b) in enumerate(zip(text, begin, strict=False)) if a != b), len(text)
     )
     return f"{text[place : place + 30]!r} where it was {begin[place : place + 30]!r}"
-
-
-def encoded(renderer: TextRenderer, answer: Answer, turn: list[int]) -> list[int] | None:
-    """Return the answer's tokens, or None where the episode is over."""
-    return None if answer is None else renderer.encode(answer, turn)

@@ -1,7 +1,7 @@
 """Functions that the policy may call: what it is told of them, and how they are called.
 
-Holds true: what is told is what transformers makes of signature and docstring (`get_json_schema`);
-a function is called only with arguments that fit that. Knows nothing of how a call is written.
+What is told is what transformers makes of signature and docstring (`get_json_schema`); a function
+is called only with arguments that fit that.
 """
 
 from __future__ import annotations

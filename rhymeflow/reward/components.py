@@ -1,7 +1,4 @@
-"""Each function's share of a reward: its name, and how the shares make the reward.
-
-Knows nothing of how functions are called.
-"""
+"""Each function's share of a reward: its name, and how the shares make the reward."""
 
 from __future__ import annotations
 

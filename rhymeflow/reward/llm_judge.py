@@ -1,8 +1,7 @@
 """A reward by a language model: the built-in `llm_judge`, which asks an OpenAI-compatible server.
 
-Holds true: the key comes from the environment of the run and is in no configuration, log or error;
-a question that was answered is not asked again in this process; an answer without a number is an
-error and no reward (law 6).
+The key comes from the environment of the run and is in no configuration, log or error. A question
+that was answered is not asked again in this process; an answer without a number is an error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A reward by a reward model: the built-in `reward_model`, a classifier with one output.
 
-Holds true: it is loaded once in each process that runs it; all responses of a call are scored in
-one pass, as text that the model's chat template writes where the policy was given messages, be it
-that a text was made one. The reward is the first logit, as in TRL.
+All responses of a call are scored in one pass, as text that the model's chat template writes where
+the policy was given messages, or a text was made one. The reward is the first logit, as in TRL.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rhymeflow.data.template import rendered
-from rhymeflow.environments.rendering import ChatRenderer, TextRenderer, encoded
+from rhymeflow.environments.rendering import ChatRenderer, TextRenderer
 from rhymeflow.environments.tools import schema_of
 from rhymeflow.errors import UserError
 from tests.environments import worlds
@@ -149,7 +149,6 @@ def test_text_is_encoded_as_it_is() -> None:
     assert CHAT.decode(renderer.encode(answer, [1])) == (
         "\n<tool_response>\n5\n</tool_response>\ny"
     )
-    assert encoded(renderer, None, [1]) is None
 
 
 def test_what_was_said_is_text_without_special_tokens_and_calls() -> None:
