@@ -29,7 +29,7 @@ from rhymeflow.observe.progress import Progress
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.damage import check_log
-from rhymeflow.runtime.history_index import HistoryIndex
+from rhymeflow.runtime.histories import Histories
 from rhymeflow.runtime.past import Past
 from rhymeflow.runtime.replay import configured, replay
 from rhymeflow.runtime.reporting import Reporter
@@ -156,7 +156,7 @@ def assemble(
         config,
         supervisor=supervisor,
         store=store,
-        history=HistoryIndex(None, supervisor, print),
+        history=Histories(config, supervisor, warn=print, free=print),
         prompts=prompts(config),
         suites={},
         reporter=reporter,

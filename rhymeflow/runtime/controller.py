@@ -28,7 +28,7 @@ from rhymeflow.runtime.commands import message_for, route
 from rhymeflow.runtime.environments import Environments
 from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.event_log import EventLog
-from rhymeflow.runtime.history_index import Histories
+from rhymeflow.runtime.histories import Histories
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.instances import Instances
 from rhymeflow.runtime.past import Past

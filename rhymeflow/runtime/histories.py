@@ -1,50 +1,105 @@
-"""What a run drafts from: one index on one machine, one on each node of a cluster.
+"""The controller's side of what instances draft from: on each node, an index and its worker.
 
-Knows nothing of how an index is filled or read.
+A node has a history worker once it has an instance. The worker makes the index in its node's shared
+memory and fills it from the run's store; the instances of the node draft from it. A worker that
+dies, hangs or has a defect costs drafts and never the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from rhymeflow.config import Config
-from rhymeflow.histospec.index import Index
-from rhymeflow.runtime.history_index import Histories, HistoryIndex
-from rhymeflow.runtime.node_histories import NodeHistories
+from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.runtime.base import WorkerHandle, WorkerLost
 from rhymeflow.runtime.supervisor import Supervisor
-from rhymeflow.utils import shared_memory
-from rhymeflow.workers.history import new_index
+from rhymeflow.workers.messages import HistoryGrew, HistoryReady, UseDrafter
 
 
-def histories(
-    config: Config, index: Index | None, supervisor: Supervisor, warn: Callable[[str], None]
-) -> Histories:
-    """The controller's side: of `index`, or of one on each node. `warn` tells the user."""
-    if config.runtime == "local":
-        return HistoryIndex(index, supervisor, warn)
-    return NodeHistories(
-        supervisor,
-        warn,
-        is_wanted=config.drafting.window != "off",
-        restarts=config.run.instance_restarts,
-    )
+@dataclass(slots=True)
+class _Node:
+    worker: str | None
+    """The history worker of the node; None: it was lost too often."""
+    started: int = 1
+    index: IndexHandle | None = None
+    num_tokens: int = 0
+    drafting: set[str] = field(default_factory=set)
+    """The instances that have this index."""
 
 
-@contextmanager
-def history_index(config: Config, run_dir: Path) -> Iterator[Index | None]:
-    """The shared index of a run that drafts on one machine; else None.
+class Histories:
+    """The histories of a run, if it drafts; on each node `run.instance_restarts` workers are
+    replaced at most. `warn` tells the user; `free` gives shared memory of this machine back."""
 
-    Its memory is given back at the end; if this process is killed, by its resource tracker; if that
-    is killed too, by the next attempt at the run.
-    """
-    if config.drafting.window == "off" or config.runtime != "local":
-        yield None
-        return
-    index = new_index(config.drafting, shared_memory.prefix_for(run_dir, "h"))
-    with closing(index):
-        yield index
+    def __init__(
+        self,
+        config: Config,
+        supervisor: Supervisor,
+        *,
+        warn: Callable[[str], None],
+        free: Callable[[str], None],
+    ) -> None:
+        self._is_wanted = config.drafting.window != "off"
+        self._restarts = config.run.instance_restarts
+        self._supervisor, self._warn, self._free = supervisor, warn, free
+        self._nodes: dict[str, _Node] = {}
 
+    def start(self) -> None:
+        """The store is there, so workers can read it: begin where instances are known to be."""
+        if self._is_wanted:
+            for instance in self._supervisor.instances.values():
+                self.let_draft(instance)
 
-__all__ = ["histories", "history_index"]
+    def metrics(self) -> dict[str, float]:
+        """How much there is to draft from, on the node that has most."""
+        tokens = [node.num_tokens for node in self._nodes.values()]
+        return {"draft/history_tokens": max(tokens)} if tokens else {}
+
+    def hear(self, worker: str, message: HistoryReady | HistoryGrew) -> None:
+        """A node's index is there, or has grown."""
+        node = self._of(worker)
+        match message:
+            case HistoryReady(index=index):
+                node.index = index
+                node.drafting.clear()
+            case HistoryGrew(num_tokens=num_tokens):
+                node.num_tokens = num_tokens
+            case _:
+                raise AssertionError(f"unexpected message {message}")
+
+    def let_draft(self, instance: WorkerHandle) -> None:
+        """Let an instance draft, once its node has something to draft from. Later calls do
+        nothing."""
+        if not self._is_wanted or instance.node is None:
+            return
+        if instance.node not in self._nodes:
+            self._nodes[instance.node] = _Node(self._supervisor.start_history(instance.node).name)
+        node = self._nodes[instance.node]
+        if node.index is not None and instance.name not in node.drafting:
+            node.drafting.add(instance.name)
+            instance.send(UseDrafter(node.index))
+
+    def lose(self, loss: WorkerLost) -> None:
+        """A worker ended or hangs: put another in its place, if there still are instances."""
+        node = self._of(loss.worker)
+        (name,) = (name for name, each in self._nodes.items() if each is node)
+        self._supervisor.end_history(loss.worker)
+        if node.index is not None:  # of this machine; elsewhere it is freed with its worker
+            self._free(node.index.name)
+        if not any(each.node == name for each in self._supervisor.instances.values()):
+            del self._nodes[name]
+            self._warn(f"{loss.reason}; there is no instance beside it any more")
+        elif node.started > self._restarts:
+            node.worker = None
+            self._warn(
+                f"{loss.reason}; it was replaced as often as may be (run.instance_restarts), the "
+                "run goes on and drafts from what history there is"
+            )
+        else:
+            node.worker, node.started = self._supervisor.start_history(name).name, node.started + 1
+            self._warn(f"{loss.reason}; drafts begin anew from what is stored, the run goes on")
+
+    def _of(self, worker: str) -> _Node:
+        (node,) = (each for each in self._nodes.values() if each.worker == worker)
+        return node

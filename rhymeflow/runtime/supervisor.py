@@ -76,8 +76,6 @@ class Supervisor:
         self.rewards: WorkerHandle
         self.environments: WorkerHandle
         """If responses have turns."""
-        self.history: WorkerHandle | None = None
-        """If the run drafts, and it was not lost too often."""
 
     def start(self) -> None:
         """Start every worker of the run. They load while the caller goes on."""
@@ -87,8 +85,6 @@ class Supervisor:
             self.environments = self._start_another("environment")
         for place in range(self._config.rollout.num_instances):
             self._start_instance(place)
-        if self._config.drafting.window != "off" and self._config.runtime == "local":
-            self.history = self._start_another("history")
 
     def role(self, worker: str) -> Role:
         """What a worker does."""
@@ -199,17 +195,8 @@ class Supervisor:
         self._make_way("environment", loss)
         self.environments = self._start_another("environment")
 
-    def replace_history(self, loss: WorkerLost) -> bool:
-        """Make sure that history is gone; start another, if as many were not replaced before."""
-        self._end(loss.worker)
-        self.history = None
-        if self._num_started["history"] > self._config.run.instance_restarts:
-            return False
-        self.history = self._start_another("history")
-        return True
-
     def start_history(self, node: str) -> WorkerHandle:
-        """Start a history worker for the instances of one node of many."""
+        """Start a history worker for the instances of one node."""
         return self._start_another("history", node=node)
 
     def end_history(self, name: str) -> None:
@@ -217,12 +204,12 @@ class Supervisor:
         self._end(name)
 
     def _failure(self, name: str, message: Failed) -> WorkerLost:
-        """History's failure as a loss; any other ends the run."""
+        """A defect of history as a loss; any other failure ends the run."""
+        if message.user_error:
+            raise UserError(message.error)
         if self._roles[name] == "history":
             # Of a traceback, what it ends in: its log has it all.
             return WorkerLost(name, f"{name} failed: {message.error.strip().splitlines()[-1]}")
-        if message.user_error:
-            raise UserError(message.error)
         raise WorkerDied(f"{name} failed:\n{message.error}")
 
     def _make_way(self, role: Role, loss: WorkerLost) -> None:

@@ -37,7 +37,7 @@ from rhymeflow.runtime.claimed import claimed
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.damage import check_log
 from rhymeflow.runtime.disk_space import DiskSpace, is_full
-from rhymeflow.runtime.histories import histories, history_index
+from rhymeflow.runtime.histories import Histories
 from rhymeflow.runtime.machines import runtime_of
 from rhymeflow.runtime.observer import Observer
 from rhymeflow.runtime.past import Past
@@ -260,42 +260,41 @@ def assembled(
     supervisor = Supervisor(config, runtime, used_names=state.names)
     saved = checkpoints_up_to(path / CHECKPOINTS, state.published or 0)
     shared_memory.free_left(shared_memory.prefix_for(path, ""))
-    with history_index(config, path) as index:
-        store.commit()  # workers read it, and the backup
-        if reporter.backup is not None:
-            reporter.backup.start()
-        loaded = machine.load(supervisor.start, config, reporter)
-        check_rows_are_the_same(config, loaded, store)
-        config = in_force.once_loaded(config, loaded.tokenizer, loaded.prompts)
-        record_config(config, path, store)
+    store.commit()  # workers read it, and the backup
+    if reporter.backup is not None:
+        reporter.backup.start()
+    loaded = machine.load(supervisor.start, config, reporter)
+    check_rows_are_the_same(config, loaded, store)
+    config = in_force.once_loaded(config, loaded.tokenizer, loaded.prompts)
+    record_config(config, path, store)
 
-        def on_model(ready: LearnerReady) -> None:
-            for version, _ in ready.damaged:
-                rename(path / CHECKPOINTS / f"step-{version}", DAMAGED)
-            record_config(in_force.with_the_model(config, ready), path, store)
-            reporter.space = DiskSpace(path, ready.checkpoint_bytes)
-            reporter.space.check(config.run.save_total_limit, len(saved))
+    def on_model(ready: LearnerReady) -> None:
+        for version, _ in ready.damaged:
+            rename(path / CHECKPOINTS / f"step-{version}", DAMAGED)
+        record_config(in_force.with_the_model(config, ready), path, store)
+        reporter.space = DiskSpace(path, ready.checkpoint_bytes)
+        reporter.space.check(config.run.save_total_limit, len(saved))
 
-        with explained(path / EVENTS):
-            controller = Controller(
-                config,
-                supervisor=supervisor,
-                store=store,
-                history=histories(config, index, supervisor, reporter.warn),
-                prompts=loaded.prompts,
-                suites=loaded.suites,
-                reporter=reporter,
-                past=past,
-                checkpoints=Checkpoints(
-                    config.run,
-                    partial(state.plan.evaluates, config.run.best_suite),
-                    num_steps=config.learner.max_steps,
-                    there=saved,
-                    known=metrics.read(path),
-                ),
-                on_model=on_model,
-            )
-        yield controller
+    with explained(path / EVENTS):
+        controller = Controller(
+            config,
+            supervisor=supervisor,
+            store=store,
+            history=Histories(config, supervisor, warn=reporter.warn, free=shared_memory.free_left),
+            prompts=loaded.prompts,
+            suites=loaded.suites,
+            reporter=reporter,
+            past=past,
+            checkpoints=Checkpoints(
+                config.run,
+                partial(state.plan.evaluates, config.run.best_suite),
+                num_steps=config.learner.max_steps,
+                there=saved,
+                known=metrics.read(path),
+            ),
+            on_model=on_model,
+        )
+    yield controller
 
 
 def check_rows_are_the_same(config: Config, loaded: Loaded, store: SqliteTrajectoryStore) -> None:

@@ -2,11 +2,9 @@
 
 Answers to suites' prompts are among it: each evaluation is drafted by the one before.
 
-Holds true: no worker waits for it, and what it does changes no token (law 3): a run whose history
-is late, torn or gone drafts less. It is the only one that writes to its index, which is in shared
-memory: the controller's, which it begins by clearing, or on other machines its own. What it knows
-is in the store, so a successor knows it again. Loads no torch. Knows nothing of how drafts are
-found, or of the rest of the run.
+No worker waits for it, and what it does changes no token (law 3): a run whose history is late, torn
+or gone drafts less. It makes its index in its machine's shared memory and is the only one that
+writes to it; what it knows is in the store, so a successor knows it again. Loads no torch.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from rhymeflow.config import Config, DataConfig, DraftingConfig
+from rhymeflow.config import Config, DataConfig
 from rhymeflow.core.events import TrajectoryRewarded
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
 from rhymeflow.histospec.configured import rehearse
@@ -23,12 +21,11 @@ from rhymeflow.histospec.index import Index, prompt_key
 from rhymeflow.store.follow import Follower, NewSegment
 from rhymeflow.store.handle import store_in
 from rhymeflow.store.previous_run import config_of
-from rhymeflow.utils import progress
+from rhymeflow.utils import progress, shared_memory
 from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.messages import (
     HistoryGrew,
     HistoryReady,
-    IndexHistory,
     Shutdown,
     receive,
     send,
@@ -70,13 +67,12 @@ class History:
 
     def __init__(self, connection: Connection, config: Config, run_dir: Path) -> None:
         self.connection = connection
-        start = receive(connection)  # when the store is there
-        assert isinstance(start, IndexHistory), start
-        if start.index is None:
-            self.index = new_index(config.drafting)
-        else:
-            self.index = Index.attach(start.index, writable=True)
-            self.index.clear()
+        self.index = Index(
+            max_tokens=config.drafting.history_tokens,
+            max_responses=config.drafting.history_responses,
+            shared=True,
+            prefix=shared_memory.prefix_for(run_dir, "h"),
+        )
         handle = self.index.handle
         assert handle is not None
         send(connection, HistoryReady(handle))
@@ -129,20 +125,6 @@ def _previous_run(index: Index, config: Config) -> IndexWriter:
 def _numbering(data: DataConfig) -> DataConfig:
     """What numbers prompts. Of the others, a run that was made says what came of them."""
     return data.model_copy(update={"chat_template": None, "size": None, "eval_size": 0})
-
-
-def new_index(drafting: DraftingConfig, prefix: str = "rhymeflow-history") -> Index:
-    """An empty index in shared memory, of which `prefix` begins the name.
-
-    Raises:
-        UserError: the machine's shared memory is too small.
-    """
-    return Index(
-        max_tokens=drafting.history_tokens,
-        max_responses=drafting.history_responses,
-        shared=True,
-        prefix=prefix,
-    )
 
 
 class IndexWriter:

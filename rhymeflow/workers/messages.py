@@ -143,15 +143,6 @@ class SaveCheckpoint(Message):
     """Earlier checkpoints that stay."""
 
 
-# -- controller -> history ------------------------------------------------------------------------
-
-
-class IndexHistory(Message):
-    """The store is there: write what it says to this index; None: to one of your own."""
-
-    index: IndexHandle | None
-
-
 # -- controller -> reward worker ------------------------------------------------------------------
 
 
@@ -486,7 +477,7 @@ class Failed(Message):
 
 _Any = (
     ConnectWeights | TurnEnded | Route | Interrupt | Abort
-    | Pull | Evaluate | UseDrafter | Accumulate | Train | Publish | SaveCheckpoint | IndexHistory
+    | Pull | Evaluate | UseDrafter | Accumulate | Train | Publish | SaveCheckpoint
     | ComputeReward | Shutdown | Joined | TokensGenerated | TrajectoryFinished
     | TrajectoryInterrupted | Pulled | InstanceStatus | LearnerReady | Retraining
     | TokenDetails | Accumulated | BatchTrained | VersionPublished | CheckpointSaved

@@ -15,7 +15,6 @@ import pytest
 from rhymeflow.histospec.index import Index
 from rhymeflow.observe import metrics
 from rhymeflow.runtime.controller import Controller
-from rhymeflow.workers.messages import LearnerReady
 from tests.runtime.logs import reader, train
 from tests.runtime.tiny import save_prompts, tiny_config
 
@@ -25,14 +24,18 @@ STEPS = 6
 SHARED = Path("/dev/shm")
 
 
+def wait_for_indexes(controller: Controller) -> None:
+    while any(node.index is None for node in controller.history._nodes.values()):
+        controller._receive(controller.supervisor.wait(0.1))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def history_is_ready():
     """Nothing is generated before: on a machine without compiled code that takes longest."""
     turn = Controller._tick
 
     def tick(self):
-        while self.supervisor.history is not None and not self.history._is_ready:
-            self._receive(self.supervisor.wait(0.1))
+        wait_for_indexes(self)
         turn(self)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -126,15 +129,15 @@ def test_a_run_begins_with_the_history_of_another(drafted, tmp_path, monkeypatch
     """The same seed, weights and prompts: what the first run said first is said again."""
     earlier, _ = drafted
     config = config_for(tmp_path, window="aimd", history_run=earlier.run.output_dir)
-    hear = Controller._from_learner
+    turn, known = Controller._tick, len(made(earlier))
 
-    def wait_and_hear(self, message):
-        if isinstance(message, LearnerReady):  # nothing is produced before this
-            index = Index.attach(self.history._index.handle)
-            wait_for(lambda: index.num_responses == len(made(earlier)))
-        hear(self, message)
+    def tick(self):
+        wait_for_indexes(self)
+        index = Index.attach(self.history._nodes[""].index)
+        wait_for(lambda: index.num_responses >= known)
+        turn(self)
 
-    monkeypatch.setattr(Controller, "_from_learner", wait_and_hear)
+    monkeypatch.setattr(Controller, "_tick", tick)
     train(config)
     assert made(config) == made(earlier)
     tokens, steps, _ = figures(config, "version = 0")

@@ -1,16 +1,46 @@
-"""Who counts as hanging: the silent, and those whose work stands still; nobody else."""
+"""Who counts as hanging, the silent and those whose work stands still; what takes whose place."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 
 from rhymeflow.config import Config
 from rhymeflow.runtime.base import Received, WorkerLost
-from rhymeflow.runtime.supervisor import Supervisor
+from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.workers.messages import Accumulated, Alive, RanksMeet
-from tests.runtime.test_node_histories import Cluster
 
 LIMIT = 10.0
+
+
+class Cluster:
+    """A runtime whose workers are where they are asked to be, instances as `nodes` says."""
+
+    def __init__(self, nodes: dict[str, str] | None = None) -> None:
+        self.nodes, self.workers, self.stopped, self.room = nodes or {}, {}, [], 0
+
+    def start(self, role, name, resources):
+        told: list = []
+        node = resources.node or self.nodes.get(name, "head")
+        worker = SimpleNamespace(name=name, node=node, told=told, send=told.append)
+        self.workers[name] = worker
+        return worker
+
+    def has_room(self, role, resources):
+        assert role == "rollout"
+        return self.room > 0
+
+    def stop(self, name, *, patience):
+        self.stopped.append(name)
+
+
+def supervised(cluster, **rollout):
+    sections = {"rollout": {"num_instances": 1, **rollout}, "run": {"instance_restarts": 1}}
+    config = Config.model_validate({"runtime": "ray", **sections})
+    supervisor = Supervisor(config, cluster)
+    supervisor.start()
+    return supervisor
 
 
 class Watch:
@@ -107,3 +137,33 @@ def test_who_has_no_place_yet_is_not():
     lost = [list(supervisor.watch((), now)) for now in (0.0, 1e6)]
     assert "learner" not in {item.worker for item in lost[-1]}
     assert "reward" in {item.worker for item in lost[-1]}
+
+
+def test_it_grows_while_there_is_room_up_to_the_most():
+    cluster = Cluster()
+    supervisor = supervised(cluster, max_instances=3)
+    assert supervisor.grow() is None
+    cluster.room = 1
+    assert [supervisor.grow().name for _ in range(2)] == ["rollout-1", "rollout-2"]
+    assert supervisor.grow() is None
+
+
+def test_above_the_least_a_lost_instance_is_replaced_when_there_is_room():
+    cluster = Cluster()
+    cluster.room = 1
+    supervisor = supervised(cluster, max_instances=2)
+    supervisor.grow()
+    assert supervisor.replace_instance(WorkerLost("rollout-0", "gone", with_node=True)) is None
+    replaced = supervisor.replace_instance(WorkerLost("rollout-1", "gone", with_node=True))
+    assert replaced.name == "rollout-1.1"
+    assert supervisor.grow().name == "rollout-0.1"
+
+
+def test_only_those_that_did_not_go_with_their_node_are_counted():
+    supervisor = supervised(Cluster())
+    for number in range(3):
+        loss = WorkerLost(*supervisor.instances, f"node {number} is gone", with_node=True)
+        supervisor.replace_instance(loss)
+    supervisor.replace_instance(WorkerLost(*supervisor.instances, "it died"))
+    with pytest.raises(WorkerDied, match="again"):
+        supervisor.replace_instance(WorkerLost(*supervisor.instances, "it died again"))
