@@ -20,8 +20,7 @@ from rhymeflow.observe import limits, metrics
 from rhymeflow.store import codec
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.reader import TrajectoryReader
-from rhymeflow.store.schema import EVENTS
-from rhymeflow.store.writing import is_written
+from rhymeflow.store.schema import EVENTS, is_written
 from rhymeflow.utils.bounds import bound_of
 
 Record = dict[str, Any]

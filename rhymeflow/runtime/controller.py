@@ -15,7 +15,7 @@ and an index are handed to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rhymeflow.config import Config
 from rhymeflow.core import commands
@@ -38,9 +38,11 @@ from rhymeflow.runtime.retention import Retention
 from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.runtime.training import Training
-from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.suites.prompts import SuitePrompts
 from rhymeflow.workers import messages
+
+if TYPE_CHECKING:
+    from rhymeflow.store.writer import SqliteTrajectoryStore
 
 TICK_SECONDS = 0.1
 """Longest wait for news; the progress display is at most this old."""
@@ -77,7 +79,7 @@ class Controller:
         config: Config,
         *,
         supervisor: Supervisor,
-        store: TrajectoryStore,
+        store: SqliteTrajectoryStore,
         history: Histories,
         prompts: RunPrompts,
         suites: Mapping[SuiteName, SuitePrompts],

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rhymeflow.core.events import Evaluated
 from rhymeflow.core.types import CUT, GroupId, InstanceId, SuiteName, TrajectoryId, Version
 from rhymeflow.runtime.in_flight import Drawn, InFlight
-from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.suites.figures import Judged, figures, said
 from rhymeflow.suites.prompts import SuitePrompts
+
+if TYPE_CHECKING:
+    from rhymeflow.store.writer import SqliteTrajectoryStore
 
 
 @dataclass
@@ -57,7 +60,7 @@ class Evaluations:
         self,
         suites: Mapping[SuiteName, SuitePrompts],
         in_flight: InFlight,
-        store: TrajectoryStore,
+        store: SqliteTrajectoryStore,
         *,
         generate: Callable[[InstanceId, TrajectoryId], None],
         evaluated: Callable[..., None],

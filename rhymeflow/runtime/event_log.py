@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event, GroupCreated, LearnerReady, Tick, VersionPublished
@@ -25,7 +26,9 @@ from rhymeflow.runtime.past import Past
 from rhymeflow.runtime.retention import Retention
 from rhymeflow.runtime.snapshot import Snapshot
 from rhymeflow.runtime.training import Training
-from rhymeflow.store.base import TrajectoryStore
+
+if TYPE_CHECKING:
+    from rhymeflow.store.writer import SqliteTrajectoryStore
 
 SNAPSHOT_EVENTS = 100_000
 """Replaying so many takes seconds."""
@@ -40,7 +43,7 @@ class EventLog:
 
     def __init__(
         self,
-        store: TrajectoryStore,
+        store: SqliteTrajectoryStore,
         past: Past,
         in_flight: InFlight,
         training: Training,
@@ -99,7 +102,7 @@ class EventLog:
         self._num_events, self._is_snapshot_due = 0, False
 
     def commit(self, now: float, *, durable: bool = False) -> None:
-        """Show readers all that there is; see `TrajectoryStore.commit`."""
+        """Show readers all that there is; see `SqliteTrajectoryStore.commit`."""
         self._committed_at = now
         self._store.commit(durable=durable)
 

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rhymeflow.core.events import GroupCreated
 from rhymeflow.core.types import (
@@ -32,10 +32,12 @@ from rhymeflow.data.prompts import Message, Prompt, opened, opening_of
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
-from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.suites.prompts import SuitePrompts
 from rhymeflow.suites.sections import RUN
 from rhymeflow.workers.messages import Part
+
+if TYPE_CHECKING:
+    from rhymeflow.store.writer import SqliteTrajectoryStore
 
 
 @dataclass(slots=True)
@@ -111,7 +113,7 @@ class InFlight:
 
     def __init__(
         self,
-        store: TrajectoryStore,
+        store: SqliteTrajectoryStore,
         prompts: RunPrompts,
         suites: Mapping[SuiteName, SuitePrompts] = MappingProxyType({}),
     ) -> None:

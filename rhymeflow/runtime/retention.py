@@ -14,15 +14,19 @@ Holds true: what resuming may read stays. Knows nothing of how tokens are delete
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rhymeflow.config import Config
 from rhymeflow.runtime.training import Training
-from rhymeflow.store.base import TrajectoryStore
+
+if TYPE_CHECKING:
+    from rhymeflow.store.writer import SqliteTrajectoryStore
 
 
 class Retention:
     """Has `store` prune as `config` says."""
 
-    def __init__(self, config: Config, training: Training, store: TrajectoryStore) -> None:
+    def __init__(self, config: Config, training: Training, store: SqliteTrajectoryStore) -> None:
         self._keep, self._training, self._store = config.run.keep_tokens, training, store
         drafting = config.drafting
         self._history_tokens = 0 if drafting.window == "off" else drafting.history_tokens

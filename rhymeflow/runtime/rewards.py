@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rhymeflow.config import Config
 from rhymeflow.core.events import Event, RewardFailed, TrajectoryRewarded
@@ -27,10 +27,12 @@ from rhymeflow.reward.components import WeightedSum
 from rhymeflow.reward.messages import TrainerState
 from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.in_flight import InFlight
-from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.suites.sections import RUN, functions_of
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.workers import messages
+
+if TYPE_CHECKING:
+    from rhymeflow.store.writer import SqliteTrajectoryStore
 
 Answer = messages.RewardComputed | messages.RewardFailed
 
@@ -79,7 +81,7 @@ class Rewards:
     def __init__(
         self,
         send: Callable[[messages.Message], None],
-        store: TrajectoryStore,
+        store: SqliteTrajectoryStore,
         in_flight: InFlight,
         evaluations: Evaluations,
         config: Config,

@@ -48,7 +48,6 @@ from rhymeflow.runtime.start import check_start
 from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
 from rhymeflow.store.backup import BackupThread
-from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.store.checkpoint_dirs import (
     CHECKPOINTS,
     DAMAGED,
@@ -311,7 +310,7 @@ def check_rows_are_the_same(config: Config, loaded: Loaded, store: SqliteTraject
     store.put_digests(known)
 
 
-def record_config(config: Config, path: Path, store: TrajectoryStore) -> None:
+def record_config(config: Config, path: Path, store: SqliteTrajectoryStore) -> None:
     """Write down the values in force, as far as they are known: for people, and in the log."""
     directories.write_config(config, path)
     store.put_config(config.model_dump_json())

@@ -7,7 +7,7 @@ told to do what that one had not reported. Knows nothing of instances or process
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rhymeflow.core.commands import Accumulate, Train
 from rhymeflow.core.events import Accumulated, Event, LearnerReady, VersionPublished
@@ -15,9 +15,11 @@ from rhymeflow.core.types import SuiteName, Version
 from rhymeflow.runtime.base import WorkerHandle
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.reporting import Reporter
-from rhymeflow.store.base import TrajectoryStore
 from rhymeflow.suites.metrics import metrics_of
 from rhymeflow.workers import messages
+
+if TYPE_CHECKING:
+    from rhymeflow.store.writer import SqliteTrajectoryStore
 
 
 class Training:
@@ -33,7 +35,7 @@ class Training:
         self,
         ranks: Callable[[], Sequence[WorkerHandle]],
         checkpoints: Checkpoints,
-        store: TrajectoryStore,
+        store: SqliteTrajectoryStore,
         reporter: Reporter,
         *,
         published: Version,

@@ -30,10 +30,8 @@ from rhymeflow.observe import metrics
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.sim.audit import Step
 from rhymeflow.sim.cluster import Cluster
-from rhymeflow.store.base import ENVIRONMENT
-from rhymeflow.store.schema import EVENTS
+from rhymeflow.store.schema import ENVIRONMENT, EVENTS, is_written
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from rhymeflow.store.writing import is_written
 
 Cut = tuple[int, InstanceId]
 """From which token on a response is whose."""

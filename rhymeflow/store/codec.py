@@ -1,8 +1,7 @@
 """Events and commands as JSON text and back.
 
-Holds true: `decode(*encode(event)) == event` for every event of `core.events`, and the same of
-every command of `core.commands`; the kind is the class's name, and the body holds the fields by
-name, so SQL can aggregate them with `json_extract`. A trajectory id is the list [group, member].
+The kind is the class's name, and the body holds the fields by name, so SQL can aggregate them with
+`json_extract`. A trajectory id is the list [group, member].
 """
 
 from __future__ import annotations
@@ -30,29 +29,17 @@ _decoders: dict[str, msgspec.json.Decoder[Any]] = {
 }
 
 
-def encode(event: Event) -> tuple[str, str]:
+def encode(item: Event | Command) -> tuple[str, str]:
     """Return (kind, body). Numbers are finite: JSON has no others, and no reward is one."""
-    for name in _FLOATS[type(event)]:
-        value = getattr(event, name)
-        assert value is None or math.isfinite(value), f"{name} of {event} is not finite"
-    return type(event).__name__, _encoder.encode(event).decode()
+    for name in _FLOATS.get(type(item), ()):
+        value = getattr(item, name)
+        assert value is None or math.isfinite(value), f"{name} of {item} is not finite"
+    return type(item).__name__, _encoder.encode(item).decode()
 
 
-def decode(kind: str, body: str) -> Event:
-    """Return the event that `encode` was given."""
-    event: Event = _decoders[kind].decode(body)
-    return event
-
-
-def encode_command(command: Command) -> tuple[str, str]:
-    """Return (kind, body) of a command; no command holds a fraction."""
-    return type(command).__name__, _encoder.encode(command).decode()
-
-
-def decode_command(kind: str, body: str) -> Command:
-    """Return the command that `encode_command` was given."""
-    command: Command = _decoders[kind].decode(body)
-    return command
+def decode(kind: str, body: str) -> Any:
+    """Return the event or command that `encode` was given."""
+    return _decoders[kind].decode(body)
 
 
 def prompt_of(stored: str) -> str | list[dict[str, Any]]:

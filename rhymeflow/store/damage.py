@@ -1,7 +1,7 @@
 """Reading an event store whose file may be damaged: a disk that failed, a copy cut short.
 
-Holds true: what cannot be read because of the file is one `UserError`; an error that an undamaged
-file gives is a defect and keeps its traceback. Changes nothing in the file.
+What cannot be read because of the file is one `UserError`; an error that an undamaged file gives is
+a defect and keeps its traceback. A number or a token that is another one now is not found.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from rhymeflow.errors import UserError
-from rhymeflow.store import values
+from rhymeflow.store import codec, schema
 from rhymeflow.store.reader import IncompleteBatch, TrajectoryReader
 
 _ERRORS = (
@@ -41,6 +41,43 @@ def open_undamaged(path: Path) -> Iterator[TrajectoryReader]:
         reader.close()
 
 
+_TYPES = {"INTEGER": "'integer'", "REAL": "'real', 'integer'", "TEXT": "'text'", "BLOB": "'blob'"}
+_SOUND = {
+    "attempts": "json_valid(config)",
+    "groups": "json_valid(columns) AND LENGTH(prompt_tokens) % 4 = 0",
+    "segments": "LENGTH(tokens) % 4 = 0 AND LENGTH(logprobs) = LENGTH(tokens) * (steps > 0)"
+    " AND (accepted IS NULL OR LENGTH(accepted) * 4 = LENGTH(tokens))",
+    "trajectories": "components IS NULL OR json_valid(components)",
+    "token_details": "logprobs IS NULL OR LENGTH(logprobs) % 4 = 0",
+}
+"""What holds of each row, beside the types of its columns."""
+
+
+def first_wrong(path: Path) -> str | None:
+    """Which value is not what the schema says, if one is not. SQLite checks pages, not values.
+
+    Raises:
+        sqlite3.DatabaseError: the file cannot be read, or text is none.
+    """
+    with contextlib.closing(schema.open_for_reading(path)) as connection:
+        ask = connection.execute
+        for (table,) in ask("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            wrong = [f"NOT ({_SOUND.get(table, 'TRUE')})"]
+            for _, name, kind, not_null, _, key in ask(f"PRAGMA table_info({table})"):
+                if kind:
+                    null = "" if not_null or key else ", 'null'"
+                    wrong.append(f"typeof({name}) NOT IN ({_TYPES[kind]}{null})")
+            for (row,) in ask(f"SELECT rowid FROM {table} WHERE {' OR '.join(wrong)} LIMIT 1"):
+                return f"row {row} of {table} is not what its schema says"
+            for number, *row in ask(f"SELECT rowid, * FROM {table}"):  # texts become text
+                try:
+                    if table in ("events", "commands"):
+                        codec.decode(*row[-2:])
+                except (msgspec.DecodeError, KeyError) as error:
+                    return f"row {number} of {table}: {error}"
+    return None
+
+
 def damage_of(path: Path, error: Exception) -> str | None:
     """What is wrong with the file, in a line; None if nothing is. Reads all of it."""
     if isinstance(error, IncompleteBatch):  # one that was trained on: it was whole then
@@ -49,7 +86,7 @@ def damage_of(path: Path, error: Exception) -> str | None:
     try:
         ((found,),) = reader.query("PRAGMA quick_check(1)")
         if found == "ok":
-            found = values.first_wrong(path) or found
+            found = first_wrong(path) or found
     except (sqlite3.DatabaseError, UnicodeDecodeError) as again:
         found = str(again)
     finally:

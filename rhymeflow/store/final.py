@@ -1,14 +1,8 @@
-"""The end of a store: `events.db` alone holds everything, whoever still reads it.
+"""The file of a store: whether it is still there, and that it alone is the whole store at the end.
 
 SQLite keeps what was written last in `events.db-wal` until a checkpoint brings it into the file.
-Other connections do not hinder one, nor do transactions that read the newest state. A transaction
-that reads an older state does: pages that it may still read must not be overwritten. Such a reader
-is waited for, and if it stays, a copy of the whole store takes the file's place; the reader keeps
-the file that it has open, with its `-wal`.
-
-Holds true: at any moment, that of a crash included, `events.db` with whatever `-wal` lies beside it
-is the whole store: a `-wal` that is left beside the copy has nothing that the copy has not. Knows
-nothing of the tables.
+A transaction that reads an older state hinders one. Such a reader is waited for, and if it stays, a
+copy of the whole store takes the file's place: a `-wal` beside it has nothing that it has not.
 """
 
 from __future__ import annotations
@@ -17,6 +11,7 @@ import os
 import sqlite3
 from pathlib import Path
 
+from rhymeflow.errors import StorageError, to_resume
 from rhymeflow.utils.disk import flush
 
 WAIT_SECONDS = 5.0
@@ -58,3 +53,41 @@ def replace(connection: sqlite3.Connection, path: Path) -> None:
     for suffix in ("-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
     flush(path.parent)
+
+
+class OnDisk:
+    """The file at `path`, as it was when this was made."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._run_dir = path, path.parent
+        there = path.stat()
+        self._identity, self._size = (there.st_dev, there.st_ino), there.st_size
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the file was deleted and its directory was not."""
+        return self._run_dir.is_dir() and not os.path.lexists(self._path)
+
+    def check(self) -> None:
+        """Raise `StorageError` if it was deleted, replaced or cut short. Costs microseconds."""
+        try:
+            there = self._path.stat()
+        except FileNotFoundError:
+            if self._run_dir.is_dir():
+                raise StorageError(
+                    f"{self._path}: was deleted while the run was writing to it; it is written "
+                    f"again from what is open. To go on: {to_resume(self._run_dir)}"
+                ) from None
+            raise StorageError(
+                f"{self._run_dir}: was deleted while the run was writing to it"
+            ) from None
+        if (there.st_dev, there.st_ino) != self._identity:
+            raise StorageError(f"{self._path}: was replaced while the run was writing to it")
+        if there.st_size < self._size:
+            raise StorageError(
+                f"{self._path}: was cut from {self._size:,} to {there.st_size:,} bytes while the "
+                "run was writing to it; what is missing is lost. With a copy of it in its place, "
+                f"{to_resume(self._run_dir)} goes on; checkpoints are in "
+                f"{self._run_dir / 'checkpoints'}"
+            )
+        self._size = there.st_size

@@ -18,7 +18,7 @@ from rhymeflow.core.events import TrajectoryRewarded
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
 from rhymeflow.store import codec
 from rhymeflow.store.handle import Reader
-from rhymeflow.store.recent import row_before_last
+from rhymeflow.store.pruning import row_before_last
 
 # SQLite numbers the rows of a table upwards, so a number says what is new.
 _SEGMENTS = """SELECT s.rowid, group_id, member, start, version, tokens, length, reward
@@ -79,7 +79,7 @@ class Follower:
         before, self._seq = self._seq, self._last_event()
         kind = TrajectoryRewarded.__name__
         rows = self._reader.query(_REWARDS, before, self._seq, kind)
-        return [codec.decode(kind, body) for kind, body in rows]  # type: ignore[misc]
+        return [codec.decode(kind, body) for kind, body in rows]
 
     def prompt(self, group: GroupId) -> GroupPrompt:
         """The prompt of a group that a segment is stored of."""

@@ -1,41 +1,104 @@
 """How a worker reaches a run's store: as a file, or by asking the process that has the file.
 
-Holds true: readers of both kinds answer alike. Knows nothing of what is asked.
+    serve()                         in the process beside the file
+    store_in(config, dir).open()    anywhere: both readers answer alike
+
+A batch that several ranks ask for is read once, and fetched once to each node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import GroupId
-from rhymeflow.store.damage import explained
+from rhymeflow.store.damage import damage_of, explained
 from rhymeflow.store.reader import Attempt, TrajectoryReader, TrajectoryRecord
-from rhymeflow.store.remote import STORE, RemoteTrajectoryReader
 from rhymeflow.store.schema import EVENTS
+from rhymeflow.utils import objects
+from rhymeflow.utils.objects import Reference
+
+STORE = "store"
+"""Name of the process that answers."""
+
+_decoder = msgspec.msgpack.Decoder(list[TrajectoryRecord])
 
 
-class Reader(Protocol):
-    """What workers ask a store for; see `TrajectoryReader`."""
+def serve() -> None:
+    """Answer questions about the stores that this process can open, in one thread."""
+    opened = cache(TrajectoryReader)
+    last: tuple[Any, Reference] | None = None
 
-    path: Path
+    def query(path: str, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        return opened(path).query(statement, *values)
 
-    def query(self, statement: str, *values: object) -> list[tuple]:
-        """Rows of one SQL statement."""
+    def attempts(path: str) -> list[Attempt]:
+        return opened(path).attempts()
+
+    def batch(
+        path: str, groups: Sequence[GroupId], members: Sequence[Sequence[int]]
+    ) -> list[Reference]:
+        nonlocal last
+        asked = path, groups, members
+        if last is None or last[0] != asked:
+            records = opened(path).batch(groups, members)
+            packed = np.frombuffer(msgspec.msgpack.encode(records), np.uint8)
+            last = asked, objects.here().put(packed)
+        return [last[1]]  # in something: else it would arrive as what it refers to
+
+    def damage(path: str, error: Exception) -> str | None:
+        return damage_of(Path(path), error)
+
+    for answer in (query, attempts, batch, damage):
+        objects.here().offer(answer.__name__, answer)
+
+
+class RemoteTrajectoryReader:
+    """A view of a store that `owner` answers for; the same questions as of `TrajectoryReader`."""
+
+    def __init__(self, owner: str, path: Path) -> None:
+        self.path = path
+        self._objects, self._owner = objects.here(), owner
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def query(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Rows of one SQL statement; see `TrajectoryReader`."""
+        found: list[tuple[Any, ...]] = self._ask("query", statement, values)
+        return found
+
+    def attempts(self) -> list[Attempt]:
+        """The attempts at this run, in order."""
+        found: list[Attempt] = self._ask("attempts")
+        return found
 
     def batch(
         self, groups: Sequence[GroupId], members: Sequence[Sequence[int]]
     ) -> list[TrajectoryRecord]:
-        """Records of these members of each group."""
+        """Records of these members of each group; see `TrajectoryReader`."""
+        references = self._ask("batch", groups, members)
+        (packed,) = self._objects.get(references)
+        return _decoder.decode(packed.data)
 
-    def attempts(self) -> list[Attempt]:
-        """The attempts at this run, in order."""
+    def damage(self, error: Exception) -> str | None:
+        """What is wrong with the file; see `damage_of`."""
+        found: str | None = self._ask("damage", error)
+        return found
 
-    def close(self) -> None:
-        """Ask no more."""
+    def _ask(self, what: str, *arguments: Any) -> Any:
+        return self._objects.ask(self._owner, what, str(self.path), *arguments)
+
+
+Reader = TrajectoryReader | RemoteTrajectoryReader
+"""What workers ask a store by."""
 
 
 class StoreFile(NamedTuple):
@@ -71,6 +134,3 @@ def store_in(config: Config, run_dir: Path) -> StoreFile | StoreElsewhere:
     """The store of the run in `run_dir`, a directory of the controller's machine."""
     path = run_dir / EVENTS
     return StoreElsewhere(STORE, path) if config.runtime == "ray" else StoreFile(path)
-
-
-__all__ = ["Reader", "StoreElsewhere", "StoreFile", "store_in"]

@@ -15,10 +15,10 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rhymeflow.core.types import GroupId, Version
-from rhymeflow.store.recent import row_before_last
 
 ROWS_AT_ONCE = 256
 """Segments that are deleted with one commit, beside twice those that came since the last one: so a
@@ -28,6 +28,10 @@ _ENDED = """SELECT ending_version, group_id FROM groups WHERE ending IS NOT NULL
     AND group_id IN (SELECT DISTINCT group_id FROM segments) ORDER BY 1, 2"""
 _LAST_ROW = "SELECT MAX(rowid), COUNT(*) FROM segments WHERE group_id = ?"
 _NEWEST = "SELECT MAX(rowid) FROM segments"
+# SQLite numbers the rows of a table upwards; they are read from the end, as far as is needed.
+_BEFORE_LAST = """SELECT at FROM (SELECT rowid AS at,
+    SUM(LENGTH(tokens) / 4) OVER (ORDER BY rowid DESC ROWS UNBOUNDED PRECEDING) AS total
+    FROM segments) WHERE total > ? LIMIT 1"""
 _CHOSEN = "group_id IN (SELECT value FROM json_each(?))"
 # What one instance generated under one version was stored in parts, which become one row.
 _KEEP_SPANS = f"""
@@ -115,3 +119,12 @@ class Pruner:
 
     def _rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         return self._connection.execute(statement, values).fetchall()
+
+
+def row_before_last(query: Callable[..., Sequence[Any]], num_tokens: int) -> int:
+    """The row of `segments` after which there are at most `num_tokens` tokens; 0: all are.
+
+    `query` gives the rows of a statement with its values.
+    """
+    rows = query(_BEFORE_LAST, num_tokens)
+    return int(rows[0][0]) if rows else 0

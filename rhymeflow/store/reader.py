@@ -168,7 +168,7 @@ class TrajectoryReader:
         if event:  # the numbers of events rise with those of commands, which alone have an index
             first = 1 + self.last_command_upto(event)
         for seq, event, kind, body in self._rows("seq, event, kind, body", "commands", first):
-            yield RecordedCommand(seq, event, codec.decode_command(kind, body))
+            yield RecordedCommand(seq, event, codec.decode(kind, body))
 
     def attempts(self) -> list[Attempt]:
         """The attempts at this run, in order."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import socket
 import sqlite3
 from collections.abc import Mapping
@@ -16,6 +17,9 @@ from urllib.parse import quote
 
 from rhymeflow.errors import UserError, to_resume
 from rhymeflow.utils.source_version import source_version
+
+ENVIRONMENT = "environment"
+"""Stands for an instance where tokens were not generated: an environment answered them."""
 
 EVENTS = "events.db"
 """The file, in its run directory."""
@@ -154,8 +158,6 @@ def open_for_writing(path: Path, *, is_new: bool) -> tuple[sqlite3.Connection, i
 def refuse_another(path: Path) -> None:
     """Raise `UserError` if there is a store, where a run is to begin."""
     if path.exists():
-        from rhymeflow.store.writing import is_written
-
         goes_on = f"`{to_resume(path.parent)}` goes on with it, or"
         what = "a run, which goes on;" if is_written(path.parent) else f"a run already; {goes_on}"
         raise UserError(f"run.output_dir: {path.parent} holds {what} name another directory")
@@ -178,6 +180,41 @@ def lock_directory(directory: Path) -> int:
     os.truncate(descriptor, 0)
     os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
     return descriptor
+
+
+def is_written(run_dir: Path) -> bool:
+    """Whether a process holds the lock of the run in `run_dir`."""
+    try:
+        descriptor = os.open(run_dir / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, PermissionError):
+        return False
+    try:
+        if not _may_live(os.read(descriptor, 1024).decode(errors="replace")):
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _may_live(text: str) -> bool:
+    """Whether the process that locked last, as it wrote of itself, may still be there."""
+    named = re.fullmatch(r"process (\d+) on (.*)", text)
+    if named is None or named[2] != socket.gethostname():
+        return True
+    try:
+        os.kill(int(named[1]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
+
+
+__all__ = ["is_written"]
 
 
 def _is_there(descriptor: int, path: Path) -> bool:

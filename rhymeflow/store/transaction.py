@@ -19,7 +19,7 @@ from typing import Any
 from rhymeflow.errors import StorageError
 from rhymeflow.store import final, schema
 from rhymeflow.store import statements as sql
-from rhymeflow.store.on_disk import OnDisk
+from rhymeflow.store.final import OnDisk
 from rhymeflow.utils.faults import fault_of
 
 

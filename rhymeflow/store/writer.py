@@ -1,15 +1,8 @@
-"""The trajectory store: the run's event store and the tokens beside it, in one SQLite file.
+"""The trajectory store: the run's events and the tokens beside them, in one SQLite file.
 
-Holds true:
-- events are stored in the order they are recorded, numbered from 1 without holes, and so are
-  commands, each with the number of the event upon which it was given;
-- everything between two commits is one transaction (`transaction.py`): after a crash it is there
-  whole or not at all, and every commit is there (after a crash of the machine: every commit up to
-  the last durable one);
-- what is delivered twice is stored once;
-- one process writes; any number read meanwhile (`reader.TrajectoryReader`).
-
-Knows nothing of what events mean: it stores what it is given.
+One process writes; any number read meanwhile (`reader.py`). Everything between two commits is one
+transaction (`transaction.py`). What a message names (a batch to train on, a published version) is
+committed before the message is sent, so that whatever a reader looks for is there.
 """
 
 from __future__ import annotations
@@ -21,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event
@@ -36,8 +29,8 @@ from rhymeflow.core.types import (
 )
 from rhymeflow.store import codec, schema
 from rhymeflow.store import statements as sql
-from rhymeflow.store.base import ENVIRONMENT, Progress
 from rhymeflow.store.pruning import Pruner
+from rhymeflow.store.schema import ENVIRONMENT
 from rhymeflow.store.transaction import Transaction
 
 _Given = ParamSpec("_Given")
@@ -62,8 +55,27 @@ def _counted(
     return counting
 
 
+class Progress(NamedTuple):
+    """What is stored of a group."""
+
+    row: int
+    epoch: int
+    prompt: str
+    """Messages as JSON."""
+    prompt_ids: list[int]
+    tokens: dict[int, array[int]]
+    """Of each member that there is anything of."""
+    finished: dict[int, FinishReason]
+    """Members that are complete."""
+    versions: dict[int, Version]
+    """Of each of these members, the version that generated its last token, as far as one did."""
+    turns: dict[int, list[tuple[int, int]]]
+    """Of each member that was answered by an environment: for each answer, in order, how many
+    tokens there were before it and with it."""
+
+
 class SqliteTrajectoryStore:
-    """The one writer of a run's `events.db`."""
+    """The one writer of a run's `events.db`. What is delivered twice is stored once."""
 
     def __init__(self, path: str | Path, *, is_new: bool = False) -> None:
         """Create the store or, unless it is to be new, open it to go on.
@@ -152,7 +164,7 @@ class SqliteTrajectoryStore:
     def record_command(self, event: int, command: Command) -> None:
         """Append what was commanded upon the event of this number."""
         self._last_command += 1
-        self._put(sql.COMMAND, self._last_command, event, *codec.encode_command(command))
+        self._put(sql.COMMAND, self._last_command, event, *codec.encode(command))
 
     @_counted
     def put_snapshot(self, event: int, state: bytes) -> None:

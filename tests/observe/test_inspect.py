@@ -21,8 +21,8 @@ from rhymeflow.core.events import Tick
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe.inspect import Question, as_json, inspect
-from rhymeflow.store.base import ENVIRONMENT
 from rhymeflow.store.damage import open_undamaged
+from rhymeflow.store.schema import ENVIRONMENT
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.observe.runs import begun, finished, group, make_run, segment, stored
 

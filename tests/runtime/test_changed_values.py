@@ -23,8 +23,8 @@ from rhymeflow.observe.progress import Progress
 from rhymeflow.runtime.damage import check_log
 from rhymeflow.runtime.replay import configured, replay
 from rhymeflow.runtime.reporting import Reporter
-from rhymeflow.store import previous_run, values
-from rhymeflow.store.damage import explained, open_undamaged
+from rhymeflow.store import previous_run
+from rhymeflow.store.damage import explained, first_wrong, open_undamaged
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
 AUDIT = Path(__file__).parents[2] / "examples" / "audit_run.py"
@@ -132,7 +132,7 @@ def what_is_said(read, folder: Path, what: str) -> list[str]:
 
 
 def test_what_a_run_wrote_passes(run_dir, tmp_path):
-    assert values.first_wrong(run_dir / "events.db") is None
+    assert first_wrong(run_dir / "events.db") is None
     shutil.copytree(run_dir, tmp_path / "run")
     for read in READERS:
         read(tmp_path / "run")

@@ -416,6 +416,7 @@ def test_a_backup_that_cannot_be_reached_is_said_once_and_tried_again(run, url, 
     thread.start()
     until(lambda: say("cannot write", thread))
     assert len(notices) == 1
+    until(lambda: copied(run.path))
     last = run.store._last_seq
     assert backup_line(run.path, last, 7.0).startswith(f"{url}: {last} events, 7 s behind (cannot")
     FlakyFileSystem.share = 0.0

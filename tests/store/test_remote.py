@@ -7,8 +7,14 @@ import pytest
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
-from rhymeflow.store import remote
-from rhymeflow.store.handle import StoreElsewhere, StoreFile, store_in
+from rhymeflow.store.handle import (
+    STORE,
+    RemoteTrajectoryReader,
+    StoreElsewhere,
+    StoreFile,
+    serve,
+    store_in,
+)
 from rhymeflow.store.reader import IncompleteBatch, TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.store.stores import judge, put
@@ -20,8 +26,8 @@ ON_RAY = Config(runtime="ray")
 @pytest.fixture
 def shared():
     with sharing() as fake:
-        fake.name = remote.STORE
-        remote.serve()
+        fake.name = STORE
+        serve()
         fake.name = "learner"
         yield fake
 
@@ -42,7 +48,7 @@ def path(tmp_path):
 def test_it_answers_as_the_file_does(shared, path):
     here = TrajectoryReader(path)
     there = store_in(ON_RAY, path.parent).open()
-    assert isinstance(there, remote.RemoteTrajectoryReader)
+    assert isinstance(there, RemoteTrajectoryReader)
     statement = "SELECT group_id, member, tokens FROM segments WHERE version = ?"
     assert there.query(statement, 4) == here.query(statement, 4) != []
     assert there.attempts() == here.attempts()
@@ -52,7 +58,7 @@ def test_it_answers_as_the_file_does(shared, path):
 
 
 def test_a_batch_is_read_once_for_all_ranks(shared, path):
-    readers = [StoreElsewhere(remote.STORE, path).open() for _ in range(2)]
+    readers = [StoreElsewhere(STORE, path).open() for _ in range(2)]
     put_before = shared.num_put
     assert readers[0].batch((7,), ((0, 1),)) == readers[1].batch((7,), ((0, 1),))
     assert shared.num_put == put_before + 1
@@ -61,14 +67,14 @@ def test_a_batch_is_read_once_for_all_ranks(shared, path):
 
 
 def test_errors_come_through(shared, path):
-    reader = StoreElsewhere(remote.STORE, path).open()
+    reader = StoreElsewhere(STORE, path).open()
     with pytest.raises(IncompleteBatch, match="has not finished"):
         reader.batch((8,), ((0,),))
-    handle = StoreElsewhere(remote.STORE, path)
+    handle = StoreElsewhere(STORE, path)
     with pytest.raises(UserError, match="is damaged: trajectory 8"), handle.explained():
         reader.batch((8,), ((0,),))
     with pytest.raises(KeyError), handle.explained():
         raise KeyError("the file is as it should be")
-    elsewhere = StoreElsewhere(remote.STORE, path.with_name("nothing.db")).open()
+    elsewhere = StoreElsewhere(STORE, path.with_name("nothing.db")).open()
     with pytest.raises(UserError, match=r"nothing\.db"):
         elsewhere.attempts()

@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from rhymeflow.runtime.ray.library import QUIET
-from rhymeflow.store import remote
+from rhymeflow.store import handle
 from rhymeflow.utils import objects
 from rhymeflow.utils.objects import OwnerLost, Reference
 
@@ -87,9 +87,9 @@ class StoreActor:
     may start it anew and repeat what was asked."""
 
     def __init__(self, namespace: str) -> None:
-        self._objects = RayObjects(remote.STORE, namespace)
+        self._objects = RayObjects(handle.STORE, namespace)
         objects.use(self._objects)
-        remote.serve()
+        handle.serve()
 
     def answer(self, what: str, arguments: Sequence[Any]) -> Any:
         """What a worker's `objects.ask` gets."""

@@ -23,7 +23,7 @@ from rhymeflow.runtime.base import News, Received, Resources, Role, WorkerLost
 from rhymeflow.runtime.ray import library, placement
 from rhymeflow.runtime.ray.actor import Given, Whereabouts, WorkerActor
 from rhymeflow.runtime.ray.objects import ASKED, StoreActor
-from rhymeflow.store import remote
+from rhymeflow.store import handle
 from rhymeflow.utils.cores import usable_cores
 from rhymeflow.workers.messages import Message, Shutdown, decode, encode
 
@@ -138,7 +138,7 @@ class RayRuntime:
     def _start_store(self) -> Any:
         """The actor that reads the run's store for workers; Ray starts it anew as often as due."""
         make = self._ray.remote(
-            name=remote.STORE,
+            name=handle.STORE,
             namespace=self._namespace,
             num_cpus=0,
             max_restarts=-1,
