@@ -13,8 +13,8 @@ import pytest
 from benchmarks.asking.questions import kinds, look
 from benchmarks.logs.made_up import Size, build_log
 from benchmarks.training.train import ROOT
-from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard.run import Run
+from rhymeflow.observe import query
 from rhymeflow.store.previous_run import config_in_force
 from rhymeflow.store.reader import TrajectoryReader
 from tests.dashboard.conftest import serving
@@ -47,11 +47,7 @@ def test_it_opens(large: Path) -> None:
     assert len(reader.attempts()) == 2
     endings = reader.query("SELECT DISTINCT ending FROM groups ORDER BY 1")
     assert endings == [(None,), ("aborted",), ("consumed",), ("evaluated",), ("filtered",)]
-    ((staleness,),) = reader.query("SELECT MAX(staleness) FROM trained")
-    assert 0 < staleness <= config.schedule.bound
-    details = reader.details(TrajectoryId(0, 0))
-    assert details is not None
-    assert sum(each.length for each in details.segments) == details.length
+    assert 0 < max(query.staleness(reader)) <= config.schedule.bound
     reader.close()
 
 

@@ -116,17 +116,10 @@ def test_a_run(client: Client, run_dir: Path) -> None:
     [
         ({}, range(10)),
         ({"step": 2}, [2, 3]),
-        ({"row": 3}, [3]),
-        ({"filter": "errors"}, [8]),
-        ({"component": "exact"}, range(10)),  # 1 and 0 in every group
-        ({"component": "exact", "step": 2}, [2, 3]),
         ({"component": "exact", "of": "wrong"}, []),
-        ({"component": "short"}, []),
         ({"filter": ["consumed", "mixed"], "sort": "length", "descending": "true"},
          range(7, -1, -1)),
         ({"text": "IS 4"}, [4]),
-        ({"text": "%"}, []),
-        ({"text": "_"}, []),
         ({"offset": 8}, [8, 9]),
     ],
 )  # fmt: skip
@@ -135,14 +128,6 @@ def test_groups(client: Client, asked: dict[str, object], found: list[int]) -> N
     assert [each["group"] for each in answer["groups"]] == list(found)
     assert answer["count"] == (10 if "offset" in asked else len(found))
     assert answer["components"] == ["exact", "short"]
-
-
-def test_groups_without_rewards_come_last(client: Client, run_dir: Path) -> None:
-    with stored(run_dir) as store:
-        group(store, 10)
-    for descending in ("true", "false"):
-        found = client.ask("runs/a-run/groups", sort="reward", descending=descending)["groups"]
-        assert (found[-1]["group"], found[-1]["members"]) == (10, [])
 
 
 def test_what_is_left_is_at_the_pace_of_steps(tmp_path: Path) -> None:

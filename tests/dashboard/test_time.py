@@ -43,7 +43,7 @@ from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.sim.simulate import simulate
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.dashboard.conftest import Client, serving
+from tests.dashboard.conftest import serving
 
 A, B = "rollout-0", "rollout-1"
 
@@ -238,12 +238,6 @@ def test_what_limits_a_run(
     found = limits(window(spans), start, start + width)
     assert sum(found.values()) == pytest.approx(1)
     assert found == pytest.approx({k: v / sum(counts.values()) for k, v in counts.items()})
-
-
-def test_over_http(client: Client) -> None:
-    found = client.ask("runs/a-run/time")
-    assert (found["last"], found["limits"]) == (41, None)
-    assert client.ask("runs/a-run/time", **{"from": 10, "to": 20})["end"] == 20
 
 
 def test_what_limits_a_run_is_what_the_terminal_says(tmp_path: Path) -> None:

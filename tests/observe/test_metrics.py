@@ -38,6 +38,7 @@ def test_rows_of_one_step_are_joined_and_a_half_line_left_out(tmp_path):
         2: {"step": 2, "time": 3.0, "reward": 0.5, "eval/reward": 0.75},
     }, "a step ended when it did, not when it was evaluated"
     assert list(metrics.read(tmp_path)) == [1, 2]
+    assert metrics.read(tmp_path / "nothing") == {}
 
 
 def test_a_share_of_a_run_is_time_over_time():
@@ -62,10 +63,6 @@ def test_what_a_resumed_run_does_again_is_forgotten(tmp_path):
     assert path.stat().st_ino == before, "there was nothing to forget"
 
 
-def test_no_file_is_no_steps(tmp_path):
-    assert metrics.read(tmp_path) == {}
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [("oops", "is not JSON"), ("[1]", "is no object"), ('{"step": 1, "é": 1}', "is not JSON")],
@@ -76,31 +73,19 @@ def test_a_foreign_line_is_named(tmp_path, line, message):
         metrics.read(tmp_path)
 
 
-def test_tensorboard_has_the_same_numbers(tmp_path):
-    writer = MetricsWriter(tmp_path, report_to=("tensorboard",), name="run", config={})
-    for step in (1, 2):
-        writer.write(step, 1.0, {"reward": step / 2, "staleness/max": 1.0})
-    writer.close()
+def test_tensorboard_has_the_same_numbers_and_not_what_a_resumed_run_does_again(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    board = EventAccumulator(str(tmp_path / "tensorboard"))
-    board.Reload()
-    assert sorted(board.Tags()["scalars"]) == ["reward", "staleness/max"]
-    assert [(e.step, e.value) for e in board.Scalars("reward")] == [(1, 0.5), (2, 1.0)]
-
-
-def test_tensorboard_does_not_show_what_a_resumed_run_does_again(tmp_path):
     for first_step, value in ((0, 1.0), (2, 5.0)):
         writer = MetricsWriter(
             tmp_path, report_to=("tensorboard",), name="run", config={}, first_step=first_step
         )
         for step in range(max(first_step, 1), 4):
-            writer.write(step, 1.0, {"reward": value})
+            writer.write(step, 1.0, {"reward": value, "staleness/max": 1.0})
         writer.close()
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
+    assert sorted(board.Tags()["scalars"]) == ["reward", "staleness/max"]
     found = [(e.step, e.value) for e in board.Scalars("reward")]
     assert found == [(1, 1.0), (2, 5.0), (3, 5.0)]
 
@@ -128,41 +113,30 @@ class FakeTracker:
         self.calls.append(("finish",))
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_trackers_get_the_rows(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "first", "again"),
+    [
+        ("wandb", {}, {"id": "abc123", "resume": "allow", "allow_val_change": True}),
+        ("trackio", {"resume": "never"}, {"resume": "allow"}),
+    ],
+)
+def test_trackers_get_the_rows_and_a_resumed_run_goes_on_in_its_run(
+    tmp_path, monkeypatch, name, first, again
+):
+    """Also if its directory was moved, and the run would be called otherwise now."""
     fake = FakeTracker()
     monkeypatch.setitem(metrics.importlib.sys.modules, name, fake)
     writer = MetricsWriter(tmp_path, report_to=(name,), name="demo", config={"seed": 1})
     writer.write(1, 0.5, {"reward": 0.5})
     writer.close()
+    MetricsWriter(tmp_path, report_to=(name,), name="moved", config={}).close()
     assert fake.calls == [
-        (
-            "init",
-            "rhymeflow",
-            "demo",
-            {"seed": 1},
-            {"resume": "never"} if name == "trackio" else {},
-        ),
+        ("init", "rhymeflow", "demo", {"seed": 1}, first),
         ("log", {"step": 1, "reward": 0.5}),
         ("finish",),
+        ("init", "rhymeflow", "moved" if name == "wandb" else "demo", {}, again),
+        ("finish",),
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "how"),
-    [
-        ("wandb", {"id": "abc123", "resume": "allow", "allow_val_change": True}),
-        ("trackio", {"resume": "allow"}),
-    ],
-)
-def test_a_resumed_run_goes_on_in_its_run(tmp_path, monkeypatch, name, how):
-    """Also if its directory was moved, and the run would be called otherwise now."""
-    fake = FakeTracker()
-    monkeypatch.setitem(metrics.importlib.sys.modules, name, fake)
-    for called in ("demo", "moved"):
-        MetricsWriter(tmp_path, report_to=(name,), name=called, config={}).close()
-    again = fake.calls[-2]
-    assert again == ("init", "rhymeflow", "moved" if name == "wandb" else "demo", {}, how)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"wandb": 1}'])

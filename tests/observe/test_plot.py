@@ -32,27 +32,22 @@ def with_rewards(run_dir: Path, rewards: list[float]) -> Path:
     return run_dir
 
 
-def test_the_band_is_a_standard_deviation() -> None:
-    found = mean([curve([1, 2, 3], [1, 2, 3]), curve([1, 2, 3], [3, 2, 7])])
+@pytest.mark.parametrize(
+    ("curves", "x", "y", "deviation"),
+    [
+        (([1, 2, 3], [1, 2, 3], [1, 2, 3], [3, 2, 7]), [1, 2, 3], [2, 2, 5], [2**0.5, 0, 8**0.5]),
+        (([0, 2, 4], [0, 2, 4], [1, 3], [0, 0]), [1, 2, 3], [0.5, 1, 1.5], None),
+        (([0, 1], [5, 6]), [0, 1], [5, 6], None),
+    ],
+)
+def test_a_mean_is_taken_where_all_curves_are(curves: Any, x: Any, y: Any, deviation: Any) -> None:
+    found = mean([curve(*pair) for pair in zip(curves[::2], curves[1::2], strict=True)])
     assert found is not None
-    assert found.deviation is not None
-    assert found.y.tolist() == [2, 2, 5]
-    assert found.deviation == pytest.approx([2**0.5, 0, 8**0.5])
-
-
-def test_a_mean_is_taken_where_all_curves_are() -> None:
-    found = mean([curve([0, 2, 4], [0, 2, 4]), curve([1, 3], [0, 0])])
-    assert found is not None
-    assert found.x.tolist() == [1, 2, 3]
-    assert found.y.tolist() == [0.5, 1, 1.5]
+    assert (found.x.tolist(), found.y.tolist()) == (x, y)
+    assert (found.deviation is None) == (len(curves) == 2)
+    if deviation is not None:
+        assert found.deviation == pytest.approx(deviation)
     assert mean([curve([0, 1], [0, 0]), curve([2, 3], [0, 0])]) is None
-
-
-def test_one_curve_has_no_band() -> None:
-    found = mean([curve([0, 1], [5, 6])])
-    assert found is not None
-    assert found.deviation is None
-    assert found.y.tolist() == [5, 6]
 
 
 PAIRS = st.tuples(st.integers(-99, 99), st.integers(1, 9))

@@ -13,7 +13,7 @@ from rhymeflow.core.events import Evaluated, VersionPublished
 from rhymeflow.errors import UserError
 from rhymeflow.observe import summary
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.observe.runs import make_run
+from tests.observe.runs import make_run, stored
 
 
 def test_summary_of_a_run(tmp_path):
@@ -63,27 +63,20 @@ def test_summary_of_a_run_that_did_nothing(tmp_path):
     assert found.drafts is None
 
 
-def evaluated(tmp_path, *versions, steps):
-    """What is said of held-out rewards of a run that evaluated these versions."""
-    store = SqliteTrajectoryStore(tmp_path / "events.db")
-    store.record(1.0, [Evaluated("rollout-0", version, 0.25 + version) for version in versions])
-    store.record(2.0, [VersionPublished(steps, "")])
-    store.commit()
-    store.close()
+@pytest.mark.parametrize(
+    ("versions", "after", "said"),
+    [
+        ((0,), None, "0.250 before; no later version was evaluated"),
+        ((0, 2), 2.25, "0.250 before, 2.250 after 2 of 3 steps  ▁█"),
+    ],
+)
+def test_only_what_was_measured_is_said_to_be_after(tmp_path, versions, after, said):
+    with stored(tmp_path) as store:
+        store.record(1.0, [Evaluated("rollout-0", each, 0.25 + each) for each in versions])
+        store.record(2.0, [VersionPublished(3, "")])
     found = summary.summarize(tmp_path)
-    return found.eval_reward_before, found.eval_reward_after, dict(summary._lines(found))
-
-
-def test_only_what_was_measured_is_said_to_be_after(tmp_path):
-    before, after, lines = evaluated(tmp_path, 0, steps=3)
-    assert (before, after) == (0.25, None)
-    assert lines["held-out reward"] == "0.250 before; no later version was evaluated"
-
-
-def test_the_version_that_was_evaluated_last_is_named(tmp_path):
-    before, after, lines = evaluated(tmp_path, 0, 2, steps=3)
-    assert (before, after) == (0.25, 2.25)
-    assert lines["held-out reward"].startswith("0.250 before, 2.250 after 2 of 3 steps")
+    assert (found.eval_reward_before, found.eval_reward_after) == (0.25, after)
+    assert dict(summary._lines(found))["held-out reward"] == said
 
 
 def test_a_summary_that_cannot_be_written_leaves_the_one_there_is(tmp_path, monkeypatch):
@@ -113,13 +106,9 @@ def test_panel(tmp_path):
     console.print(summary.panel(summary.summarize(tmp_path), tmp_path))
     text = console.file.getvalue()
     for part in (
-        "4 in 0:41",
-        "0.250 before, 0.750 after",
-        "mean 0.38, greatest 1",
-        "16 trajectories, 936 tokens of 1,190 generated",
-        "8 consumed, 1 aborted, 1 unfinished",
-        "acceptance length 1.52, 49% accepted, 6.0 s saved",
-        "rollout 10%, learner 30%",
+        "4 in 0:41", "0.250 before, 0.750 after", "mean 0.38, greatest 1",
+        "16 trajectories, 936 tokens of 1,190 generated", "8 consumed, 1 aborted, 1 unfinished",
+        "acceptance length 1.52, 49% accepted, 6.0 s saved", "rollout 10%, learner 30%",
         "rhymeflow inspect",
-    ):
+    ):  # fmt: skip
         assert part in text
