@@ -25,8 +25,12 @@ from rhymeflow.config.schedule import ScheduleConfig
 from rhymeflow.config.section import Section
 from rhymeflow.config.simulation import FaultsConfig, SimulationConfig, WorkloadConfig
 
-__all__ = ["EnvironmentClass", "EvalSuite", "FaultsConfig", "RewardFunction", "WorkloadConfig"]
-"""Parts of sections, beside the sections."""
+__all__ = [
+    "ClusterConfig", "Config", "DataConfig", "DraftingConfig", "EnvironmentClass",
+    "EnvironmentConfig", "EvalConfig", "EvalSuite", "FaultsConfig", "LearnerConfig", "ModelConfig",
+    "RayConfig", "RewardConfig", "RewardFunction", "RolloutConfig", "RunConfig", "ScheduleConfig",
+    "Section", "SftConfig", "SimulationConfig", "WeightsConfig", "WorkloadConfig",
+]  # fmt: skip
 
 
 class Config(Section):

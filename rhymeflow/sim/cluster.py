@@ -52,11 +52,11 @@ from rhymeflow.sim.hardware import Hardware
 from rhymeflow.sim.instance import Instance, Instances
 from rhymeflow.sim.learner import Learner
 from rhymeflow.sim.response import Response
-from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import Prompt, Workload
 
 if TYPE_CHECKING:
     from rhymeflow.sim.record import Record
+    from rhymeflow.sim.timeline import Timeline
 
 _WORLD, _COMMAND, _EVENT, _LOOK, _PLAN = range(5)
 """What comes first of what happens at one instant."""

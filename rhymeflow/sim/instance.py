@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from math import inf
+from typing import TYPE_CHECKING
 
 from rhymeflow.core.commands import Abort, InstanceCommand, Interrupt, Pull, Route
 from rhymeflow.core.events import (
@@ -24,7 +25,9 @@ from rhymeflow.core.types import FinishReason, InstanceId, TrajectoryId, Version
 from rhymeflow.sim.continuous_batching import ContinuousBatch, DecodeSpan
 from rhymeflow.sim.hardware import Hardware, Tally
 from rhymeflow.sim.response import Response
-from rhymeflow.sim.timeline import Kind, Row
+
+if TYPE_CHECKING:
+    from rhymeflow.sim.timeline import Kind, Row
 
 
 class Instance:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.types import Version
 from rhymeflow.sim.faults import Recovery
-from rhymeflow.sim.timeline import Row
+
+if TYPE_CHECKING:
+    from rhymeflow.sim.timeline import Row
 
 _PATIENCE = 1.5
 """How many times `save_seconds` a checkpoint waits for a version that is evaluated."""

@@ -17,14 +17,13 @@ from rhymeflow.config import Config
 from rhymeflow.core.plan import Plan
 from rhymeflow.errors import UserError
 from rhymeflow.profiles import Profile
-from rhymeflow.sim import plot
 from rhymeflow.sim.cluster import Cluster
 from rhymeflow.sim.drafts import Drafts
 from rhymeflow.sim.faults import Devices, Failure, Recovery, failures
 from rhymeflow.sim.hardware import Hardware
 from rhymeflow.sim.record import Record
 from rhymeflow.sim.result import Result, counted, result
-from rhymeflow.sim.timeline import Timeline
+from rhymeflow.sim.timeline import Timeline, draw
 from rhymeflow.sim.workload import Workload
 from rhymeflow.sim.workload import workload as a_workload
 
@@ -62,7 +61,7 @@ def simulate(
         with closing(Record(directory, config, on_step)) as record:
             found = run(config, lengths, timeline=timeline, log=record)
         (directory / "result.json").write_text(found.json() + "\n")
-        plot.draw(directory / "timeline.png", timeline, found, _ROWS)
+        draw(directory / "timeline.png", timeline, found, _ROWS)
     except OSError as error:
         raise UserError(f"{directory}: cannot be written to: {error.strerror}") from None
     return found

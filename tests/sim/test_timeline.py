@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from rhymeflow.config.load import build_config
-from rhymeflow.sim import plot, simulate
+from rhymeflow.sim import simulate
+from rhymeflow.sim import timeline as plot
 from rhymeflow.sim.faults import Failure, Recovery
 from rhymeflow.sim.result import Result
 from rhymeflow.sim.simulate import run
