@@ -42,11 +42,10 @@ class StoreLost(RuntimeError):  # noqa: N818 - it is what happened
     """
 
 
-class TensorChunk(NamedTuple):
-    """Bytes of one tensor from byte `offset` on, [n] uint8; valid until the next chunk is taken."""
+class TensorBytes(NamedTuple):
+    """All bytes of one tensor, [n] uint8; valid until the next tensor is taken."""
 
     name: str
-    offset: int
     data: np.ndarray
 
 
@@ -55,7 +54,7 @@ class Update(NamedTuple):
 
     steps: tuple[Mapping[str, Listed], ...]
     """To be put in one after the other, each by name of tensor."""
-    whole: Iterator[TensorChunk]
+    whole: Iterator[TensorBytes]
     """Whole tensors to be copied; they are in none of the steps."""
 
 
@@ -137,7 +136,7 @@ class WeightReader:
     """One puller's side.
 
     A pull is proved afterwards, by digests of what the puller then computes with and not of what
-    was sent (law 5). Between the two the puller may do as it likes with a chunk: copy it in place,
+    was sent (law 5). Between the two the puller may do as it likes with a tensor: copy it in place,
     or hand it to an engine that repacks weights. `changes` is the shorter way for a puller whose
     weights were proved; its digests need not be taken anew, for a change's share in them is known.
     """
@@ -205,14 +204,14 @@ class WeightReader:
             {name: each for name, each in step.listed.items() if name not in whole}
             for step in fetched.steps
         )
-        return Update(tuple(listed), self._chunks(fetched, whole))
+        return Update(tuple(listed), self._tensors(fetched, whole))
 
-    def pull(self, want: Version | None) -> Iterator[TensorChunk]:
+    def pull(self, want: Version | None) -> Iterator[TensorBytes]:
         """Every tensor of `want` (None: the newest), whole.
 
         Raises:
             VersionUnavailable: `want` is not there, or nothing is.
-            StoreLost: before the first chunk.
+            StoreLost: before the first tensor.
         """
         fetching, self._fetching = self._fetching, None
         is_prepared = fetching is not None and fetching[1] == want
@@ -220,7 +219,7 @@ class WeightReader:
         if fetched.steps is not None:  # only what changed was prepared, and it did not do
             fetched = self._fetch(None, want)
         self._pulling = fetched
-        yield from self._chunks(fetched, {spec.name for spec in self.manifest})
+        yield from self._tensors(fetched, {spec.name for spec in self.manifest})
 
     def prove(self, digests: Mapping[str, int]) -> Pulled:
         """The last pull as it ended, given the digest of each tensor that the puller now has.
@@ -234,10 +233,10 @@ class WeightReader:
         require_equal(self.manifest, pulling.made, pulling.digests(), digests)
         return pulling.made
 
-    def _chunks(self, fetched: Fetched, names: set[str]) -> Iterator[TensorChunk]:
+    def _tensors(self, fetched: Fetched, names: set[str]) -> Iterator[TensorBytes]:
         for spec in self.manifest:
             if spec.name in names:
-                yield TensorChunk(spec.name, 0, fetched.bytes_of(spec))
+                yield TensorBytes(spec.name, fetched.bytes_of(spec))
 
 
 def given(

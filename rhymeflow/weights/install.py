@@ -17,7 +17,7 @@ from torch import Tensor
 from rhymeflow.core.types import Version
 from rhymeflow.utils import progress
 from rhymeflow.weights import on_device
-from rhymeflow.weights.base import Overtaken, TensorChunk, Update, VersionUnavailable, WeightReader
+from rhymeflow.weights.base import Overtaken, Update, VersionUnavailable, WeightReader
 from rhymeflow.weights.keys import INNER
 from rhymeflow.weights.manifest import require
 from rhymeflow.weights.proof import MASK, Pulled, bytes_of, copy_and_digest
@@ -69,13 +69,8 @@ class Installation:
 
     def _pull(self, reader: WeightReader, want: Version | None) -> Pulled:
         self.digests = {}
-        parts = set()
-        for chunk in reader.pull(want):
-            size = self._copy(chunk)
-            if len(chunk.data) < size:
-                parts.add(chunk.name)
-        for name in parts:
-            self.digests[name] = on_device.digest(self._into[name])
+        for tensor in reader.pull(want):
+            self._copy(*tensor)
         return reader.prove(self.digests)
 
     def _update(self, reader: WeightReader, update: Update) -> Pulled:
@@ -89,8 +84,8 @@ class Installation:
                 else:
                     more = on_device.put_changes(self._into[name], listed)
                 self.digests[name] = (self.digests[name] + more) & MASK
-        for chunk in update.whole:
-            self._copy(chunk)
+        for tensor in update.whole:
+            self._copy(*tensor)
         return reader.prove(self.digests)
 
     def _place(self, name: str) -> np.ndarray | None:
@@ -101,21 +96,15 @@ class Installation:
             self._places[name] = bytes_of(tensor) if is_in_place else None
         return self._places[name]
 
-    def _copy(self, chunk: TensorChunk) -> int:
-        """Copy some bytes; return how many the tensor has."""
+    def _copy(self, name: str, data: np.ndarray) -> None:
         progress.advance()
-        place, target = self._place(chunk.name), self._into[chunk.name]
-        size = target.numel() * target.itemsize
-        end = chunk.offset + len(chunk.data)
-        if place is None:
-            _copy_to_device(chunk, target)
-            if len(chunk.data) == size:
-                self.digests[chunk.name] = on_device.digest(target)
-        elif len(chunk.data) == size:
-            self.digests[chunk.name] = copy_and_digest(place, chunk.data)
-        else:
-            np.copyto(place[chunk.offset : end], chunk.data)
-        return size
+        place, target = self._place(name), self._into[name].detach()
+        if place is not None:
+            self.digests[name] = copy_and_digest(place, data)
+            return
+        if len(data):
+            target.copy_(torch.from_numpy(data.copy()).view(target.dtype).reshape(target.shape))
+        self.digests[name] = on_device.digest(target)
 
 
 def until_whole(pull: Callable[[Version | None], Pulled], want: Version | None) -> Pulled:
@@ -145,13 +134,3 @@ def install(
 ) -> Pulled:
     """Bring `want`, or the newest weights for None, into these tensors; see `Installation.pull`."""
     return Installation(into).pull(reader, want)
-
-
-def _copy_to_device(chunk: TensorChunk, target: Tensor) -> None:
-    staged = chunk.data
-    if len(staged) < target.numel() * target.itemsize:
-        staged = bytes_of(target).copy()
-        staged[chunk.offset : chunk.offset + len(chunk.data)] = chunk.data
-    if len(staged):
-        values = torch.from_numpy(staged.copy()).view(target.dtype).reshape(target.shape)
-        target.detach().copy_(values)

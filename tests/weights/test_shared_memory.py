@@ -259,15 +259,15 @@ def test_a_change_whose_whole_tensors_are_written_over_is_pulled_anew(delta):
     installed = Installation(into)
     installed.pull(reader)
     delta.publish(1, {**weights(1), "norm": torch.full((33,), 2.0).bfloat16()})
-    plain = reader._chunks
+    plain = reader._tensors
 
     def overtaken(fetched, names):
-        reader._chunks = plain
+        reader._tensors = plain
         for version in (2, 3, 4):
             delta.publish(version, weights(version))
         return plain(fetched, names)
 
-    reader._chunks = overtaken
+    reader._tensors = overtaken
     with pytest.raises(VersionUnavailable):
         installed.pull(reader, 1)
     assert installed.pull_at_least(reader, 1).version >= 4

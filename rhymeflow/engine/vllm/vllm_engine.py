@@ -1,11 +1,10 @@
 """vLLM behind the seam of `engine/base.py`.
 
-A request that comes back after an interruption is submitted to vLLM as a prompt with the tokens it
-has; its noise goes on at its position, which counts from the end of its own prompt. Requests of one
-version share prefixes, those of another never do (vLLM's `cache_salt`), so with `keep` no request
-begins on keys and values of old weights. Urgent requests have places as in the native engine
-(`native/scheduler.py`): of those that run, the one submitted last makes way, and is the next to run
-again; so no more of vLLM is asked for than its scheduling by priority.
+A request that was interrupted is submitted to vLLM as a prompt with the tokens it has; its noise
+counts from the end of its own prompt. Requests of one version share prefixes, those of another
+never do (vLLM's `cache_salt`), so with `keep` none begins on keys and values of old weights. Urgent
+requests have places as in `native/scheduler.py`: of those that run, the one submitted last makes
+way, and is the next to run again; of vLLM only its scheduling by priority is asked for.
 """
 
 from __future__ import annotations

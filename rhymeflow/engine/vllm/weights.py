@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from rhymeflow.core.types import Version
 from rhymeflow.engine.vllm.places import Place, Target, find_places, has_experts, shape_of
 from rhymeflow.utils import progress
-from rhymeflow.weights.base import TensorChunk, WeightReader
+from rhymeflow.weights.base import TensorBytes, WeightReader
 from rhymeflow.weights.install import Installation, or_newer, until_whole
-from rhymeflow.weights.manifest import Manifest, ManifestMismatch, TensorSpec
+from rhymeflow.weights.manifest import Manifest, ManifestMismatch
 from rhymeflow.weights.proof import ChecksumMismatch, Pulled, bytes_of, digest
 
 PROBE_ROWS = 3
@@ -108,10 +108,10 @@ class InstalledWeights:
             for layer, targets in self._packed.items()
         }
         # Everything, whatever was here before: of what was packed, nothing is left to build on.
-        for chunk in reader.pull(want):
+        for read in reader.pull(want):
             progress.advance()
-            target = self._places[chunk.name].target
-            digests[chunk.name] = self._copy(chunk, buffers)
+            target = self._places[read.name].target
+            digests[read.name] = self._copy(read, buffers)
             if not target.is_packed:
                 continue
             layer = id(target.layer)
@@ -128,12 +128,12 @@ class InstalledWeights:
             self._compare(buffers)
         return pulled
 
-    def _copy(self, chunk: TensorChunk, buffers: dict[str, Tensor]) -> int:
+    def _copy(self, read: TensorBytes, buffers: dict[str, Tensor]) -> int:
         """Put the tensor in its place; return its digest, of what stands there."""
-        spec, place = self._specs[chunk.name], self._places[chunk.name]
+        spec, place = self._specs[read.name], self._places[read.name]
         target = place.target
-        assert len(chunk.data) == spec.num_bytes, "tensors come whole"
-        source = _typed(chunk, spec)
+        flat = torch.from_numpy(read.data.copy())  # for shared memory changes
+        source = flat.view(getattr(torch, spec.dtype)).reshape(spec.shape)
         if target.is_packed:
             if target.name not in buffers:
                 shape = shape_of(target, self._places)
@@ -145,7 +145,7 @@ class InstalledWeights:
             where, part = into[of_target], source[of_tensor]
             if where.shape != part.shape:
                 raise ManifestMismatch(
-                    f"{chunk.name} is {list(part.shape)}, and its place in vLLM's {target.name} "
+                    f"{read.name} is {list(part.shape)}, and its place in vLLM's {target.name} "
                     f"{list(where.shape)}"
                 )
             where.copy_(part)
@@ -155,7 +155,7 @@ class InstalledWeights:
         whole = source.clone()
         for of_tensor, of_target in place.pieces:
             if not torch.equal(into[of_target].to(source.dtype).cpu(), whole[of_tensor]):
-                raise ChecksumMismatch(f"{chunk.name}: this process's part is not what was read")
+                raise ChecksumMismatch(f"{read.name}: this process's part is not what was read")
         return digest(bytes_of(whole))
 
     def _pack(self, layer: int, buffers: Mapping[str, Tensor]) -> None:
@@ -225,12 +225,6 @@ class Unpacked:
         self._taken = dict(digests)
         targets = (self._places[name].target for name in changed)
         return list({target.name: target for target in targets}.values())
-
-
-def _typed(chunk: TensorChunk, spec: TensorSpec) -> Tensor:
-    """The chunk as the tensor that it is; a copy, for shared memory changes."""
-    flat = torch.from_numpy(chunk.data.copy())
-    return flat.view(getattr(torch, spec.dtype)).reshape(spec.shape)
 
 
 def _pack_layer(layer: Any, weights: Mapping[str, Tensor]) -> None:
