@@ -120,8 +120,8 @@ class Task:
         self.is_begun = self.is_cancelled = self.is_suspect = False
         self.failures: Counter[int] = Counter()
 
-    def begin(self) -> Message:
-        """Return the first question of a new session."""
+    def begin(self, earlier: Any) -> Message:
+        """Return the first question of a new session, or, if it continues one, in that."""
         raise NotImplementedError
 
     def take(self, reply: Any) -> Message | None:
@@ -139,10 +139,6 @@ class Task:
     def continues(self, earlier: Any) -> bool:
         """Whether the session of an earlier task of this key can serve it."""
         return False
-
-    def go_on(self, earlier: Any) -> Message:
-        """Return the first question in that session."""
-        raise NotImplementedError
 
 
 class Pool:
@@ -193,7 +189,7 @@ class Pool:
         atexit.register(self.close)
         try:
             for _ in range(self._config.num_workers):
-                self._processes.append(self._new_process(math.inf))
+                self._processes.append(_Process(self._arguments, self._section, math.inf))
             for process in self._processes:
                 while not process.is_ready:
                     if not process.connection.poll(apart.START_SECONDS):
@@ -278,6 +274,8 @@ class Pool:
                 for task in process.tasks.values():
                     task.is_begun = True
         finished, self._finished = self._finished, []
+        for task in finished:
+            del self._active[task.key]
         return finished
 
     # -- what a process says ----------------------------------------------------------------------
@@ -298,7 +296,7 @@ class Pool:
                 self._replace(process, self._slow_call(), now, charged=task)
             case Failure(error=error):
                 self._failed_starts = 0
-                self._failed(task, self._slow_call() if task.is_cancelled else error)
+                self._charge(task, self._slow_call() if task.is_cancelled else error)
             case _:
                 self._failed_starts = 0
                 self._go_on(task, reply, now)
@@ -307,7 +305,7 @@ class Pool:
         try:
             question = task.take(reply)
         except Refused as wrong:
-            self._failed(task, str(wrong))
+            self._charge(task, str(wrong))
             return
         if question is not None:
             self._ask(task, question, now)
@@ -320,7 +318,7 @@ class Pool:
                 self._live[task.key] = task
             else:
                 self._release(task)
-            self._report(task)
+            self._finished.append(task)
 
     def _ask(self, task: Task, question: Message, now: float) -> None:
         assert task.process is not None
@@ -328,10 +326,6 @@ class Pool:
         task.deadline = now + self._config.timeout
         task.process.tasks[task.id] = task
         task.process.send(question)
-
-    def _report(self, task: Task) -> None:
-        del self._active[task.key]
-        self._finished.append(task)
 
     def _release(self, task: Task) -> None:
         """Nothing more is asked in the session."""
@@ -343,11 +337,9 @@ class Pool:
 
     # -- what goes wrong --------------------------------------------------------------------------
 
-    def _failed(self, task: Task, error: str) -> None:
-        self._release(task)
-        self._charge(task, error)
-
     def _charge(self, task: Task, error: str) -> None:
+        if task.process is not None:
+            self._release(task)
         task.failures[task.part] += 1
         count = task.failures[task.part]
         if count <= self._config.retries:
@@ -355,7 +347,7 @@ class Pool:
             return
         tries = f" (tried {count} times)" if count > 1 else ""
         task.error = f"{task.where()}: {error}{tries}"
-        self._report(task)
+        self._finished.append(task)
 
     def _requeue(self, task: Task) -> None:
         (self._suspects if task.is_suspect else self._queue).appendleft(task)
@@ -381,7 +373,7 @@ class Pool:
         """Kill a process and start another; charge one call, or find out which one to charge."""
         process.kill()
         place = self._processes.index(process)
-        self._processes[place] = self._new_process(now + apart.START_SECONDS)
+        self._processes[place] = _Process(self._arguments, self._section, now + apart.START_SECONDS)
         self._live = {k: task for k, task in self._live.items() if task.process is not process}
         begun = [task for task in process.tasks.values() if task.is_begun]
         if not begun:
@@ -435,19 +427,12 @@ class Pool:
 
     def _send(self, task: Task, process: _Process, now: float) -> None:
         live = self._live.pop(task.key, None)
-        if live is not None and task.continues(live):
-            task.id = live.id
-            question = task.go_on(live)
-        else:
-            if live is not None:
-                self._release(live)
-            task.id = next(self._ids)
-            question = task.begin()
+        if live is not None and not task.continues(live):
+            self._release(live)
+            live = None
+        task.id = next(self._ids) if live is None else live.id
         task.process = process
-        self._ask(task, question, now)
-
-    def _new_process(self, deadline: float) -> _Process:
-        return _Process(self._arguments, self._section, deadline)
+        self._ask(task, task.begin(live), now)
 
     def _slow_start(self) -> str:
         return f"{self._named}: importing them took longer than {apart.START_SECONDS:g} seconds"

@@ -69,8 +69,11 @@ class EpisodeTask(Task):
         self.stays = wants != "reward"
         self._stepped, self._doing = 0, "reset"
 
-    def begin(self) -> Message:
-        """Have it made."""
+    def begin(self, earlier: EpisodeTask | None) -> Message:
+        """Have it made, or ask for the rest."""
+        if earlier is not None:
+            self._stepped = earlier._stepped
+            return self._next()
         self._stepped, self._doing = 0, "reset"
         return Open(self.id, self._opening)
 
@@ -78,11 +81,6 @@ class EpisodeTask(Task):
         """Whether it is at the turn before, or where only its reward is missing."""
         missing = len(self.episode.turns) - earlier._stepped
         return missing == 1 or (missing == 0 and self._wants == "reward")
-
-    def go_on(self, earlier: EpisodeTask) -> Message:
-        """Ask for the rest."""
-        self._stepped = earlier._stepped
-        return self._next()
 
     def _next(self) -> Message:
         turns = self.episode.turns

@@ -65,7 +65,7 @@ class RewardTask(Task):
         self._values: dict[int, list[float | None]] = {}
         self._judged = Judged([{} for _ in request.completions])
 
-    def begin(self) -> Call:
+    def begin(self, earlier: None) -> Call:
         """Ask for what is missing."""
         self.part = self._missing[0]
         return Call(self.id, self.request, self._missing)

@@ -1,9 +1,15 @@
-"""Prompts from files: what is read, what is held out, and what is said of bad files."""
+"""Prompts from files of every format: what is read, held out, and said of bad files."""
 
 from __future__ import annotations
 
+import bz2
+import csv
+import gzip
+import io
 import json
+import lzma
 import math
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -13,9 +19,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rhymeflow.config import DataConfig
 from rhymeflow.data import load_prompts
+from rhymeflow.data.files import read_rows, table
 from rhymeflow.data.prompts import PromptSource
 from rhymeflow.errors import UserError
 from rhymeflow.trainer.inputs import lines_of
@@ -161,23 +170,16 @@ def test_a_bad_line_is_named(line: str, said: str, tmp_path: Path) -> None:
     assert said in message
 
 
-def test_a_number_that_is_none_is_named_in_parquet(tmp_path: Path) -> None:
-    rows = [{"prompt": "a", "n": 1.0}, {"prompt": "b", "n": None}, {"prompt": "c", "n": math.nan}]
-    path = parquet(tmp_path / "a.parquet", rows)
-    assert refused(path).startswith(f"{path} row 2: column 'n': holds nan")
-
-
-def test_text_that_is_no_utf8_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(GOOD.encode() + b'{"prompt": "\xff"}\n')
-    assert refused(str(path)) == f"{path}:2: no UTF-8 text (byte 12 of the line)"
-
-
-def test_a_column_that_rewards_cannot_be_given_is_named(tmp_path: Path) -> None:
-    rows = [{"prompt": "a", "made": {"of": None}}, {"prompt": "b", "made": {"of": b"x"}}]
-    source = parquet(tmp_path / "a.parquet", rows)
-    message = refused(source)
-    assert message.startswith(f"{source} row 1: column 'made': holds bytes")
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{"n": 1.0}, {"n": None}, {"n": math.nan}], "row 2: column 'n': holds nan"),
+        ([{"made": {"of": None}}, {"made": {"of": b"x"}}], "row 1: column 'made': holds bytes"),
+    ],
+)
+def test_what_rewards_cannot_be_given_is_named_in_parquet(rows, said, tmp_path: Path) -> None:
+    source = parquet(tmp_path / "a.parquet", [{"prompt": "a"} | row for row in rows])
+    assert refused(source).startswith(f"{source} {said}")
 
 
 def test_times_and_decimals_are_as_trainer_takes_them(tmp_path: Path) -> None:
@@ -198,23 +200,19 @@ def test_times_and_decimals_are_as_trainer_takes_them(tmp_path: Path) -> None:
     assert load(str(tmp_path / "b.jsonl"))[0][0].columns == train[0].columns
 
 
-def test_bad_files_are_named(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("prompt\n")
-    (tmp_path / "empty.jsonl").write_text("\n")
-    (tmp_path / "b.parquet").write_text("no parquet")
+def test_directories_and_names_are_told_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/train.jsonl").write_text("{}")
     DatasetDict(test=Dataset.from_list(ROWS)).save_to_disk(tmp_path / "splits")
-    for name, said in {
-        "missing.jsonl": "there is no file or directory",
-        "a.txt": "is of an unknown kind: known are .jsonl, ",
-        "empty.jsonl": "holds no rows",
-        "b.parquet": "no readable Parquet file",
-        "folder": "none that `datasets` saved",
-        "splits": "has no split 'train'; name one of its directories: test",
+    for source, said in {
+        f"{tmp_path}/missing.jsonl": "there is no file or directory",
+        f"{tmp_path}/folder": "none that `datasets` saved (no state.json); it holds train.jsonl",
+        f"{tmp_path}/splits": "has no split 'train'; name one of its directories: test",
+        "openai/gsm8k": "openai/gsm8k; a dataset of the Hugging Face hub is fetched with",
     }.items():
-        message = refused(str(tmp_path / name))
+        message = refused(source)
         assert message.startswith("data.source: ")
-        assert str(tmp_path / name) in message
+        assert source in message
         assert said in message
 
 
@@ -261,3 +259,120 @@ def test_an_absent_package_is_named_with_its_command(
     assert "needs the package datasets: pip install 'rhymeflow[data]'" in refused(folder)
     message = refused("reasoning_gym:chain_sum", size=1)
     assert "needs the package reasoning_gym: pip install 'rhymeflow[reasoning]' && " in message
+
+
+TEXTS = [
+    {"prompt": f"{n} + 1 =\nor, as words,\t'one more'?", "answer": f'"{n + 1}"'} for n in range(5)
+]
+
+
+def as_table(delimiter: str) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, ["prompt", "answer"], delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(TEXTS)
+    return text.getvalue()
+
+
+KINDS: dict[str, Callable[[], str]] = {
+    ".csv": lambda: as_table(","),
+    ".tsv": lambda: as_table("\t"),
+    ".json": lambda: json.dumps(TEXTS, indent=1),
+    "-data.json": lambda: json.dumps({"version": 1, "data": TEXTS}),
+    "-other.json": lambda: json.dumps({"version": [1], "train": TEXTS}),
+    "-lines.json": lambda: "\n".join(map(json.dumps, TEXTS)),
+    ".jsonl": lambda: "\n".join(map(json.dumps, TEXTS)) + "\n\n",
+    ".NDJSON": lambda: "\r\n".join(map(json.dumps, TEXTS)),
+}
+
+
+def zstandard(contents: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as out:
+        out.write(contents)
+    return sink.getvalue().to_pybytes()
+
+
+PACKERS = {
+    "": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress,
+    ".zst": zstandard,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("packing", PACKERS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["", "byte order mark"])
+def test_every_text_format_gives_the_same_rows(
+    kind: str, packing: str, mark: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"rows{kind}{packing}"
+    path.write_bytes(PACKERS[packing]((mark + KINDS[kind]()).encode()))
+    rows = read_rows(path, "data.source")
+    assert [row.values for row in rows] == TEXTS
+
+
+CELL = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0["), max_size=9)
+
+
+@given(st.lists(st.tuples(CELL, CELL), min_size=1, max_size=6), st.sampled_from(",\t"))
+def test_a_table_reads_back_and_knows_its_lines(
+    cells: list[tuple[str, str]], delimiter: str
+) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, delimiter=delimiter, quoting=csv.QUOTE_ALL)
+    writer.writerow(["a", "b"])
+    lines = []
+    for pair in cells:
+        lines.append(1 + len(text.getvalue().encode().replace(b"\r\n", b"\n").splitlines()))
+        writer.writerow(pair)
+    rows = table(text.getvalue().encode(), Path("x.csv"), delimiter)
+    assert [tuple(row.values.values()) for row in rows] == cells
+    if not any(mark in cell for pair in cells for cell in pair for mark in "\r\n"):
+        assert [row.where for row in rows] == [f"x.csv:{line}" for line in lines]
+
+
+MISTAKES = {
+    # name, contents, what the message must hold
+    "no rows": ("a.csv", b"prompt,answer\n", "a.csv holds no rows"),
+    "empty": ("a.csv", b"", "a.csv holds no rows"),
+    "empty list": ("a.json", b"[]", "a.json holds no rows"),
+    "cells": ("a.csv", b'p,a\n"x\ny",1\n3,4,5\n', "a.csv:4: has 3 cells, and the header names 2"),
+    "quote": ("a.csv", b'p,a\n1,2\n"x"y,3\n', "a.csv:3: is no CSV"),
+    "open quote": ("a.csv", b'p,a\n1,2\n"x,3\n', "a.csv:3: is no CSV: unexpected end of data"),
+    "semicolons": ("a.csv", b"p;a\n1;2\n", "one column called 'p;a'; columns are parted by commas"),
+    "same name": ("a.csv", b"p,p\n1,2\n", "a.csv:1: two columns are called 'p'"),
+    "no name": ("a.csv", b"p,\n1,2\n", "a.csv:1: column 2 has no name"),
+    "messages": ("a.csv", b"p\n\"[{'role': 'user'}]\"\n", "a.csv:2: column 'p' holds a list of"),
+    "latin": ("a.csv", b"p\n1\ncaf\xe9\n", "a.csv:3: no UTF-8 text (byte 3 of the line)"),
+    "columns": ("a.json", b'{"p": {"0": 1}}', "should be a list of objects, one a row"),
+    "two lists": ("a.json", b'{"x": [{}], "y": [{}]}', "holds several lists (x, y)"),
+    "no object": ("a.json", b'[{"p": 1}, 2]', "a.json row 1: should be a JSON object, is int"),
+    "broken": ("a.json", b'[{"p": 1},\n {"p"]', "a.json:2: no JSON: Expecting ':' delimiter"),
+    "bad line": ("a.jsonl", b'{"p": 1}\n\n{"p"\n', "a.jsonl:3: no JSON"),
+    "twice": ("a.json", b'[{"p": 1}, {"p": [{"q": 1, "q": 2}]}]', "'q' stands twice"),
+    "twice above": ("a.json", b'{"x": [{"p": 1}], "x": [{"p": 2}]}', "a.json: 'x' stands twice"),
+    "digits": ("a.json", b'[{"p": ' + b"9" * 6000 + b"}]", "a.json: a number has too many digits"),
+    "no gzip": ("a.csv.gz", b"p\n1\n", "a.csv.gz cannot be read: Not a gzipped file"),
+    "half gzip": ("a.csv.gz", gzip.compress(b"p\n1\n" * 99)[:-9], "a.csv.gz cannot be read"),
+    "no xz": ("a.csv.xz", b"p\n1\n", "a.csv.xz cannot be read"),
+    "no zstandard": ("a.csv.zst", b"p\n1\n", "a.csv.zst cannot be read"),
+    "Parquet": ("b.parquet", b"no parquet", "no readable Parquet file"),
+    "kind": ("a.txt", b"p\n1\n", "is of an unknown kind: known are .jsonl, .ndjson, .json, .csv"),
+    "packed Parquet": ("a.parquet.gz", b"", "is of an unknown kind"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "contents", "said"), MISTAKES.values(), ids=MISTAKES)
+def test_a_bad_file_is_one_line(name: str, contents: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(contents)
+    with pytest.raises(UserError) as error:
+        read_rows(tmp_path / name, "data.source")
+    assert said in str(error.value)
+    assert str(tmp_path / name) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_long_cell_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt\n" + "x" * 200_000 + "\n")
+    (row,) = read_rows(tmp_path / "a.csv", "data.source")
+    assert len(row.values["prompt"]) == 200_000

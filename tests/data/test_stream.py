@@ -1,9 +1,18 @@
-"""The order of prompts: permutations, purity, seeds."""
+"""The order of prompts, of one kind and of several, and whether rows are those of before."""
 
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rhymeflow.data import Prompt, PromptStream
+from rhymeflow.data.prompts import Row, checked
+from rhymeflow.data.run_prompts import check_same, digest
+from rhymeflow.data.stream import BLOCK, MixedStream, counts
+from rhymeflow.errors import UserError
 
 sizes = st.integers(min_value=1, max_value=60)
 seeds = st.integers(min_value=0, max_value=2**70)
@@ -27,14 +36,6 @@ def test_each_epoch_draws_every_row_once(size: int, seed: int, epoch: int, shuff
         assert rows == list(range(size))
 
 
-@given(size=sizes, seed=seeds, numbers=st.lists(st.integers(0, 400), min_size=1, max_size=20))
-def test_at_depends_on_the_number_only(size: int, seed: int, numbers: list[int]) -> None:
-    used = PromptStream(source(size), seed, True)
-    for number in numbers:
-        fresh = PromptStream(source(size), seed, True)
-        assert used.at(number) == fresh.at(number)
-
-
 @given(seed=st.integers(min_value=0, max_value=2**40))
 def test_seeds_and_epochs_give_different_orders(seed: int) -> None:
     size = 40  # two orders are equal by chance once in 40! cases
@@ -54,3 +55,84 @@ def test_every_row_is_as_often_first() -> None:
 def test_the_order_is_the_same_in_every_release() -> None:
     """A run must be resumable by a later version: these numbers never change."""
     assert epoch_rows(PromptStream(source(8), 0, True), 8, 0) == [3, 5, 2, 1, 6, 7, 4, 0]
+
+
+SHARES = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=6)
+
+
+def mixed(sizes: list[int], shares: list[float], seed: int, shuffle: bool = True) -> MixedStream:
+    ends = [sum(sizes[: kind + 1]) for kind in range(len(sizes))]
+    kinds = [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+    return MixedStream(source(sum(sizes)), kinds, shares, seed, shuffle)
+
+
+@given(SHARES)
+def test_whole_numbers_near_the_shares(shares):
+    found = counts(shares)
+    assert sum(found) == BLOCK
+    assert min(found) >= 1
+    if min(shares) * BLOCK >= sum(shares):  # nobody was given one for nothing
+        exact = [share / sum(shares) * BLOCK for share in shares]
+        assert all(abs(a - b) < 1 for a, b in zip(found, exact, strict=True))
+
+
+@given(st.data(), SHARES, st.integers(0, 2**40))
+def test_every_block_has_the_shares_and_every_kind_its_epochs(data, shares, seed):
+    sizes = [data.draw(st.integers(1, 30)) for _ in shares]
+    stream, due = mixed(sizes, shares, seed), counts(shares)
+    ends = [sum(sizes[: kind + 1]) for kind in range(len(sizes))]
+    drawn: dict[int, list[tuple[int, int]]] = {kind: [] for kind in range(len(sizes))}
+    for block in range(3):
+        of_block: Counter[int] = Counter()
+        for number in range(block * BLOCK, (block + 1) * BLOCK):
+            epoch, prompt = stream.at(number)
+            kind = next(k for k, end in enumerate(ends) if prompt.row < end)
+            of_block[kind] += 1
+            drawn[kind].append((epoch, prompt.row))
+        assert [of_block[kind] for kind in range(len(sizes))] == due
+    for kind, size in enumerate(sizes):
+        assert [epoch for epoch, _ in drawn[kind]] == [n // size for n in range(len(drawn[kind]))]
+        whole = len(drawn[kind]) // size
+        for epoch in range(whole):
+            rows = [row for e, row in drawn[kind] if e == epoch]
+            assert sorted(rows) == list(range(ends[kind] - size, ends[kind]))
+
+
+@given(st.lists(st.integers(0, 400), min_size=1, max_size=20), seeds)
+def test_at_depends_on_the_number_only(numbers: list[int], seed: int) -> None:
+    for make in (
+        lambda: PromptStream(source(7), seed, True),
+        lambda: mixed([3, 5], [1.0, 2.0], seed),
+    ):
+        used = make()
+        assert all(used.at(number) == make().at(number) for number in numbers)
+    others = [[mixed([9, 9], [1, 1], each).at(n)[1].row for n in range(40)] for each in (0, 1)]
+    assert others[0] != others[1]
+
+
+ROWS = [{"prompt": "a", "answer": 1}, {"prompt": [{"role": "user", "content": "b"}], "answer": 2}]
+
+
+def digest_of(rows: list[dict], where: str = "a.jsonl") -> str:
+    return digest(checked([Row(f"{where}:{i}", row) for i, row in enumerate(rows)], "prompt"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (ROWS[:1], "1 rows instead of 2"),
+        ([*ROWS, {"prompt": "c", "answer": 3}], "3 rows instead of 2"),
+        (ROWS[::-1], "other content in its 2 rows"),
+        ([{"prompt": "a", "answer": 9}, ROWS[1]], "other content in its 2 rows"),
+        ([{"prompt": "a!", "answer": 1}, ROWS[1]], "other content in its 2 rows"),
+        ([{"prompt": "a", "answer": 1, "more": None}, ROWS[1]], "other content in its 2 rows"),
+    ],
+)
+def test_other_rows_are_refused_in_a_line(rows: list[dict], said: str) -> None:
+    with pytest.raises(UserError, match=f"data.source: a.jsonl has {said} since the run began"):
+        check_same("data.source", "a.jsonl", digest_of(ROWS), digest_of(rows))
+
+
+def test_the_same_rows_from_elsewhere_are_the_same() -> None:
+    moved = [dict(reversed(row.items())) for row in ROWS]
+    check_same("data.source", "b.parquet", digest_of(ROWS), digest_of(moved, "b.parquet"))
