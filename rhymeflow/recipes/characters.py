@@ -65,6 +65,3 @@ def write(what: str | None, alphabet: str, max_length: int) -> None:
     tokenizer = make_tokenizer(alphabet, max_length)
     tokenizer.save_pretrained(directory)
     make_config(tokenizer, max_length).save_pretrained(directory)
-
-
-__all__ = ["make_config", "make_tokenizer", "write"]

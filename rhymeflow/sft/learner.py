@@ -1,8 +1,6 @@
 """The learner, with the log-probability of given tokens for an objective.
 
-Holds true: model, packing, log-probabilities, optimizer and checkpoints are those of the RL
-learner; the loss is the mean over a batch's learnt tokens, however the batch is cut into
-micro-batches. Knows nothing of rows, files or the order of batches.
+The loss is the mean over a batch's learnt tokens, however the batch is cut into micro-batches.
 """
 
 from __future__ import annotations
@@ -57,6 +55,3 @@ class SupervisedLearner(Learner):
 
 def _num_learnt(samples: Sequence[Sample]) -> int:
     return sum(sample.num_sampled for sample in samples)
-
-
-__all__ = ["SupervisedLearner"]

@@ -3,11 +3,7 @@
     {prompt, completion}    the completion is learnt: text, or messages of which the assistant's are
     {messages}              all turns of the assistant are learnt
 
-Holds true: a turn is encoded apart from what stands before it, as the policy will sample it, and
-ends with a token that ends a response, so that ending is learnt too; all other tokens are read and
-not learnt; nothing is cut, but for what follows the last turn. The chat template writes calls of
-tools, and tells of the tools that a row has. Without a chat template the contents of messages stand
-one after the other as they are. Knows nothing of losses or models.
+A turn is encoded as the policy will sample it, and its end is learnt too.
 """
 
 from __future__ import annotations
@@ -266,6 +262,3 @@ def _rest(text: str, beginning: str, where: str) -> str:
             "tokenizer a template that only appends"
         )
     return text[len(beginning) :]
-
-
-__all__ = ["RowEncoder", "Segment"]

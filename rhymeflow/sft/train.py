@@ -1,8 +1,7 @@
 """`rhymeflow sft`: rows in, a Hugging Face checkpoint out.
 
-Holds true: every row is read and encoded before the first step, so a bad one is told at once; the
-same configuration gives the same batches; the checkpoint's directory is complete or not there. One
-process; nothing is resumed.
+Every row is read and encoded before the first step, so a bad one is told at once; the same
+configuration gives the same batches.
 """
 
 from __future__ import annotations
@@ -243,6 +242,3 @@ def _save(
     }
     (unfinished / MADE).write_text(json.dumps(made, indent=2) + "\n")
     checkpoint.finish(unfinished, directory)
-
-
-__all__ = ["MADE", "Rows", "batches", "check", "digest", "load", "train"]

@@ -1,7 +1,4 @@
-"""Where a run's checkpoints are: `RUN_DIR/checkpoints/step-N` for each version N that was saved.
-
-A directory without the ending `UNFINISHED` is a complete checkpoint. Loads no torch.
-"""
+"""Where a run's checkpoints are: `RUN_DIR/checkpoints/step-N` for each version N that was saved."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
 """Following a run's event store as it grows: new segments and rewards.
 
-Holds true: every segment from where following begins is given once, in the order in which they were
-stored, so those of one response follow one another; a reward is given with the response's segments
-if it is there when they are read, and else once, later; each call costs by what is new.
-Segments are never changed once they are read (`TrajectoryStore.put_segment` of one that grew would
-be missed; the controller stores none before it is whole). A follower that is slower than its run
-prunes (`TrajectoryStore.prune`) is given none of a group that is gone.
+Every segment from where following begins is given once, in the order in which they were stored; a
+reward with the response's segments if it is there when they are read, and else once, later. A
+follower that is slower than its run prunes is given none of a group that is gone.
 """
 
 from __future__ import annotations
@@ -64,14 +61,9 @@ class Follower:
             self._row = rows[-1][0]
         return [
             NewSegment(
-                TrajectoryId(group, member),
-                start,
-                version,
-                np.frombuffer(tokens, "<i4"),
-                length,
-                reward,
+                TrajectoryId(group, member), start, version, np.frombuffer(tokens, "<i4"), *judged
             )
-            for _, group, member, start, version, tokens, length, reward in rows
+            for _, group, member, start, version, tokens, *judged in rows
         ]
 
     def rewards(self) -> list[TrajectoryRewarded]:

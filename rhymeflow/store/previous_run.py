@@ -1,7 +1,6 @@
 """A previous run, by its directory: its store and the configuration it ran with.
 
-Holds true: what is opened here is a run that this Rhymeflow can read, or a `UserError` says
-why not. Changes nothing in it. The configuration takes long to import, and is so to read one only.
+The configuration takes long to import, and is so to read one only.
 """
 
 from __future__ import annotations

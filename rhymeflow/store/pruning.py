@@ -1,13 +1,8 @@
 """Deleting tokens that a run does not need any more, so that its log takes a bounded room.
 
-Of a group that has ended, everything that grows with its tokens goes: tokens, log-probabilities,
-texts, `token_details`. What stays is who generated how many of them under which version (table
-`pruned`), which the audit and the statistics need. SQLite writes new rows to the pages that become
-free, so the file stays as large as it was at its largest.
-
-Holds true: a group goes whole or not at all, in the transaction of whatever else is committed with
-it; of the tokens stored last, so many stay as are asked for; the newest segment stays, so that no
-row number is used twice. Knows nothing of why a version is needed.
+Of a group that has ended, all that grows with its tokens goes, whole and in one transaction. Who
+generated how many of them under which version stays (table `pruned`), for the audit and statistics.
+SQLite writes new rows to the pages that become free.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reading a run's event store: the learner's batches, replay, and what `inspect` shows.
 
-Holds true: nothing here writes; every answer is one consistent state of the store, also while the
-controller goes on writing. A batch comes whole or not at all.
+Every answer is one consistent state of the store, while the controller goes on writing. A batch
+comes whole or not at all.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -209,20 +209,10 @@ class TrajectoryReader:
             return None
         row, epoch, prompt, columns, *ending = group[0]
         length, reason, text, reward, components, trained = finished[0] if finished else (None,) * 6
+        components = json.loads(components) if components else None
+        response = segments, length, reason, text, reward, components, trained
         return TrajectoryDetails(
-            trajectory,
-            row,
-            epoch,
-            prompt,
-            json.loads(columns),
-            segments,
-            length,
-            reason,
-            text,
-            reward,
-            json.loads(components) if components else None,
-            trained,
-            *ending,
+            trajectory, row, epoch, prompt, json.loads(columns), *response, *ending
         )
 
     def query(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -298,16 +288,9 @@ class TrajectoryReader:
             raise IncompleteBatch(
                 f"trajectory {trajectory}: {len(tokens)} tokens are stored of {length}"
             )
+        judged = reward, reason, json.loads(components)
         return TrajectoryRecord(
-            *trajectory,
-            prompt_ids,
-            tokens,
-            logprobs,
-            versions,
-            reward,
-            reason,
-            json.loads(components),
-            observed,
+            *trajectory, prompt_ids, tokens, logprobs, versions, *judged, observed
         )
 
     def _segments(self, trajectory: TrajectoryId) -> list[StoredSegment]:
@@ -316,19 +299,12 @@ class TrajectoryReader:
             " WHERE group_id = ? AND member = ? ORDER BY start",
             *trajectory,
         )
-        return [
-            StoredSegment(
-                start,
-                version,
-                instance,
-                steps,
-                drafted,
-                len(tokens) // 4,
-                _unpacked(tokens, "<i4"),
-                _unpacked(logprobs, "<f4") if steps else [0.0] * (len(tokens) // 4),
-            )
-            for start, version, instance, steps, drafted, tokens, logprobs in rows
-        ]
+        found = []
+        for *fields, tokens, logprobs in rows:
+            ids, steps = _unpacked(tokens, "<i4"), fields[3]
+            logprob = _unpacked(logprobs, "<f4") if steps else [0.0] * len(ids)
+            found.append(StoredSegment(*fields, len(ids), ids, logprob))
+        return found
 
     def _pruned(self, trajectory: TrajectoryId) -> list[StoredSegment]:
         """What is known of segments whose tokens were deleted."""
@@ -346,16 +322,9 @@ def _joined(segments: Sequence[StoredSegment]) -> list[StoredSegment]:
     for part in segments:
         if found and (found[-1].version, found[-1].instance) == (part.version, part.instance):
             last = found.pop()
-            part = StoredSegment(
-                last.start,
-                last.version,
-                last.instance,
-                last.steps + part.steps,
-                last.drafted + part.drafted,
-                last.length + part.length,
-                last.tokens + part.tokens,
-                last.logprobs + part.logprobs,
-            )
+            added = ("steps", "drafted", "length", "tokens", "logprobs")
+            sums = {name: getattr(last, name) + getattr(part, name) for name in added}
+            part = replace(last, **sums)
         found.append(part)
     return found
 

@@ -1,7 +1,6 @@
 """The tables of `events.db`, their version, and how the file is opened.
 
-Holds true: a file that opens has this schema; one writer at a time has it open for writing (the
-operating system's lock ends with the process that holds it); a reader never writes.
+One writer at a time has it open (the operating system's lock ends with its process).
 """
 
 from __future__ import annotations
@@ -212,9 +211,6 @@ def _may_live(text: str) -> bool:
     except PermissionError:  # somebody else's
         return True
     return True
-
-
-__all__ = ["is_written"]
 
 
 def _is_there(descriptor: int, path: Path) -> bool:

@@ -1,7 +1,4 @@
-"""What the writer of a store says and asks in SQL, and in which order it says it.
-
-Holds true: a row that is given twice is there once.
-"""
+"""What the writer of a store says and asks in SQL, and in which order it says it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """What the writer of a store has put and not committed yet, and the file that it goes to.
 
 Rows are kept and written at once, statement by statement: a fifth of what row by row would cost.
-
-Holds true: everything between two commits is there whole or not at all; after a fault of the disk
-nothing more is written, and each try says what it was; once it is closed, the file alone is the
-whole store (`final.py`). Knows nothing of what rows mean.
+Everything between two commits is there whole or not at all; after a fault of the disk nothing more
+is written, and each try says what it was.
 """
 
 from __future__ import annotations

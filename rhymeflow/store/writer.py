@@ -187,17 +187,9 @@ class SqliteTrajectoryStore:
         version: Version | None = None,
     ) -> None:
         """Store a prompt that was requested. Chat messages and columns are kept as JSON."""
-        self._put(
-            sql.GROUP,
-            group,
-            row,
-            epoch,
-            _prompt(prompt),
-            _int32(prompt_tokens),
-            codec.to_json(columns),
-            suite,
-            version,
-        )
+        text = prompt if isinstance(prompt, str) else codec.to_json(prompt)
+        given = text, _int32(prompt_tokens), codec.to_json(columns)
+        self._put(sql.GROUP, group, row, epoch, *given, suite, version)
         self._note("groups", group)
 
     @_counted
@@ -269,18 +261,9 @@ class SqliteTrajectoryStore:
         assert accepted is None or len(accepted) == len(tokens), f"{trajectory}: {len(accepted)}"
         if not len(tokens):
             return
-        self._put(
-            sql.SEGMENT,
-            *trajectory,
-            start,
-            version,
-            instance,
-            steps,
-            drafted,
-            _int32(tokens),
-            struct.pack(f"<{len(logprobs)}f", *logprobs),
-            accepted,
-        )
+        made_by = version, instance, steps, drafted
+        given = _int32(tokens), struct.pack(f"<{len(logprobs)}f", *logprobs), accepted
+        self._put(sql.SEGMENT, *trajectory, start, *made_by, *given)
         self._pruner.put(len(tokens))
 
     @_counted
@@ -400,10 +383,6 @@ class SqliteTrajectoryStore:
     def _last(self, table: str, column: str = "seq") -> int:
         (last,) = self._connection.execute(f"SELECT MAX({column}) FROM {table}").fetchone()
         return last or 0
-
-
-def _prompt(prompt: str | list[dict[str, Any]]) -> str:
-    return prompt if isinstance(prompt, str) else codec.to_json(prompt)
 
 
 def _from_int32(blob: bytes) -> list[int]:

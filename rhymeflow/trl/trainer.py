@@ -18,13 +18,7 @@ from rhymeflow.trainer.outcome import beside, latest
 from rhymeflow.trl.config import GRPOConfig, check_one_process
 from rhymeflow.trl.fields import ours, values_of
 from rhymeflow.trl.steps import Steps
-from rhymeflow.trl.translate import (
-    UNLIMITED_TURNS,
-    Values,
-    optimizer_steps,
-    run_fields,
-    steps_in,
-)
+from rhymeflow.trl.translate import UNLIMITED_TURNS, Values, optimizer_steps, run_fields, steps_in
 
 NOT_THERE: Mapping[str, str] = {
     "optimizers": "the learner makes its own AdamW; adam_*, learning_rate and lr_scheduler_type "

@@ -1,23 +1,23 @@
 """Every recipe is a valid configuration, and where its parts are here, they fit together."""
 
 import importlib.util
+import json
 
 import pytest
 
 from rhymeflow import recipes
+from rhymeflow.config import ModelConfig
 from rhymeflow.config.load import list_recipes, read_config
 from rhymeflow.data.load import load_prompts
 from rhymeflow.errors import UserError
+from rhymeflow.models.tokenizer import load_tokenizer
+from rhymeflow.sft.train import digest
 
 
 @pytest.mark.parametrize("name", sorted(list_recipes()))
 def test_recipe_is_valid_and_named_after_its_file(name):
     assert read_config(name).name == name
     assert list_recipes()[name], "the first line says what the recipe is"
-
-
-def test_demo_and_smollm2_are_there():
-    assert {"demo", "smollm2"} <= list_recipes().keys()
 
 
 @pytest.mark.parametrize("name", ["demo", "guess", "smollm2", "tools"])
@@ -43,3 +43,15 @@ def test_smollm2_prompts_and_responses_are_short():
 def test_a_recipe_without_files_is_named():
     with pytest.raises(UserError, match="'smollm3' ships no files"):
         recipes.directory("smollm3")
+
+
+@pytest.mark.parametrize("name", ["guess", "tools"])
+def test_the_shipped_checkpoint_is_the_recorded_one_and_small(name):
+    directory = recipes.directory(name)
+    task = importlib.import_module(f"rhymeflow.recipes.{name}.task")
+    recorded, config = json.loads((directory / "warm_start.json").read_text()), read_config(name)
+    assert recorded["sha256"] == digest(directory)
+    assert (recorded["seed"], recorded["steps"]) == (config.run.seed, config.sft.max_steps)
+    assert sum(p.stat().st_size for p in directory.iterdir() if p.is_file()) <= 2 * 1024**2
+    tokenizer = load_tokenizer(ModelConfig(name=f"recipe:{name}"))
+    assert len(tokenizer.encode(task.ALPHABET)) == len(task.ALPHABET) == len(tokenizer) - 2

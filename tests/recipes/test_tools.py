@@ -1,6 +1,5 @@
 """The recipe `tools`: the calculator is right, a perfect policy gets 1, the careless one less."""
 
-import json
 import random
 import statistics
 
@@ -8,13 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymeflow import recipes
-from rhymeflow.config import ModelConfig
 from rhymeflow.config.load import read_config
 from rhymeflow.data.generators import generate
-from rhymeflow.models.load import load_tokenizer
 from rhymeflow.recipes.tools import task, warm_start
-from rhymeflow.sft.train import digest
 from tests.recipes.play import play, replay
 
 some_terms = st.lists(st.integers(100, 99_999), min_size=2, max_size=7).flatmap(
@@ -133,13 +128,3 @@ def test_rows_are_the_teachers_turns():
     for row in train:
         assert row.values["completion"][-1]["content"].startswith("=")
     assert warm_start.rows(20, 0) == [row.values for row in train]
-
-
-def test_the_shipped_checkpoint_is_the_recorded_one_and_small():
-    directory = recipes.directory("tools")
-    recorded, config = json.loads((directory / "warm_start.json").read_text()), read_config("tools")
-    assert recorded["sha256"] == digest(directory)
-    assert (recorded["seed"], recorded["steps"]) == (config.run.seed, config.sft.max_steps)
-    assert sum(p.stat().st_size for p in directory.iterdir() if p.is_file()) <= 2 * 1024**2
-    tokenizer = load_tokenizer(ModelConfig(name="recipe:tools"))
-    assert len(tokenizer.encode(task.ALPHABET)) == len(task.ALPHABET) == len(tokenizer) - 2

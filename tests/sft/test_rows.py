@@ -91,10 +91,7 @@ def test_a_conversation_is_learnt_where_the_assistant_speaks() -> None:
         says("user", "r"),
         says("assistant", "b"),
     ]
-    assert encoded(CHAT, messages=messages) == (
-        "[user]q!;[assistant]",
-        "A!;[user]r!;[assistant]B!",
-    )
+    assert encoded(CHAT, messages=messages) == ("[user]q!;[assistant]", "A!;[user]r!;[assistant]B!")
     assert encoded(CHAT, prompt="q", completion=messages[1:]) == encoded(CHAT, messages=messages)
     assert encoded(CHAT, prompt=messages[:3], completion="b") == (
         "[user]q!;[assistant]a!;[user]r!;[assistant]",

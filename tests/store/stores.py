@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rhymeflow.core.events import TrajectoryRewarded, VersionPublished
 from rhymeflow.core.types import TrajectoryId
@@ -13,6 +14,19 @@ from rhymeflow.store.writer import SqliteTrajectoryStore
 def prompt_of(group: int) -> list[int]:
     """The tokens of a group's prompt, in every group others."""
     return list(range(40, 60 + group))
+
+
+def segment(
+    store: SqliteTrajectoryStore,
+    trajectory: TrajectoryId,
+    tokens: Sequence[int],
+    logprobs: Sequence[float] | None = None,
+    **other: Any,
+) -> None:
+    """Tokens of an instance."""
+    fields = {"start": 0, "version": 0, "instance": "r", "steps": 1, "drafted": 0, **other}
+    given = [0.0] * len(tokens) if logprobs is None else logprobs
+    store.put_segment(trajectory, tokens=tokens, logprobs=given, **fields)
 
 
 def put(
@@ -33,16 +47,7 @@ def put(
         prompt_tokens=prompt_of(trajectory.group),
         columns={},
     )
-    store.put_segment(
-        trajectory,
-        start=start,
-        version=version,
-        instance="r",
-        steps=1,
-        drafted=0,
-        tokens=tokens,
-        logprobs=[0.0] * len(tokens),
-    )
+    segment(store, trajectory, tokens, start=start, version=version)
 
 
 def answered(
@@ -63,10 +68,8 @@ def answered(
     )  # fmt: skip
     for member, reward in enumerate(rewards):
         trajectory = TrajectoryId(group, member)
-        store.put_segment(
-            trajectory, start=0, version=version, instance="rollout-0", steps=len(tokens),
-            drafted=0, tokens=tokens, logprobs=[0.0] * len(tokens),
-        )  # fmt: skip
+        named = {"instance": "rollout-0", "steps": len(tokens)}
+        segment(store, trajectory, tokens, version=version, **named)
         store.put_finished(trajectory, length=len(tokens), reason="stop")
         store.put_text(trajectory, "t")
         store.put_reward(trajectory, reward=reward, components={})

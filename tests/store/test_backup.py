@@ -436,10 +436,7 @@ def test_a_backup_that_cannot_be_reached_is_said_once_and_tried_again(run, url, 
 def test_a_run_whose_machine_is_lost_goes_on_from_its_backup(tmp_path):
     """Killed with all its processes and its directory deleted: the same tokens and losses as a run
     that was not. Lost is no more than what came after the checkpoint before the last."""
-    values = {
-        "schedule": {"name": "synchronous", "max_staleness": 0},
-        "learner": {"max_steps": 9},
-    }
+    values = {"schedule": {"name": "synchronous", "max_staleness": 0}, "learner": {"max_steps": 9}}
     runs = {"straight": {}, "lost": {"backup": str(tmp_path / "backup")}}
     command = [sys.executable, "-m", "rhymeflow"]
     for name, fields in runs.items():

@@ -9,6 +9,7 @@ import random
 import signal
 import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +18,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rhymeflow.core.commands import Pull
-from rhymeflow.core.events import GroupCreated, TrajectoryRewarded, VersionPublished
+from rhymeflow.core.events import GroupCreated, VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.store import reader as reading
 from rhymeflow.store.reader import IncompleteBatch, TrajectoryReader
 from rhymeflow.store.schema import SCHEMA_VERSION
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.store.stores import answered
+from tests.store.stores import answered, segment
 
 SPAWN = multiprocessing.get_context("spawn")
 EVENTS_PER_TICK = 7
@@ -43,14 +44,8 @@ def store(path: Path):
 
 
 def put_group(store: SqliteTrajectoryStore, group: int, prompt_tokens=(5, 6)) -> None:
-    store.put_group(
-        group,
-        row=group + 100,
-        epoch=0,
-        prompt=f"prompt {group}",
-        prompt_tokens=prompt_tokens,
-        columns={"answer": group},
-    )
+    texts = {"prompt": f"prompt {group}", "columns": {"answer": group}}
+    store.put_group(group, row=group + 100, epoch=0, prompt_tokens=prompt_tokens, **texts)
 
 
 def put_trajectory(store: SqliteTrajectoryStore, group: int, member: int, length: int = 4) -> None:
@@ -58,16 +53,8 @@ def put_trajectory(store: SqliteTrajectoryStore, group: int, member: int, length
     trajectory = TrajectoryId(group, member)
     tokens = [group * 1000 + member * 100 + i for i in range(length)]
     for start, end, version in ((0, length // 2, 0), (length // 2, length, 1)):
-        store.put_segment(
-            trajectory,
-            start=start,
-            version=version,
-            instance=f"rollout-{version}",
-            steps=2,
-            drafted=3,
-            tokens=tokens[start:end],
-            logprobs=[-0.25 * i for i in range(start, end)],
-        )
+        logprobs = [-0.25 * i for i in range(start, end)]
+        segment(store, trajectory, tokens[start:end], logprobs, start=start, version=version)
     store.put_finished(trajectory, length=length, reason="stop")
     store.put_text(trajectory, "text")
     store.put_reward(trajectory, reward=0.5, components={"f": 0.5})
@@ -110,15 +97,6 @@ def test_a_long_log_is_read_in_parts(store, path, monkeypatch):
         store.commit()
         found = [r.seq for r in TrajectoryReader(path).events()]
         assert found == list(range(1, store._last_seq + 1))
-
-
-def test_sql_reads_into_the_bodies(store, path):
-    store.record(0.0, [TrajectoryRewarded(TrajectoryId(1, m), m / 4) for m in range(3)])
-    store.commit()
-    rows = sqlite3.connect(path).execute(
-        "SELECT AVG(json_extract(body, '$.reward')) FROM events WHERE kind = 'TrajectoryRewarded'"
-    )
-    assert rows.fetchone() == (0.25,)
 
 
 def test_a_tick_shows_whole_or_not_at_all(store, path):
@@ -256,16 +234,7 @@ def test_logprobs_come_back_to_the_bit(store, path):
     logprobs = np.random.default_rng(0).normal(size=50).astype(np.float32)
     trajectory = TrajectoryId(0, 0)
     put_group(store, 0)
-    store.put_segment(
-        trajectory,
-        start=0,
-        version=0,
-        instance="r",
-        steps=20,
-        drafted=40,
-        tokens=range(50),
-        logprobs=logprobs,
-    )
+    segment(store, trajectory, range(50), logprobs)
     store.put_finished(trajectory, length=50, reason="length")
     store.put_reward(trajectory, reward=1.0, components={})
     store.commit()
@@ -313,16 +282,8 @@ def test_segments_delivered_again_in_any_order_are_stored_once(tmp_path, data):
     put_group(store, 0)
     trajectory = TrajectoryId(0, 0)
     for version, start, end in deliveries:
-        store.put_segment(
-            trajectory,
-            start=start,
-            version=version,
-            instance="r",
-            steps=2,
-            drafted=3,
-            tokens=range(start, end),
-            logprobs=[-float(i) for i in range(start, end)],
-        )
+        logprobs = [-float(i) for i in range(start, end)]
+        segment(store, trajectory, range(start, end), logprobs, start=start, version=version)
     store.put_finished(trajectory, length=bounds[-1], reason="stop")
     store.put_finished(trajectory, length=bounds[-1], reason="stop")
     store.put_reward(trajectory, reward=1.0, components={})
@@ -340,16 +301,7 @@ def test_segments_delivered_again_in_any_order_are_stored_once(tmp_path, data):
 
 def test_details_of_a_response_on_its_way_and_of_one_that_ended(store, path):
     put_group(store, 0)
-    store.put_segment(
-        TrajectoryId(0, 0),
-        start=0,
-        version=4,
-        instance="r",
-        steps=1,
-        drafted=0,
-        tokens=[1],
-        logprobs=[-1.0],
-    )
+    segment(store, TrajectoryId(0, 0), [1], version=4)
     put_trajectory(store, 0, 1)
     store.commit()
     reader = TrajectoryReader(path)
@@ -367,30 +319,12 @@ def test_details_of_a_response_on_its_way_and_of_one_that_ended(store, path):
     assert reader.details(TrajectoryId(9, 0)) is None
 
 
-def test_staleness_by_sql(store, path):
-    put_group(store, 0)
-    put_trajectory(store, 0, 0)
-    store.put_consumed(0, version=2, members=[0])
-    store.commit()
-    found = TrajectoryReader(path).query("SELECT version, first_version, staleness FROM trained")
-    assert found == [(2, 0, 2)]
-
-
 def test_members_that_a_consumed_group_did_not_need_count_as_aborted(store, path):
     for group in (0, 1, 2):
         put_group(store, group)
         put_trajectory(store, group, 0)
         put_trajectory(store, group, 1)
-        store.put_segment(
-            TrajectoryId(group, 2),
-            start=0,
-            version=5,
-            instance="r",
-            steps=1,
-            drafted=0,
-            tokens=[1],
-            logprobs=[-1.0],
-        )
+        segment(store, TrajectoryId(group, 2), [1], version=5)
     store.put_consumed(0, version=3, members=[1])
     store.put_ending(1, "filtered", version=3, reason="all rewards are equal")
     store.commit()
@@ -403,13 +337,9 @@ def test_members_that_a_consumed_group_did_not_need_count_as_aborted(store, path
         *[(1, member, length, None, "filtered") for member, length in ((0, 4), (1, 4), (2, 1))],
         *[(2, member, length, None, None) for member, length in ((0, 4), (1, 4), (2, 1))],
     ]
-    assert reader.query("SELECT group_id, member FROM trained") == [(0, 1)]
+    found = reader.query("SELECT group_id, member, version, first_version, staleness FROM trained")
+    assert found == [(0, 1, 3, 0, 3)]
     assert [reader.details(TrajectoryId(0, m)).trained for m in range(3)] == [None, 3, None]
-
-
-def test_a_group_is_found_again_by_its_number(store):
-    put_group(store, 4)
-    assert store.origin(4) == (104, 0)
 
 
 @pytest.mark.parametrize(
@@ -471,25 +401,14 @@ def test_a_reader_cannot_write(store, path):
 
 
 @pytest.mark.parametrize("opened", [SqliteTrajectoryStore, TrajectoryReader])
-def test_other_files_are_refused(path, opened):
+def test_other_files_and_databases_are_refused(path, opened):
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE birds (name)")
+    with pytest.raises(UserError, match="not an event store of Rhymeflow"):
+        opened(path)
     path.write_text("not a database, but long enough to look like a file of some kind" * 20)
     with pytest.raises(UserError, match=r"events\.db: cannot be opened as an event store"):
         opened(path)
-
-
-@pytest.mark.parametrize("opened", [SqliteTrajectoryStore, TrajectoryReader])
-def test_other_databases_are_refused(path, opened):
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE birds (name)")
-    connection.close()
-    with pytest.raises(UserError, match="not an event store of Rhymeflow"):
-        opened(path)
-
-
-def set_meta(path: Path, **values: object) -> None:
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
-    connection.close()
 
 
 @pytest.mark.parametrize("opened", [SqliteTrajectoryStore, TrajectoryReader])
@@ -502,7 +421,9 @@ def set_meta(path: Path, **values: object) -> None:
 )
 def test_another_schema_version_is_refused(path, opened, schema, writer, advice):
     SqliteTrajectoryStore(path).close()
-    set_meta(path, schema_version=schema, written_by=writer)
+    values = {"schema_version": schema, "written_by": writer}
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
     said = (
         rf"has schema version {schema}, and this .* \(0\.1\.0.*\) reads {SCHEMA_VERSION}; {advice}"
     )

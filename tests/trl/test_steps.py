@@ -53,12 +53,7 @@ def test_an_epoch_has_as_many_steps_as_in_trl(
 
 @pytest.mark.parametrize(
     ("numbers", "groups", "minibatches"),
-    [
-        ((8, 1, 8, 1), 1, 1),
-        ((4, 8, 8, 8), 4, 1),
-        ((8, 2, 4, 8), 16, 4),
-        ((8, 4, 4, 1), 8, 1),
-    ],
+    [((8, 1, 8, 1), 1, 1), ((4, 8, 8, 8), 4, 1), ((8, 2, 4, 8), 16, 4), ((8, 4, 4, 1), 8, 1)],
 )
 def test_examples(numbers: tuple[int, int, int, int], groups: int, minibatches: int) -> None:
     steps = steps_of(*numbers)

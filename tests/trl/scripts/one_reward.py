@@ -36,10 +36,7 @@ training_args = GRPOConfig(
     use_cpu=True,
 )
 trainer = GRPOTrainer(
-    model=MODEL,
-    reward_funcs=reward_right_sum,
-    args=training_args,
-    train_dataset=dataset,
+    model=MODEL, reward_funcs=reward_right_sum, args=training_args, train_dataset=dataset
 )
 result = trainer.train()
 print("STEPS", result.global_step, len(trainer.state.log_history))
