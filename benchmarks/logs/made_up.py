@@ -52,8 +52,8 @@ METRICS = (
     *("completions/mean_length", "completions/max_length", "completions/clipped_ratio"),
     *("staleness/mean", "staleness/max", "idle/rollout", "idle/learner", "num_tokens"),
     *("draft/mean_acceptance_length", "draft/acceptance_rate", "draft/time_saved"),
-    *("lengths/rank_correlation", "lengths/coverage", "lengths/explained_variance"),
-    *("lengths/seen_prompt_share", "off_policy/mismatch_kl", "rewards/correct/mean"),
+    *("lengths/rank_correlation", "lengths/explained_variance"),
+    *("off_policy/mismatch_kl", "rewards/correct/mean"),
 )
 """Some that the dashboard knows; the others have numbers."""
 

@@ -63,8 +63,7 @@ class State:
             max_staleness=plan.max_staleness,
             num_batches=plan.num_batches,
         )
-        size = plan.num_generations + plan.extra_generations
-        self.lengths = LengthPredictor(plan.max_length, size, self.generated)
+        self.lengths = LengthPredictor(plan.max_length, self.generated)
         self.layout = schedule.layout()
         self.instances: dict[InstanceId, Instance] = {}
         self.names: set[InstanceId] = set()

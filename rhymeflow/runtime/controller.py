@@ -223,7 +223,7 @@ class Controller:
             case messages.VersionPublished():
                 self.reporter.end_step(
                     *self.training.last_step,
-                    {**self.history.metrics(), **self.coordinator.state.lengths.quality.metrics()},
+                    {**self.history.metrics(), **self.coordinator.state.lengths.metrics()},
                     coordinator=self.log.coordinator_seconds,
                     store=self.store.seconds,
                 )

@@ -182,7 +182,7 @@ class Record:
             "rollout/tokens_per_s": (generated - self._tokens) / seconds,
             "idle/rollout": 1 - rollout,
             "idle/learner": 1 - (step.learner_busy - last.learner_busy) / seconds,
-            **cluster.coordinator.state.lengths.quality.metrics(),
+            **cluster.coordinator.state.lengths.metrics(),
         }
         self._metrics.write(step.version, step.time, figures)
         self._last, self._tokens = step, generated

@@ -96,9 +96,6 @@ class Result:
     rank_correlation: float | None
     """Lengths predicted from history when a group was requested, against the truth, at the end of
     the run (Spearman's); None where no prompt came twice."""
-    coverage: float | None
-    """Share of responses that ended within the 80% interval predicted when their group was
-    requested, at the end of the run; None after a few responses only."""
     deaths: dict[str, int]
     """How often an `instance` died, the `learner`, all `devices`, the `controller`, in the whole
     run. Empty: nothing did."""
@@ -150,7 +147,7 @@ def result(
     response_tokens = sum(batch.response_tokens for batch in measured)
     responses = sum(batch.responses for batch in audit.batches)
     rollout_busy = end.rollout_busy - start.rollout_busy
-    lengths = cluster.coordinator.state.lengths.quality.metrics()
+    lengths = cluster.coordinator.state.lengths.metrics()
     return Result(
         name=name,
         schedule=schedule,
@@ -182,7 +179,6 @@ def result(
         drafted=sum(tally.drafted for tally in tallies),
         accepted=round(accepted),
         rank_correlation=lengths.get("lengths/rank_correlation"),
-        coverage=lengths.get("lengths/coverage"),
         deaths=dict(sorted(cluster.deaths.counts.items())),
         tokens_lost=sum(tally.lost for tally in tallies),
         batches_retrained=cluster.learner.retrained,
@@ -254,11 +250,7 @@ def _summary(r: Result) -> Table:
             f"{r.pulls:,} pulls, {r.interrupts:,} responses interrupted, "
             f"{r.preemptions:,} preempted",
         ),
-        (
-            "lengths",
-            f"predicted with rank correlation {_figure(r.rank_correlation)}; "
-            f"{_figure(r.coverage)} within the 80% interval",
-        ),
+        ("lengths", f"predicted with rank correlation {_figure(r.rank_correlation)}"),
     ]
     if r.drafted:
         rate, each = r.accepted / r.drafted, r.tokens_per_iteration

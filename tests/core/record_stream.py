@@ -133,7 +133,6 @@ def write(path: Path, out: Path, about: str) -> None:
     rows = [line for line in lines if isinstance(line, list)]
     head = {
         "about": about,
-        "has_predictions": any(asked for _, _, asked in rows),
         "events": kinds(Event),
         "commands": kinds(Command),
     }

@@ -1,20 +1,18 @@
-"""Predictions of lengths: the formulas, against slow ones; bounds; what a history is worth."""
+"""Predictions of lengths: bounds under any events, the means, what a history is worth."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from math import erfc, exp, log, sqrt
-from statistics import fmean
+from math import exp, log, sqrt
+from statistics import fmean, variance
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.core import lengths, line
-from rhymeflow.core.lengths import _NOBODY, LengthPredictor, mean_above
-from rhymeflow.core.line import Line
-from rhymeflow.core.prediction_quality import Prediction, PredictionQuality, spearman
+from rhymeflow.core import lengths
+from rhymeflow.core.lengths import LengthPredictor, spearman
 from rhymeflow.core.types import TrajectoryId
 
 LONGEST, MEMBERS = 16_384, 8
@@ -54,8 +52,8 @@ class World:
         return [min(LONGEST, max(1, round(times * self.shape(z)))) for z in scores]
 
 
-def predictor(longest: int = LONGEST, members: int = MEMBERS) -> LengthPredictor:
-    return LengthPredictor(longest, members, generated=lambda trajectory: 0)
+def predictor(longest: int = LONGEST) -> LengthPredictor:
+    return LengthPredictor(longest, generated=lambda trajectory: 0)
 
 
 def play(found: LengthPredictor, groups: Iterable[Group], epoch: int, batch: int = 16) -> list:
@@ -111,14 +109,14 @@ def answers(found: LengthPredictor) -> list:
     return [
         *(found.expected(group, made) for group in range(7) for made in (0, 1, 7, 60, 199)),
         *(found.quantile(group, q) for group in range(7) for q in (0.1, 0.9)),
-        found.quality.metrics(),
+        found.metrics(),
     ]
 
 
 @settings(max_examples=60, deadline=None)
-@given(events, st.integers(1, 300), st.integers(1, 5))
-def test_expectations_are_in_their_bounds_and_never_fall(events, longest, members):
-    found = predictor(longest, members)
+@given(events, st.integers(1, 300))
+def test_expectations_are_in_their_bounds_and_never_fall(events, longest):
+    found = predictor(longest)
     for event in events:
         tell(found, event)
     for group in range(7):
@@ -138,7 +136,7 @@ def test_expectations_are_in_their_bounds_and_never_fall(events, longest, member
 @settings(max_examples=40, deadline=None)
 @given(events, st.randoms(use_true_random=False))
 def test_asking_changes_nothing_and_neither_does_a_fact_told_twice(events, rng):
-    quiet, asked = predictor(200, 4), predictor(200, 4)
+    quiet, asked = predictor(200), predictor(200)
     for event in events:
         tell(quiet, event)
         tell(asked, event)
@@ -151,28 +149,10 @@ def test_asking_changes_nothing_and_neither_does_a_fact_told_twice(events, rng):
     assert answers(asked) == answers(quiet)
 
 
-@given(st.permutations(range(24)))
-@settings(max_examples=20, deadline=None)
-def test_the_order_in_which_a_batch_ends_does_not_matter(order):
-    found = []
-    for closing in (range(24), order):
-        each, rng = predictor(1000, 4), random.Random(3)
-        for epoch in (0, 1):
-            for group in range(24):
-                each.open(100 * epoch + group, group, epoch)
-                for member in range(4):
-                    each.finished(TrajectoryId(100 * epoch + group, member), rng.randint(1, 900))
-            for group in closing:
-                each.close(100 * epoch + group)
-        each.open(0, 5, 2)
-        found.append(answers(each))
-    assert found[0] == found[1]
-
-
 def remembered(monkeypatch, *prompts: tuple[int, int]) -> list[int]:
     """The prompts known after these (epoch, prompt), with room for four; the next to go first."""
     monkeypatch.setattr(lengths, "MAX_PROMPTS", 4)
-    found = predictor(members=1)
+    found = predictor()
     for group, (epoch, prompt) in enumerate(prompts):
         found.open(group, prompt, epoch)
         found.finished(TrajectoryId(group, 0), 100)
@@ -180,7 +160,6 @@ def remembered(monkeypatch, *prompts: tuple[int, int]) -> list[int]:
         assert found.expected(NEW)
         assert len(found._prompts) <= 4
     assert not found._open
-    assert not found._ended
     return list(found._prompts)
 
 
@@ -195,79 +174,76 @@ def test_a_prompt_that_an_epoch_left_out_makes_room(monkeypatch):
     assert remembered(monkeypatch, *first, *then) == [3, 0, 2, 9], "1 was trained on longest ago"
 
 
-# -- the formulas ----------------------------------------------------------------------------------
+# -- the means -------------------------------------------------------------------------------------
 
 
-def by_grid(prior, variance, within, logs, others, floor) -> float:
-    """Where the posterior of a group's level is highest."""
-
-    def score(u: float) -> float:
-        above = erfc((floor - u) / sqrt(2 * within)) / 2
-        squares = sum((y - u) ** 2 for y in logs)
-        censored = others * log(max(above, 1e-300))
-        return -((u - prior) ** 2) / (2 * variance) - squares / (2 * within) + censored
-
-    return max((prior - 4 + i / 500 for i in range(6000)), key=score)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.floats(5, 9), max_size=4), st.integers(0, 3), st.floats(4, 9))
-def test_a_group_s_level_is_where_the_posterior_is_highest(logs, others, floor):
-    """Those that have not finished count as longer than the floor."""
-    found = predictor()
-    found.open(0, 0, 0)
+def end(found: LengthPredictor, group: int, prompt: int, epoch: int, logs: Iterable[float]) -> None:
+    found.open(group, prompt, epoch)
     for member, y in enumerate(logs):
-        found.finished(TrajectoryId(0, member), round(exp(y)))
-    group = found._open[0]
-    prior, variance = found._prior(group)
-    true = by_grid(prior, variance, found._within, group.logs.values(), others, floor)
-    level, scale = found._level(group, floor, others)
-    assert level == pytest.approx(true, abs=0.03)
-    rest = 1 / (1 / variance + len(logs) / found._within)
-    assert scale == pytest.approx(sqrt(found._within + rest))
+        found.finished(TrajectoryId(group, member), round(exp(y)))
+    found.close(group)
 
 
-@pytest.mark.parametrize("floor", [-12, -2, 0, 1.5, 6, 29.9, 30.1])
-def test_mean_above_a_floor(floor):
-    """Of a normal distribution, against a sum."""
-    grid = [max(floor, -9) + (i + 0.5) / 1000 for i in range(18_000)]
-    weights = [exp((max(floor, 0) ** 2 - y * y) / 2) for y in grid]
-    true = sum(w * y for w, y in zip(weights, grid, strict=True)) / sum(weights)
-    assert mean_above(floor, 0.0, 1.0) == pytest.approx(true, abs=2e-3)
-    assert mean_above(5 + 2 * floor, 5.0, 2.0) == pytest.approx(5 + 2 * true, abs=4e-3)
+def test_a_level_is_of_what_the_prompt_did_as_far_as_that_tells_and_of_the_group():
+    """An epoch counts half as much as the next; what comes late, with the epoch that is there."""
+    found = trained(World(), 2)
+    for group, (epoch, length) in enumerate([(0, 100), (2, 5000), (1, 9000)], NEW):
+        end(found, group, NEW, epoch, [log(length)] * MEMBERS)
+    weight, within = MEMBERS * (0.25 + 1 + 1), found._within[1] / found._within[0]
+    total = MEMBERS * (0.25 * log(100) + log(5000) + log(9000))
+    num, sum_usual, squares = found._usual
+    usual, doubt = sum_usual / num, within / (squares / num)
+    num, xx, xy, yy = found._known
+    worth, left = found._worth, (yy - xy**2 / xx) / num
+    assert worth == pytest.approx(xy / xx - left / xy)
+    assert 0.6 < worth < 1
+    prior = usual + worth * (total - weight * usual) / (doubt + weight)
+    left = (yy - 2 * worth * xy + worth**2 * xx) / num
+    found.open(0, NEW, 3)
+    points = found._points
+    middle = points[len(points) // 2]
+    assert found.quantile(0, 0.5) == pytest.approx(exp(prior + sqrt(within + left) * middle))
+    found.finished(TrajectoryId(0, 2), 700)
+    level = (prior / left + log(700) / within) / (1 / left + 1 / within)
+    scale = sqrt(within + 1 / (1 / left + 1 / within))
+    assert found.quantile(0, 0.5) == pytest.approx(exp(level + scale * middle))
+    expected = fmean(min(LONGEST, exp(level + scale * z)) for z in points)
+    assert found.expected(0) == pytest.approx(expected)
+    unknown = usual + sqrt(within + found._usual[2] / found._usual[0]) * middle
+    assert found.quantile(1, 0.5) == pytest.approx(exp(unknown))
 
 
-@given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)), min_size=4, max_size=30))
-@settings(deadline=None)
-def test_a_line_is_the_decayed_least_squares(pairs):
-    """Against sums over all pairs; what is as long ago cannot contradict it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(line, "FEW", 96.0)
-        fitted = Line(*pairs[:4])
-        for x, y in pairs[4:]:
-            fitted.add(x, y)
-    weights = [(1 - 1 / 96) ** (len(pairs) - max(i + 1, 4)) for i in range(len(pairs))]
-    total = sum(weights)
-    triples = [(w / total, x, y) for w, (x, y) in zip(weights, pairs, strict=True)]
-    mean_x, mean_y = sum(w * x for w, x, _ in triples), sum(w * y for w, _, y in triples)
-    assert fitted.mean == pytest.approx(mean_y)
-    xx = sum(w * (x - mean_x) ** 2 for w, x, _ in triples)
-    assume(xx > 1e-3)
-    b = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in triples) / xx
-    rest = sum(w * (y - mean_y - b * (x - mean_x)) ** 2 for w, x, y in triples)
-    shrunk = b - rest / (total - 2) / xx / b if b > 1e-6 else 0.0
-    slope = min(1.0, max(0.0, shrunk))
-    assert fitted.slope == pytest.approx(slope, abs=1e-4)
-    assert fitted.at(mean_x + 1) == pytest.approx(mean_y + slope, abs=1e-4)
-    left = sum(w * (y - mean_y - slope * (x - mean_x)) ** 2 for w, x, y in triples)
-    assert fitted.left == pytest.approx(left, abs=1e-3)
+def test_sums_are_decayed_by_group():
+    found, rng = predictor(), random.Random(4)
+    sums = {name: list(getattr(found, name)) for name in ("_within", "_usual", "_known")}
+    for epoch in range(4):
+        for prompt in range(30):
+            group = 100 * epoch + prompt
+            found.open(group, prompt, epoch)
+            for member in range(3):
+                length = round(exp(5 + prompt / 30 + rng.gauss(0, 0.5)))
+                found.finished(TrajectoryId(group, member), length)
+            opened = found._open[group]
+            logs = [*opened.logs.values()]
+            off, usual = found._history(opened), found._usual[1] / found._usual[0]
+            found.close(group)
+            new = {
+                "_within": (1.0, variance(logs)),
+                "_usual": (1.0, fmean(logs), (fmean(logs) - usual) ** 2),
+                "_known": (1.0, off**2, off * (fmean(logs) - usual), (fmean(logs) - usual) ** 2),
+            }
+            for name, values in new.items():
+                if epoch or name != "_known":
+                    sums[name] = [95 / 96 * a + b for a, b in zip(sums[name], values, strict=True)]
+                assert getattr(found, name) == pytest.approx(sums[name])
 
 
 def test_the_shape_is_that_of_the_last_responses():
-    """Quantiles and means beyond a floor, against counting: two modes, one member a group."""
-    rng, found = random.Random(1), predictor(members=1)
-    seen = [round(bimodal(rng.gauss(0, 1))) for _ in range(1200)]
-    play(found, [(row, [length]) for row, length in enumerate(seen)], 0, batch=1200)
+    """Quantiles and means beyond a floor, against counting: two modes."""
+    rng, found = random.Random(1), predictor()
+    seen = [round(bimodal(rng.gauss(0, 1))) for _ in range(2000)]
+    groups = [seen[i : i + MEMBERS] for i in range(0, len(seen), MEMBERS)]
+    play(found, list(enumerate(groups)), 0, batch=len(groups))
     seen = seen[-1024:]
     for made in (0, 500, 2000, 6000):
         assert found.expected(NEW, made) == pytest.approx(
@@ -275,60 +251,11 @@ def test_the_shape_is_that_of_the_last_responses():
         )
     for q in (0.1, 0.5, 0.72, 0.8, 0.9):
         share = sum(length <= found.quantile(NEW, q) for length in seen) / len(seen)
-        assert share == pytest.approx(q, abs=0.02)
-
-
-def test_a_prompt_is_remembered_by_epoch_and_shrunk_to_the_mean():
-    found = trained(World(), 1)
-    for group, (epoch, length) in enumerate([(0, 100), (2, 5000), (1, 9000)], NEW):
-        found.open(group, NEW, epoch)
-        for member in range(MEMBERS):
-            found.finished(TrajectoryId(group, member), length)
-        found.close(group)
-    found.open(0, NEW, 3)
-    doubt = found._within / found._prior(_NOBODY)[1]
-    weight = MEMBERS * (0.25 + 1 + 1)  # what comes late counts with the epoch that is there
-    total = MEMBERS * (0.25 * log(100) + log(5000) + log(9000))
-    mean = found._unseen.mean
-    assert found._open[0].x == pytest.approx((total + doubt * mean) / (weight + doubt))
+        assert share == pytest.approx(q, abs=0.03)
 
 
 def test_before_anything_has_ended_a_quarter_of_the_longest():
     assert predictor(40_960).expected(0) == pytest.approx(10_240, rel=0.1)
-
-
-# -- siblings --------------------------------------------------------------------------------------
-
-
-def test_who_finishes_first_is_short():
-    """What survivors have left, without bias whatever part of the group has finished."""
-    world = World(prompts=384)
-    found, results = trained(world, 1), {"none": [0.0, 0], "few": [0.0, 0], "most": [0.0, 0]}
-    for group, (_, members) in enumerate(World(prompts=1500).epoch(), NEW):
-        found.open(group, group, 1)
-        ordered = sorted(members)
-        for made in (300, 1000, 2500):
-            num = sum(length <= made for length in ordered)
-            for member, length in enumerate(ordered[:num]):
-                found.finished(TrajectoryId(group, member), length)
-            stage = results["none" if not num else "few" if 2 * num < MEMBERS else "most"]
-            stage[0] += (MEMBERS - num) * (found.expected(group, made) - made)
-            stage[1] += sum(length - made for length in ordered[num:])
-    ratios = {name: expected / true for name, (expected, true) in results.items()}
-    assert ratios == pytest.approx(dict.fromkeys(ratios, 1.0), abs=0.15)
-
-
-def test_a_group_that_ended_early_is_remembered_as_longer_than_what_finished():
-    expected = []
-    for finished in (4, MEMBERS):
-        found = trained(World(), 1)
-        found.open(NEW, NEW, 0)
-        for member in range(finished):
-            found.finished(TrajectoryId(NEW, member), 5000 + member)
-        found.close(NEW)
-        found.open(NEW + 1, NEW, 1)
-        expected.append(found.expected(NEW + 1))
-    assert expected[0] > expected[1]
 
 
 def test_what_remains_is_of_what_is_generated():
@@ -356,73 +283,47 @@ def test_an_informative_history(shape):
     assert fmean(covered) == pytest.approx(0.8, abs=0.06)
     assert fmean(t[0] for t in results) / fmean(known) == pytest.approx(1, abs=0.15)
     assert found.explained_variance == pytest.approx(0.6, abs=0.12)
-    metrics = found.quality.metrics()
-    assert metrics["lengths/rank_correlation"] > 0.65
-    assert metrics["lengths/coverage"] == pytest.approx(0.8, abs=0.08)
-    assert metrics["lengths/seen_prompt_share"] == 1
+    assert found.metrics()["lengths/rank_correlation"] > 0.65
 
 
-def test_prompts_that_say_nothing():
-    world, found, said = World(prompts=96), predictor(), []
-    for epoch in range(6):
+@pytest.mark.parametrize("level", ["of no prompt", "of another prompt"])
+def test_a_history_that_says_nothing(level):
+    """Rules that use lengths ask whether history explains anything."""
+    world, found = World(prompts=96), predictor()
+    for epoch in range(4):
         groups = [(row, world.responses(0.0)) for row in range(96)]
-        play(found, groups, epoch, batch=8)
-        said.append(found.explained_variance)
-    assert max(said) < 0.02
-    metrics = found.quality.metrics()
-    assert metrics["lengths/explained_variance"] == said[-1]
-    assert metrics["lengths/coverage"] == pytest.approx(0.8, abs=0.06)
-
-
-def test_a_history_that_is_no_longer_true_and_then_is_again():
-    world = World()
-    found = trained(world, 3)
-    assert found.explained_variance > 0.4
-    assert found._seen.slope > 0.8
-    shuffled = world.epoch(shuffled=True)
-    play(found, shuffled[:32], 3, batch=8)
-    assert found.explained_variance < 0.1
-    assert found._seen.slope < 0.3
-    play(found, shuffled[32:], 3, batch=8)
-    assert found.explained_variance < 0.03
-    for epoch in (4, 5):
-        play(found, world.epoch(), epoch, batch=8)
-    assert found.explained_variance > 0.4
+        play(found, groups if level == "of no prompt" else world.epoch(shuffled=True), epoch)
+    assert found.explained_variance < 0.02
 
 
 def test_all_lengths_double():
     world = World()
     found = trained(world, 2)
     results = play(found, world.epoch(times=2.0), 2, batch=8)
-    first, later = results[:64], results[24 * MEMBERS : 56 * MEMBERS]
+    first, later = results[:64], results[128 * MEMBERS :]
     assert fmean(t[0] for t in first) / fmean(t[3] for t in first) < 0.75
     assert fmean(t[0] for t in later) / fmean(t[3] for t in later) == pytest.approx(1, abs=0.15)
-    assert found._seen.slope > 0.8, "what it says of differences is as true as before"
 
 
-# -- quality ---------------------------------------------------------------------------------------
-
-
-def test_metrics_are_of_what_was_predicted():
-    quality = PredictionQuality()
-    assert quality.metrics() == {"lengths/explained_variance": 0.0}
-    for i in range(40):  # every second prompt was seen; a quarter is out of the interval
-        low = 0.0 if i % 4 else 9.0
-        quality.add(Prediction(i % 2 == 0, 3.0, 2.5, low, 10.0), [2.0 + i / 100])
-        if i == 30:
-            assert len(quality.metrics()) == 1, "too few"
-    left, total = (
-        sum((1 - 1 / 256) ** (39 - i) * (2.0 + i / 100 - guess) ** 2 for i in range(40))
-        for guess in (2.5, 3.0)
-    )
-    assert quality.metrics() == {
-        "lengths/explained_variance": pytest.approx(1 - left / total),
-        "lengths/coverage": 0.75,
-        "lengths/seen_prompt_share": 0.5,
-    }, "too few were seen for a rank correlation"
-    for i in range(40):
-        quality.add(Prediction(True, 3.0, 2.0 + i, 0.0, 10.0), [2.0 + i / 100])
-    assert quality.metrics()["lengths/rank_correlation"] > 0.5
+def test_metrics_are_of_what_was_predicted_when_a_group_was_opened():
+    found, told, rng = predictor(), [], random.Random(2)
+    assert found.metrics() == {"lengths/explained_variance": 0.0}
+    left = total = 0.0
+    for epoch in range(3):
+        for prompt in range(20):
+            usual, group = found._usual[1] / found._usual[0], 100 * epoch + prompt
+            found.open(group, prompt, epoch)
+            guess, _ = found._prior(found._open[group])
+            length = rng.randint(20, 900) * (1 + prompt)
+            found.finished(TrajectoryId(group, 0), length)
+            found.close(group)
+            left = 255 / 256 * left + (log(length) - guess) ** 2
+            total = 255 / 256 * total + (log(length) - usual) ** 2
+            told += [(guess, log(length))] if epoch else []
+        assert ("lengths/rank_correlation" in found.metrics()) == (epoch == 2), "too few are seen"
+    metrics = found.metrics()
+    assert metrics["lengths/explained_variance"] == pytest.approx(1 - left / total)
+    assert metrics["lengths/rank_correlation"] == pytest.approx(spearman(*zip(*told, strict=True)))
 
 
 def test_rank_correlation():

@@ -2,7 +2,7 @@
 
 The streams are of real, fake and simulated runs (`record_stream.py`). `KINDS`, `FIELDS`, `SINCE`,
 `VALUES` translate names of the time of recording into today's. Lengths are predicted as they were
-then, too, and so a change of the predictor alone touches only the comparison with today's own.
+then, so that a change of the predictor is no difference.
 """
 
 from __future__ import annotations
@@ -116,22 +116,19 @@ class Predictions:
         return self._answer("quantile", group, q)
 
 
-def differences(stream: Stream, *, predicts: bool) -> Iterator[str]:
-    """Where today's commands differ. `predicts`: by the coordinator's own predictions of lengths,
-    otherwise by those recorded."""
+def differences(stream: Stream) -> Iterator[str]:
+    """Where today's commands differ, with lengths predicted as recorded."""
     coordinator: Any = None
     for number, line in enumerate(stream.lines, start=1):
         if isinstance(line, dict):
             rules = plan(line["plan"]), schedule(line["schedule"])
             if coordinator is None:
                 coordinator = Coordinator(*rules)
-                if not predicts:
-                    coordinator.state.lengths = Predictions(coordinator.state.lengths)
+                coordinator.state.lengths = Predictions(coordinator.state.lengths)
             else:
                 coordinator.reconfigure(*rules)
             continue
-        if not predicts:
-            coordinator.state.lengths.upon(line[2])
+        coordinator.state.lengths.upon(line[2])
         event = stream.item("events", events, line[0])
         then = [stream.item("commands", commands, row) for row in line[1]]
         now = coordinator.handle(event)
@@ -143,11 +140,7 @@ def differences(stream: Stream, *, predicts: bool) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", STREAMS, ids=lambda path: path.name.partition(".")[0])
 def test_the_events_of_recorded_runs_give_their_commands(path: Path) -> None:
-    stream = Stream(path)
-
-    assert next(differences(stream, predicts=False), None) is None
-    if stream.head["has_predictions"]:  # and where routing depends on them, also with today's own
-        assert next(differences(stream, predicts=True), None) is None
+    assert next(differences(Stream(path)), None) is None
 
 
 def test_the_streams_have_every_rule_event_and_command() -> None:

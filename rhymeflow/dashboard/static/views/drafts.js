@@ -10,9 +10,7 @@ const CURVES = [
   ["Accepted share of drafted tokens", ["draft/acceptance_rate"]],
   ["Seconds saved in a step", ["draft/time_saved"]],
   ["Predicted and true lengths, rank correlation", ["lengths/rank_correlation"]],
-  ["Responses within the predicted 80 % interval", ["lengths/coverage"]],
   ["Variance of lengths explained", ["lengths/explained_variance"]],
-  ["Responses to prompts seen before", ["lengths/seen_prompt_share"]],
 ];
 
 export async function show(main, now) {
