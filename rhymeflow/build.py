@@ -21,6 +21,7 @@ from rhymeflow.core.strategies.base import MAX_ASSIGNMENTS, NoLayout, Settings
 from rhymeflow.core.strategies.schedules import MIGRATION, ROUTING, SCHEDULES, SYNC
 from rhymeflow.core.types import HELD_OUT, SuiteName
 from rhymeflow.errors import UserError, suggestion
+from rhymeflow.suites.suite import of_run
 from rhymeflow.utils.imported import imported
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
@@ -59,8 +60,8 @@ def plan(config: Config) -> Plan:
 
 def _eval_steps(config: Config) -> dict[SuiteName, int]:
     """Of each suite that a run evaluates by itself, how often."""
-    held_out = {} if config.data.eval_size == 0 else {HELD_OUT: config.run.eval_steps}
-    return held_out | {each.name: each.steps for each in config.eval.suites if each.steps}
+    every = {HELD_OUT: config.run.eval_steps} | {s.name: s.steps for s in config.eval.suites}
+    return {suite.name: every[suite.name] for suite in of_run(config)}
 
 
 def schedule(config: Config) -> Schedule:
@@ -70,7 +71,7 @@ def schedule(config: Config) -> Schedule:
         UserError: a piece or the cost model is not there, or cannot be called as such a piece; or
             the run would have nothing to compare.
     """
-    if config.rollout.temperature == 0:
+    if config.rollout.temperature == 0 and config.learner.is_used:
         raise UserError(
             "rollout.temperature = 0: the responses of a group would all be the same, and every "
             "advantage 0; greedy is for evaluation (run.eval_temperature, eval, generate)"

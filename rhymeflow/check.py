@@ -67,7 +67,8 @@ def before_start(config: Config) -> None:
         _check_ray(config)
     previous_run.check(config.drafting.history_run, "drafting.history_run")
     check_files(config.model)
-    check_sources(config.data)
+    if config.learner.is_used:
+        check_sources(config.data)
     check_best_metric(config)
     for suite in config.eval.suites:
         if suite.steps and suite.source is not None and not is_generator(suite.source):
@@ -87,6 +88,8 @@ def everything(config: Config) -> Loaded:
     Raises:
         UserError: a run would not start.
     """
+    if not config.learner.is_used:
+        raise UserError("learner.max_steps = 0: nothing is trained, and `rhymeflow eval` evaluates")
     before_start(config)
     from rhymeflow.learner.policy import check_attention  # loads torch, so not before
     from rhymeflow.learner.ranks import check_gpus

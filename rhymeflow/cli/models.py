@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from rhymeflow.cli.parser import Add, positive, temperature
@@ -15,8 +17,9 @@ from rhymeflow.errors import UserError
 from rhymeflow.utils.directories import check_writable
 
 _EVAL = """\
-Evaluates a model on suites (docs/evaluation.md), in one process: a checkpoint,
-a run directory, a Hugging Face directory, a hub name, or recipe:NAME.
+Evaluates a model on suites (docs/evaluation.md): a checkpoint, a run directory,
+a Hugging Face directory, a hub name, or recipe:NAME. It is a run that trains
+nothing; with --run.output_dir DIR it stays there.
 
   rhymeflow eval runs/RUN                          # its newest checkpoint
   rhymeflow eval runs/RUN/checkpoints/step-50      # as the run evaluates
@@ -90,9 +93,15 @@ def evaluate(args: argparse.Namespace) -> int:
     given = {"n": args.n, "size": args.size, "temperature": args.temperature}
     changes = {name: value for name, value in given.items() if value is not None}
     config = configuration(_model(args.model), args.recipe, args.overrides, changes)
-    from rhymeflow.evaluation import evaluate as found  # loads torch
+    from rhymeflow.evaluation import evaluate as found
+    from rhymeflow.runtime.supervisor import WorkerDied
 
-    results = found.evaluate(config, args.suite or ())
+    named = args.overrides.get("run.output_dir")
+    try:
+        results = found.evaluate(config, args.suite or (), named and Path(named))
+    except WorkerDied as error:
+        print(f"rhymeflow: {error}", file=sys.stderr)
+        return 1
     figures = found.as_json(config, results)
     print(json.dumps(figures) if args.json else found.table(results))
     if args.output is not None:
@@ -120,8 +129,6 @@ _OF_GENERATE = {
 
 def generate(args: argparse.Namespace) -> int:
     """Answer a prompt, or converse, by a model."""
-    from rhymeflow.evaluation import terminal
-
     if args.chat and args.prompt is not None:
         raise UserError("--chat: what is said is read from the terminal, so PROMPT is not given")
     overrides = {"model.name": _model(args.model)}
@@ -134,18 +141,54 @@ def generate(args: argparse.Namespace) -> int:
     config = parse_config("", overrides, where="the command line")
     prompt: str | None = args.prompt
     if prompt is None and not args.chat:
-        prompt = terminal.whole_input()
+        prompt = _whole_input()
     from rhymeflow.evaluation import generate as found  # loads torch
 
     try:
         generator = found.Generator(config, must_fit="rollout.max_completion_length" in overrides)
         if prompt is None:
-            found.chat(generator, terminal.lines(), terminal.write)
+            found.chat(generator, _lines(), _write)
         else:
-            found.answer_one(generator, prompt, terminal.write)
+            found.answer_one(generator, prompt, _write)
     except KeyboardInterrupt:
-        terminal.write("\n")
+        _write("\n")
         raise
     except BrokenPipeError:
-        terminal.nobody_reads()
+        _nobody_reads()
     return 0
+
+
+def _whole_input() -> str:
+    """Return all of standard input as a prompt; the last end of a line is none of it.
+
+    Raises:
+        UserError: there is nothing.
+    """
+    prompt = sys.stdin.read().removesuffix("\n")
+    if not prompt:
+        raise UserError("generate: the prompt is empty; give it after the model, or on stdin")
+    return prompt
+
+
+def _lines() -> Iterator[str]:
+    """What is said, line by line, until the end of standard input (Ctrl-D on a terminal)."""
+    if not sys.stdin.isatty():
+        # Not by `input`, which loses an interrupt that comes while it flushes the output.
+        while line := sys.stdin.readline():
+            yield line.removesuffix("\n")
+        return
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            return
+
+
+def _write(text: str) -> None:
+    """Show text at once."""
+    print(text, end="", flush=True)
+
+
+def _nobody_reads() -> None:
+    """Write to nowhere from now on: whoever read has seen enough (`| head`)."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,8 +12,9 @@ from rhymeflow.config.section import NonNegative, NonNegativeFloat, Positive, Po
 class LearnerConfig(Section):
     """Training."""
 
-    max_steps: Positive = 100
-    """Optimizer versions to produce; the run ends after this many batches."""
+    max_steps: NonNegative = 100
+    """Optimizer versions to produce; the run ends after this many batches. 0: nothing is trained,
+    and the model is evaluated on all suites of section `eval`, as by `rhymeflow eval`."""
     groups_per_batch: Positive = 16
     """Groups (prompts) consumed per step; times `num_generations` trajectories."""
     learning_rate: PositiveFloat = 1e-6
@@ -112,6 +113,11 @@ class LearnerConfig(Section):
             ),
         }
         return next((setting for setting, is_so in found.items() if is_so), "")
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything is trained."""
+        return self.max_steps > 0
 
     @model_validator(mode="after")
     def _ranks_fit(self) -> LearnerConfig:

@@ -31,6 +31,11 @@ class RunPrompts(NamedTuple):
     held_out: PromptSource
 
     @classmethod
+    def none(cls) -> RunPrompts:
+        """Of a run that trains on nothing: nobody asks for a prompt."""
+        return cls([], None, None, [])  # type: ignore[arg-type]
+
+    @classmethod
     def load(
         cls, config: Config, tokenizer: Tokenizer, max_length: int, tools: Tools = None
     ) -> RunPrompts:

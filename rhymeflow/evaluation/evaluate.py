@@ -1,29 +1,36 @@
-"""`rhymeflow eval`: a model on suites; figures, a table and JSON.
-
-Holds true: the weights are loaded once prompts, environments and reward functions of the first
-suite are there, and kept for all.
-"""
+"""`rhymeflow eval`: a model on suites, by a run that trains nothing; figures, a table and JSON."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
-import time
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rhymeflow.config import Config
-from rhymeflow.core.types import CUT
+from rich.console import Console
+
+from rhymeflow.config import Config, LearnerConfig, RunConfig, ScheduleConfig, SimulationConfig
 from rhymeflow.errors import UserError
-from rhymeflow.evaluation.answer import Answer
-from rhymeflow.evaluation.answering import answer_suite
-from rhymeflow.evaluation.policy import Policy
-from rhymeflow.suites.figures import Judged, figures, said
+from rhymeflow.observe import metrics
+from rhymeflow.observe.progress import Progress, ProgressState
+from rhymeflow.runtime.supervisor import WorkerDied
+from rhymeflow.runtime.train import train
+from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.schema import EVENTS
 from rhymeflow.suites.suite import Suite, chosen
 
 PROGRESS_SECONDS = 1.0
 """How often a terminal is told how far it is."""
+
+_PROMPTS = "SELECT suite, COUNT(*) FROM groups WHERE suite IS NOT NULL GROUP BY 1"
+_SECONDS = """SELECT json_extract(c.body, '$.suite'), MAX(o.time) - MIN(e.time)
+    FROM commands c JOIN events e ON e.seq = c.event JOIN events o ON o.kind = 'Evaluated'
+        AND json_extract(o.body, '$.suite') = json_extract(c.body, '$.suite')
+    WHERE c.kind = 'Evaluate' GROUP BY 1"""
 
 
 class Result(NamedTuple):
@@ -35,35 +42,84 @@ class Result(NamedTuple):
     seconds: float
 
 
-def evaluate(config: Config, names: Sequence[str] = ()) -> list[Result]:
-    """Evaluate the model of `config` on its suites, or on those named.
+def evaluate(
+    config: Config, names: Sequence[str] = (), run_dir: Path | None = None
+) -> list[Result]:
+    """Evaluate the model of `config` on its suites, or on those named; the run stays in `run_dir`.
 
     Raises:
         UserError: something cannot be had or used, or an environment or reward function fails.
+        WorkerDied: a worker died too often, or has a defect.
     """
     suites = chosen(config, names)
-    policy = Policy(config)
-    return [_evaluate(policy, suite) for suite in suites]
+    with _directory(run_dir) as path:
+        quiet = Console(quiet=True)
+        train(_without_training(config, suites), run_dir=path, console=quiet, progress=_Shown())
+        return _results(path, suites)
 
 
-def _evaluate(policy: Policy, suite: Suite) -> Result:
-    began = time.perf_counter()
-    progress = _Progress(suite.name)
+def _without_training(config: Config, suites: Sequence[Suite]) -> Config:
+    """The run that evaluates a model on these suites, on this machine."""
+    run, rollout, fields = RunConfig(), config.rollout, type(config.rollout).model_fields
+    kept = ("seed", "eval_temperature", "worker_timeout", "instance_restarts")
+    drafts = any(suite.n > 1 for suite in suites)  # answers to one prompt draft for each other
+    section = config.eval.model_copy(update={"suites": tuple(each.suite for each in suites)})
+    found = {
+        "runtime": "local",
+        "eval": section,
+        "learner": LearnerConfig(max_steps=0),
+        "schedule": ScheduleConfig(),
+        "simulation": SimulationConfig(),
+        "weights": type(config.weights)(),
+        "run": run.model_copy(
+            update={"report_to": ()} | {name: getattr(config.run, name) for name in kept}
+        ),
+        "drafting": config.drafting.model_copy(
+            update={"history_run": None} | ({} if drafts else {"window": "off"})
+        ),
+        "rollout": rollout.model_copy(
+            update={
+                "num_generations": fields["num_generations"].default,
+                "num_instances": min(rollout.num_instances, len(suites)),
+                "max_instances": None,
+                "cpus": None,
+            }
+        ),
+    }
+    # What no suite has of the run need not be there.
+    if all(each.suite.functions is not None for each in suites):
+        found["reward"] = suites[0].config.reward
+    if all(each.suite.environments is not None for each in suites):
+        found["environment"] = suites[0].config.environment
+    return config.model_copy(update=found)
+
+
+@contextmanager
+def _directory(named: Path | None) -> Iterator[Path]:
+    """Where the run is: a temporary directory, unless one is named. It stays where a worker died,
+    since its log is in it."""
+    path = named or Path(tempfile.mkdtemp(prefix="rhymeflow-eval-"))
     try:
-        prompts = answer_suite(policy, suite, progress)
+        yield path
+    except WorkerDied:
+        named = path
+        raise
     finally:
-        progress.end()
-    judged = [[_judged(policy, suite, answer) for answer in answers] for answers in prompts]
-    found = figures(judged, suite.suite.pass_threshold)
-    return Result(suite, len(prompts), found, time.perf_counter() - began)
+        if named is None:
+            shutil.rmtree(path, ignore_errors=True)
 
 
-def _judged(policy: Policy, suite: Suite, answer: Answer) -> Judged:
-    text = policy.tokenizer.decode(answer.sampled[-1], skip_special_tokens=True)
-    assert isinstance(text, str)
-    assert answer.reward is not None
-    vote = said(text, suite.suite.answer_pattern)
-    return Judged(answer.reward, answer.num_sampled, answer.reason in CUT, vote)
+def _results(run_dir: Path, suites: Sequence[Suite]) -> list[Result]:
+    found: dict[str, dict[str, float]] = {}
+    for name, value in metrics.read(run_dir)[0].items():
+        suite, _, figure = name.removeprefix("eval/").rpartition("/")
+        found.setdefault(suite, {})[figure] = value
+    with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
+        prompts, seconds = dict(reader.query(_PROMPTS)), dict(reader.query(_SECONDS))
+    return [
+        Result(each, prompts.get(each.name, 0), found[each.name], seconds[each.name])
+        for each in suites
+    ]
 
 
 # -- what is shown ---------------------------------------------------------------------------------
@@ -79,11 +135,9 @@ def table(results: Sequence[Result]) -> str:
                 suite.name,
                 f"{num_prompts:,}",
                 str(n),
-                _number(found[f"avg@{n}"]),
-                _number(found[f"pass@{n}"]),
-                _number(found.get(f"maj@{n}")),
-                f"{found['mean_length']:,.1f}",
-                _number(found["clipped_ratio"]),
+                *(_number(found.get(f"{name}@{n}")) for name in ("avg", "pass", "maj")),
+                f"{found['mean_length']:,.1f}" if "mean_length" in found else "-",
+                _number(found.get("clipped_ratio")),
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -133,25 +187,31 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-class _Progress:
+class _Shown(Progress):
     """Says on a terminal how many answers have their reward, in a line that it takes back."""
 
-    def __init__(self, name: str) -> None:
-        self._name, self._width = name, 0
-        self._next = time.monotonic() + PROGRESS_SECONDS
+    def __init__(self) -> None:
+        super().__init__(Console(stderr=True))
+        self._width, self._next = 0, PROGRESS_SECONDS
 
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now < self._next or not sys.stderr.isatty():
-            return
-        self._next = now + PROGRESS_SECONDS
-        line = f"{self._name}: {done:,} of {total:,} answers"
-        print(f"\r{line.ljust(self._width)}", end="", file=sys.stderr, flush=True)
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._put("")
+
+    def update(self, state: ProgressState) -> None:
+        """Show how far it is, if that was not done a moment ago."""
+        if state.elapsed >= self._next and sys.stderr.isatty():
+            self._next = state.elapsed + PROGRESS_SECONDS
+            self._put(state.message)
+
+    def warn(self, message: str) -> None:
+        """Print a line that stays."""
+        self._put("")
+        print(f"warning: {message}", file=sys.stderr)
+
+    def _put(self, line: str) -> None:
+        if self._width or line:
+            print(f"\r{' ' * self._width}\r{line}", end="", file=sys.stderr, flush=True)
         self._width = len(line)
-
-    def end(self) -> None:
-        if self._width:
-            print(f"\r{' ' * self._width}\r", end="", file=sys.stderr, flush=True)
-
-
-__all__ = ["Result", "as_json", "evaluate", "table", "write"]

@@ -8,7 +8,11 @@ command line; where text comes from and goes to is handed in.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cached_property, partial
+from typing import Any
+
+from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from rhymeflow.config import Config
 from rhymeflow.data.encode import PromptEncoder
@@ -16,9 +20,42 @@ from rhymeflow.data.prompts import Message, Prompt
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.errors import UserError
-from rhymeflow.evaluation.policy import Policy
-from rhymeflow.evaluation.stream import TextStream
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
+from rhymeflow.models.load import (
+    load_model,
+    load_tokenizer,
+    resolve_device,
+    resolve_dtype,
+    stop_token_ids,
+)
+from rhymeflow.models.rope import settled
+from rhymeflow.models.tokenizer import max_length
+
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+"""What a tokenizer makes of bytes that are no character yet."""
+
+
+class TextStream:
+    """Makes text of tokens; `decode` makes text of all of them at once."""
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._handed_out = ""
+
+    def more(self, tokens: list[int]) -> str:
+        """Return what is new in the text of `tokens`, which are all that there are by now."""
+        text = self._decode(tokens).rstrip(INCOMPLETE)
+        # Where it does not begin so, the next token may say more of it.
+        return self._new(text) if text.startswith(self._handed_out) else ""
+
+    def rest(self, tokens: list[int]) -> str:
+        """The same where no more tokens come."""
+        return self._new(self._decode(tokens))
+
+    def _new(self, text: str) -> str:
+        new = text[len(self._handed_out) :]
+        self._handed_out = text
+        return new
 
 
 class Generator:
@@ -34,10 +71,34 @@ class Generator:
 
     def __init__(self, config: Config, *, must_fit: bool) -> None:
         self._config, self._must_fit = config, must_fit
-        self._policy = Policy(config)
-        self._encoder = PromptEncoder(self._policy.tokenizer, config.data)
+        self._tokenizer: Any = load_tokenizer(config.model)
+        self._max_length = max_length(config.model)
+        self._encoder = PromptEncoder(self._tokenizer, config.data)
         self._num_prompts = 0
-        self._engine: Engine | None = None
+
+    @cached_property
+    def _model(self) -> PreTrainedModel:
+        """The model with its weights, loaded when it is first asked for."""
+        logging.disable_progress_bar()  # the terminal is for what the policy says
+        section = self._config.model
+        device = resolve_device(section)
+        dtype = resolve_dtype(section, device)
+        return settled(load_model(section, dtype=dtype, device=device), self._config)
+
+    @cached_property
+    def _engine(self) -> Engine:
+        rollout = self._config.rollout
+        engine = Engine(
+            self._model,
+            seed=self._config.run.seed,
+            max_num_seqs=1,
+            max_prefill_tokens=rollout.max_prefill_tokens,
+            instance="generate",
+            version=0,
+            kv_capacity=self._max_length,
+        )
+        engine.prove()
+        return engine
 
     @property
     def has_chat_template(self) -> bool:
@@ -51,19 +112,19 @@ class Generator:
             UserError: the prompt is empty or too long, or the chat template refuses it.
         """
         ids = self._encoder.encode(Prompt(0, prompt, {}, "the prompt"))
-        rollout, policy = self._config.rollout, self._policy
-        wanted, room = rollout.max_completion_length, policy.max_length - len(ids)
+        rollout = self._config.rollout
+        wanted, room = rollout.max_completion_length, self._max_length - len(ids)
         if room < 1 or (self._must_fit and wanted > room):
             raise UserError(
                 f"the prompt has {len(ids):,} tokens, which in the model's context of "
-                f"{policy.max_length:,} leaves {max(room, 0):,} for a response"
+                f"{self._max_length:,} leaves {max(room, 0):,} for a response"
             )
         sampling = Sampling(
             rollout.temperature,
             rollout.top_p,
             rollout.top_k,
             min(wanted, room),
-            policy.stop_token_ids,
+            stop_token_ids(self._model, self._tokenizer),
         )
         noise = NoiseKey(self._num_prompts, EVALUATION_EPOCH, 0)
         self._num_prompts += 1
@@ -72,11 +133,9 @@ class Generator:
     def answer(self, prompt: str | list[Message]) -> Iterator[str]:
         """Yield the text of the answer, piece by piece, as it is generated; see `request`."""
         request = self.request(prompt)
-        if self._engine is None:
-            self._engine = self._policy.engine(self._config, drafts=False)
         self._engine.submit(request)
         decode = partial(
-            self._policy.tokenizer.decode,
+            self._tokenizer.decode,
             skip_special_tokens=True,
             clean_up_tokenization_spaces=False,  # which takes back blanks that are handed out
         )

@@ -20,11 +20,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-from rhymeflow.workers.messages import Message
+from rhymeflow.workers.messages import Sent
 
-Role = Literal["learner", "learner_rank", "rollout", "history", "reward", "environment"]
+Role = Literal["learner", "learner_rank", "policy", "rollout", "history", "reward", "environment"]
 """What a worker does: the module of `rhymeflow.workers` that it runs. `learner` is the learner's
-rank 0, or all of it; `learner_rank` another of its ranks."""
+rank 0, or all of it; `learner_rank` another of its ranks; `policy` stands in its place where
+nothing is trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class WorkerHandle(Protocol):
     def log(self) -> str:
         """Where what it prints can be read."""
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Sent) -> None:
         """Send a message. Never waits, not for a worker that hangs or is gone either.
 
         A runtime may hold it back until its next `wait`, and then hand over all of a turn at once.

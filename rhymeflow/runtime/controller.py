@@ -19,12 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 from rhymeflow.config import Config
 from rhymeflow.core import commands
-from rhymeflow.core.events import Event
+from rhymeflow.core.events import (
+    Event,
+    InstanceJoined,
+    LearnerReady,
+    Pulled,
+    VersionPublished,
+)
 from rhymeflow.core.types import InstanceId, SuiteName, TrajectoryId
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.runtime.base import News, Received, WorkerLost
 from rhymeflow.runtime.checkpoints import Checkpoints
-from rhymeflow.runtime.commands import message_for, route
 from rhymeflow.runtime.environments import Environments
 from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.event_log import EventLog
@@ -86,7 +91,7 @@ class Controller:
         reporter: Reporter,
         past: Past,
         checkpoints: Checkpoints,
-        on_model: Callable[[messages.LearnerReady], None],
+        on_model: Callable[[messages.Model], None],
     ) -> None:
         self.config, self.supervisor, self.store = config, supervisor, store
         self.history, self.reporter, self.coordinator = history, reporter, past.coordinator
@@ -145,7 +150,7 @@ class Controller:
                 self._carry_out(command)
         if self.training.batch is None and past.training is not None:
             self.training.begin(past.training)
-        if self.training.published == self.config.learner.max_steps:
+        if self.training.published == self.config.learner.max_steps > 0:
             self.training.save()
         if past.attempts:  # what comes after may be all that the next one has to replay
             self.log.take_snapshot()
@@ -163,6 +168,8 @@ class Controller:
                 self._do_what_is_asked()
                 self._tick()
                 self._grow()
+                if not self.config.learner.is_used:
+                    self.reporter.say(self.evaluations.progress)
                 self.reporter.show()
             self.log.take_snapshot()
         finally:  # whatever ends it, the log says how far it came
@@ -195,13 +202,13 @@ class Controller:
 
     def _hear(self, worker: str, message: Any) -> None:
         match self.supervisor.role(worker):
-            case "learner":
+            case "learner" | "policy":
                 self._from_learner(message)
             case "rollout":
                 self._events += self.instances.events(worker, message)
-                if isinstance(message, messages.Pulled):
+                if isinstance(message, messages.Carried) and isinstance(message.what, Pulled):
                     self._pulling.discard(worker)
-                elif isinstance(message, messages.Joined):
+                elif isinstance(message, InstanceJoined):
                     self.reporter.begin_training()
                     self.history.let_draft(self.supervisor.instances[worker])
             case "reward":
@@ -217,10 +224,10 @@ class Controller:
     def _from_learner(self, message: Any) -> None:
         self._events += self.training.hear(message)
         match message:
-            case messages.LearnerReady():
+            case messages.Carried(LearnerReady(), _):
                 for name in self.supervisor.instances:
                     self._connect(name)
-            case messages.VersionPublished():
+            case messages.Carried(VersionPublished(), _):
                 self.reporter.end_step(
                     *self.training.last_step,
                     {**self.history.metrics(), **self.coordinator.state.lengths.metrics()},
@@ -253,7 +260,7 @@ class Controller:
                 self.reporter.warn(f"{loss.reason}; it was replaced")
             case "history":
                 self.history.lose(loss)
-            case "learner" | "learner_rank":
+            case "learner" | "learner_rank" | "policy":
                 self.supervisor.replace_learner(loss)
                 self.training.lose()
                 another = self.supervisor.learner.name
@@ -325,7 +332,7 @@ class Controller:
         if worker is not None:  # else it is gone, and the coordinator is about to learn of it
             if isinstance(command, commands.Pull):
                 self._pulling.add(command.instance)
-            worker.send(message_for(command, self.in_flight))
+            worker.send(self._with_data(command))
             if isinstance(command, commands.Evaluate):
                 self._events += self.environments.evaluate(
                     command.instance,
@@ -344,7 +351,15 @@ class Controller:
         """Have an instance go on with a suite's response."""
         worker = self.supervisor.instances.get(instance)
         if worker is not None:
-            worker.send(route(trajectory, self.in_flight))
+            version = self.in_flight[trajectory.group].evaluates
+            assert version is not None
+            worker.send(self._with_data(commands.Route(instance, 0, trajectory, version)))
+
+    def _with_data(self, command: commands.InstanceCommand) -> messages.Sent:
+        """A response is sent with all that is stored of it, whichever instance generated it."""
+        if not isinstance(command, commands.Route):
+            return command
+        return messages.Carried(command, self.in_flight.continuation(command.trajectory))
 
     def _accumulate(self, command: commands.Accumulate) -> None:
         # As for a batch.

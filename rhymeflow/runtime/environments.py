@@ -47,19 +47,19 @@ Asked = messages.OpenEpisode | messages.AskEnvironment | messages.JudgeEpisode
 Said = (
     messages.EpisodeOpened
     | messages.TurnAnswered
-    | messages.EpisodeEnded
+    | messages.EpisodeOver
     | messages.EpisodeJudged
-    | messages.EnvironmentFailed
+    | messages.EpisodeFailed
 )
 
 ANSWERS: Mapping[type, tuple[type, ...]] = {
-    messages.OpenEpisode: (messages.EpisodeOpened, messages.EnvironmentFailed),
+    messages.OpenEpisode: (messages.EpisodeOpened, messages.EpisodeFailed),
     messages.AskEnvironment: (
         messages.TurnAnswered,
-        messages.EpisodeEnded,
-        messages.EnvironmentFailed,
+        messages.EpisodeOver,
+        messages.EpisodeFailed,
     ),
-    messages.JudgeEpisode: (messages.EpisodeJudged, messages.EnvironmentFailed),
+    messages.JudgeEpisode: (messages.EpisodeJudged, messages.EpisodeFailed),
 }
 """What may be answered to what is asked."""
 
@@ -213,7 +213,7 @@ class Environments:
         is_response = isinstance(subject, TrajectoryId)
         if is_response and subject not in self._in_flight:
             return
-        is_failure = isinstance(message, messages.EnvironmentFailed)
+        is_failure = isinstance(message, messages.EpisodeFailed)
         self._failures.count(message.error if is_failure else None)
         if not is_response:
             yield from self._of_prompt(subject, message)
@@ -226,7 +226,7 @@ class Environments:
             yield from self._answered(subject, message)
 
     def _of_prompt(
-        self, drawn: Drawn, message: messages.EpisodeOpened | messages.EnvironmentFailed
+        self, drawn: Drawn, message: messages.EpisodeOpened | messages.EpisodeFailed
     ) -> Iterator[Event]:
         if isinstance(message, messages.EpisodeOpened):
             self._close([message.key])  # of those that answer later each is an object of its own
@@ -238,12 +238,12 @@ class Environments:
         yield from self._evaluations.not_created(drawn, message.error)
 
     def _answered(
-        self, trajectory: TrajectoryId, message: messages.TurnAnswered | messages.EpisodeEnded
+        self, trajectory: TrajectoryId, message: messages.TurnAnswered | messages.EpisodeOver
     ) -> Iterator[Event]:
         figures = message.figures
         self._throughput.add_turn(figures)
         took = figures.seconds, figures.calls, figures.failed_calls
-        if isinstance(message, messages.EpisodeEnded):
+        if isinstance(message, messages.EpisodeOver):
             self.finished(trajectory, message.reason)
             if not self._section(trajectory).config.classes:
                 self._close([message.key])
@@ -255,7 +255,7 @@ class Environments:
             self._evaluations.observed(trajectory)
 
     def _failed(
-        self, trajectory: TrajectoryId, message: messages.EnvironmentFailed, *, is_judged: bool
+        self, trajectory: TrajectoryId, message: messages.EpisodeFailed, *, is_judged: bool
     ) -> Iterator[Event]:
         if self._section(trajectory).config.on_failure == "stop":
             raise UserError(message.error)

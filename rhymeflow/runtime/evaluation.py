@@ -40,7 +40,12 @@ class Evaluation:
     @property
     def is_complete(self) -> bool:
         """Whether every answer is judged, or never will be."""
-        return len(self.judged) == len(self.suite.prompts) * self.suite.suite.n
+        return len(self.judged) == self.num_answers
+
+    @property
+    def num_answers(self) -> int:
+        """Answers, in all."""
+        return len(self.suite.prompts) * self.suite.suite.n
 
     def figures(self) -> dict[str, float]:
         """What comes of it, by name."""
@@ -69,6 +74,14 @@ class Evaluations:
         self._in_flight, self._store = in_flight, store
         self._generate, self._evaluated = generate, evaluated
         self._in_progress: dict[tuple[SuiteName, Version], Evaluation] = {}
+
+    @property
+    def progress(self) -> str:
+        """How many answers are judged, in words."""
+        return ", ".join(
+            f"{name}: {len(each.judged):,} of {each.num_answers:,} answers"
+            for (name, _), each in self._in_progress.items()
+        )
 
     def restore(self) -> None:
         """Take up the groups of an earlier attempt that are in flight."""

@@ -34,7 +34,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
 from rhymeflow.suites.prompts import SuitePrompts
 from rhymeflow.suites.sections import RUN
-from rhymeflow.workers.messages import Part
+from rhymeflow.workers.messages import Continuation, Part
 
 if TYPE_CHECKING:
     from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -361,6 +361,19 @@ class InFlight:
         assert trajectory.member not in group.open, f"{trajectory} is being generated"
         stored = group.stored.get(trajectory.member)
         return [] if stored is None else stored.tolist()
+
+    def continuation(self, trajectory: TrajectoryId) -> Continuation:
+        """What an instance has to know to go on with a response."""
+        group, turns = self._groups[trajectory.group], self.turns(trajectory)
+        return Continuation(
+            group.prompt.row,
+            group.epoch,
+            group.prompt_ids,
+            self.tokens(trajectory),
+            turn=len(turns) + 1,
+            turn_start=turns[-1][1] if turns else 0,
+            suite=group.suite,
+        )
 
     def abort(self, trajectory: TrajectoryId) -> None:
         """Nothing more is wanted of this response; what there is of it is stored."""

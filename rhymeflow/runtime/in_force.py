@@ -16,14 +16,14 @@ from rhymeflow import build
 from rhymeflow.config import Config
 from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.run_prompts import RunPrompts
-from rhymeflow.runtime.supervisor import share_of_cores
-from rhymeflow.workers.messages import LearnerReady
+from rhymeflow.runtime.supervisor import num_computing, share_of_cores
+from rhymeflow.workers.messages import Model
 
 
 def before_the_start(config: Config, run_dir: Path) -> Config:
     """What the configuration decides by itself, or the run's place and the machine do."""
     learner, rollout = config.learner, config.rollout
-    share = share_of_cores(learner.num_ranks + rollout.num_instances)
+    share = share_of_cores(num_computing(config))
     if config.runtime != "local":
         share = 1  # of how many cores a node has nothing is known
     cpus_of_rank = len(learner.cpus or ()) // learner.num_ranks
@@ -58,15 +58,15 @@ def once_loaded(config: Config, tokenizer: Tokenizer, prompts: RunPrompts) -> Co
     """What the data and the tokenizer decide, too."""
     data = config.data
     has_template = bool(tokenizer.chat_template)
-    found = {
-        "chat_template": has_template if data.chat_template is None else data.chat_template,
-        "size": len(prompts.train),
-        "eval_size": len(prompts.held_out),
+    found: dict[str, object] = {
+        "chat_template": has_template if data.chat_template is None else data.chat_template
     }
+    if config.learner.is_used:
+        found |= {"size": len(prompts.train), "eval_size": len(prompts.held_out)}
     return config.model_copy(update={"data": data.model_copy(update=found)})
 
 
-def with_the_model(config: Config, ready: LearnerReady) -> Config:
+def with_the_model(config: Config, ready: Model) -> Config:
     """What the learner says of the model that it has, too; instances have the same.
 
     vLLM's cache has the size that it finds memory for.

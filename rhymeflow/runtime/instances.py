@@ -26,8 +26,6 @@ from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.throughput import Throughput
 from rhymeflow.workers import messages
 
-Stopped = messages.TrajectoryFinished | messages.TurnEnded | messages.TrajectoryInterrupted
-
 
 class Instances:
     """The instances that have joined, as the controller hears them."""
@@ -46,65 +44,38 @@ class Instances:
     def events(self, name: InstanceId, message: Any) -> Iterator[Event]:
         """Receive one message of instance `name`."""
         match message:
-            case messages.Joined():
+            case InstanceJoined():
                 self._snapshots[name] = None
-                yield InstanceJoined(
-                    name,
-                    message.version,
-                    message.max_num_seqs,
-                    message.kv_capacity,
-                    message.checksum,
-                )
+                yield message
             case messages.TokensGenerated():
                 for part in message.parts:
                     self._in_flight.take(name, part)
                     if part.trajectory.group >= 0:
                         self._throughput.add(part)
-            case (
-                messages.TrajectoryFinished()
-                | messages.TurnEnded()
-                | messages.TrajectoryInterrupted()
-            ):
+            case TrajectoryFinished() | TurnEnded() | TrajectoryInterrupted():
                 if message.trajectory in self._in_flight:
-                    yield self._stopped(name, message)
-            case messages.Pulled():
-                self._throughput.pull_seconds.append(message.seconds)
-                yield Pulled(name, message.number, message.version, message.checksum)
-            case messages.InstanceStatus():
-                self._throughput.statuses[name] = message
-                yield from self._snapshot(name, message)
+                    self._stopped(message)
+                    yield message
+            case messages.Carried(Pulled() as pulled, seconds):
+                self._throughput.pull_seconds.append(seconds)
+                yield pulled
+            case messages.Carried(Snapshot() as snapshot, status):
+                self._throughput.statuses[name] = status
+                if snapshot != self._snapshots[name]:  # with nothing to do it is the same for long
+                    self._snapshots[name] = snapshot
+                    yield snapshot
             case _:
                 raise AssertionError(f"unexpected message {message}")
 
-    def _stopped(self, name: InstanceId, message: Stopped) -> Event:
+    def _stopped(self, event: TrajectoryFinished | TurnEnded | TrajectoryInterrupted) -> None:
         """The instance has nothing more to do with a response for now; its tokens are stored."""
-        trajectory = message.trajectory
-        if isinstance(message, messages.TrajectoryFinished):
-            length = self._environments.finished(trajectory, message.reason)
+        if isinstance(event, TrajectoryFinished):
+            length = self._environments.finished(event.trajectory, event.reason)
         else:
-            length = self._in_flight.seal(trajectory)
-        assert length == message.length, (message, length)
-        match message:
-            case messages.TrajectoryFinished():
-                return TrajectoryFinished(trajectory, name, length, message.reason)
-            case messages.TrajectoryInterrupted():
-                return TrajectoryInterrupted(trajectory, name, message.number, length)
-            case messages.TurnEnded():
-                self._environments.turn_ended(trajectory)
-                return TurnEnded(trajectory, name, message.turn, length)
-
-    def _snapshot(self, name: InstanceId, status: messages.InstanceStatus) -> Iterator[Event]:
-        snapshot = Snapshot(
-            name,
-            status.number,
-            status.waiting,
-            status.kv_tokens,
-            status.clock,
-            status.prefill_seconds,
-        )
-        if snapshot != self._snapshots[name]:  # one with nothing to do says the same for long
-            self._snapshots[name] = snapshot
-            yield snapshot
+            length = self._in_flight.seal(event.trajectory)
+        assert length == event.length, (event, length)
+        if isinstance(event, TurnEnded):
+            self._environments.turn_ended(event.trajectory)
 
     def leave(self, name: InstanceId, reason: str) -> Iterator[Event]:
         """An instance is gone: keep the tokens it has sent; events only if it had joined."""

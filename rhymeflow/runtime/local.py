@@ -25,7 +25,7 @@ from rhymeflow.runtime.interpreters import Interpreter
 from rhymeflow.utils import main_module
 from rhymeflow.workers import entry
 from rhymeflow.workers.channel import Channel
-from rhymeflow.workers.messages import Message, Shutdown, decode, encode
+from rhymeflow.workers.messages import Sent, Shutdown, decode, encode
 
 CLOSE_SECONDS = 2.0
 """What workers are given to end by themselves when the run is over."""
@@ -171,7 +171,7 @@ class LocalWorker:
         """The file that has what it prints."""
         return str(self._log)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Sent) -> None:
         """Send a message with the next `hand_over`; see `base.WorkerHandle`."""
         self._sent.append(encode(message))
 

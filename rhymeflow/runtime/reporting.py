@@ -19,7 +19,7 @@ from rhymeflow.runtime.disk_space import DiskSpace
 from rhymeflow.runtime.observer import Observer
 from rhymeflow.runtime.throughput import Throughput
 from rhymeflow.suites.metrics import REWARD, headlines
-from rhymeflow.workers.messages import BatchTrained, RewardComputed, VersionPublished
+from rhymeflow.workers.messages import BatchTrained, Publication, RewardComputed
 
 if TYPE_CHECKING:
     from rhymeflow.store.backup import BackupThread
@@ -96,7 +96,7 @@ class Reporter:
     def end_step(
         self,
         trained: BatchTrained,
-        published: VersionPublished,
+        published: Publication,
         history: dict[str, float],
         *,
         coordinator: float,
@@ -106,7 +106,7 @@ class Reporter:
 
         `history`: metrics of the index, and of predicted lengths.
         """
-        now, version = self.now, published.version
+        now, version = self.now, trained.version + 1
         rates = self.throughput.end_step(
             now,
             trained=trained.metrics["num_tokens"],

@@ -34,7 +34,7 @@ from rhymeflow.workers import messages
 if TYPE_CHECKING:
     from rhymeflow.store.writer import SqliteTrajectoryStore
 
-Answer = messages.RewardComputed | messages.RewardFailed
+Answer = messages.RewardComputed | messages.NoReward
 
 
 class Members(NamedTuple):
@@ -94,7 +94,8 @@ class Rewards:
         self._failures = ConsecutiveFailures(
             config.reward.max_consecutive_failures, "reward.max_consecutive_failures"
         )
-        self._max_steps, self._published_version = config.learner.max_steps, published_version
+        self._published_version = published_version
+        self._max_steps = max(1, config.learner.max_steps)  # functions may divide by it
         self._judging = {RUN: _Judging.of(config, config, RUN, config.rollout.num_generations)}
         for name, each in evaluations.suites.items():
             self._judging[name] = _Judging.of(each.suite.config, config, name, each.suite.n)
@@ -123,7 +124,7 @@ class Rewards:
             UserError: a reward cannot be had, and the run is to stop then; or too many in a row.
         """
         key, _ = self._asked.pop(message.key)
-        self._failures.count(message.error if isinstance(message, messages.RewardFailed) else None)
+        self._failures.count(message.error if isinstance(message, messages.NoReward) else None)
         if isinstance(message, messages.RewardComputed):
             self._log(message, "eval/" if key.group < 0 else "")
         if isinstance(key, Members):
@@ -133,7 +134,7 @@ class Rewards:
         if key not in self._in_flight:
             return
         self._store.put_text(key, message.texts[0])
-        if isinstance(message, messages.RewardFailed):
+        if isinstance(message, messages.NoReward):
             yield from self._failed(key, message.error)
         elif self._judging_of(key.group).together:
             self._collect(key, own | message.components[0])

@@ -58,7 +58,7 @@ class Supervisor:
     ) -> None:
         """`used_names`: of instances of earlier attempts at the run."""
         self._config, self._runtime, self._used = config, runtime, frozenset(used_names)
-        self._share = share_of_cores(config.learner.num_ranks + config.rollout.num_instances)
+        self._share = share_of_cores(num_computing(config))
         self._roles: dict[str, Role] = {}
         self._workers: dict[str, WorkerHandle] = {}
         self._signs: dict[str, _Signs] = {}
@@ -172,7 +172,7 @@ class Supervisor:
         Raises:
             WorkerDied: as many were replaced as may be.
         """
-        self._may_replace("learner", loss)
+        self._may_replace(self.role(self.learner.name), loss)
         for worker in (self.learner, *self.other_ranks):
             self._end(worker.name)
         self._start_learner()
@@ -250,6 +250,9 @@ class Supervisor:
 
     def _start_learner(self) -> None:
         learner = self._config.learner
+        if not learner.is_used:
+            self.learner = self._start_another("policy")
+            return
         cpus = cores_of_ranks(learner.cpus, learner.num_ranks)
         self.learner = self._start_another("learner", learner.num_threads, cpus[0])
         self.other_ranks = [
@@ -282,6 +285,12 @@ class Supervisor:
         self, num_threads: int | None, cpus: tuple[int, ...] | None, node: str | None = None
     ) -> Resources:
         return Resources(num_threads or (len(cpus) if cpus else self._share), cpus, node)
+
+
+def num_computing(config: Config) -> int:
+    """Workers that compute at once."""
+    ranks = config.learner.num_ranks if config.learner.is_used else 0
+    return ranks + config.rollout.num_instances
 
 
 def share_of_cores(num_workers: int) -> int:

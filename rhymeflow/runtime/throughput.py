@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rhymeflow.core.types import InstanceId
-from rhymeflow.workers.messages import InstanceStatus, Part, TurnFigures
+from rhymeflow.workers.messages import Part, Status, TurnFigures
 
 WINDOW = 1.0
 """Seconds: four reports of an instance. A step may be shorter than it takes until the next one."""
@@ -73,14 +73,14 @@ class Throughput:
     """Prompts and responses, in the last steps."""
     has_drafts: bool = False
     """Whether the run drafts."""
-    statuses: dict[InstanceId, InstanceStatus] = field(default_factory=dict)
+    statuses: dict[InstanceId, Status] = field(default_factory=dict)
     pull_seconds: list[float] = field(default_factory=list)
     _ends: deque[_Totals] = field(default_factory=deque)
     """Of the last steps: the last that ended `WINDOW` ago, and those since."""
     _late_busy: float = 0.0
     """Seconds that instances were busy and that no step had time for yet."""
     _coordination: dict[str, float] = field(default_factory=dict)
-    _left: list[InstanceStatus] = field(default_factory=list)
+    _left: list[Status] = field(default_factory=list)
     _generated: Generated = field(default_factory=Generated)
     _turns: Turns = field(default_factory=Turns)
 
@@ -92,7 +92,7 @@ class Throughput:
     @property
     def waiting(self) -> int:
         """Trajectories routed but not being decoded, on all instances."""
-        return sum(len(status.waiting) for status in self.statuses.values())
+        return sum(status.waiting for status in self.statuses.values())
 
     def leave(self, instance: InstanceId) -> None:
         """An instance is gone; what it did stays counted."""

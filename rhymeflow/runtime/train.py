@@ -62,7 +62,7 @@ from rhymeflow.suites.prompts import SuitePrompts, load_suites
 from rhymeflow.suites.sections import RUN
 from rhymeflow.utils import shared_memory, stopping
 from rhymeflow.utils.faults import no_room, one_line
-from rhymeflow.workers.messages import LearnerReady
+from rhymeflow.workers.messages import Model
 
 
 class Loaded(NamedTuple):
@@ -90,9 +90,11 @@ def train(
     run_dir: Path | None = None,
     console: Console | None = None,
     observer: Observer | None = None,
+    progress: Progress | None = None,
     begin: Callable[[Path], Config | None] = lambda path: None,
 ) -> Summary:
-    """Run `config` to its end on this machine; return what it came to. `observer` is told of it.
+    """Run `config` to its end on this machine; return what it came to. `observer` is told of it,
+    and `progress` shows it, by default on `console`.
 
     `begin` is called with the run directory as soon as it is this run's; it may return another
     configuration for it.
@@ -113,7 +115,9 @@ def train(
         config = in_force.before_the_start(config, path)
         directories.write_config(config, path)
         past = beginning(config)
-        return attempt(config, path, store, past, console or Console(), observer=observer)
+        return attempt(
+            config, path, store, past, console or Console(), observer=observer, progress=progress
+        )
 
 
 def resume(
@@ -173,6 +177,7 @@ def attempt(
     machine: Machine | None = None,
     *,
     observer: Observer | None = None,
+    progress: Progress | None = None,
 ) -> Summary:
     """Go on from `past` until the run ends, is stopped or fails."""
     machine = machine or Machine(runtime_of(config), load_while, time.monotonic)
@@ -192,11 +197,14 @@ def attempt(
     results: list[Summary] = []
     backup = None if config.run.backup is None else BackupThread(path, config.run.backup)
     try:
-        with Progress(console) as progress, machine.runtime(config, path, logs) as runtime:
+        with (
+            progress or Progress(console) as shown,
+            machine.runtime(config, path, logs) as runtime,
+        ):
             reporter = Reporter(
                 config,
                 writer,
-                progress,
+                shown,
                 seconds=past.seconds,
                 clock=machine.clock,
                 observer=observer,
@@ -267,7 +275,7 @@ def assembled(
     config = in_force.once_loaded(config, loaded.tokenizer, loaded.prompts)
     record_config(config, path, store)
 
-    def on_model(ready: LearnerReady) -> None:
+    def on_model(ready: Model) -> None:
         for version, _ in ready.damaged:
             rename(path / CHECKPOINTS / f"step-{version}", DAMAGED)
         record_config(in_force.with_the_model(config, ready), path, store)
@@ -328,10 +336,13 @@ def load_while(start: Callable[[], None], config: Config, reporter: Reporter) ->
         # Only a chat template tells the policy of tools.
         tools = tool_schemas_apart(config) if tokenizer.chat_template else {}
         longest = tokenizers.max_length(config.model)
-        prompts = RunPrompts.load(config, tokenizer, longest, tools.get(RUN))
-        check_calls(config, tokenizer, prompts.train, tools.get(RUN))
-        check_rows(config, prompts.train, LOOKED_AT)
-        suites = load_suites(config, prompts.held_out, tokenizer, longest, tools)
+        prompts, held_out = RunPrompts.none(), None
+        if config.learner.is_used:
+            prompts = RunPrompts.load(config, tokenizer, longest, tools.get(RUN))
+            held_out = prompts.held_out
+            check_calls(config, tokenizer, prompts.train, tools.get(RUN))
+            check_rows(config, prompts.train, LOOKED_AT)
+        suites = load_suites(config, held_out, tokenizer, longest, tools)
         for name, suite in suites.items():
             check_rows(suite.suite.config, suite.prompts, LOOKED_AT)
             check_calls(config, tokenizer, suite.prompts, tools.get(name))

@@ -39,7 +39,7 @@ class Training:
         reporter: Reporter,
         *,
         published: Version,
-        on_model: Callable[[messages.LearnerReady], None],
+        on_model: Callable[[messages.Model], None],
     ) -> None:
         self.checkpoints, self.published = checkpoints, published
         self._ranks, self._store, self._reporter = ranks, store, reporter
@@ -50,21 +50,21 @@ class Training:
         """Being trained on."""
         self.checkpoint: str | None = None
         """The newest that is complete."""
-        self.last_step: tuple[messages.BatchTrained, messages.VersionPublished]
+        self.last_step: tuple[messages.BatchTrained, messages.Publication]
         """What was said of it."""
         self._trained: messages.BatchTrained | None = None  # and not published yet
 
     def accumulate(self, command: Accumulate) -> None:
         """Begin the gradient of the next batch with these groups, if there is a learner."""
         if self.weights is not None:
-            self._tell(messages.Accumulate(command.version, command.groups, command.members))
+            self._tell(command)
 
     def begin(self, command: Train) -> None:
         """Train on a batch, which is in the store, and publish the version that it makes."""
         self.batch = command
         self._begin_training()
         reached = command.version + 1
-        self._tell(messages.Train(command.version, command.groups, command.members, command.parts))
+        self._tell(command)
         self._tell(messages.Publish(reached))
         if self.checkpoints.is_due(reached):
             self._save(reached)
@@ -99,33 +99,31 @@ class Training:
     def hear(self, message: Any) -> Iterator[Event]:
         """The events that a message of the learner makes."""
         match message:
-            case messages.LearnerReady():
-                self._say_what_there_is(message)
-                self.checkpoints.restored(message.retrain_seconds)
-                self.weights = messages.ConnectWeights(message.handle)
+            case messages.Carried(LearnerReady() as ready, loaded):
+                self._say_what_there_is(loaded)
+                self.checkpoints.restored(loaded.retrain_seconds)
+                self.weights = messages.ConnectWeights(loaded.handle)
                 self._reporter.say("training")
                 self._begin_training()
-                yield LearnerReady(message.version, message.checksum)
+                yield ready
             case messages.Retraining():
                 self._reporter.say(f"training again: {message.version} of {message.last}")
             case messages.TokenDetails():
                 for details in message.responses:
                     self._store.put_token_details(*details)
-            case messages.Accumulated():
-                yield Accumulated(message.version, message.parts)
+            case Accumulated():
+                yield message
             case messages.BatchTrained():
                 self._trained = message
-            case messages.VersionPublished():
+            case messages.Carried(VersionPublished(version=version) as published, data):
                 trained = self._trained
                 assert trained is not None
-                self.last_step = trained, message
+                self.last_step = trained, data
                 self.checkpoints.trained(trained.seconds)
-                self.batch, self._trained, self.published = None, None, message.version
-                if trained.skipped:
-                    self._reporter.warn(f"step {message.version} is skipped: {trained.reason}")
-                yield VersionPublished(
-                    message.version, message.checksum, trained.skipped, trained.reason
-                )
+                self.batch, self._trained, self.published = None, None, version
+                if published.skipped:
+                    self._reporter.warn(f"step {version} is skipped: {published.reason}")
+                yield published
             case messages.CheckpointSaved():
                 self.checkpoints.saved(message.version)
                 self.checkpoint = message.path
@@ -136,7 +134,7 @@ class Training:
             case _:
                 raise AssertionError(f"unexpected message {message}")
 
-    def _say_what_there_is(self, message: messages.LearnerReady) -> None:
+    def _say_what_there_is(self, message: messages.Model) -> None:
         self._on_model(message)
         if message.num_trained < message.num_parameters:
             self._reporter.warn(
@@ -159,6 +157,6 @@ class Training:
     def _save(self, version: Version) -> None:
         self._tell(messages.SaveCheckpoint(self.checkpoints.begin(version)))
 
-    def _tell(self, message: messages.Message) -> None:
+    def _tell(self, message: messages.Sent) -> None:
         for worker in self._ranks():
             worker.send(message)

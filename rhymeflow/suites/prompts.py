@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rhymeflow.config import Config
-from rhymeflow.core.types import HELD_OUT, SuiteName
+from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import PromptEncoder, Tokenizer, Tools
 from rhymeflow.data.prompts import PromptSource
 from rhymeflow.errors import UserError
@@ -29,7 +29,7 @@ class SuitePrompts:
 
 def load_suites(
     config: Config,
-    held_out: PromptSource,
+    held_out: PromptSource | None,
     tokenizer: Tokenizer,
     max_length: int,
     tools: Mapping[SuiteName, Tools],
@@ -38,7 +38,7 @@ def load_suites(
 
     Args:
         config: of the run.
-        held_out: the run's held-out prompts.
+        held_out: the run's held-out prompts, where they are loaded already.
         tokenizer: the model's.
         max_length: the model's context.
         tools: of each suite, what the chat template is told of them.
@@ -56,7 +56,7 @@ def load_suites(
             )
         data = suite.config.data
         encoder = PromptEncoder(tokenizer, data, max_length - longest, tools.get(suite.name))
-        prompts = held_out if suite.name == HELD_OUT else suite.prompts(held_out)
+        prompts = suite.prompts(held_out)
         ids = [encoder.encode(prompts[row]) for row in range(len(prompts))]
         found[suite.name] = SuitePrompts(suite, prompts, ids, encoder)
     return found

@@ -103,13 +103,15 @@ def chosen(config: Config, names: Sequence[str]) -> list[Suite]:
 
 
 def of_run(config: Config) -> list[Suite]:
-    """Return the suites that a run of `config` evaluates by itself, its held-out prompts first.
+    """Return the suites that a run of `config` evaluates by itself, its held-out prompts first; all
+    of section `eval` where nothing is trained.
 
     Raises:
         UserError: nothing rewards the answers of one.
     """
-    held_out = [EvalSuite(name=HELD_OUT)] if config.data.eval_size != 0 else []
-    suites = [*held_out, *(each for each in config.eval.suites if each.steps)]
+    suites = [each for each in config.eval.suites if each.steps or not config.learner.is_used]
+    if config.learner.is_used and config.data.eval_size != 0:
+        suites.insert(0, EvalSuite(name=HELD_OUT))
     return [Suite(each, _configuration(config, each)) for each in suites]
 
 

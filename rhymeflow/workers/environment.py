@@ -21,10 +21,10 @@ from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.messages import (
     AskEnvironment,
     CloseEpisodes,
-    EnvironmentFailed,
-    EpisodeEnded,
+    EpisodeFailed,
     EpisodeJudged,
     EpisodeOpened,
+    EpisodeOver,
     JudgeEpisode,
     Message,
     OpenEpisode,
@@ -80,9 +80,9 @@ class EnvironmentWorker(UserCodeWorker):
                     observed = task.observed()
                 except Unrenderable as error:
                     self._pool.drop([key])
-                    return EnvironmentFailed(key, turn, str(error))
+                    return EpisodeFailed(key, turn, str(error))
                 if isinstance(observed, str):
-                    return EpisodeEnded(key, turn, observed, figures)
+                    return EpisodeOver(key, turn, observed, figures)
                 return TurnAnswered(key, turn, observed, figures)
         assert task.error is not None
-        return EnvironmentFailed(key, turn, task.error)
+        return EpisodeFailed(key, turn, task.error)

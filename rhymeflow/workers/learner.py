@@ -18,6 +18,8 @@ from pathlib import Path
 import torch
 
 from rhymeflow.config import Config
+from rhymeflow.core.commands import Accumulate, Train
+from rhymeflow.core.events import Accumulated, LearnerReady, VersionPublished
 from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.errors import UserError
 from rhymeflow.learner.checkpoint import Saver
@@ -41,21 +43,19 @@ from rhymeflow.workers import messages
 from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.messages import (
     WAIT_SECONDS,
-    Accumulate,
-    Accumulated,
     BatchTrained,
+    Carried,
     CheckpointFailed,
     CheckpointSaved,
-    LearnerReady,
-    Message,
+    Model,
+    Publication,
     Publish,
     RanksMeet,
     ResponseDetails,
     Retraining,
     SaveCheckpoint,
+    Sent,
     Shutdown,
-    Train,
-    VersionPublished,
     receive,
     send,
 )
@@ -89,7 +89,7 @@ def serve(
     run_dir: Path,
     rank: int,
     meet: Callable[[int, torch.device, float], Ranks],
-    early: Sequence[Message] = (),
+    early: Sequence[Sent] = (),
 ) -> None:
     """Be a rank that `meet` lets meet the others, until `Shutdown`; `early` came before that.
 
@@ -127,7 +127,7 @@ class LearnerProcess:
     """The learner, the store that it reads batches from, and the weights it publishes."""
 
     ranks = ALONE
-    _waiting: Sequence[Message] = ()
+    _waiting: Sequence[Sent] = ()
     """What came before this process could act on it."""
 
     def __init__(
@@ -136,7 +136,7 @@ class LearnerProcess:
         config: Config,
         run_dir: Path,
         ranks: Ranks = ALONE,
-        early: Sequence[Message] = (),
+        early: Sequence[Sent] = (),
     ) -> None:
         self.connection, self.config, self.ranks = connection, config, ranks
         self._waiting = early
@@ -182,10 +182,8 @@ class LearnerProcess:
         if self.weights is None:
             return
         model, count = self.learner.model, self.learner.num_parameters
-        ready = LearnerReady(
-            self.version,
+        loaded = Model(
             self.weights.handle,
-            as_text(checksum),
             device.type,
             str(dtype).removeprefix("torch."),
             model.config.get_text_config().max_position_embeddings,
@@ -195,7 +193,7 @@ class LearnerProcess:
             sum(each.numel() for each in model.parameters() if each.requires_grad),
             [tuple(each) for each in damaged],
         )
-        self._say(ready)
+        self._say(Carried(LearnerReady(self.version, as_text(checksum)), loaded))
 
     def _load(self, device: torch.device, dtype: torch.dtype) -> Learner:
         """The learner of the configured model, whole, or this rank's rows of it."""
@@ -219,7 +217,7 @@ class LearnerProcess:
         weights.give()
         return 0
 
-    def _say(self, message: Message) -> None:
+    def _say(self, message: Sent) -> None:
         if self.ranks.is_lead:
             send(self.connection, message)
 
@@ -240,7 +238,7 @@ class LearnerProcess:
         else:
             self._report_saved()
 
-    def _carry_out(self, message: Message) -> None:
+    def _carry_out(self, message: Sent) -> None:
         match message:
             case Accumulate():
                 self._accumulate(message.version, Batch(message.groups, message.members))
@@ -280,10 +278,8 @@ class LearnerProcess:
         self.version += 1
         seconds = time.perf_counter() - started
         self._begin_batch()
-        skipped = self.learner.skipped
-        reason = next(iter(skipped.values()), None)
-        self._skips.count(reason)
-        self._say(BatchTrained(message.version, metrics, seconds, tuple(skipped), reason or ""))
+        self._skips.count(next(iter(self.learner.skipped.values()), None))
+        self._say(BatchTrained(message.version, metrics, seconds))
 
     def _begin_batch(self) -> None:
         self._early: list[Batch] = []
@@ -318,7 +314,10 @@ class LearnerProcess:
         checksum = as_text(self._publish_weights())
         seconds = time.perf_counter() - started
         metrics = {} if self.weights is None else dict(self.weights.metrics)
-        self._say(VersionPublished(version, checksum, seconds, metrics))
+        skipped = self.learner.skipped  # of the batch that made this version
+        reason = next(iter(skipped.values()), "")
+        published = VersionPublished(version, checksum, tuple(skipped), reason)
+        self._say(Carried(published, Publication(seconds, metrics)))
 
     def _report_saved(self) -> None:
         for version, path, error in self._saver.ended():

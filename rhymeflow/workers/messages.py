@@ -1,19 +1,19 @@
 """What the controller and its workers say to each other: typed, msgpack, no pickle.
 
-A command of the coordinator (`core/commands.py`) is carried by the message of its name, with the
-data it needs; an event (`core/events.py`) is built from the message of its name, whose data is
-stored first. A module that needs both imports this module, not its names.
-
-Holds true: messages to and from one worker keep their order, and each arrives once (`channel.py`).
+Commands of the coordinator and the events that workers report are sent as they are, some with data
+in an envelope (`Carried`); what the coordinator does not know is a `Message`. Messages to and from
+one worker keep their order, and each arrives once (`channel.py`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args
 
 import msgspec
 
-from rhymeflow.core.types import FinishReason, GroupId, SuiteName, TrajectoryId, Version
+from rhymeflow.core.commands import Command
+from rhymeflow.core.events import Event
+from rhymeflow.core.types import FinishReason, SuiteName, TrajectoryId, Version
 from rhymeflow.environments.episode import Episode, TurnFigures
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.histospec.handle import IndexHandle
@@ -26,7 +26,82 @@ if TYPE_CHECKING:
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base of all messages."""
+    """Base of all messages that are neither commands nor events."""
+
+
+class Carried(NamedTuple):
+    """A command or an event, and the data that comes with it: see `DATA`."""
+
+    what: Command | Event
+    data: Any
+
+
+class Data(msgspec.Struct, frozen=True, array_like=True):
+    """Base of what comes with commands and events."""
+
+
+class Continuation(Data):
+    """With `Route`: the response is to prompt row `prompt`, requested in `epoch`.
+
+    It goes on after `tokens`, which were generated before, here or elsewhere, or answered by an
+    environment. The policy is in its turn number `turn`, from 1, which began after `turn_start` of
+    them. The command of a suite's response has number 0: it belongs to an `Evaluate`.
+    """
+
+    prompt: int
+    epoch: int
+    prompt_ids: list[int]
+    tokens: list[int]
+    turn: int = 1
+    turn_start: int = 0
+    suite: SuiteName = ""
+
+
+class Status(Data):
+    """With `Snapshot`: how the instance is. Totals count from its start."""
+
+    running: int
+    waiting: int
+    tokens: int
+    busy_seconds: float
+    drafts: DraftStats
+
+
+class Model(Data):
+    """With `LearnerReady`: the model that is loaded, and where its weights are."""
+
+    handle: WeightHandle
+    device: str
+    dtype: str
+    """Compute precision, torch's name."""
+    max_length: int
+    """Tokens that a prompt and the response to it can have together."""
+    checkpoint_bytes: int
+    """What a checkpoint takes on the disk."""
+    retrain_seconds: float = 0.0
+    """That training the batches since the last checkpoint again took."""
+    num_parameters: int = 0
+    num_trained: int = 0
+    """Of these, those that are not frozen."""
+    damaged: list[tuple[Version, str]] = []
+    """Checkpoints that were passed over, and what is wrong with each."""
+
+
+class Publication(Data):
+    """With `VersionPublished`: how long publishing took, and what the weight store says of it."""
+
+    seconds: float
+    metrics: dict[str, float] = {}
+
+
+DATA: dict[str, Any] = {
+    "Route": Continuation,
+    "Pulled": float,  # seconds that it took
+    "Snapshot": Status,
+    "LearnerReady": Model,
+    "VersionPublished": Publication,
+}
+"""What comes with the commands and events of these names; with others there is nothing."""
 
 
 # -- controller -> all ---------------------------------------------------------------------------
@@ -37,53 +112,6 @@ class Shutdown(Message):
 
 
 # -- controller -> rollout instance ---------------------------------------------------------------
-
-
-class Route(Message):
-    """Command `number`: generate this response to prompt row `prompt`, requested in `epoch`. 0: it
-    is of the evaluation that was commanded, on `suite`.
-
-    It goes on after `tokens`, which were generated before, here or elsewhere, or answered by an
-    environment. The policy is in its turn number `turn`, from 1, which began after `turn_start` of
-    them.
-    """
-
-    number: int
-    trajectory: TrajectoryId
-    prompt: int
-    epoch: int
-    prompt_ids: list[int]
-    tokens: list[int]
-    turn: int = 1
-    turn_start: int = 0
-    suite: SuiteName = ""
-
-
-class Interrupt(Message):
-    """Command `number`: stop these, report each that is here as `TrajectoryInterrupted`."""
-
-    number: int
-    trajectories: tuple[TrajectoryId, ...]
-
-
-class Abort(Message):
-    """Command `number`: stop these; nothing more is asked about them."""
-
-    number: int
-    trajectories: tuple[TrajectoryId, ...]
-
-
-class Pull(Message):
-    """Command `number`: take `version`, or what is newer by now, and go on under it."""
-
-    number: int
-    version: Version
-
-
-class Evaluate(Message):
-    """Command `number`: answer a suite's prompts, each as it is routed."""
-
-    number: int
 
 
 class ConnectWeights(Message):
@@ -99,25 +127,6 @@ class UseDrafter(Message):
 
 
 # -- controller -> learner ------------------------------------------------------------------------
-
-
-class Accumulate(Message):
-    """Add the gradient of these groups to that of batch `version`, of which they are the next."""
-
-    version: Version
-    groups: tuple[GroupId, ...]
-    members: tuple[tuple[int, ...], ...]
-
-
-class Train(Message):
-    """Train on batch `version`, read from the trajectory store, making `version + 1`."""
-
-    version: Version
-    groups: tuple[GroupId, ...]
-    members: tuple[tuple[int, ...], ...]
-    """For each group, the members to train on."""
-    parts: tuple[int, ...] = ()
-    """See `core.commands.Train`."""
 
 
 class Publish(Message):
@@ -195,18 +204,6 @@ class CloseEpisodes(Message):
 # -- rollout instance -> controller ---------------------------------------------------------------
 
 
-class Joined(Message):
-    """Ready to produce under `version`."""
-
-    version: Version
-    max_num_seqs: int
-    """Responses that it decodes at a time."""
-    kv_capacity: int
-    """Tokens that its KV cache holds."""
-    checksum: str
-    """Of the weights it holds, `weights.proof.as_text`; so in all messages."""
-
-
 class Part(msgspec.Struct, frozen=True, array_like=True):
     """Tokens of a response from position `start` on, all generated under `version`.
 
@@ -230,56 +227,6 @@ class TokensGenerated(Message):
     parts: list[Part]
 
 
-class TrajectoryFinished(Message):
-    """The response is complete; its parts have been sent."""
-
-    trajectory: TrajectoryId
-    length: int
-    reason: FinishReason
-
-
-class TurnEnded(Message):
-    """Turn number `turn` of the policy is over; its parts have been sent.
-
-    `length`: tokens of the response by now, the environment's among them.
-    """
-
-    trajectory: TrajectoryId
-    turn: int
-    length: int
-
-
-class TrajectoryInterrupted(Message):
-    """By command `number` the response was stopped; its parts have been sent."""
-
-    number: int
-    trajectory: TrajectoryId
-    length: int
-
-
-class Pulled(Message):
-    """Command `number` is carried out: `version` is held, its checksum proved."""
-
-    number: int
-    version: Version
-    checksum: str
-    seconds: float
-
-
-class InstanceStatus(Message):
-    """How the instance is after command `number`; a sign of life. Totals count from its start."""
-
-    number: int
-    running: int
-    waiting: tuple[TrajectoryId, ...]
-    kv_tokens: int
-    clock: float
-    tokens: int
-    busy_seconds: float
-    drafts: DraftStats
-    prefill_seconds: float
-
-
 # -- learner -> controller ------------------------------------------------------------------------
 
 
@@ -287,28 +234,6 @@ class RanksMeet(Message):
     """The learner's rank 0 waits for the others at `address` (host:port)."""
 
     address: str
-
-
-class LearnerReady(Message):
-    """The model is loaded and its weights are published as `version`, to be had by `handle`."""
-
-    version: Version
-    handle: WeightHandle
-    checksum: str
-    device: str
-    dtype: str
-    """Compute precision, torch's name."""
-    max_length: int
-    """Tokens that a prompt and the response to it can have together."""
-    checkpoint_bytes: int
-    """What a checkpoint takes on the disk."""
-    retrain_seconds: float = 0.0
-    """That training the batches since the last checkpoint again took."""
-    num_parameters: int = 0
-    num_trained: int = 0
-    """Of these, those that are not frozen."""
-    damaged: list[tuple[Version, str]] = []
-    """Checkpoints that were passed over, and what is wrong with each."""
 
 
 class ResponseDetails(NamedTuple):
@@ -334,32 +259,12 @@ class Retraining(Message):
     """Where it stops."""
 
 
-class Accumulated(Message):
-    """The learner has the gradient of the first `parts` parts of batch `version`."""
-
-    version: Version
-    parts: int
-
-
 class BatchTrained(Message):
     """Batch `version` is trained on, which took so many seconds."""
 
     version: Version
     metrics: dict[str, float]
     seconds: float
-    skipped: tuple[int, ...] = ()
-    """As in the event `VersionPublished`."""
-    reason: str = ""
-
-
-class VersionPublished(Message):
-    """`version` can be pulled; publishing it took so many seconds."""
-
-    version: Version
-    checksum: str
-    seconds: float
-    metrics: dict[str, float] = {}
-    """What the weight store says of it."""
 
 
 class CheckpointSaved(Message):
@@ -408,7 +313,7 @@ class RewardComputed(Message):
     """Columns that functions want kept beside the responses."""
 
 
-class RewardFailed(Message):
+class NoReward(Message):
     """No reward could be had for the responses, after all retries; `error` says why."""
 
     key: str
@@ -435,7 +340,7 @@ class TurnAnswered(Message):
     figures: TurnFigures
 
 
-class EpisodeEnded(Message):
+class EpisodeOver(Message):
     """After turn `turn` the environment asks for no more."""
 
     key: str
@@ -451,7 +356,7 @@ class EpisodeJudged(Message):
     rewards: dict[str, float]
 
 
-class EnvironmentFailed(Message):
+class EpisodeFailed(Message):
     """The environment could not be had, asked or judged, after all retries; `error` says why."""
 
     key: str
@@ -475,36 +380,48 @@ class Failed(Message):
     user_error: bool
 
 
-_Any = (
-    ConnectWeights | TurnEnded | Route | Interrupt | Abort
-    | Pull | Evaluate | UseDrafter | Accumulate | Train | Publish | SaveCheckpoint
-    | ComputeReward | Shutdown | Joined | TokensGenerated | TrajectoryFinished
-    | TrajectoryInterrupted | Pulled | InstanceStatus | LearnerReady | Retraining
-    | TokenDetails | Accumulated | BatchTrained | VersionPublished | CheckpointSaved
-    | CheckpointFailed
-    | JoinRanks | RanksMeet | HistoryReady | HistoryGrew | RewardComputed | RewardFailed
-    | OpenEpisode | AskEnvironment | JudgeEpisode | CloseEpisodes | EpisodeOpened | TurnAnswered
-    | EpisodeEnded | EpisodeJudged | EnvironmentFailed | Alive | Failed
-)  # fmt: skip
+class _Envelope(Message):
+    kind: str
+    """The name of a command or an event."""
+    what: msgspec.Raw
+    data: msgspec.Raw
+
 
 WAIT_SECONDS = 1.0
 """How often a worker that waits for a message says that it is not stuck."""
 
+Sent = Message | Carried | Command | Event
+"""What can be sent."""
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Any)
+_decoder = msgspec.msgpack.Decoder(Union[tuple(Message.__subclasses__())])  # noqa: UP007
+_decoders = {
+    kind.__name__: msgspec.msgpack.Decoder(kind) for kind in (*get_args(Command), *get_args(Event))
+}
+_data_decoders = {name: msgspec.msgpack.Decoder(kind) for name, kind in DATA.items()}
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Sent) -> bytes:
     """Return the message as `decode` reads it."""
-    return _encoder.encode(message)
+    if isinstance(message, Message):
+        return _encoder.encode(message)
+    what, data = message if isinstance(message, Carried) else (message, None)
+    raw = (msgspec.Raw(_encoder.encode(each)) for each in (what, data))
+    return _encoder.encode(_Envelope(type(what).__name__, *raw))
 
 
 def decode(message: bytes) -> Any:
     """Return what `encode` was given."""
-    return _decoder.decode(message)
+    found: Any = _decoder.decode(message)
+    if not isinstance(found, _Envelope):
+        return found
+    what = _decoders[found.kind].decode(found.what)
+    if found.kind not in DATA:
+        return what
+    return Carried(what, _data_decoders[found.kind].decode(found.data))
 
 
-def send(connection: Connection, message: Message) -> None:
+def send(connection: Connection, message: Sent) -> None:
     """Send one message; raises `BrokenPipeError` if the other end is gone."""
     connection.send_bytes(encode(message))
 

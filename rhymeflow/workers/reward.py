@@ -24,7 +24,7 @@ from rhymeflow.reward.messages import RewardRequest
 from rhymeflow.suites.sections import reward_sections
 from rhymeflow.utils import output
 from rhymeflow.workers.channel import Connection
-from rhymeflow.workers.messages import ComputeReward, Message, RewardComputed, RewardFailed, send
+from rhymeflow.workers.messages import ComputeReward, Message, NoReward, RewardComputed, send
 from rhymeflow.workers.user_code import UserCodeWorker
 
 
@@ -85,7 +85,7 @@ class RewardWorker(UserCodeWorker):
     def _answer(self, task: RewardTask) -> None:
         texts, key = task.request.completions, str(task.key)
         if task.error is not None:
-            send(self._connection, RewardFailed(key, texts, task.error))
+            send(self._connection, NoReward(key, texts, task.error))
             return
         judged = task.result
         last = _last(task.request.turns)

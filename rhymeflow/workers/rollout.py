@@ -18,6 +18,15 @@ from pathlib import Path
 from typing import Literal
 
 from rhymeflow.config import Config, RolloutConfig
+from rhymeflow.core.commands import Abort, Evaluate, Interrupt, Pull, Route
+from rhymeflow.core.events import (
+    InstanceJoined,
+    Pulled,
+    Snapshot,
+    TrajectoryFinished,
+    TrajectoryInterrupted,
+    TurnEnded,
+)
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.engine.base import Engine, Finished, NoiseKey, Request, Sampling
 from rhymeflow.suites.sections import RUN
@@ -29,21 +38,13 @@ from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.engines import make_engine, prepare
 from rhymeflow.workers.inbox import Inbox
 from rhymeflow.workers.messages import (
-    Abort,
+    Carried,
     ConnectWeights,
-    Evaluate,
-    InstanceStatus,
-    Interrupt,
-    Joined,
+    Continuation,
     Part,
-    Pull,
-    Pulled,
-    Route,
     Shutdown,
+    Status,
     TokensGenerated,
-    TrajectoryFinished,
-    TrajectoryInterrupted,
-    TurnEnded,
     UseDrafter,
     receive,
     send,
@@ -90,7 +91,7 @@ class Instance:
         config: Config,
         engine: Callable[[Config, WeightReader, str], Engine],
     ) -> None:
-        self.connection, self.config = connection, config
+        self.connection, self.name, self.config = connection, name, config
         self.weights, self.engine = self._begin(lambda weights: engine(config, weights, name))
         limits = self.engine.limits()
         self.stop_tokens = limits.stop_token_ids
@@ -110,7 +111,8 @@ class Instance:
         """The pull waits for another learner, since the one that had the weights is gone."""
         self._inbox = Inbox(connection)
         self._ending = False
-        joined = Joined(
+        joined = InstanceJoined(
+            name,
             self.engine.version,
             limits.max_num_seqs,
             limits.kv_capacity,
@@ -171,13 +173,14 @@ class Instance:
         return None if self._pulling is not None else self._inbox.next(wait)
 
     def _carry_out(self, message: object) -> None:
-        if isinstance(message, Route | Interrupt | Abort | Pull | Evaluate):
-            if 0 < message.number <= self.last_number:
+        command = message.what if isinstance(message, Carried) else message
+        if isinstance(command, Route | Interrupt | Abort | Pull | Evaluate):
+            if 0 < command.number <= self.last_number:
                 return
-            self.last_number = max(message.number, self.last_number)
+            self.last_number = max(command.number, self.last_number)
         match message:
-            case Route():
-                self._route(message)
+            case Carried(Route(trajectory=trajectory), data):
+                self._route(trajectory, data)
             case Interrupt():
                 self._interrupt(message)
             case Abort():
@@ -197,8 +200,8 @@ class Instance:
             case _:
                 raise AssertionError(f"unexpected message {message}")
 
-    def _route(self, message: Route) -> None:
-        trajectory, tokens = message.trajectory, message.tokens
+    def _route(self, trajectory: TrajectoryId, message: Continuation) -> None:
+        tokens = message.tokens
         epoch = epoch_of_noise(self.config, message.epoch, trajectory.member)
         noise = NoiseKey(message.prompt, epoch, trajectory.member)
         config = self._configs[message.suite]
@@ -229,7 +232,8 @@ class Instance:
         self._hand_over(stopped)
         self._forget(stopped)
         for request in stopped:
-            done = TrajectoryInterrupted(message.number, request.id, len(request.tokens))
+            length = len(request.tokens)
+            done = TrajectoryInterrupted(request.id, self.name, message.number, length)
             send(self.connection, done)
 
     def _forget(self, requests: Iterable[Request]) -> None:
@@ -240,8 +244,7 @@ class Instance:
         """Take new weights, or go on for now while they are being fetched, if there is work."""
         if message.version <= self.engine.version:
             # An earlier pull got newer ones, and whoever heard so counts on them (law 1).
-            checksum = as_text(self.engine.checksum)
-            send(self.connection, Pulled(message.number, self.engine.version, checksum, 0.0))
+            self._say_pulled(message, 0.0)
             return
         self._pulling = message
         with suppress(StoreLost):
@@ -255,11 +258,14 @@ class Instance:
         started = time.perf_counter()
         self._hand_over(self.requests.values())  # what is generated so far is of the old version
         keep = self.config.rollout.kv_cache_on_pull == "keep"
-        pulled = self.engine.install(self.weights, message.version, keep_cache=keep)
+        self.engine.install(self.weights, message.version, keep_cache=keep)
         self._pulling = None
-        seconds = time.perf_counter() - started
-        checksum = as_text(pulled.checksum)
-        send(self.connection, Pulled(message.number, pulled.version, checksum, seconds))
+        self._say_pulled(message, time.perf_counter() - started)
+
+    def _say_pulled(self, message: Pull, seconds: float) -> None:
+        version, checksum = self.engine.version, as_text(self.engine.checksum)
+        pulled = Pulled(self.name, message.number, version, checksum)
+        send(self.connection, Carried(pulled, seconds))
 
     def _report(self, finished: list[Finished]) -> None:
         self._hand_over(request for request, _ in finished)
@@ -271,9 +277,9 @@ class Instance:
         """The response is complete, or the policy's turn is over and its environment comes."""
         key, tokens = request.id, request.tokens
         if request.keeps_cache and reason == "stop":
-            send(self.connection, TurnEnded(key, turn, len(tokens)))
+            send(self.connection, TurnEnded(key, self.name, turn, len(tokens)))
         else:
-            send(self.connection, TrajectoryFinished(key, len(tokens), reason))
+            send(self.connection, TrajectoryFinished(key, self.name, len(tokens), reason))
 
     def _hand_over(self, requests: Iterable[Request]) -> None:
         """Send what was generated of these responses since it was last sent."""
@@ -305,15 +311,9 @@ class Instance:
         self._hand_over(self.requests.values())
         load = self.engine.load()
         carried_out = self.last_number if self._pulling is None else self._pulling.number - 1
-        status = InstanceStatus(
-            carried_out,
-            load.num_running,
-            tuple(key for key in load.waiting if key.group >= 0),
-            load.kv_tokens,
-            load.clock,
-            load.num_generated,
-            self.busy_seconds,
-            load.drafts,
-            load.prefill_seconds,
-        )
-        send(self.connection, status)
+        waiting = tuple(key for key in load.waiting if key.group >= 0)
+        totals = load.num_generated, self.busy_seconds, load.drafts
+        how = load.kv_tokens, load.clock, load.prefill_seconds
+        snapshot = Snapshot(self.name, carried_out, waiting, *how)
+        status = Status(load.num_running, len(waiting), *totals)
+        send(self.connection, Carried(snapshot, status))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rhymeflow.config.load import read_config
 from rhymeflow.data.load import load_prompts
 from rhymeflow.recipes.demo import task as demo
 from rhymeflow.recipes.guess import task as guess
+from rhymeflow.store.reader import TrajectoryReader
 from tests.evaluation.oracle import Oracle
 
 Capture = pytest.CaptureFixture[str]
@@ -51,7 +53,7 @@ def held_out(recipe: str, count: int) -> list[Any]:
     return [prompts[row] for row in range(count)]
 
 
-def test_the_demo_greedily_is_what_a_plain_model_says(capsys: Capture) -> None:
+def test_the_demo_greedily_is_what_a_plain_model_says(capsys: Capture, tmp_path: Path) -> None:
     oracle, rewards, lengths, cut = Oracle("demo"), [], [], []
     for prompt in held_out("demo", 4):
         tokens = oracle.turn(prompt.prompt, [], prompt.row, 0, 0.0, 100)
@@ -59,16 +61,24 @@ def test_the_demo_greedily_is_what_a_plain_model_says(capsys: Capture) -> None:
         rewards += demo.reward([prompt.prompt], [oracle.text(tokens)], [answer])
         lengths.append(len(tokens))
         cut.append(tokens[-1] != oracle.tokenizer.eos_token_id)
-    found = evaluated(capsys, "recipe:demo", "--size", 4, "--rollout.max_completion_length", 100)[
-        "held_out"
-    ]
+    run, short = tmp_path / "run", ("--rollout.max_completion_length", 100)
+    arguments = ("recipe:demo", "--size", 4, *short, "--run.output_dir", run)
+    found = evaluated(capsys, *arguments)["held_out"]
     assert found["prompts"] == 4
     assert found["avg@1"] == found["pass@1"] == sum(rewards) / 4
     assert found["mean_length"] == sum(lengths) / 4
     assert found["clipped_ratio"] == sum(cut) / 4
     assert not any(name.startswith("maj@") for name in found)
+    # It was a run without a learner, and stays where it was named.
+    logs = {each.stem for each in (run / "logs" / "attempt-1").iterdir()}
+    assert logs == {"policy", "reward", "rollout-0"}
+    assert not (run / "checkpoints").exists()
+    with closing(TrajectoryReader(run / "events.db")) as reader:
+        answers = reader.query("SELECT reward FROM evaluations ORDER BY row")
+    assert [reward for (reward,) in answers] == rewards
 
 
+@pytest.mark.slow
 def test_a_game_with_turns_is_what_a_plain_loop_plays(capsys: Capture) -> None:
     oracle, rewards, lengths = Oracle("guess"), [], []
     for prompt in held_out("guess", 4):
@@ -82,11 +92,6 @@ def test_a_game_with_turns_is_what_a_plain_loop_plays(capsys: Capture) -> None:
         assert found["avg@2"] == sum(rewards) / 8
         assert found["mean_length"] == sum(lengths) / 8
         assert found["pass@2"] == sum(map(any, zip(rewards[::2], rewards[1::2], strict=True))) / 4
-
-
-def test_used_up_turns_do_not_truncate(capsys: Capture) -> None:
-    arguments = ("recipe:guess", "--size", 2, "--environment.max_turns", 1)
-    assert evaluated(capsys, *arguments)["held_out"]["clipped_ratio"] == 0.0
 
 
 def played(oracle: Oracle, prompt: Any, sample: int) -> tuple[float, int]:
@@ -106,6 +111,7 @@ def played(oracle: Oracle, prompt: Any, sample: int) -> tuple[float, int]:
         tokens += oracle.ids(answer)
 
 
+@pytest.mark.slow
 def test_suites_differ_in_what_they_say_and_share_the_rest(capsys: Capture, tmp_path: Path) -> None:
     judge = tmp_path / "judge.py"
     judge.write_text(JUDGE)
@@ -136,6 +142,7 @@ def test_suites_differ_in_what_they_say_and_share_the_rest(capsys: Capture, tmp_
     assert again == {name: found[name] for name in ("file", "own")}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_evaluated_as_its_run_evaluates(capsys: Capture, tmp_path: Path) -> None:
     checkpoint = tmp_path / "run" / "checkpoints" / "step-3"
     shutil.copytree(recipes.directory("demo"), checkpoint)
@@ -156,6 +163,7 @@ def test_a_checkpoint_is_evaluated_as_its_run_evaluates(capsys: Capture, tmp_pat
     assert line.split()[:6] == ["mine", "2", "3", *figures]
 
 
+@pytest.mark.slow
 def test_a_model_of_no_run_answers_all_rows_of_a_file(capsys: Capture, tmp_path: Path) -> None:
     judge, rows = tmp_path / "judge.py", tmp_path / "rows.csv"
     judge.write_text(JUDGE)
@@ -209,6 +217,7 @@ def test_help_is_at_most_80_columns_wide(command: str, capsys: Capture) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "part"), [("fails", "no such luck"), ("nothing", "none applies to this sample")]
 )
@@ -218,26 +227,31 @@ def test_an_error_is_not_a_reward(
     judge = tmp_path / "judge.py"
     judge.write_text(JUDGE)
     arguments = ["recipe:demo", "--size", "2", "--reward", f"{judge}:{function}"]
-    more = ["--rollout.max_completion_length", "20", "--reward.retries", "0"]
-    assert cli.main(["eval", *arguments, *more]) == 2
+    arguments += ["--rollout.max_completion_length", "20", "--reward.retries", "0"]
+    assert cli.main(["eval", *arguments]) == 2
     err = capsys.readouterr().err
     assert part in err
-    assert "of suite held_out" in err
+    assert "to held-out row" in err
     assert err.count("\n") == 1
 
 
-def test_an_environment_that_raises_is_told_by_name(capsys: Capture, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_what_becomes_of_a_failure_is_up_to_on_failure(capsys: Capture, tmp_path: Path) -> None:
     worlds = tmp_path / "worlds.py"
     worlds.write_text(
         "class Breaks:\n"
-        "    def reset(self, **columns): pass\n"
-        "    def step(self, messages): raise ValueError('it broke')\n"
+        "    def reset(self, hidden, **columns): self.breaks = hidden == hidden_of_first\n"
+        "    def step(self, messages):\n"
+        "        if self.breaks: raise ValueError('it broke')\n"
         "    def reward(self): return 1.0\n"
+        f"hidden_of_first = {held_out('guess', 1)[0].columns['hidden']!r}\n"
     )
-    suite = f"[{{name: a, size: 1, environments: [{{environment: '{worlds}:Breaks'}}]}}]"
+    suite = f"[{{name: a, size: 2, environments: [{{environment: '{worlds}:Breaks'}}]}}]"
     arguments = ["recipe:guess", "--eval.suites", suite, "--environment.retries", "0"]
     assert cli.main(["eval", *arguments]) == 2
     err = capsys.readouterr().err
-    assert "environment of answer 0 to row 0 of suite a, turn 1" in err
+    assert "environment of answer 0 to suite a, row 0" in err
     assert "it broke" in err
     assert err.count("\n") == 1
+    found = evaluated(capsys, *arguments, "--environment.on_failure", "drop")["a"]
+    assert (found["failed"], found["avg@1"], found["prompts"]) == (1.0, 1.0, 2)

@@ -18,10 +18,11 @@ from rhymeflow import cli
 from rhymeflow.config import Config, ModelConfig
 from rhymeflow.config.load import parse_config
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
+from rhymeflow.engine.native.engine import Engine
 from rhymeflow.evaluation.generate import Generator, chat
-from rhymeflow.evaluation.policy import Policy
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
-from rhymeflow.models.load import random_model
+from rhymeflow.models.load import load_model, load_tokenizer, random_model, stop_token_ids
+from rhymeflow.models.tokenizer import max_length
 from rhymeflow.recipes import characters
 
 Capture = pytest.CaptureFixture[str]
@@ -57,12 +58,15 @@ def configuration(**overrides: Any) -> Config:
 
 def by_the_engine(config: Config, prompt: str, number: int = 0) -> list[int]:
     """The tokens that an engine samples after a prompt's text."""
-    policy, rollout = Policy(config), config.rollout
-    ids = policy.tokenizer(prompt)["input_ids"]
-    most = min(rollout.max_completion_length, policy.max_length - len(ids))
-    how = Sampling(rollout.temperature, 1.0, 0, most, policy.stop_token_ids)
+    tokenizer, rollout = load_tokenizer(config.model), config.rollout
+    model = load_model(config.model, dtype=torch.float32, device=torch.device("cpu"))
+    ids = tokenizer(prompt)["input_ids"]
+    most = min(rollout.max_completion_length, max_length(config.model) - len(ids))
+    how = Sampling(rollout.temperature, 1.0, 0, most, stop_token_ids(model, tokenizer))
     request = Request("it", ids, NoiseKey(number, EVALUATION_EPOCH, 0), how)
-    engine = policy.engine(config, drafts=False)
+    engine = Engine(
+        model, seed=config.run.seed, max_num_seqs=4, max_prefill_tokens=64, instance="it", version=0
+    )
     engine.submit(request)
     while engine.has_work:
         engine.step()
@@ -88,7 +92,7 @@ def test_what_is_printed_is_what_the_engine_generates(
     config = configuration(model__name="recipe:demo", **fields)
     tokens = by_the_engine(config, PROMPT)
     assert len(tokens) > 8
-    text = Policy(config).tokenizer.decode(tokens, skip_special_tokens=True)
+    text = load_tokenizer(config.model).decode(tokens, skip_special_tokens=True)
     assert cli.main(["generate", "recipe:demo", PROMPT, *options]) == 0
     assert capsys.readouterr().out == f"{text}\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{PROMPT}\n"))
@@ -113,7 +117,7 @@ def test_a_conversation_keeps_what_was_said(talker: Path) -> None:
     assert len(written) > 4, "it does not stream"
     first, second, rest = "".join(written).split("\n")
     assert not rest
-    tokenizer = Policy(config).tokenizer
+    tokenizer = load_tokenizer(config.model)
     asked = ["s:be;u:that;a:", f"s:be;u:that;a:{first};u:test;a:"]
     for number, (prompt, answer) in enumerate(zip(asked, (first, second), strict=True)):
         tokens = by_the_engine(config, prompt, number)
@@ -123,7 +127,7 @@ def test_a_conversation_keeps_what_was_said(talker: Path) -> None:
 def test_a_prompt_to_a_chat_model_is_the_users_message(talker: Path, capsys: Capture) -> None:
     config = configuration(model__name=talker, rollout__max_completion_length=12)
     tokens = by_the_engine(config, "s:be;u:that;a:")
-    text = Policy(config).tokenizer.decode(tokens, skip_special_tokens=True)
+    text = load_tokenizer(config.model).decode(tokens, skip_special_tokens=True)
     options = ["--system", "be", "--max-tokens", "12"]
     assert cli.main(["generate", str(talker), "that", *options]) == 0
     assert capsys.readouterr().out == f"{text}\n"

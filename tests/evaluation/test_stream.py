@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymeflow.evaluation.stream import TextStream
+from rhymeflow.evaluation.generate import TextStream
 
 
 def decode(tokens: list[int]) -> str:

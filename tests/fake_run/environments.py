@@ -18,11 +18,11 @@ from rhymeflow.workers.messages import (
     Alive,
     AskEnvironment,
     CloseEpisodes,
-    EnvironmentFailed,
     Episode,
-    EpisodeEnded,
+    EpisodeFailed,
     EpisodeJudged,
     EpisodeOpened,
+    EpisodeOver,
     JudgeEpisode,
     Message,
     OpenEpisode,
@@ -113,16 +113,16 @@ class FakeEnvironments:
             return EpisodeOpened(key, "")
         if key.startswith("trajectory") and self._world.chance(self._failures):
             self._world.counts["environment failed"] += 1
-            return EnvironmentFailed(key, turn, f"{key}: broken")
+            return EpisodeFailed(key, turn, f"{key}: broken")
         if isinstance(message, JudgeEpisode):
             return EpisodeJudged(key, {NAME: judged(episode.turns)})
         said, figures = answer(episode.turns), TurnFigures()
         if said is None:
-            return EpisodeEnded(key, turn, "stop", figures)
+            return EpisodeOver(key, turn, "stop", figures)
         if turn >= self._max_turns:
-            return EpisodeEnded(key, turn, "max_turns", figures)
+            return EpisodeOver(key, turn, "max_turns", figures)
         if len(said) > message.room:
-            return EpisodeEnded(key, turn, "length", figures)
+            return EpisodeOver(key, turn, "length", figures)
         return TurnAnswered(key, turn, said, figures)
 
     def _check(self, episode: Episode) -> None:

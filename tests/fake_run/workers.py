@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from rhymeflow.config import Config
+from rhymeflow.core.events import LearnerReady
 from rhymeflow.core.types import Version
 from rhymeflow.engine.base import Limits
 from rhymeflow.learner.checkpoint import Saved, remove_others
@@ -26,7 +27,8 @@ from rhymeflow.weights.base import SharedMemoryWeightHandle
 from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.learner import LearnerProcess
-from rhymeflow.workers.messages import ConnectWeights, LearnerReady, Retraining, send
+from rhymeflow.workers.messages import Carried, ConnectWeights, Retraining, send
+from rhymeflow.workers.messages import Model as LoadedModel
 from rhymeflow.workers.restore import restore
 from rhymeflow.workers.reward import RewardWorker
 from rhymeflow.workers.rollout import Instance
@@ -69,7 +71,10 @@ class FakeLearner(LearnerProcess):
         handle = SharedMemoryWeightHandle(name, ())
         send(
             connection,
-            LearnerReady(self.version, handle, checksum, "cpu", "float32", MAX_LENGTH, 1),
+            Carried(
+                LearnerReady(self.version, checksum),
+                LoadedModel(handle, "cpu", "float32", MAX_LENGTH, 1),
+            ),
         )
 
     def _breaks(self, digest: int) -> bool:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rhymeflow.core.events import GroupCreated, InstanceLeft, TrajectoryInterrupted
+from rhymeflow.core.events import GroupCreated, InstanceJoined, InstanceLeft, TrajectoryInterrupted
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.data.run_prompts import RunPrompts
@@ -16,7 +16,7 @@ from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.instances import Instances
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from rhymeflow.workers.messages import Joined, Part, TokensGenerated
+from rhymeflow.workers.messages import Part, TokensGenerated
 
 SOURCE = [Prompt(row, "ab" * (row + 1), {"answer": row}) for row in range(3)]
 FIRST = TrajectoryId(0, 0)
@@ -136,7 +136,7 @@ def test_what_is_stored_of_each_response_is_said_before_its_instance_has_left(in
     instances = Instances(in_flight, other, other, other)
     second = FIRST._replace(member=1)
     for name, *parts in (("a", part(0, 3), part(3, 4)), ("b", part(0, 2, trajectory=second))):
-        assert len(list(instances.events(name, Joined(0, 4, 100, "0")))) == 1
+        assert len(list(instances.events(name, InstanceJoined(name, 0, 4, 100, "0")))) == 1
         assert not list(instances.events(name, TokensGenerated(parts)))
     assert list(instances.leave("a", "killed")) == [
         TrajectoryInterrupted(FIRST, "a", 0, 7),

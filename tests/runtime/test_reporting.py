@@ -12,7 +12,7 @@ from rhymeflow.config.load import build_config
 from rhymeflow.observe.progress import Progress, ProgressState
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.suites.metrics import headlines
-from rhymeflow.workers.messages import BatchTrained, RewardComputed, VersionPublished
+from rhymeflow.workers.messages import BatchTrained, Publication, RewardComputed
 
 
 class Shown(Progress):
@@ -43,7 +43,7 @@ def test_what_limits_the_run_is_found_at_its_bound(staleness: float, expected: s
         now = 10.0 * step  # nothing is generated, and a second of it is training
         reporter.end_step(
             BatchTrained(step - 1, metrics, 0.5),
-            VersionPublished(step, "0", 0.5),
+            Publication(0.5),
             {},
             coordinator=0.0,
             store=0.0,
@@ -67,7 +67,7 @@ def test_a_step_in_which_a_worker_was_replaced_is_as_long_as_it_was() -> None:
     reporter.begin_training()  # another instance is there
     now = 15.0
     metrics = {"reward": 0.5, "num_tokens": 100.0, "staleness/mean": 0.0, "staleness/max": 0.0}
-    published = VersionPublished(1, "0", 0.5)
+    published = Publication(0.5)
     reporter.end_step(BatchTrained(0, metrics, 0.5), published, {}, coordinator=0.0, store=0.0)
     assert rows[0]["step_time"] == 10.0
     reporter.show()
@@ -97,11 +97,10 @@ def test_what_reward_functions_log_replaces_no_metric_of_the_run() -> None:
         RewardComputed("b", [], [], [(n, 9.0) for n in ("reward", "math/avg@1", "a/b")]), "eval/"
     )
     own = {"reward": 0.5, "loss": 0.1, "rewards/f/mean": 0.5, "num_tokens": 10.0}
-    trained = BatchTrained(0, {**own, "staleness/mean": 0.0, "staleness/max": 0.0}, 0.5)
-    for version in (1, 2):
-        reporter.end_step(
-            trained, VersionPublished(version, "0", 0.5), {}, coordinator=0.0, store=0.0
-        )
+    found = {**own, "staleness/mean": 0.0, "staleness/max": 0.0}
+    for version in (0, 1):
+        trained = BatchTrained(version, found, 0.5)
+        reporter.end_step(trained, Publication(0.5), {}, coordinator=0.0, store=0.0)
     assert rows[1].items() >= own.items()
     assert not rows[1].keys() & {"step", "time", "epoch", "eval/reward", "eval/math/avg@1"}
     assert {name: rows[1][f"logged/{name}"] for name in names[:-1]} == dict(logged[:-1])

@@ -21,7 +21,7 @@ from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.suites.prompts import SuitePrompts
 from rhymeflow.suites.suite import of_run
-from rhymeflow.workers.messages import Part, RewardComputed, RewardFailed
+from rhymeflow.workers.messages import NoReward, Part, RewardComputed
 
 SOURCE = [Prompt(row, "p", {"answer": row}) for row in range(2)]
 ALONE = {"function": "exact_match", "weight": 10.0}
@@ -115,7 +115,7 @@ class Run:
 
     def fail(self, message):
         texts = [f"text {tokens[0]}" for tokens in message.responses]
-        return list(self.rewards.take(RewardFailed(message.key, texts, "boom")))
+        return list(self.rewards.take(NoReward(message.key, texts, "boom")))
 
     def stored(self):
         """(reward, components, text) by member."""

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from rhymeflow.config import Config
+from rhymeflow.core.events import Accumulated
 from rhymeflow.runtime.base import Received, WorkerLost
 from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
-from rhymeflow.workers.messages import Accumulated, Alive, RanksMeet
+from rhymeflow.workers.messages import Alive, RanksMeet
 
 LIMIT = 10.0
 

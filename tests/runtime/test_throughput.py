@@ -6,12 +6,12 @@ import pytest
 
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.runtime.throughput import Throughput
-from rhymeflow.workers.messages import InstanceStatus, Part
+from rhymeflow.workers.messages import Part, Status
 
 
 def status(tokens, busy, saved=0.0):
     drafts = DraftStats(saved_seconds=saved)
-    return InstanceStatus(1, 2, ((0, 1),), 10, 5.0, tokens, busy, drafts, 0.0)
+    return Status(2, 1, tokens, busy, drafts)
 
 
 def part(count, steps, drafted):

@@ -16,11 +16,11 @@ from rhymeflow.workers import environment
 from rhymeflow.workers.messages import (
     AskEnvironment,
     CloseEpisodes,
-    EnvironmentFailed,
     Episode,
-    EpisodeEnded,
+    EpisodeFailed,
     EpisodeJudged,
     EpisodeOpened,
+    EpisodeOver,
     JudgeEpisode,
     OpenEpisode,
     Shutdown,
@@ -95,7 +95,7 @@ def test_turns_are_answered_in_tokens_and_the_episode_judged(worker: Worker) -> 
     second = ask(ours, "abc", "count", observed=["abc"])
     assert TEXT.decode(second.tokens) == "4 2"
     third = ask(ours, "abc", "count", "x", observed=["abc", "4 2"])
-    assert (type(third), third.turn, third.reason) == (EpisodeEnded, 3, "max_turns")
+    assert (type(third), third.turn, third.reason) == (EpisodeOver, 3, "max_turns")
     send(ours, JudgeEpisode(episode("abc", "count", "x", observed=["abc", "4 2"])))
     assert answers(ours) == [EpisodeJudged("3.1", {"Echo": 3.0})]
     assert (ask(ours, "bye").reason, ask(ours, "abcd", room=3, key="4.0").reason) == (
@@ -110,7 +110,7 @@ def test_the_environment_is_made_again_where_it_is_not_there(worker: Worker) -> 
     again = ask(ours, "seed", "count", observed=drawn[:1], key="1.2")
     assert TEXT.decode(again.tokens) == "4 2"
     other = ask(ours, "chance", "count", observed=["0.5"], key="1.3")
-    assert isinstance(other, EnvironmentFailed)
+    assert isinstance(other, EpisodeFailed)
     assert other.turn == 2
     assert "environment of 1.3, turn 1: it is not reproducible: after `reset`" in other.error
     ended = ask(ours, "bye", "count", observed=["so"], key="1.4")
@@ -160,7 +160,7 @@ def test_what_the_template_refuses_is_a_failure(worker: Worker) -> None:
         "{{ raise_exception('no narrators') }}{% endif %}{{ '<|im", 1))  # fmt: skip
     ours = worker(tok, "Echo")
     failed = ask(ours, "answer<|im_end|>", tok=tok)
-    assert isinstance(failed, EnvironmentFailed)
+    assert isinstance(failed, EpisodeFailed)
     assert "turn 1: the chat template refuses its answer: no narrators" in failed.error
     again = ask(ours, "answer<|im_end|>", "a<|im_end|>", observed=["a"], tok=tok)
     assert "the chat template refuses its answer" in again.error

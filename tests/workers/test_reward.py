@@ -12,8 +12,8 @@ from rhymeflow.reward.calls import reward_pool
 from rhymeflow.reward.messages import TrainerState
 from rhymeflow.workers.messages import (
     ComputeReward,
+    NoReward,
     RewardComputed,
-    RewardFailed,
     Shutdown,
     receive,
     send,
@@ -120,7 +120,7 @@ def test_an_error_is_no_reward_and_says_whose_it_is(ours):
     send(ours, ask("7.2", "yes", weight=1))
     found = answers(ours, 2)
     failed = found["trajectory 7.1"]
-    assert isinstance(failed, RewardFailed)
+    assert isinstance(failed, NoReward)
     assert failed.texts == ["no!"]
     assert "'length', trajectory 7.1" in failed.error
     assert "no shouting" in failed.error

@@ -11,6 +11,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rhymeflow.core.commands import Abort, Interrupt, Pull, Route
+from rhymeflow.core.events import (
+    InstanceJoined,
+    Pulled,
+    Snapshot,
+    TrajectoryFinished,
+    TrajectoryInterrupted,
+)
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.objects import ObjectWeightStore
@@ -18,17 +26,10 @@ from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from rhymeflow.workers import rollout
 from rhymeflow.workers.engines import make_engine
 from rhymeflow.workers.messages import (
-    Abort,
+    Carried,
     ConnectWeights,
-    InstanceStatus,
-    Interrupt,
-    Joined,
-    Pull,
-    Pulled,
-    Route,
+    Continuation,
     TokensGenerated,
-    TrajectoryFinished,
-    TrajectoryInterrupted,
     receive,
     send,
 )
@@ -65,19 +66,21 @@ class Side:
         self.ours, theirs = multiprocessing.Pipe()
         send(self.ours, ConnectWeights(parameters.handle))
         self.instance = rollout.Instance(theirs, name, config, make_engine)
-        assert isinstance(receive(self.ours), Joined)
+        assert isinstance(receive(self.ours), InstanceJoined)
         if never_stops:
             self.instance.stop_tokens = frozenset()
         self.number = 0
 
-    def tell(self, kind, *values, number=None):
+    def tell(self, kind, *values, number=None, data=None):
         if number is None:
             self.number = number = self.number + 1
-        send(self.ours, kind(number, *values))
+        command = kind("rollout-0", number, *values)
+        send(self.ours, command if data is None else Carried(command, data))
 
-    def produce(self, trajectory, tokens=()):
+    def produce(self, trajectory, tokens=(), number=None):
         prompt = trajectory.group
-        self.tell(Route, trajectory, prompt, 0, list(PROMPTS[prompt]), list(tokens))
+        data = Continuation(prompt, 0, list(PROMPTS[prompt]), list(tokens))
+        self.tell(Route, trajectory, 0, number=number, data=data)
 
     def turns(self, count):
         """Run some turns; return what was said."""
@@ -115,10 +118,11 @@ class Store:
                 case TrajectoryInterrupted():
                     assert message.length == len(self.tokens[message.trajectory])
                     self.halted.append((message.number, message.trajectory))
-                case InstanceStatus():
-                    self.statuses.append(message)
-                case Pulled():
-                    self.pulled.append((message.number, message.version))
+                case Carried(Snapshot() as snapshot, status):
+                    self.statuses.append(snapshot)
+                    self.totals = status
+                case Carried(Pulled() as pulled, _):
+                    self.pulled.append((pulled.number, pulled.version))
                 case _:
                     raise AssertionError(message)
         return self
@@ -168,16 +172,14 @@ def test_moved_between_instances_any_number_of_times(config, parameters, monkeyp
 def test_a_command_delivered_twice_is_carried_out_once(config, parameters, monkeypatch):
     side, store = Side("rollout-0", config, parameters, monkeypatch, True), Store()
     for number in (1, 2, 1, 2):
-        trajectory = IDS[number]
-        prompt = list(PROMPTS[trajectory.group])
-        side.tell(Route, trajectory, trajectory.group, 0, prompt, [], number=number)
+        side.produce(IDS[number], number=number)
     side.tell(Interrupt, (IDS[1],), number=3)
     side.tell(Interrupt, (IDS[2],), number=3)
     store.take(side.turns(1))
     assert store.halted == [(3, IDS[1])]
     assert store.statuses[-1].number == 3
     assert set(store.versions) == {IDS[2]}
-    assert store.statuses[-1].running == 1
+    assert store.totals.running == 1
 
 
 def test_what_is_not_there_is_passed_over(config, parameters, monkeypatch):
@@ -220,9 +222,11 @@ def test_a_status_says_what_waits_and_comes_after_the_tokens(config, parameters,
         side.produce(trajectory)
     store.take(side.turns(2))
     status = store.statuses[-1]
-    assert (status.number, status.running) == (6, 4)
+    assert (status.number, store.totals.running) == (6, 4)
     assert status.waiting == tuple(IDS[4:6])
-    assert sum(map(len, store.tokens.values())) == status.tokens > 0, "sent before it was counted"
+    assert sum(map(len, store.tokens.values())) == store.totals.tokens > 0, (
+        "sent before it was counted"
+    )
 
 
 def test_decoding_goes_on_while_a_pull_is_fetched_and_later_commands_wait(
@@ -313,7 +317,7 @@ def test_a_pull_ends_the_segment_and_keeps_what_runs(
     assert side.turns(2) == []
     monkeypatch.setattr(rollout, "STATUS_SECONDS", 0.0)
     side.tell(Pull, 1)
-    send(side.ours, Pull(side.number, 1))  # twice
+    send(side.ours, Pull("rollout-0", side.number, 1))  # twice
     rows, body = [], side.instance.engine._engine._body
     plain = body.run
     monkeypatch.setattr(body, "run", lambda ids, *more: rows.append(len(ids)) or plain(ids, *more))

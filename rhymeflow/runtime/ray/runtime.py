@@ -25,7 +25,7 @@ from rhymeflow.runtime.ray.actor import Given, Whereabouts, WorkerActor
 from rhymeflow.runtime.ray.objects import ASKED, StoreActor
 from rhymeflow.store import handle
 from rhymeflow.utils.cores import usable_cores
-from rhymeflow.workers.messages import Message, Shutdown, decode, encode
+from rhymeflow.workers.messages import Sent, Shutdown, decode, encode
 
 CLOSE_SECONDS = 5.0
 """What workers are given to end by themselves when the run is over."""
@@ -244,7 +244,7 @@ class RayWorker:
         """Whether it has a process, or never will have."""
         return self._where.done()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Sent) -> None:
         """Send a message with the next `hand_over`; see `base.WorkerHandle`."""
         self._sent.append(encode(message))
 

@@ -1,0 +1,42 @@
+"""Publishes the weights of a model that is not trained, once, for the instances that answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from rhymeflow.config import Config
+from rhymeflow.core.events import LearnerReady
+from rhymeflow.models.load import load_model, resolve_device, resolve_dtype
+from rhymeflow.utils import progress
+from rhymeflow.weights.manifest import manifest_of
+from rhymeflow.weights.proof import as_text
+from rhymeflow.weights.stores import make_store
+from rhymeflow.workers.channel import Connection
+from rhymeflow.workers.messages import Carried, Model, Shutdown, receive, send
+
+
+def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
+    """Publish the model as version 0, and keep its weights there until `Shutdown`."""
+    device = resolve_device(config.model)
+    dtype = resolve_dtype(config.model, device)
+    model = load_model(config.model, dtype=dtype, device=torch.device("cpu"))
+    tensors = {name: each.detach().to(dtype) for name, each in model.named_parameters()}
+    weights = make_store(config, manifest_of(tensors), run_dir)
+    try:
+        checksum = weights.publish(0, tensors)
+        loaded = Model(
+            weights.handle,
+            device.type,
+            str(dtype).removeprefix("torch."),
+            model.config.get_text_config().max_position_embeddings,
+            checkpoint_bytes=0,
+        )
+        del model, tensors
+        send(connection, Carried(LearnerReady(0, as_text(checksum)), loaded))
+        progress.has_started = True
+        while not isinstance(receive(connection), Shutdown):
+            pass
+    finally:
+        weights.close()
