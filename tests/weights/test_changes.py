@@ -1,4 +1,4 @@
-"""Weights as differences: the same bits and the same checksum as a whole pull, whatever happens.
+"""Weights as differences and by reference: the same bits and the same checksum as a whole pull.
 
 What holds of both transports is tried on both.
 """
@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhymeflow.weights import objects, on_device, proof
-from rhymeflow.weights.base import VersionUnavailable, WeightHandle
+from rhymeflow.weights.base import StoreLost, VersionUnavailable, WeightHandle
 from rhymeflow.weights.changes import MOST, Changes, Finder, pack
 from rhymeflow.weights.install import Installation, install
 from rhymeflow.weights.kernels import BLOCK
@@ -52,6 +52,10 @@ def store(request):
         yield store
 
 
+def empty(tensors):
+    return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+
+
 def prepared(reader, held, want):
     while not reader.prepare(held, want):
         time.sleep(0.001)
@@ -83,7 +87,7 @@ def test_an_updated_instance_has_the_bits_of_what_was_published(kind, story):
     rng, tensors, keep, steps = story
     with open_store(kind, tensors, keep=keep) as store:
         store.publish(0, tensors)
-        into = [{k: torch.zeros_like(v) for k, v in tensors.items()} for _ in range(2)]
+        into = [empty(tensors) for _ in range(2)]
         installed = [Installation(each) for each in into]
         readers = [store.handle.open() for _ in into]
         version = 0
@@ -186,7 +190,7 @@ def test_only_what_changed_is_brought_and_measured(store):
 def test_what_was_fetched_stays_when_the_store_forgets_it(store):
     """Nothing that is read is written over; what comes too late is pulled whole."""
     store.publish(0, weights(0))
-    early, late = ({k: torch.zeros_like(v) for k, v in weights(0).items()} for _ in range(2))
+    early, late = (empty(weights(0)) for _ in range(2))
     reader, other = store.handle.open(), store.handle.open()
     installed, behind = Installation(early), Installation(late)
     held = installed.pull(reader)
@@ -259,3 +263,76 @@ def test_tied_tensors_of_a_model_arrive():
 def test_a_handle_goes_by_value(store):
     packed = msgspec.msgpack.encode(store.handle)
     assert msgspec.msgpack.decode(packed, type=WeightHandle) == store.handle
+
+
+# -- objects --------------------------------------------------------------------------------------
+
+RNG = np.random.default_rng(0)
+TENSORS = {f"t{i}": random_bits((40_000,), torch.bfloat16, RNG) for i in range(3)}
+
+
+@pytest.fixture(params=[1 << 28, 1000])
+def shared(request, monkeypatch):
+    """All tensors in one part, and each in one of its own."""
+    monkeypatch.setattr(objects, "PART_BYTES", request.param)
+    with sharing() as fake:
+        yield fake
+
+
+def test_only_what_changed_is_fetched(shared):
+    store = ObjectWeightStore(manifest_of(TENSORS), keep=2)
+    store.publish(0, TENSORS)
+    reader, into = store.handle.open(), empty(TENSORS)
+    installation = Installation(into)
+    installation.pull(reader)
+    some = {**TENSORS, "t1": changed(TENSORS["t1"], 0.01, RNG)}
+    store.publish(1, some)
+    shared.fetched.clear()
+    prepared(reader, installation.holds, 1)
+    assert installation.pull(reader, 1).version == 1
+    assert bits(into) == bits(some)
+    assert sum(shared.fetched) < 10_000
+
+
+def test_the_two_newest_versions_can_be_had_whole_and_no_others(shared):
+    store = ObjectWeightStore(manifest_of(TENSORS), keep=0)
+    for version in range(4):
+        store.publish(version, TENSORS)
+    reader = store.handle.open()
+    assert reader.version == 3
+    for version in (2, 3):
+        assert install(reader, empty(TENSORS), version).version == version
+    with pytest.raises(VersionUnavailable, match=r"it holds \[2, 3\]"):
+        install(reader, empty(TENSORS), 1)
+    assert Installation(empty(TENSORS)).pull_at_least(reader, 1).version == 3
+
+
+@pytest.mark.parametrize("keep", [0, 2])
+def test_a_lost_learner_is_noticed_before_anything_was_brought(shared, keep):
+    store = ObjectWeightStore(manifest_of(TENSORS), keep=keep)
+    store.publish(0, TENSORS)
+    reader, into = store.handle.open(), empty(TENSORS)
+    installation = Installation(into)
+    held = installation.pull(reader)
+    store.publish(1, {name: changed(t, 0.01, RNG) for name, t in TENSORS.items()})
+    shared.lost.add("learner")
+    with pytest.raises(StoreLost, match="learner"):
+        prepared(reader, held, 1)
+    with pytest.raises(StoreLost):
+        installation.pull(reader, 1)
+    assert bits(into) == bits(TENSORS)
+
+
+def test_weights_that_went_bad_on_the_way_are_noticed(shared, monkeypatch):
+    store = ObjectWeightStore(manifest_of(TENSORS), keep=0)
+    store.publish(0, TENSORS)
+    honest = shared.get
+
+    def get(references):
+        buffers = [buffer.copy() for buffer in honest(references)]
+        buffers[0][17] ^= 1
+        return buffers
+
+    monkeypatch.setattr(shared, "get", get)
+    with pytest.raises(ChecksumMismatch, match="1 of 3 tensors differ, first t0"):
+        install(store.handle.open(), empty(TENSORS))
