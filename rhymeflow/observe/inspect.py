@@ -208,8 +208,7 @@ def _figure(value: Any) -> str:
 def _show_group(group: Record, console: Console) -> None:
     where = f"prompt {group['row']}, epoch {group['epoch']}, {_ending_of_group(group)}"
     console.print(Text(printable(f"Group {group['group']}: {where}"), style="bold"))
-    prompt = group["prompt"]
-    console.print(_panel("prompt", prompt if isinstance(prompt, str) else json.dumps(prompt)))
+    console.print(_panel("prompt", conversation(group["prompt"])))
     if group["columns"]:
         console.print(Text(shortened(f"columns  {_columns(group['columns'])}", console.width - 1)))
     facts = {"group": group["group"], "ending": group["ending"]}

@@ -247,7 +247,7 @@ def test_a_wide_spread_comes_first_and_bars_are_of_the_whole_step(tmp_path: Path
 def test_a_group(tmp_path: Path) -> None:
     make_run(tmp_path)
     with stored(tmp_path) as store:
-        group(store, 20, row=4, epoch=1)
+        group(store, 20, row=4, epoch=1, prompt=[{"role": "user", "content": "hi"}])
     text = shown(tmp_path, group=4, width=80)
     for part in (
         "Group 4: prompt 4, epoch 0, trained on in step 3", "[b]what is 4?", "answer = 4",
@@ -258,6 +258,7 @@ def test_a_group(tmp_path: Path) -> None:
     assert ["4", "0", "3", "0.500", "59"] in cells(text)
     assert ["20", "1", "-", "-", "-"] in cells(text)
     assert "epoch 1, open" in shown(tmp_path, group=20)
+    assert "user: hi" in shown(tmp_path, group=20)
     assert "No token of a response is stored." in shown(tmp_path, group=20)
     assert "aborted: reward failed: boom" in shown(tmp_path, group=8)
 
