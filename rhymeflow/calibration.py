@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, groupby
 from operator import attrgetter
@@ -204,8 +204,8 @@ class Log:
     """What instances did between the first and the last version that was published."""
 
     def __init__(self, recomputes: bool) -> None:
+        """`recomputes`: what goes on under new weights is prefilled anew."""
         self._recomputes = recomputes
-        """Whether what goes on under new weights is prefilled anew."""
         self._instances: dict[str, _Instance] = defaultdict(_Instance)
         self._prompts: dict[GroupId, int] = {}
         self._lengths: dict[TrajectoryId, int] = defaultdict(int)
@@ -406,19 +406,13 @@ def fitted(
     columns = np.array([[each.moving, each.still, 1.0] for each in _kept(trained)])
     (moving, still, fixed), _ = nonnegative(columns, np.array([t.seconds for t in _kept(trained)]))
 
-    def decode_errors(some: Sequence[Stretch]) -> Errors:
-        return errors((decode.seconds(s) for s in some), (s.seconds for s in some))
-
-    def train_errors(some: Sequence[TrainTiming]) -> Errors:
-        said = (moving * t.moving + still * t.still + fixed for t in some)
-        return errors(said, (t.seconds for t in some))
+    def train_seconds(of: TrainTiming) -> float:
+        return moving * of.moving + still * of.still + fixed
 
     found = [
-        Row("decode iterations", len(decoded), decode_errors(_kept(decoded)),
-            decode_errors(decoded[::HELD_OUT])),
-        Row("training steps", len(trained), train_errors(_kept(trained)),
-            train_errors(trained[::HELD_OUT])),
-    ]  # fmt: skip
+        _row("decode iterations", decoded, decode.seconds),
+        _row("training steps", trained, train_seconds),
+    ]
     times = {}
     for what, metric in (("pulls", "params/pull_s"), ("pushes", "params/push_s")):
         seconds = [row[metric] for row in rows if metric in row]
@@ -446,6 +440,14 @@ def fitted(
 def _kept(timings: Sequence[Any]) -> list[Any]:
     """Those that are fitted to."""
     return [each for number, each in enumerate(timings) if number % HELD_OUT]
+
+
+def _row(quantity: str, timings: Sequence[Any], predict: Callable[[Any], float]) -> Row:
+    fitted, held_out = (
+        errors(map(predict, some), (each.seconds for each in some))
+        for some in (_kept(timings), timings[::HELD_OUT])
+    )
+    return Row(quantity, len(timings), fitted, held_out)
 
 
 def _source(rows: Sequence[Row]) -> str:

@@ -48,11 +48,8 @@ def place(config: Config) -> list[Node]:
     """
     cluster, rollout, learner = config.cluster, config.rollout, config.learner
     assert cluster.nodes is not None
-    each, instances, ranks = (
-        rollout.vllm_tensor_parallel_size,
-        rollout.num_instances,
-        learner.num_ranks,
-    )
+    each, instances = rollout.vllm_tensor_parallel_size, rollout.num_instances
+    ranks = learner.num_ranks
     if shares_gpu(config):
         return _on_one_gpu(config)
     needed, there = instances * each + ranks, cluster.nodes * cluster.gpus_per_node
