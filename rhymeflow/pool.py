@@ -16,9 +16,10 @@ import multiprocessing
 import os
 import signal
 import struct
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,12 @@ class Pool:
             deadlines.append(self._polled + RESEND_SECONDS)
         first = min(deadlines, default=math.inf)
         return None if first == math.inf else first
+
+    def wait(self, seconds: float, *others: Any) -> None:
+        """Wait so long at most for something to poll for, or for one of `others` to be read."""
+        if (deadline := self.next_deadline()) is not None:
+            seconds = min(seconds, max(0.0, deadline - time.monotonic()))
+        wait([*others, *self.connections()], seconds)
 
     def poll(self, now: float) -> list[Any]:
         """Receive answers, end calls that are overdue, send what is queued; return the tasks that

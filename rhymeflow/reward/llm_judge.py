@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from rhymeflow.errors import UserError
@@ -62,16 +63,19 @@ def llm_judge(
         raise UserError(f"pattern {pattern!r} has no group")
     if scale == 0:
         raise UserError("scale is 0")
-    server = _Server(url, os.environ.get(api_key_variable, ""), timeout, retries)
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"url is {url!r}, should begin with http:// or https://")
+    headers = {"Content-Type": "application/json"}
+    if key := os.environ.get(api_key_variable, ""):
+        headers["Authorization"] = f"Bearer {key}"
+    ask = partial(_asked, url.rstrip("/") + "/chat/completions", headers, timeout, retries)
     known: dict[str, float] = {}
     pool = ThreadPoolExecutor(concurrency, "judge")
 
     def judged(question: str) -> float:
         if question not in known:
             messages = [{"role": "user", "content": question}]
-            answer = server.ask(
-                {"model": model, "messages": messages, "temperature": 0, "max_tokens": max_tokens}
-            )
+            answer = ask(model=model, messages=messages, temperature=0, max_tokens=max_tokens)
             found = compiled.search(answer)
             if found is None:
                 raise ValueError(f"the judge's answer has no reward: {answer[:200]!r}")
@@ -94,40 +98,23 @@ def llm_judge(
     return score
 
 
-class _Server:
-    """An OpenAI-compatible server."""
-
-    def __init__(self, url: str, key: str, timeout: float, retries: int) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise UserError(f"url is {url!r}, should begin with http:// or https://")
-        self._url = url.rstrip("/") + "/chat/completions"
-        self._headers = {"Content-Type": "application/json"}
-        if key:
-            self._headers["Authorization"] = f"Bearer {key}"
-        self._timeout, self._retries = timeout, retries
-
-    def ask(self, request: dict[str, Any]) -> str:
-        """Return the answer's text."""
-        body = json.dumps(request).encode()
-        for attempt in range(self._retries + 1):
-            try:
-                return self._ask_once(body)
-            except urllib.error.HTTPError as error:
-                what = f"HTTP {error.code}: {error.read(200).decode(errors='replace')}"
-                is_last = error.code not in WORTH_A_TRY
-            except (OSError, http.client.HTTPException) as error:
-                what, is_last = str(error) or type(error).__name__, False
-            if is_last or attempt == self._retries:
-                raise ConnectionError(f"{self._url}: {what}")
-            time.sleep(WAIT_SECONDS * 2**attempt)
-        raise AssertionError("unreachable")
-
-    def _ask_once(self, body: bytes) -> str:
-        request = urllib.request.Request(self._url, body, self._headers)
-        with urllib.request.urlopen(request, timeout=self._timeout) as response:
-            answer = json.load(response)
-        text = answer["choices"][0]["message"]["content"]
-        return str(text)
+def _asked(url: str, headers: dict[str, str], timeout: float, retries: int, **request: Any) -> str:
+    """The text that an OpenAI-compatible server answers."""
+    body = json.dumps(request).encode()
+    for attempt in range(retries + 1):
+        try:
+            asked = urllib.request.Request(url, body, headers)
+            with urllib.request.urlopen(asked, timeout=timeout) as response:
+                return str(json.load(response)["choices"][0]["message"]["content"])
+        except urllib.error.HTTPError as error:
+            what = f"HTTP {error.code}: {error.read(200).decode(errors='replace')}"
+            is_last = error.code not in WORTH_A_TRY
+        except (OSError, http.client.HTTPException) as error:
+            what, is_last = str(error) or type(error).__name__, False
+        if is_last or attempt == retries:
+            raise ConnectionError(f"{url}: {what}")
+        time.sleep(WAIT_SECONDS * 2**attempt)
+    raise AssertionError("unreachable")
 
 
 def _filled(template: str, row: dict[str, str]) -> str:

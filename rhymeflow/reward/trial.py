@@ -4,11 +4,9 @@ and no longer than `reward.timeout`. Nothing asks a server or computes by a mode
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import wait
 from pathlib import Path
 
 from rhymeflow.config import Config, RewardFunction
@@ -68,8 +66,7 @@ def tried(
 
 def _value(pool: Pool, on_failure: str) -> str:
     while not (tasks := pool.poll(time.monotonic())):
-        deadline = pool.next_deadline() or math.inf
-        wait(pool.connections(), min(1.0, max(0.0, deadline - time.monotonic())))
+        pool.wait(1.0)
     [task] = tasks
     if task.error is not None:
         if on_failure == "stop":

@@ -6,7 +6,6 @@ While it serves, it makes progress at least every `WAIT_SECONDS`, however long u
 from __future__ import annotations
 
 import time
-from multiprocessing.connection import wait
 from typing import Any
 
 from rhymeflow.pool import Pool
@@ -26,11 +25,7 @@ class UserCodeWorker:
         """Receive messages, send answers, until `Shutdown`."""
         progress.has_started = True
         while not self._ending:
-            deadline, patience = self._pool.next_deadline(), WAIT_SECONDS
-            if deadline is not None:
-                patience = min(patience, max(0.0, deadline - time.monotonic()))
-            to_read: list[Any] = [self._connection, *self._pool.connections()]
-            wait(to_read, patience)
+            self._pool.wait(WAIT_SECONDS, self._connection)
             self.turn()
             progress.advance()
 

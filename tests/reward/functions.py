@@ -11,8 +11,6 @@ from pathlib import Path
 
 import neighbour  # the file beside this one
 
-ARGUMENTS: dict = {}
-
 
 def length(completions, **kwargs):
     return [len(completion) for completion in completions]
@@ -75,29 +73,16 @@ def _hangs_in_c():
     ctypes.PyDLL(None).sleep(3600)  # holds the interpreter's lock: no signal handler, no thread
 
 
-def _leaves_a_child():
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
-    Path(os.environ["CHILD_PID_FILE"]).write_text(str(child.pid))
-    time.sleep(3600)
+def _with_child(then, **options):
+    def does():
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], **options)
+        Path(os.environ["CHILD_PID_FILE"]).write_text(str(child.pid))
+        then()
 
-
-def _leaves_a_session():
-    child = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True
-    )
-    Path(os.environ["CHILD_PID_FILE"]).write_text(str(child.pid))
-    time.sleep(3600)
-
-
-def _dies_and_leaves_a_child():
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
-    Path(os.environ["CHILD_PID_FILE"]).write_text(str(child.pid))
-    os.kill(os.getpid(), signal.SIGKILL)
+    return does
 
 
 def _kills_its_parent():
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
-    Path(os.environ["CHILD_PID_FILE"]).write_text(str(child.pid))
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(3600)
 
@@ -142,10 +127,10 @@ ORDERS = {
     "hang awaiting": _awaits_forever,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "leave": lambda: os._exit(7),
-    "child": _leaves_a_child,
-    "session": _leaves_a_session,
-    "die with a child": _dies_and_leaves_a_child,
-    "kill the parent": _kills_its_parent,
+    "child": _with_child(_hangs),
+    "session": _with_child(_hangs, start_new_session=True),
+    "die with a child": _with_child(lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    "kill the parent": _with_child(_kills_its_parent),
     "wait": _waits_for_all_children,
     "huge": lambda: [1e308],
     "pid": lambda: [os.getpid()],
@@ -166,11 +151,10 @@ def flaky(completions, report, **kwargs):
 
 
 def flaky_death(completions, report, **kwargs):
-    path = Path(report[0])
-    if path.exists():
-        return [1.0]
-    path.touch()
-    os._exit(1)
+    try:
+        return flaky(completions, report)
+    except OSError:
+        os._exit(1)
 
 
 def counted(completions, counter, **kwargs):
