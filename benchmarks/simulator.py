@@ -79,7 +79,7 @@ def notes(args: argparse.Namespace) -> str:
 
 def measure(name: str, steps: int, _: int, run_dir: Path) -> tuple[Figures, Figures]:
     """Run, calibrate, run, simulate; return the real figures and the simulated ones."""
-    fitted_to, profile = (run_dir.with_name(f"calibrated{kind}") for kind in ("", ".json"))
+    fitted_to, profile = (run_dir.with_name(f"{run_dir.name}-fitted{end}") for end in ("", ".json"))
     calibrate(train(configure(name, steps, fitted_to, seed=1)), output=profile)
     config = configure(name, steps, run_dir)
     real = figures(training_rows(train(config)))
