@@ -30,8 +30,13 @@ from rhymeflow.reward.functions import BUILT_IN, Judge
 from rhymeflow.reward.trial import tried
 from rhymeflow.store import previous_run
 from rhymeflow.suites.metrics import check_best_metric
-from rhymeflow.suites.prompts import SuitePrompts, load_suites
-from rhymeflow.suites.sections import RUN, environment_sections, reward_sections
+from rhymeflow.suites.suite import (
+    RUN,
+    SuitePrompts,
+    environment_sections,
+    load_suites,
+    reward_sections,
+)
 from rhymeflow.utils.cores import can_stay_on
 from rhymeflow.utils.imported import check_file, names_file
 

@@ -33,7 +33,7 @@ from rhymeflow.pool import Pool
 from rhymeflow.reward.calls import Judged, RewardTask, reward_pool
 from rhymeflow.reward.components import WeightedSum, component_names
 from rhymeflow.reward.messages import RewardRequest, TrainerState
-from rhymeflow.suites.sections import RUN
+from rhymeflow.suites.suite import RUN
 from rhymeflow.utils import apart, pickled
 from tests.environments.test_rendering import ids, tokenizer
 from tests.environments.worlds import FILE as WORLDS

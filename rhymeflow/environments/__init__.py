@@ -15,8 +15,7 @@ from rhymeflow.data.encode import PromptEncoder, Tools
 from rhymeflow.data.prompts import PromptSource
 from rhymeflow.environments.base import Environment as Environment
 from rhymeflow.environments.base import Message as Message
-from rhymeflow.suites.sections import RUN, environment_sections, uses_environments
-from rhymeflow.suites.suite import of_run
+from rhymeflow.suites.suite import RUN, environment_sections, of_run, uses_environments
 from rhymeflow.utils.imported import check_file, names_file
 
 
@@ -39,7 +38,7 @@ def tool_schemas(config: Config) -> Tools:
 
 
 def all_tool_schemas(config: Config) -> dict[SuiteName, Tools]:
-    """The same of the run (`suites.sections.RUN`), and of each suite that it evaluates."""
+    """The same of the run (`suites.suite.RUN`), and of each suite that it evaluates."""
     found = {RUN: tool_schemas(config)}
     for each in of_run(config):
         has_own = each.suite.environments is not None

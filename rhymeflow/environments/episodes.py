@@ -33,7 +33,7 @@ from rhymeflow.environments.messages import (
 from rhymeflow.environments.rendering import ChatRenderer, TextRenderer, Unrenderable
 from rhymeflow.environments.tools import Schema
 from rhymeflow.pool import Message, Pool, Refused, Task
-from rhymeflow.suites.sections import RUN
+from rhymeflow.suites.suite import RUN
 from rhymeflow.utils.described import shown
 
 MAX_CONCURRENT = 256

@@ -1,15 +1,9 @@
 """The controller: makes events of what workers say, and messages of the coordinator's commands.
 
 Each turn of the loop receives everything that has arrived, appends it to the store (events and
-tokens), and only then lets the coordinator act on it. A `Tick` ends each round of events
-(`event_log.py`). A controller that is killed takes the end of its log with it, and its workers end
-with it, so nothing goes on that had been caused by what is lost. What workers read (a batch, a
-version) is committed before a message names it.
-
-Holds true: nothing here decides what the coordinator should: there is no rule about versions,
-buffers or loads. Tokens pass through to the store; text, rewards and weights come from workers.
-Knows no processes, no shared memory, no database and no torch: a runtime, a store, a learner group
-and an index are handed to it.
+tokens), and only then lets the coordinator act on it (`event_log.py`). What workers read (a batch,
+a version) is committed before a message names it. It decides nothing, and knows no processes, no
+shared memory and no torch.
 """
 
 from __future__ import annotations
@@ -43,7 +37,7 @@ from rhymeflow.runtime.retention import Retention
 from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.runtime.training import Training
-from rhymeflow.suites.prompts import SuitePrompts
+from rhymeflow.suites.suite import SuitePrompts
 from rhymeflow.workers import messages
 
 if TYPE_CHECKING:

@@ -1,14 +1,9 @@
 """Environments: prompts are opened and turns of the policy answered by the environment worker.
 
 The worker is sent the whole episode each time, and brings an environment to where it is if it has
-none that is; so nothing is lost with a worker, nor with this process. What an environment says when
-it begins is put after its prompt, for the whole group: its members have one prompt.
-
-Holds true: groups are reported in the order in which their prompts were drawn, so a run that is
-resumed draws those that were not reported, and no other; an answer is stored before it is reported;
-one that cannot be had ends the run or, where the configuration says so, is reported as such, and
-never becomes a number (law 6); what came of something that has ended meanwhile is passed over; what
-a lost worker had not answered is asked of the one that takes its place.
+none that is; so nothing is lost with a worker. What an environment says when it begins is put after
+its prompt, for the whole group. Groups are reported in the order in which their prompts were drawn.
+An answer that cannot be had never becomes a number (law 6).
 """
 
 from __future__ import annotations
@@ -39,7 +34,7 @@ from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.in_flight import Drawn, InFlight
 from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.throughput import Throughput
-from rhymeflow.suites.sections import RUN
+from rhymeflow.suites.suite import RUN
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.workers import messages
 

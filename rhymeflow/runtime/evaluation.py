@@ -14,7 +14,7 @@ from rhymeflow.core.events import Evaluated
 from rhymeflow.core.types import CUT, GroupId, InstanceId, SuiteName, TrajectoryId, Version
 from rhymeflow.runtime.in_flight import Drawn, InFlight
 from rhymeflow.suites.figures import Judged, figures, said
-from rhymeflow.suites.prompts import SuitePrompts
+from rhymeflow.suites.suite import SuitePrompts
 
 if TYPE_CHECKING:
     from rhymeflow.store.writer import SqliteTrajectoryStore

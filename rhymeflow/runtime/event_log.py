@@ -1,15 +1,9 @@
 """The run's log as the controller keeps it: events, then what is commanded upon them.
 
-Events are stored before the coordinator is told of them, and each command before it is carried out.
-Transactions span some turns: a controller that is killed takes the end of its log with it, but
-never a part from the middle. A version is on the disk before anything follows from it.
-
-Snapshots of the coordinator's state are taken where a replay is to begin: after so many events,
-with each checkpoint, when an attempt begins and when it ends in order. So little is replayed, and
-what another version of Rhymeflow has to understand of the log is the tail after the last of them.
-
-Holds true: a snapshot is of a moment at which all that was commanded is carried out, and names the
-last event that the coordinator was told of. Carries nothing out.
+Events are stored before the coordinator is told of them, and each command before it is carried out;
+a version is on the disk before anything follows from it. Snapshots of the coordinator's state are
+taken where a replay is to begin: after so many events, with each checkpoint, when an attempt begins
+and when it ends in order, at moments at which all that was commanded is carried out.
 """
 
 from __future__ import annotations

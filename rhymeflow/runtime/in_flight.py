@@ -1,12 +1,8 @@
 """Groups in flight: their prompts, and the tokens of their responses that are not stored yet.
 
 Tokens come in small parts, several times a second for each response, so that little is lost with an
-instance. They are put together here and stored when a segment ends: a new version, another
-instance, an interruption, the end, or a second that is over.
-
-Holds true: a response is read only after its tokens are stored; a segment is stored
-once; what has ended, or was aborted, is passed over when something late is heard of it. Knows
-nothing of processes or rewards.
+instance. They are stored when a segment ends: a new version, another instance, an interruption, the
+end, or a second that is over. What is heard of a response that is over is passed over.
 """
 
 from __future__ import annotations
@@ -32,8 +28,7 @@ from rhymeflow.data.prompts import Message, Prompt, opened, opening_of
 from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
-from rhymeflow.suites.prompts import SuitePrompts
-from rhymeflow.suites.sections import RUN
+from rhymeflow.suites.suite import RUN, SuitePrompts
 from rhymeflow.workers.messages import Continuation, Part
 
 if TYPE_CHECKING:

@@ -1,15 +1,9 @@
 """Which tokens of the log a run needs no more (`run.keep_tokens`), and when they are deleted.
 
 A learner that is restored trains again on the batches since the newest checkpoint; responses in
-flight go on from their tokens; drafts begin with the tokens stored last. Nothing else of a run
-reads tokens of groups that have ended.
-
-A checkpoint is complete only after its version is durably in the log. If the log's end is lost with
-the power, the newest checkpoint may be ahead of it all the same: the one before it is there then
-(`run.save_total_limit`), and what was pruned since is lost with the log's end, for the store prunes
-within its transactions.
-
-Holds true: what resuming may read stays. Knows nothing of how tokens are deleted.
+flight go on from their tokens; drafts begin with the tokens stored last. If the log's end is lost
+with the power, the newest checkpoint may be ahead of it, and what was pruned since is lost with
+it, for the store prunes within its transactions.
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
 """Rewards: complete responses go to the reward worker, events come back.
 
-Functions that are called per response get each one as it ends. Those that are called per group get
-the first `num_generations` members of it for which that was done, in one call: with their rewards
-the group is complete, so these are the members that are trained on, and what ends later is surplus.
-If that call fails, so has each of its members; where the coordinator lets the group go on with as
-many spare ones, these are judged in their place. Of a suite's group they get all members that can
-still be judged; one with a single member is judged by all functions at once.
-
-Holds true: the rewards of a group call are reported together, or none is; a reward is stored before
-it is reported; one that cannot be had ends the run or, where the configuration says so, is reported
-as such, and never becomes a number (law 6); what became of something that has ended meanwhile is
-passed over; what a lost worker had not answered is sent to the one that takes its place.
+Functions that are called per response get each one as it ends, those that are called per group the
+first `num_generations` members for which that was done: these are trained on, what ends later is
+surplus. If that call fails, spare members are judged in their place. Of a suite's group they get
+all members; one with a single member is judged by all functions at once. See law 6.
 """
 
 from __future__ import annotations
@@ -27,7 +20,7 @@ from rhymeflow.reward.components import WeightedSum
 from rhymeflow.reward.messages import TrainerState
 from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.in_flight import InFlight
-from rhymeflow.suites.sections import RUN, functions_of
+from rhymeflow.suites.suite import RUN, functions_of
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.workers import messages
 

@@ -1,17 +1,9 @@
 """The run's workers: starts them, watches over them, and puts others in the place of lost ones.
 
-Holds true:
-- a worker that is silent for `run.worker_timeout` seconds, or whose work stands still for so long
-  while it says that it lives, is ended and reported lost, as one that died is; it is watched from
-  when it is known where it runs;
-- an instance that is lost can be replaced under a new name (`rollout-0`, then `rollout-0.1`, ...),
-  on the same cores, `run.instance_restarts` times in all, and so can learner, history, rewards and
-  environments, each as often; a replaced one is gone, so it can say nothing any more;
-- the ranks of a learner are replaced together, for one alone can do nothing;
-- a worker that reports a defect ends the run; without the history worker the run continues, with
-  fewer drafts.
-
-Knows nothing of processes (that is the runtime's) or of what workers do.
+A worker that is silent for `run.worker_timeout` seconds, or whose work stands still for so long, is
+ended and reported lost, as one that died is. It is replaced under a new name, so it can say nothing
+any more; the ranks of a learner together. A worker that reports a defect ends the run, but for
+history, without which it drafts less.
 """
 
 from __future__ import annotations
@@ -32,7 +24,7 @@ from rhymeflow.runtime.base import (
     WorkerHandle,
     WorkerLost,
 )
-from rhymeflow.suites.sections import uses_environments
+from rhymeflow.suites.suite import uses_environments
 from rhymeflow.utils.cores import cores_of_ranks, usable_cores
 from rhymeflow.workers.messages import Alive, Failed, JoinRanks, RanksMeet
 

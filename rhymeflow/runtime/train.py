@@ -58,8 +58,7 @@ from rhymeflow.store.checkpoint_dirs import (
 from rhymeflow.store.damage import explained
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from rhymeflow.suites.prompts import SuitePrompts, load_suites
-from rhymeflow.suites.sections import RUN
+from rhymeflow.suites.suite import RUN, SuitePrompts, load_suites
 from rhymeflow.utils import shared_memory, stopping
 from rhymeflow.utils.faults import no_room, one_line
 from rhymeflow.workers.messages import Model

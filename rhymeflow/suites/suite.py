@@ -1,17 +1,18 @@
 """From section `eval` to suites as they are carried out: a configuration and prompts for each.
 
-Holds true: what a suite does not say is as in the run; held-out prompts are those of the run, and
-those of a generator that the run trains on are distinct from its training prompts. Loads no torch.
+What a suite does not say is as in the run. One reward worker and one environment worker serve a run
+and its suites, whose reward functions and environments stand side by side. Loads no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rhymeflow.config import Config, DataConfig, EvalSuite
-from rhymeflow.core.types import HELD_OUT
+from rhymeflow.config import Config, DataConfig, EnvironmentConfig, EvalSuite, RewardFunction
+from rhymeflow.core.types import HELD_OUT, SuiteName
+from rhymeflow.data.encode import PromptEncoder, Tokenizer, Tools
 from rhymeflow.data.files import read_rows
 from rhymeflow.data.generators import derived_seed, generate, is_generator
 from rhymeflow.data.load import EVAL_SIZE, GENERATED_COLUMN, load_prompts
@@ -140,3 +141,91 @@ def _configuration(config: Config, suite: EvalSuite) -> Config:
         "environment": environment,
     }
     return config.model_copy(update=update)
+
+
+# -- of a run and its suites -----------------------------------------------------------------------
+
+RUN: SuiteName = ""
+"""Names what the run itself has: no suite has this name, and one that brings no reward functions or
+environments of its own is judged and answered by the run's."""
+
+
+def reward_sections(config: Config) -> dict[SuiteName, tuple[RewardFunction, ...]]:
+    """Return the reward functions of the run, then of each suite that has some of its own."""
+    suites = {
+        each.name: each.config.reward.functions
+        for each in of_run(config)
+        if each.suite.functions is not None
+    }
+    return {RUN: config.reward.functions, **suites}
+
+
+def functions_of(config: Config, suite: SuiteName) -> range:
+    """Return the places of a suite's functions among all, in the order of `reward_sections`."""
+    sections = reward_sections(config)
+    wanted, first = suite if suite in sections else RUN, 0
+    for name, functions in sections.items():
+        if name == wanted:
+            return range(first, first + len(functions))
+        first += len(functions)
+    raise AssertionError(wanted)
+
+
+def environment_sections(config: Config) -> dict[SuiteName, EnvironmentConfig]:
+    """Return section `environment` of the run, then of each suite that has classes of its own."""
+    suites = {
+        each.name: each.config.environment
+        for each in of_run(config)
+        if each.suite.environments is not None
+    }
+    return {RUN: config.environment, **suites}
+
+
+def uses_environments(config: Config) -> bool:
+    """Whether responses have turns, of the run or of a suite that it evaluates."""
+    return any(section.is_used for section in environment_sections(config).values())
+
+
+@dataclass(frozen=True)
+class SuitePrompts:
+    """A suite with its prompts, and their tokens by row."""
+
+    suite: Suite
+    prompts: PromptSource
+    prompt_ids: list[list[int]]
+    encoder: PromptEncoder
+
+
+def load_suites(
+    config: Config,
+    held_out: PromptSource | None,
+    tokenizer: Tokenizer,
+    max_length: int,
+    tools: Mapping[SuiteName, Tools],
+) -> dict[SuiteName, SuitePrompts]:
+    """Read and encode the prompts of the suites that a run of `config` evaluates, by their names.
+
+    Args:
+        config: of the run.
+        held_out: the run's held-out prompts, where they are loaded already.
+        tokenizer: the model's.
+        max_length: the model's context.
+        tools: of each suite, what the chat template is told of them.
+
+    Raises:
+        UserError: prompts cannot be had, or do not fit the model.
+    """
+    found = {}
+    for suite in of_run(config):
+        longest = suite.config.rollout.max_completion_length
+        if longest >= max_length:
+            raise UserError(
+                f"suite {suite.name}: max_completion_length = {longest} leaves no room for a "
+                f"prompt in the model's context of {max_length} tokens"
+            )
+        data = suite.config.data
+        encoder = PromptEncoder(tokenizer, data, max_length - longest, tools.get(suite.name))
+        prompts = suite.prompts(held_out)
+        ids = [encoder.encode(prompts[row]) for row in range(len(prompts))]
+        found[suite.name] = SuitePrompts(suite, prompts, ids, encoder)
+    return found

@@ -3,9 +3,6 @@
 A transport that loses its connection and sends again what was not acknowledged may deliver messages
 twice, and late. So they are numbered: one whose number has come before is passed over. Both ends of
 a connection have to be channels.
-
-Holds true: what arrives is what the other end sent, in its order, each message once. Knows nothing
-of what is in them.
 """
 
 from __future__ import annotations

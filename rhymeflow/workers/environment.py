@@ -15,7 +15,7 @@ from rhymeflow.environments.messages import Answered, Opened, Rewarded
 from rhymeflow.environments.rendering import Unrenderable
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.pool import Pool
-from rhymeflow.suites.sections import environment_sections
+from rhymeflow.suites.suite import environment_sections
 from rhymeflow.utils import output
 from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.messages import (

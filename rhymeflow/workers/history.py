@@ -1,10 +1,8 @@
 """The history process: copies what the run has stored into the index that drafts come from.
 
-Answers to suites' prompts are among it: each evaluation is drafted by the one before.
-
-No worker waits for it, and what it does changes no token (law 3): a run whose history is late, torn
-or gone drafts less. It makes its index in its machine's shared memory and is the only one that
-writes to it; what it knows is in the store, so a successor knows it again. Loads no torch.
+Answers to suites' prompts are among it: each evaluation is drafted by the one before. No worker
+waits for it, and what it does changes no token (law 3). It alone writes to its index, in shared
+memory. What it knows is in the store, so a successor knows it again. Loads no torch.
 """
 
 from __future__ import annotations

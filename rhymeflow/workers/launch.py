@@ -1,13 +1,9 @@
-"""A worker in an interpreter of its own.
+"""A worker in an interpreter of its own: python -m rhymeflow.workers.launch FD ROLE NAME [openmp]
 
-    python -m rhymeflow.workers.launch FD ROLE NAME [openmp]
-
-Where a worker's libraries differ from the controller's (another environment, or libraries that must
-be there before the interpreter starts), it cannot be forked from the server of `processes`. It is
-started as a program then. FD is its end of the pipe; its first message is what `entry.enter` needs.
-
-With `openmp`, Intel's OpenMP is loaded before anything else if this environment has it, so nothing
-heavy is imported before that.
+Where a worker's libraries differ from the controller's, it cannot be forked from the server of
+`processes`. FD is its end of the pipe, whose first message is what `entry.enter` needs. `openmp`:
+Intel's OpenMP is loaded before anything else if this environment has it, so nothing heavy is
+imported before that.
 """
 
 from __future__ import annotations

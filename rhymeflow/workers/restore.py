@@ -1,14 +1,9 @@
 """The learner of a run that was trained before: from a checkpoint, by training on again.
 
-The newest checkpoint that the log knows of is loaded, and the batches since are read from the
-store and trained on once more, each under the configuration of its attempt; so the version that
-was published last exists again, and every response in flight stays what it was. On a CPU, or with
-deterministic kernels, the weights are the same to the last bit; the log has their checksum. What
-the log says was skipped is skipped, whatever its gradient is here.
-
-Holds true: a checkpoint that is ahead of the log (a loss of power took the log's end) is not used;
-when a run is resumed it is set aside, before another version has its number.
-Writes nothing. Knows nothing of processes.
+The newest checkpoint that the log knows of is loaded (one ahead of the log, whose end a loss of
+power took, is not), and the batches since are trained on once more, each under the configuration of
+its attempt; what the log says was skipped is skipped. On a CPU, or with deterministic kernels, the
+weights are the same to the last bit; the log has their checksum.
 """
 
 from __future__ import annotations

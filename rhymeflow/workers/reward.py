@@ -21,7 +21,7 @@ from rhymeflow.pool import Pool
 from rhymeflow.reward.calls import RewardTask, reward_pool
 from rhymeflow.reward.components import component_names
 from rhymeflow.reward.messages import RewardRequest
-from rhymeflow.suites.sections import reward_sections
+from rhymeflow.suites.suite import reward_sections
 from rhymeflow.utils import output
 from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.messages import ComputeReward, Message, NoReward, RewardComputed, send

@@ -1,21 +1,19 @@
-"""A rollout instance: an engine in a process of its own, carrying out numbered commands.
+"""A rollout instance: an engine in a process of its own, carrying out numbered commands in order.
 
-Holds true: commands are carried out in order, one delivered twice once; while what a pull needs is
-fetched the engine goes on, and the commands after the pull wait; a command that names what
-is not here passes it over; between two iterations of the engine nothing is half done; whatever is
-reported of a response, its tokens were sent before; its version never falls; after a pull the
-checksum of the weights is proved before a token is generated under them (law 5). Knows nothing of
-batches, staleness or rewards.
+While what a pull needs is fetched the engine goes on, and the commands after the pull wait. Tokens
+of a response are sent before anything is said of it; its version never falls; after a pull the
+checksum of the weights is proved before a token is generated under them (law 5).
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rhymeflow.config import Config, RolloutConfig
 from rhymeflow.core.commands import Abort, Evaluate, Interrupt, Pull, Route
@@ -29,14 +27,12 @@ from rhymeflow.core.events import (
 )
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.engine.base import Engine, Finished, NoiseKey, Request, Sampling
-from rhymeflow.suites.sections import RUN
-from rhymeflow.suites.suite import of_run
+from rhymeflow.suites.suite import RUN, of_run
 from rhymeflow.utils import progress
 from rhymeflow.weights.base import StoreLost, WeightReader
 from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.engines import make_engine, prepare
-from rhymeflow.workers.inbox import Inbox
 from rhymeflow.workers.messages import (
     Carried,
     ConnectWeights,
@@ -66,6 +62,30 @@ class Sent:
     tokens: int
     steps: int = 0
     drafted: int = 0
+
+
+class Inbox:
+    """Messages that arrive by `connection`, in their order, while some have to wait; but news of
+    another learner may be taken before what came earlier."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._later: deque[Any] = deque()
+
+    def next(self, wait: float) -> Any | None:
+        """The next message; None if none comes for so many seconds."""
+        if self._later:
+            return self._later.popleft()
+        return receive(self._connection) if self._connection.poll(wait) else None
+
+    def next_learner(self, wait: float) -> ConnectWeights | Shutdown | None:
+        """The next that says where weights are, or that the run ends; others stay for `next`."""
+        while self._connection.poll(wait):
+            message = receive(self._connection)
+            if isinstance(message, ConnectWeights | Shutdown):
+                return message
+            self._later.append(message)
+        return None
 
 
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:

@@ -14,7 +14,7 @@ from rhymeflow.environments.kinds import kind_of, load_kinds
 from rhymeflow.environments.rendering import ChatRenderer
 from rhymeflow.errors import UserError
 from rhymeflow.models.tokenizer import load_tokenizer
-from rhymeflow.suites.sections import RUN
+from rhymeflow.suites.suite import RUN
 from tests.environments.worlds import FILE
 
 

@@ -11,8 +11,7 @@ from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.data.stream import PromptStream
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.train import Loaded
-from rhymeflow.suites.prompts import SuitePrompts
-from rhymeflow.suites.suite import of_run
+from rhymeflow.suites.suite import SuitePrompts, of_run
 
 NUM_PROMPTS, HELD_OUT = 7, 2
 

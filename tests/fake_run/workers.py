@@ -21,7 +21,7 @@ from rhymeflow.reward.calls import Judged, RewardTask
 from rhymeflow.reward.components import component_names
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, UNFINISHED
 from rhymeflow.store.reader import TrajectoryReader
-from rhymeflow.suites.sections import reward_sections
+from rhymeflow.suites.suite import reward_sections
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.weights.base import SharedMemoryWeightHandle
 from rhymeflow.weights.proof import as_text

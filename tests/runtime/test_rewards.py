@@ -19,8 +19,7 @@ from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.throughput import Throughput
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from rhymeflow.suites.prompts import SuitePrompts
-from rhymeflow.suites.suite import of_run
+from rhymeflow.suites.suite import SuitePrompts, of_run
 from rhymeflow.workers.messages import NoReward, Part, RewardComputed
 
 SOURCE = [Prompt(row, "p", {"answer": row}) for row in range(2)]

@@ -13,14 +13,14 @@ from rhymeflow.errors import UserError
 from rhymeflow.runtime.resume_options import check_change
 from rhymeflow.suites.figures import Judged, figures
 from rhymeflow.suites.metrics import check_best_metric, figures_of, headlines, metrics_of
-from rhymeflow.suites.sections import (
+from rhymeflow.suites.suite import (
     RUN,
     environment_sections,
     functions_of,
+    of_run,
     reward_sections,
     uses_environments,
 )
-from rhymeflow.suites.suite import of_run
 
 MATH = {"name": "math", "n": 3, "steps": 2, "functions": [{"function": "math_verify"}]}
 GAME = {"name": "game", "steps": 5, "environments": [{"environment": "recipe:guess"}]}
