@@ -108,10 +108,10 @@ SMOLLM2 = replace(
 PEAKS = [
     # recipe, tokens of the micro-batch, MB at the peak of a step in float32 on a CPU:
     # `rhymeflow bench learner --parts memory --dtype float32`
-    ("demo", 4000, 310.3),
-    ("demo", 8000, 572.2),
-    ("smollm2", 500, 2932.2),
-    ("smollm2", 2000, 5418.6),
+    ("demo", 4000, 318.8),
+    ("demo", 8000, 567.7),
+    ("smollm2", 500, 2933),
+    ("smollm2", 2000, 5570),
 ]
 
 
