@@ -157,6 +157,11 @@ def family(pid: int) -> set[int]:
     return {pid}.union(*(family(int(child)) for child in children))
 
 
+def memory_of(pid: int) -> list[str]:
+    """Shared memory that a process or one of its descendants made."""
+    return [path.name for path in SHARED.iterdir() if owner(path.name) in family(pid)]
+
+
 def test_no_memory_is_left_when_the_controller_is_killed(tmp_path):
     config = tiny_config(tmp_path, learner={"max_steps": 10_000}, drafting={"window": "cost"})
     config_file = tmp_path / "config.yaml"
@@ -168,9 +173,9 @@ def test_no_memory_is_left_when_the_controller_is_killed(tmp_path):
     )
     try:
         wait_for(lambda: max(metrics.read(tmp_path / "run"), default=0) >= 1)
-        names = [path.name for path in SHARED.iterdir() if owner(path.name) in family(process.pid)]
+        wait_for(lambda: len(memory_of(process.pid)) == 2)  # weights and history
+        names = memory_of(process.pid)
     finally:
         process.kill()
         process.wait()
-    assert len(names) == 2, "weights and history"
     wait_for(lambda: not any((SHARED / name).exists() for name in names))

@@ -160,6 +160,8 @@ def test_the_audit_of_a_run_that_was_killed_allows_for_what_was_in_flight(run_di
         f"UPDATE trajectories SET trained = NULL WHERE group_id IN ({groups} AND kind = 'Train')",
         "UPDATE groups SET ending = NULL WHERE group_id IN (SELECT json_extract(body, '$.group')"
         " FROM commands WHERE event >= ? AND kind = 'Drop')",
+        "DELETE FROM segments WHERE version > (SELECT MAX(json_extract(body, '$.version'))"
+        " FROM events WHERE kind = 'VersionPublished' AND seq < ?)",  # held-out answers since
         "DELETE FROM commands WHERE event >= ?",
         "DELETE FROM events WHERE seq >= ?",
     ):
