@@ -235,8 +235,7 @@ class LearnerProcess:
             self._carry_out(first)
         elif self.connection.poll(SAVING_SECONDS if self._saver.is_busy else WAIT_SECONDS):
             self._carry_out(receive(self.connection))
-        else:
-            self._report_saved()
+        self._report_saved()
 
     def _carry_out(self, message: Sent) -> None:
         match message:
