@@ -87,6 +87,7 @@ class Histories:
         self._supervisor.end_history(loss.worker)
         if node.index is not None:  # of this machine; elsewhere it is freed with its worker
             self._free(node.index.name)
+            node.index = None
         if not any(each.node == name for each in self._supervisor.instances.values()):
             del self._nodes[name]
             self._warn(f"{loss.reason}; there is no instance beside it any more")

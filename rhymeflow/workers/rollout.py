@@ -214,7 +214,8 @@ class Instance:
                     self.weights = self.open_weights(message)
                     self._is_cut_off = False
             case UseDrafter():
-                self.engine.draft_from(message.index)
+                with suppress(FileNotFoundError):  # its worker is gone; the next one says so too
+                    self.engine.draft_from(message.index)
             case Shutdown():
                 self._ending = True
             case _:

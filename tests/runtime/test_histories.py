@@ -73,6 +73,9 @@ def test_one_that_is_lost_is_replaced_as_often_as_may_be(side):
     assert side.cluster.stopped == ["history"]
     assert side.freed == ["old"]
     assert side.cluster.workers["history.1"].node == "a"
+    late = side.supervisor.instances["rollout-1"]
+    side.histories.let_draft(late)
+    assert late.told == [], "what the old one left is gone"
     side.histories.hear("history.1", HistoryReady(handle("new")))
     side.histories.let_draft(first)
     assert first.told == [UseDrafter(handle("old")), UseDrafter(handle("new"))]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rhymeflow.config import DraftingConfig
 from rhymeflow.core.commands import Abort, Interrupt, Pull, Route
 from rhymeflow.core.events import (
     InstanceJoined,
@@ -20,6 +21,7 @@ from rhymeflow.core.events import (
     TrajectoryInterrupted,
 )
 from rhymeflow.core.types import TrajectoryId
+from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.objects import ObjectWeightStore
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
@@ -30,6 +32,7 @@ from rhymeflow.workers.messages import (
     ConnectWeights,
     Continuation,
     TokensGenerated,
+    UseDrafter,
     receive,
     send,
 )
@@ -180,6 +183,15 @@ def test_a_command_delivered_twice_is_carried_out_once(config, parameters, monke
     assert store.statuses[-1].number == 3
     assert set(store.versions) == {IDS[2]}
     assert store.totals.running == 1
+
+
+def test_an_index_whose_worker_is_gone_costs_drafts_alone(config, parameters, monkeypatch):
+    drafts = config.model_copy(update={"drafting": DraftingConfig(window="cost")})
+    side, store = Side("rollout-0", drafts, parameters, monkeypatch), Store()
+    send(side.ours, UseDrafter(IndexHandle("rf-nobody-has-this", 1, 1, 1)))
+    side.produce(IDS[0])
+    while not store.done:
+        store.take(side.turns(1))
 
 
 def test_what_is_not_there_is_passed_over(config, parameters, monkeypatch):
