@@ -183,13 +183,18 @@ class Storage:
 
     def attempts(self) -> dict[str, Beginning]:
         """Those that began to write here, oldest first."""
-        found = {name: self.get(f"{name}/beginning.json", Beginning) for name in self.names("")}
+        found = {name: self.began(name) for name in self.names("")}
         return {name: each for name, each in found.items() if each is not None}
+
+    def began(self, attempt: str) -> Beginning | None:
+        """What an attempt says of itself, if it is one."""
+        return self.get(f"{attempt}/beginning.json", Beginning)
 
     def backups(self, attempt: str, known: dict[str, Beginning], said: list[str]) -> list[Backup]:
         """The newest backup of an attempt that has all before it, and those, newest first."""
         found: list[Backup] = []
-        numbers = [int(name[:-5]) for name in self.names(attempt) if name[:-5].isdigit()]
+        names = (Path(name) for name in self.names(attempt))
+        numbers = [int(n.stem) for n in names if n.suffix == ".json" and n.stem.isdigit()]
         at = (attempt, max(numbers)) if numbers else known[attempt].previous
         while at is not None and at[0] in known:
             (name, number) = at
@@ -401,6 +406,8 @@ class BackupThread:
             self._ends_at = time.monotonic() + END_SECONDS
             self._due.set()
             self._thread.join(END_SECONDS + 1.0)
+        if self._defect is not None:
+            raise self._defect
 
     def _serve(self) -> None:
         try:
@@ -460,8 +467,11 @@ class BackupThread:
         """Copy the newest checkpoint and what is new; whether nothing is left to be copied."""
         if not self._attempt:
             self._begin(connection)
-        if (newest := max(self._storage.attempts())) != self._attempt:
-            raise Unreachable(f"{newest} goes on with this run, which is copied no further")
+        names = self._storage.names("")
+        if self._attempt not in names:
+            raise Unreachable(f"{self._attempt} is not there any more")
+        if later := [name for name in names if name > self._attempt and self._storage.began(name)]:
+            raise Unreachable(f"{later[-1]} goes on with this run, which is copied no further")
         ((published,),) = connection.execute(_PUBLISHED).fetchall() or [(0,)]
         every = checkpoints_up_to(self._run_dir / CHECKPOINTS, sys.maxsize)
         there = {each: path for each, path in every.items() if each <= published}

@@ -432,6 +432,29 @@ def test_a_backup_that_cannot_be_reached_is_said_once_and_tried_again(run, url, 
     assert time.monotonic() - began < 5, "at the end nobody waits long"
 
 
+def test_a_backup_that_is_deleted_is_said_and_costs_no_run(run, url):
+    run.go_on(8)
+    thread = BackupThread(run.path, url)
+    thread.start()
+    until(lambda: copied(run.path))
+    FlakyFileSystem().rm(url, recursive=True)
+    run.go_on(8)
+    thread.saved()
+    until(lambda: "is not there any more" in (thread.notice() or ""))
+    thread.close()
+
+
+def test_a_defect_of_the_last_backup_is_raised(run, url, monkeypatch):
+    run.go_on(8)
+    thread = BackupThread(run.path, url)
+    thread.start()
+    until(lambda: copied(run.path))
+    monkeypatch.setattr(backups, "read_rows", lambda *_: 1 / 0)
+    run.go_on(8)
+    with pytest.raises(ZeroDivisionError):
+        thread.close()
+
+
 @pytest.mark.slow
 def test_a_run_whose_machine_is_lost_goes_on_from_its_backup(tmp_path):
     """Killed with all its processes and its directory deleted: the same tokens and losses as a run
