@@ -41,7 +41,7 @@ def _add_inspect(add: Add) -> None:
     what = "step S: its metrics and groups; with --best, --worst: only of step S"
     sub.add_argument("--step", metavar="S", type=_whole, help=what)
     what = "group G: its prompt and its responses"
-    sub.add_argument("--group", metavar="G", type=_whole, help=what)
+    sub.add_argument("--group", metavar="G", type=_group, help=what)
     sub.add_argument("--json", action="store_true", help="the same as JSON (docs/inspecting.md)")
 
 
@@ -178,6 +178,11 @@ def _whole(text: str) -> int:
     if not text.isdecimal() or len(text) > 18:
         raise argparse.ArgumentTypeError(f"given {text!r}, should be a number from 0 on")
     return int(text)
+
+
+def _group(text: str) -> int:
+    """Groups of suites are numbered from -1 down."""
+    return -_whole(text[1:]) if text.startswith("-") else _whole(text)
 
 
 def _port(text: str) -> int:

@@ -28,8 +28,8 @@ _STRETCHES = """SELECT start, LENGTH(tokens) / 4, steps, drafted, accepted FROM 
     UNION ALL SELECT start, length, steps, drafted, NULL FROM pruned
         WHERE group_id > ?1 AND steps > 0"""
 _BY_PROMPT = f"""SELECT d.*,
-    (SELECT SUBSTR(prompt, 1, {SHOWN_PROMPT}) FROM main.groups g WHERE g.row = d.row
-        ORDER BY group_id LIMIT 1)
+    (SELECT SUBSTR(prompt, 1, {SHOWN_PROMPT}) FROM main.groups g
+        WHERE g.row = d.row AND g.suite IS NULL ORDER BY group_id LIMIT 1)
     FROM (SELECT row, MAX(epoch), MAX(group_id), SUM(sampled) AS sampled, SUM(steps) AS steps,
         SUM(drafted) FROM temp.summaries WHERE steps > 0 AND epoch > 0 GROUP BY row
         ORDER BY 1.0 * SUM(sampled) / SUM(steps) {{0}}, row LIMIT {PROMPTS}) d

@@ -15,6 +15,8 @@ from rhymeflow.store.reader import TrajectoryReader
 PAGE = 100
 LOOKED_AT = 100_000
 
+_COUNTS = """SELECT (SELECT COALESCE(MAX(seq), 0) FROM events),
+    (SELECT COALESCE(MAX(seq), 0) FROM commands)"""
 _JOINED = """SELECT json_extract(body, '$.instance') FROM events
     WHERE kind = 'InstanceJoined' AND seq > ?"""
 
@@ -33,10 +35,7 @@ class LogNames:
 
     def follow(self) -> None:
         """Look at what the log has more."""
-        ((events, commands),) = self.reader.query(
-            "SELECT (SELECT COALESCE(MAX(seq), 0) FROM events),"
-            " (SELECT COALESCE(MAX(seq), 0) FROM commands)"
-        )
+        ((events, commands),) = self.reader.query(_COUNTS)
         for found, statement, since in (
             (self.kinds, "SELECT DISTINCT kind FROM events WHERE seq > ?", self._events),
             (self.kinds, "SELECT DISTINCT kind FROM commands WHERE seq > ?", self._commands),
@@ -84,10 +83,6 @@ def listed(run: Run, asked: Asked) -> dict[str, Any]:
         "after": rows[-1][:3] if len(rows) == PAGE else end,
         "sql": sql(asked),
     }
-
-
-_COUNTS = """SELECT (SELECT COALESCE(MAX(seq), 0) FROM events),
-    (SELECT COALESCE(MAX(seq), 0) FROM commands)"""
 
 
 def sql(asked: Asked) -> str:

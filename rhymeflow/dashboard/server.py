@@ -186,7 +186,7 @@ def _without_port(host: str) -> str:
 
 
 def _part(request: Request, name: str) -> int:
-    return _number(request.path_params[name], name) or 0
+    return _signed(request.path_params[name], name) or 0
 
 
 def _window(request: Request) -> tuple[float | None, float | None]:
@@ -217,7 +217,7 @@ def _lines(request: Request) -> log.Asked:
         raise UserError(f"after = {after!r}: is no place in the log")
     return log.Asked(
         kind=given.get("kind", ""),
-        group=_number(given.get("group"), "group"),
+        group=_signed(given.get("group"), "group"),
         instance=given.get("instance", ""),
         text=given.get("text", ""),
         time=_seconds(given.get("time"), "time"),
@@ -235,6 +235,14 @@ def _seconds(text: str | None, name: str) -> float | None:
     if not math.isfinite(found) or found < 0:
         raise UserError(f"{name} = {text!r}: is no number of seconds")
     return found
+
+
+def _signed(text: str | None, name: str) -> int | None:
+    """Groups of suites are numbered from -1 down."""
+    if not text or not text.startswith("-"):
+        return _number(text, name)
+    found = _number(text[1:], name)
+    return None if found is None else -found
 
 
 def _number(text: str | None, name: str) -> int | None:

@@ -4,6 +4,7 @@ command that asks the same again."""
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rhymeflow.dashboard.run import Run
 from rhymeflow.learner.algorithms.advantages import decoupled_advantages, group_advantages
 from rhymeflow.observe import query
 from rhymeflow.observe.tokens import TokenTexts
+from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.store.previous_run import section_in_force
 from rhymeflow.store.reader import TrajectoryReader
 
@@ -45,10 +47,9 @@ def command(directory: Path, reader: TrajectoryReader, prompt: Any) -> str | Non
         if [message["role"] for message in prompt] != ["user"]:
             return None
         prompt = prompt[0]["content"]
-    steps = [path.name.removeprefix("step-") for path in directory.glob("checkpoints/step-*")]
-    newest = max((int(step) for step in steps if step.isdecimal()), default=None)
+    there = checkpoints_up_to(directory / CHECKPOINTS, sys.maxsize)
     model, rollout, data = (section_in_force(reader, n) for n in ("model", "rollout", "data"))
-    asked = model.name if newest is None else str(directory / f"checkpoints/step-{newest}")
+    asked = str(there[max(there)]) if there else model.name
     options = ["--temperature", f"{rollout.temperature:g}"]
     options += ["--max-tokens", str(rollout.max_completion_length)]
     if data.system_prompt is not None:

@@ -84,7 +84,7 @@ def parse(text: str) -> TrajectoryId:
     Raises:
         UserError: that is no name of one.
     """
-    match = re.fullmatch(r"(\d+)\.(\d+)", text)
+    match = re.fullmatch(r"(-?\d+)\.(\d+)", text)
     if match is None:
         raise UserError(f"--trajectory {text}: is not GROUP.MEMBER, such as 12.3")
     return TrajectoryId(int(match[1]), int(match[2]))
@@ -226,7 +226,7 @@ def _show_group(group: Record, console: Console) -> None:
 def _ending_of_group(group: Record) -> str:
     if group["step"] is not None:
         return f"trained on in step {group['step']}"
-    return "open" if group["ending"] is None else f"{group['ending']}: {group['ending_reason']}"
+    return _ended(group)
 
 
 # -- a response ------------------------------------------------------------------------------------
@@ -256,6 +256,11 @@ def _show_trajectory(response: Record, console: Console) -> None:
     console.print(_segments(response))
 
 
+def _ended(of: Record) -> str:
+    """How a group ended, or that of a response, if it was not trained on."""
+    return ": ".join(filter(None, (of["ending"], of["ending_reason"]))) or "open"
+
+
 def _length(response: Record) -> str:
     if response["length"] is None:
         return f"{sum(each['length'] for each in response['segments'])} tokens so far"
@@ -263,10 +268,8 @@ def _length(response: Record) -> str:
 
 
 def _ending(response: Record) -> str:
-    if response["ending"] is None:
-        return "open"
     if response["ending"] != "consumed":
-        return f"{response['ending']}: {response['ending_reason']}"
+        return _ended(response)
     if response["step"] is None:
         return "aborted: its group did not need it"
     age = response["step"] - 1 - min(each["version"] for each in response["segments"])

@@ -32,8 +32,8 @@ it before that, upon Ctrl-C or an error. `killed`: its controller was gone befor
 SUMMARY = "summary.json"
 KINDS: tuple[Kind, ...] = ("best", "worst")
 
-NO_DIFFERENCE = ("run.output_dir", "simulation")
-"""Where a run lies, and what has no part in one."""
+NO_DIFFERENCE = ("run.output_dir", "run.backup", "simulation")
+"""Where a run and its copy lie, and what has no part in one."""
 _LACKING = "(no such field)"
 MAX_EPOCHS = 200
 """Groups of the same prompt that are named, the first ones."""
@@ -124,7 +124,8 @@ _ACCEPTED = """SELECT accepted, LENGTH(tokens) / 4, steps FROM segments
     WHERE group_id = ? AND member = ? ORDER BY start"""
 _SIBLINGS = """SELECT member FROM segments WHERE group_id = ?1
     UNION SELECT member FROM pruned WHERE group_id = ?1 ORDER BY member"""
-_EARLIER = f"""SELECT group_id, epoch FROM groups WHERE row = ? AND epoch < ?
+_EARLIER = f"""SELECT group_id, epoch FROM groups WHERE row = ?1 AND epoch < ?2
+    AND suite IS (SELECT suite FROM groups WHERE group_id = ?3)
     ORDER BY epoch DESC, group_id DESC LIMIT {MAX_EARLIER}"""
 _SEGMENT = ("start", "length", "version", "instance", "steps", "drafted")
 
@@ -407,7 +408,7 @@ def response(run_dir: Path, reader: TrajectoryReader, trajectory: TrajectoryId) 
         learner, flags = _learner(reader, trajectory)
         accepted = _accepted(reader, trajectory)
         siblings = reader.query(_SIBLINGS, trajectory.group)
-        earlier = reader.query(_EARLIER, details.row, details.epoch)
+        earlier = reader.query(_EARLIER, details.row, details.epoch, trajectory.group)
     return {
         "directory": str(run_dir),
         "group": trajectory.group,

@@ -191,8 +191,12 @@ def test_the_log(seen: Seen, address: str) -> None:
     page = seen.page
     seen.open(f"{address}#/one/log")
     assert page.locator("tbody tr").count() == 100
-    page.get_by_role("button", name="more").click()
-    rows(page, 200)
+    for count in (200, 300, 400):
+        page.get_by_role("button", name="more").click()
+        rows(page, count)
+    numbers = page.locator("tbody tr:not(.command) td:nth-child(2)").all_inner_texts()
+    found = [int(each.replace(",", "")) for each in numbers]
+    assert found == sorted(set(found)), "each line once"
     page.get_by_label("kind").select_option("Train")
     rows(page, 8)
     page.get_by_role("button", name="copy as SQL").click()

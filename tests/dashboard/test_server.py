@@ -174,6 +174,21 @@ def test_drafts_by_the_position_of_tokens(tmp_path: Path) -> None:
     assert first["acceptance_rate"] == pytest.approx((32 - 27.8) / (27.8 * 8 / 16))
 
 
+def test_a_prompt_that_drafted_is_that_of_training(tmp_path: Path) -> None:
+    """Rows count from 0 in each source, so a suite may have the same."""
+    begun(tmp_path)
+    with stored(tmp_path) as store:
+        for number in (1, 2):
+            group(store, number, row=0, epoch=number - 1, prompt="trained")
+            segment(store, (number, 0), 20, steps=16, drafted=8)
+        answered(store, -1, [0.5], row=0)
+    with serving([Run(tmp_path, "one")]) as client:
+        [best] = client.ask("runs/one/drafts")["best"]
+        assert client.ask("runs/one/groups/-1")["group"] == -1
+        assert client.ask("runs/one/trajectories/-1/0")["group"] == -1
+    assert best["prompt"] == "trained"
+
+
 @pytest.mark.parametrize(
     ("path", "query", "said"),
     [

@@ -25,6 +25,7 @@ from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.schema import ENVIRONMENT
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.observe.runs import begun, finished, group, make_run, segment, stored
+from tests.store.stores import answered
 
 ACTS = "\x1b[31m\u3053\u3093 \u202e \x9b5m\x7f \U0001f600 e\u0301\n" * 40
 
@@ -285,6 +286,18 @@ def test_one_trajectory_in_full(tmp_path: Path) -> None:
     assert ["5-13", "2", "rollout-0", "-0.500", "1.80", "9", "44.4%"] in cells(text)
     assert "aborted: reward failed: boom" in shown(tmp_path, trajectory="8.1")
     assert "open" in shown(tmp_path, trajectory="9.0")
+
+
+def test_a_group_of_a_suite(tmp_path: Path) -> None:
+    with stored(make_run(tmp_path)) as store:
+        answered(store, -1, [0.25, 0.5], row=4, version=2)
+    text = shown(tmp_path, trajectory="-1.1")
+    assert "evaluated" in text
+    assert "None" not in text
+    assert "0.500" in shown(tmp_path, group=-1)
+    assert found(tmp_path, trajectory="-1.1")["earlier"] == [], "groups of training are others"
+    assert cli.main(["inspect", str(tmp_path), "--group", "-1"]) == 0
+    assert cli.main(["inspect", str(tmp_path), "--trajectory", "-1.0"]) == 0
 
 
 def test_a_response_in_which_an_environment_answered(tmp_path: Path) -> None:

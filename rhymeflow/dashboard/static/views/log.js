@@ -11,16 +11,16 @@ export async function show(main, now) {
   const choice = (name, values) => h("label", {}, `${name} `, h("select", { onchange: set(name) },
     ["", ...values].map((each) => h("option", { value: each, selected: each === (given[name] ?? "") }, each || "any"))));
   const lines = h("tbody", {}, found.rows.map((each) => line(each, now)));
-  const more = h("button", { hidden: !found.after, onclick: () => go(found) }, "more");
+  const more = h("button", { hidden: !found.after, onclick: go }, "more");
+  let after = found.after;
 
-  async function go(before) {
+  async function go() {
     more.disabled = true;
-    const next = await ask(`runs/${now.run}/log`, { ...given, after: before.after.join(",") });
+    const next = await ask(`runs/${now.run}/log`, { ...given, after: after.join(",") });
+    after = next.after;
     lines.append(...next.rows.map((each) => line(each, now)));
-    more.hidden = !next.after;
+    more.hidden = !after;
     more.disabled = false;
-    more.onclick = null;
-    more.replaceWith(Object.assign(more.cloneNode(true), { onclick: () => go(next) }));
   }
 
   const shown = table(["time", "event", "", "what", "fields"], []);
@@ -30,7 +30,7 @@ export async function show(main, now) {
     h("p", {}, `${number(found.events)} events, ${number(found.commands)} commands`),
     h("form", { class: "controls", onsubmit: (event) => event.preventDefault() },
       choice("kind", found.kinds), choice("instance", found.instances),
-      h("label", {}, "group ", h("input", { type: "number", min: 0, value: given.group ?? "", onchange: set("group") })),
+      h("label", {}, "group ", h("input", { type: "number", value: given.group ?? "", onchange: set("group") })),
       h("label", {}, "text ", h("input", { type: "search", value: given.text ?? "", onchange: set("text") })),
       h("label", {}, "from second ", h("input", { type: "number", min: 0, value: given.time ?? "", onchange: set("time") })),
       h("button", { type: "button", onclick: () => navigator.clipboard.writeText(found.sql) }, "copy as SQL")),
