@@ -21,7 +21,6 @@ from rhymeflow.core.events import (
     RewardFailed,
 )
 from rhymeflow.core.types import (
-    HELD_OUT,
     FinishReason,
     GroupId,
     InstanceId,
@@ -31,7 +30,7 @@ from rhymeflow.core.types import (
 )
 from rhymeflow.errors import UserError
 from rhymeflow.runtime.evaluation import Evaluations
-from rhymeflow.runtime.in_flight import Drawn, InFlight
+from rhymeflow.runtime.in_flight import Drawn, InFlight, group_name
 from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.throughput import Throughput
 from rhymeflow.suites.suite import RUN
@@ -123,12 +122,10 @@ class Environments:
         if not self._sections[drawn.suite].config.classes:
             yield from self._create(drawn, "")
             return
-        key, row = f"group {drawn.group}", drawn.prompt.row
+        row = drawn.prompt.row
+        key = group_name(drawn.group, drawn.suite, row, drawn.version)
         if drawn.suite == RUN:
             self._pending[drawn.group] = drawn, None
-        else:
-            of = "held-out row" if drawn.suite == HELD_OUT else f"suite {drawn.suite}, row"
-            key = f"{of} {row} (group {drawn.group}, version {drawn.version})"
         about = row, drawn.epoch, drawn.prompt.prompt, drawn.prompt.columns
         episode = messages.Episode(key, *about, [], [], suite=drawn.suite)
         self._put(drawn, messages.OpenEpisode(episode))
@@ -175,6 +172,7 @@ class Environments:
             episode, _ = self._episode(trajectory)
             self._put(trajectory, messages.JudgeEpisode(episode))
         else:
+            self.close([trajectory])
             self._rewards.ask(trajectory, {})
 
     def close(self, trajectories: Iterable[TrajectoryId]) -> None:
@@ -240,8 +238,6 @@ class Environments:
         took = figures.seconds, figures.calls, figures.failed_calls
         if isinstance(message, messages.EpisodeOver):
             self.finished(trajectory, message.reason)
-            if not self._section(trajectory).config.classes:
-                self._close([message.key])
             yield EpisodeEnded(trajectory, message.turn, message.reason, *took)
             return
         length = self._in_flight.observe(trajectory, message.tokens)

@@ -105,7 +105,7 @@ class Evaluations:
             groups, n = each.groups.values(), each.suite.suite.n
             yield tuple(TrajectoryId(group, member) for group in groups for member in range(n))
             for group in groups:
-                self._end(group, asked)
+                self._in_flight.give_up(group, asked)
             del self._in_progress[name, asked]
 
     def begin(self, instance: InstanceId, suite: SuiteName, version: Version) -> list[Drawn]:
@@ -123,7 +123,8 @@ class Evaluations:
         """A prompt has become a group."""
         evaluation, row = self._in_progress.get((drawn.suite, drawn.version)), drawn.prompt.row
         if evaluation is None or row not in evaluation.opening:
-            self._end(drawn.group, drawn.version)
+            assert drawn.version is not None
+            self._in_flight.give_up(drawn.group, drawn.version)
             return
         evaluation.opening.discard(row)
         evaluation.groups[row] = drawn.group
@@ -150,7 +151,7 @@ class Evaluations:
     ) -> Iterator[Evaluated]:
         """Receive what an answer is worth; `last_turn`: its text."""
         evaluation, group = self._of(trajectory), self._in_flight[trajectory.group]
-        sampled = len(self._in_flight.tokens(trajectory)) - sum(
+        sampled = self._in_flight.num_stored(trajectory) - sum(
             end - start for start, end in self._in_flight.turns(trajectory)
         )
         vote = said(last_turn, evaluation.suite.suite.suite.answer_pattern)
@@ -216,9 +217,3 @@ class Evaluations:
         group = self._in_flight[trajectory.group]
         assert group.evaluates is not None
         return self._in_progress[group.suite, group.evaluates]
-
-    def _end(self, group: GroupId, version: Version | None) -> None:
-        assert version is not None
-        self._in_flight.end(group)
-        reason = "its evaluation was given up"
-        self._store.put_ending(group, "aborted", version=version, reason=reason)

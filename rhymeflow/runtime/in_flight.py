@@ -140,10 +140,7 @@ class InFlight:
     def group_name(self, group_id: GroupId) -> str:
         """The same of a group."""
         group = self._groups[group_id]
-        if group.suite == RUN:
-            return f"group {group_id}"
-        of = "held-out row" if group.suite == HELD_OUT else f"suite {group.suite}, row"
-        return f"{of} {group.prompt.row} (group {group_id}, version {group.evaluates})"
+        return group_name(group_id, group.suite, group.prompt.row, group.evaluates)
 
     def begin_at(self, next_group: GroupId, num_drawn: int, now: Version) -> None:
         """Continue an earlier attempt, which took `num_drawn` prompts from the data.
@@ -159,8 +156,7 @@ class InFlight:
             if suite in self._suites and version == now:
                 self.of_suites[group] = suite, version
             else:
-                reason = "its evaluation was given up"
-                self._store.put_ending(group, "aborted", version=now, reason=reason)
+                self._give_up(group, now)
 
     def restore(self, aborted: Mapping[GroupId, Iterable[int]]) -> None:
         """Take up groups where they are stored, and those `of_suites`.
@@ -252,6 +248,15 @@ class InFlight:
         of = self._prompts if suite == RUN else self._suites[suite]
         return of.encoder.encode(prompt)
 
+    def give_up(self, group: GroupId, version: Version) -> None:
+        """The evaluation of `version` that a suite's group is of goes on no further."""
+        self.end(group)
+        self._give_up(group, version)
+
+    def _give_up(self, group: GroupId, version: Version) -> None:
+        reason = "its evaluation was given up"
+        self._store.put_ending(group, "aborted", version=version, reason=reason)
+
     def end(self, group: GroupId) -> None:
         """The group has ended; what there is of it is stored."""
         for member in list(self._groups[group].open):
@@ -270,7 +275,7 @@ class InFlight:
             self.seal(part.trajectory)
             segment = None
         if segment is None:
-            assert part.start == self._num_stored(part.trajectory), (instance, part)
+            assert part.start == self.num_stored(part.trajectory), (instance, part)
             open_segments[member] = Segment(
                 instance,
                 part.version,
@@ -308,7 +313,7 @@ class InFlight:
             )
             group.stored.setdefault(trajectory.member, array("i")).extend(segment.tokens)
             group.versions[trajectory.member] = segment.version
-        return self._num_stored(trajectory)
+        return self.num_stored(trajectory)
 
     def observe(self, trajectory: TrajectoryId, tokens: list[int]) -> int:
         """Store what an environment answered; return how many tokens the response has."""
@@ -376,7 +381,8 @@ class InFlight:
             self.seal(trajectory)
             self._groups[trajectory.group].aborted.add(trajectory.member)
 
-    def _num_stored(self, trajectory: TrajectoryId) -> int:
+    def num_stored(self, trajectory: TrajectoryId) -> int:
+        """How many tokens of a response are stored."""
         return len(self._groups[trajectory.group].stored.get(trajectory.member, ()))
 
 
@@ -384,3 +390,11 @@ def _opening(prompt: Prompt, stored: str) -> str | None:
     """What an environment put after the prompt, of which this is stored; None: it is another."""
     whole = stored if isinstance(prompt.prompt, str) else json.loads(stored)
     return opening_of(prompt.prompt, whole)
+
+
+def group_name(group: GroupId, suite: SuiteName, row: int, version: Version | None) -> str:
+    """What names a group where it is asked about, for users too."""
+    if suite == RUN:
+        return f"group {group}"
+    of = "held-out row" if suite == HELD_OUT else f"suite {suite}, row"
+    return f"{of} {row} (group {group}, version {version})"

@@ -20,7 +20,7 @@ from rhymeflow.runtime.throughput import Throughput
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.suites.suite import SuitePrompts, of_run
-from rhymeflow.workers.messages import NoReward, Part, RewardComputed
+from rhymeflow.workers.messages import CloseEpisodes, NoReward, Part, RewardComputed
 
 SOURCE = [Prompt(row, "p", {"answer": row}) for row in range(2)]
 ALONE = {"function": "exact_match", "weight": 10.0}
@@ -54,6 +54,7 @@ class Run:
         }
         self.in_flight = InFlight(self.store, prompts, suites)
         self.sent, self.evaluated, self.logged, self.generating = [], [], [], []
+        self.closed = []
         self.evaluations = Evaluations(
             suites,
             self.in_flight,
@@ -72,7 +73,7 @@ class Run:
         )
         throughput = Throughput()
         self.environments = Environments(
-            None, self.in_flight, self.evaluations, self.rewards, throughput, config
+            self.closed.append, self.in_flight, self.evaluations, self.rewards, throughput, config
         )
         self.in_flight.add(self.in_flight.draw())
 
@@ -413,3 +414,10 @@ def test_what_functions_log_is_handed_on(start):
     answer = RewardComputed(message.key, texts, [{"rank": 1.0}] * 3, noted=noted)
     list(run.rewards.take(answer))
     assert run.logged == [(noted, "")]
+
+
+def test_tools_of_a_response_that_is_over_are_closed_whatever_ended_it(start):
+    run = start(ALONE)
+    run.in_flight[0].turns_ended[1] = 1  # its environment was asked once
+    run.finish(0, 1)
+    assert run.closed == [CloseEpisodes(["trajectory 0.1"])]
