@@ -51,6 +51,11 @@ class PackedProducts(TorchFunctionMode):
             if type(layer) is nn.Linear and _can_pack(layer.weight)
         }
 
+    @property
+    def has_any(self) -> bool:
+        """Whether there are any; else torch need not ask."""
+        return bool(self._by_weight)
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

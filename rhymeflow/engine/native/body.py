@@ -8,6 +8,7 @@ torch's own functions a layer, on CPUs; every other model is run by its own modu
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -64,7 +65,8 @@ class Modules:
 
     def refresh(self) -> None:
         """See `Body`."""
-        self._products = PackedProducts(self._body)
+        packed = PackedProducts(self._body)
+        self._products = packed if packed.has_any else nullcontext()
 
 
 class _Layer(NamedTuple):

@@ -13,7 +13,6 @@ from rhymeflow.config import Config
 from rhymeflow.core.types import Version
 from rhymeflow.cpu import choice
 from rhymeflow.engine.base import Finished, Limits, Load, Request
-from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.cpu_attention import CpuAttention
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.histospec.draft import DraftStats
@@ -46,7 +45,6 @@ def load_kernels(config: Config) -> None:
 def rehearse(dtype: torch.dtype, head_dim: int) -> None:
     """Load or compile what an engine on a CPU runs, whatever the model."""
     CpuAttention(dtype, head_dim)
-    noise.draw(torch.zeros(1, 1), noise.row_keys([0], [0], torch.device("cpu")))
 
 
 class NativeEngine:

@@ -68,7 +68,11 @@ class InstalledWeights:
                 something else.
         """
         held, self._held = self._held, None
-        if self._unpacked is None and held is not None and self._can_take_changes(reader, held):
+        if (
+            self._unpacked is None
+            and held is not None
+            and self._can_take_changes(reader, held, want)
+        ):
             self._unpacked = Unpacked(self._places, self._manifest)
         if self._unpacked is None:
             pull = partial(until_whole, partial(self._pull_whole, reader, compare))
@@ -77,7 +81,7 @@ class InstalledWeights:
             self._held = self._pull_changes(self._unpacked, reader, want, compare)
         return self._held
 
-    def _can_take_changes(self, reader: WeightReader, held: Pulled) -> bool:
+    def _can_take_changes(self, reader: WeightReader, held: Pulled, want: Version | None) -> bool:
         """Whether the reader knows any, and this process has the weights whole, as published."""
         dtypes = {spec.name: getattr(torch, spec.dtype) for spec in self._manifest}
         fits = not any(target.is_split for target in self._targets) and all(
@@ -85,7 +89,7 @@ class InstalledWeights:
             for target in self._targets
             for name in target.parts
         )
-        return fits and reader.changes(held, None) is not None
+        return fits and reader.changes(held, want) is not None
 
     def _pull_changes(
         self, unpacked: Unpacked, reader: WeightReader, want: Version | None, compare: bool
