@@ -119,7 +119,7 @@ def trained(mean: float, args: argparse.Namespace) -> tuple[float, float]:
             "run.output_dir": run_dir,
             "run.eval_steps": 0,
         }
-        times = published(fields, command=("-m", "rhymeflow", "train", args.recipe))
+        times = published(args.recipe, fields)
         with closing(TrajectoryReader(run_dir / "events.db")) as log:
             ((tokens,),), ((answer,),) = log.query(_TOKENS), log.query(_ANSWERS)
     assert len(times) == args.steps

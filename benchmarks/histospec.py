@@ -36,8 +36,6 @@ REQUESTS = {1: 4, 8: 32, 32: 64, 64: 64, 128: 128}
 WARM_UP = 2
 """Measurements that are not counted: iteration times and acceptance are learned."""
 
-EPOCH_STEPS = 16
-"""Steps of the demo recipe in one epoch."""
 UNCOUNTED = 2
 """Steps at the end that are not counted."""
 RATIOS = {
@@ -252,7 +250,7 @@ def one_run(window: str, steps: int, _: int, run_dir: Path) -> Figures:
     fields = {
         "drafting.window": window,
         "learner.max_steps": str(steps),
-        "run.eval_steps": str(EPOCH_STEPS),
+        "run.eval_steps": str(STEPS["demo"]),
         "run.report_to": "[]",
         "run.output_dir": str(run_dir),
     }
@@ -267,13 +265,13 @@ def ratio(ours: list[Figures], theirs: list[Figures], name: str) -> float:
 def figures(rows: list[dict[str, Any]], steps: int) -> Figures:
     """The figures of one run, from the metrics of its steps."""
     assert len(rows) == steps, f"{len(rows)} steps"
-    assert steps > EPOCH_STEPS + UNCOUNTED + 1, "no step of the second epoch is counted"
-    later = rows[EPOCH_STEPS : steps - UNCOUNTED]
+    assert steps > STEPS["demo"] + UNCOUNTED + 1, "no step of the second epoch is counted"
+    later = rows[STEPS["demo"] : steps - UNCOUNTED]
     busy = sum(row["step_time"] * (1 - row["idle/rollout"]) for row in later)
     generated = sum(row["step_time"] * row["rollout/tokens_per_s"] for row in later)
     return {
         "steps/s": _rate(rows, 0, steps - UNCOUNTED),
-        "steps/s, later epochs": _rate(rows, EPOCH_STEPS - 1, steps - UNCOUNTED),
+        "steps/s, later epochs": _rate(rows, STEPS["demo"] - 1, steps - UNCOUNTED),
         "rollout tokens/s, later epochs": generated / busy,
         **{name: mean(later, name) or 0.0 for name in ("idle/rollout", "idle/learner")},
         **_drafts(later),

@@ -12,7 +12,6 @@ import argparse
 import functools
 import itertools
 import json
-import statistics
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -233,11 +232,7 @@ def _rows(
         base = "vllm" if name.startswith("vllm") else "none"
         if name not in ("none", "vllm"):
             ratios = [a / b for a, b in zip(each, values[base], strict=True)]
-            row |= {
-                "ratio": round(statistics.median(ratios), 3),
-                "least": round(min(ratios), 3),
-                "greatest": round(max(ratios), 3),
-            }
+            row |= harness.spread("ratio", ratios, 3)
             pairs = zip(told[name], told[base], strict=True)
             same = [a == b for x, y in pairs for a, b in zip(x["tokens"], y["tokens"], strict=True)]
             # vLLM's own sampler draws anew each time.

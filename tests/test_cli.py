@@ -283,8 +283,7 @@ def test_a_short_demo_and_a_look_at_it(tmp_path: Path) -> None:
     narrow = {**os.environ, "COLUMNS": "80"}
     shown = command("inspect", "run", cwd=tmp_path, env=narrow)
     assert shown.returncode == 0, shown.stderr
-    assert "Steps" in shown.stdout
-    assert shown.stdout.index("held-out reward") < shown.stdout.index("Steps")
+    assert shown.stdout.index("held-out reward") < shown.stdout.index("Best responses")
     assert max(map(cell_len, shown.stdout.splitlines())) <= 80
     shown = command("inspect", "run", "--trajectory", "0.1", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr

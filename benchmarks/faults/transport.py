@@ -26,14 +26,13 @@ class Transport:
     ) -> None:
         self._rng, self._twice, self._late, self._seconds = rng, twice, late, seconds
         self._unacknowledged: deque[bytes] = deque(maxlen=MEMORY)
-        self.num_twice = self.num_late = 0
-        """Messages that were delivered again, and delays, so far."""
+        self.num_twice = 0
+        """Messages that were delivered again, so far."""
 
     def delay(self) -> float:
         """Seconds that the channel stands still before the next message."""
         if self._rng.random() >= self._late:
             return 0.0
-        self.num_late += 1
         mean, most = self._seconds
         return min(self._rng.expovariate(1 / mean), most)
 

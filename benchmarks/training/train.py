@@ -37,15 +37,6 @@ QUIET = {
 }
 """Settings of runs whose speed is measured: no evaluation, no checkpoints, no reports."""
 
-IN_TURNS: Mapping[str, object] = {
-    "schedule.name": "synchronous",
-    "rollout.cpus": "[[0]]",
-    "learner.cpus": "[1]",
-    "run.eval_steps": 0,
-}
-"""Settings of runs whose steps are timed beside something else: rollout and training take turns, a
-core each, so that no step waits for another."""
-
 
 def pinned(num_instances: int) -> dict[str, str]:
     """Settings that give the learner the first core and the instances the others, round robin.
@@ -91,15 +82,13 @@ def train(
     return run_dir
 
 
-def published(
-    fields: Mapping[str, object], *, command: Sequence[str] = ("-m", "rhymeflow", "train", "demo")
-) -> list[float]:
+def published(recipe: str, fields: Mapping[str, object]) -> list[float]:
     """Seconds from the beginning of a run, with these options, to each of its versions.
 
-    `fields` has the run directory. `command`: what Python is to run.
+    `fields` has the run directory.
     """
     options = [part for name, value in fields.items() for part in (f"--{name}", str(value))]
-    call([sys.executable, *command, *options])
+    call([sys.executable, "-m", "rhymeflow", "train", recipe, *options])
     return log.read(Path(str(fields["run.output_dir"]))).published
 
 

@@ -62,8 +62,7 @@ class EpisodeTask(Task):
     ) -> None:
         super().__init__(episode.key)
         self.episode, self.environment = episode, kind.name
-        prompt, columns = episode.prompt, episode.columns
-        self._opening = Opening(kind.number, seed, prompt, columns, episode.opening)
+        self._opening = Opening(kind.number, seed, episode.prompt, episode.columns)
         self._renderer = kind.text if is_text else kind.chat
         self._wants, self._room, self._max_turns = wants, room, kind.max_turns
         self.stays = wants != "reward"
@@ -105,9 +104,9 @@ class EpisodeTask(Task):
         return None
 
     def _check_opening(self, text: str) -> None:
-        if text == self._opening.text:
+        if text == self.episode.opening:
             return
-        if self._opening.text:
+        if self.episode.opening:
             raise Refused("is not reproducible: it returned other text the first time")
         raise Refused(f"returned {shown(text)}, which is not in the prompt")
 

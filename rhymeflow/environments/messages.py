@@ -1,7 +1,8 @@
 """What passes between a pool and the processes that run environments.
 
 `id` names one environment object in one process, which is asked one thing at a time. Every question
-but `Close` is answered by `Begun` and then `Opened`, `Answered`, `Rewarded` or `Failure`.
+but `Cancel` and `Close` is answered by `Begun` and then `Opened`, `Answered`, `Rewarded` or
+`Failure`.
 """
 
 from __future__ import annotations
@@ -36,14 +37,12 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """What an environment begins with; `kind` is its index in `kinds.load_kinds`."""
+    """What an environment begins with; `kind` is its index among those of all sections."""
 
     kind: int
     seed: int
     prompt: str | list[dict[str, Any]]
     columns: dict[str, Any]
-    text: str = ""
-    """What it opened with before."""
 
 
 class Open(Message):

@@ -17,7 +17,8 @@ same in every evaluation, so that an answer is drafted by what it was before."""
 
 
 def noise_epoch(epoch: int, member: int, *, num_members: int, share: float) -> int:
-    """The epoch that keys the noise: 0 for the first `share` of a group's members."""
+    """The epoch that keys the noise: 0 for the first `share` of a group's members; groups
+    of a suite keep theirs."""
     if epoch == EVALUATION_EPOCH:
         return epoch
     return 0 if member < round(share * num_members) else epoch

@@ -1,4 +1,4 @@
-"""Attention within each sequence of a packed row on a CPU, by the compiled packed_attention.
+"""Attention within each sequence of a packed row on a CPU, by `cpu.packed_attention`.
 
 The row is attended to as it lies: nothing is gathered into rectangles, and the tokens of a shared
 prompt attend once. With more than one thread of torch's the work is dealt out to as many threads,

@@ -162,9 +162,10 @@ class Controller:
                 self._do_what_is_asked()
                 self._tick()
                 self._grow()
-                if not self.config.learner.is_used:
-                    self.reporter.say(self.evaluations.progress)
-                self.reporter.show()
+                if not self.config.learner.is_used and (progress := self.evaluations.progress):
+                    self.reporter.say(progress)
+                else:
+                    self.reporter.show()
             self.log.take_snapshot()
         finally:  # whatever ends it, the log says how far it came
             self.in_flight.seal_all()

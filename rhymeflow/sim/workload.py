@@ -20,6 +20,7 @@ from rhymeflow.config import Config, WorkloadConfig
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.sim.response import Answer
+from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 
@@ -211,8 +212,7 @@ class Recorded:
     def __init__(self, run_dir: Path, config: Config, *, newest: int | None = None) -> None:
         """`newest`: so many groups, the last ones with a response that was finished; None: all."""
         self._seed, self._longest = config.run.seed, config.rollout.max_completion_length
-        reader = TrajectoryReader(run_dir / EVENTS)
-        try:
+        with open_undamaged(run_dir / EVENTS) as reader:
             first = 0 if newest is None else _first_of(reader, newest)
             groups = reader.query(
                 "SELECT row, epoch, LENGTH(prompt_tokens) / 4 FROM groups WHERE group_id >= ?"
@@ -227,8 +227,6 @@ class Recorded:
                 first,
             )
             answers = _recorded_answers(reader)
-        finally:
-            reader.close()
         if not responses:
             raise UserError(f"{run_dir}: no response was finished in this run")
         rows = metrics.read(run_dir).values()
@@ -306,7 +304,7 @@ def _recorded_answers(reader: TrajectoryReader) -> dict[tuple[int, int], list[An
         heard = answers.setdefault((group, member), [])
         tokens = length - ends[group, member]
         after = ends[group, member] - sum(answer.tokens for answer in heard)
-        heard.append(Answer(after, tokens, seconds or 0.0))  # none before schema 12
+        heard.append(Answer(after, tokens, seconds))
     return answers
 
 

@@ -215,8 +215,10 @@ def load_suites(
     Raises:
         UserError: prompts cannot be had, or do not fit the model.
     """
-    found = {}
-    for suite in of_run(config):
+    found, suites = {}, of_run(config)
+    if held_out is None and any(suite.suite.source is None for suite in suites):
+        held_out = load_prompts(config.data, config.run.seed)[1]
+    for suite in suites:
         longest = suite.config.rollout.max_completion_length
         if longest >= max_length:
             raise UserError(

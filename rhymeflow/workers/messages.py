@@ -166,7 +166,7 @@ class ComputeReward(Message):
     columns: dict[str, Any]
     """Of the prompt's row in the data."""
     functions: tuple[int, ...]
-    """By index in the configuration."""
+    """By their places in `suites.suite.reward_sections`."""
     trainer_state: TrainerState
     turns: list[list[tuple[int, int]]] = []
     """Where there are environments, of each: for each answer of its environment, in order, how many

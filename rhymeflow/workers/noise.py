@@ -6,7 +6,7 @@ Holds true: the instance that samples and the history that drafts are aligned by
 from __future__ import annotations
 
 from rhymeflow.config import Config
-from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH, noise_epoch
+from rhymeflow.histospec.noise_sharing import noise_epoch
 
 
 def epoch_of_noise(config: Config, epoch: int, member: int) -> int:
@@ -18,6 +18,3 @@ def epoch_of_noise(config: Config, epoch: int, member: int) -> int:
         num_members=rollout.num_generations + config.schedule.extra_generations,
         share=rollout.rhyming_noise,
     )
-
-
-__all__ = ["EVALUATION_EPOCH", "epoch_of_noise"]

@@ -11,12 +11,12 @@ from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.histospec.index import prompt_key
+from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
 from rhymeflow.store.follow import Follower
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.workers import history
 from rhymeflow.workers.history import IndexWriter
-from rhymeflow.workers.noise import EVALUATION_EPOCH
 from tests.store.stores import answered, judge, prompt_of, put
 
 
