@@ -1,6 +1,6 @@
 """The commands that look at runs: `inspect`, `dashboard`, `runs`, `plot`, `export`.
 
-None of them changes a run directory or imports the configuration, which takes long.
+None of them changes a run directory. To add them imports no configuration, which takes long.
 """
 
 from __future__ import annotations

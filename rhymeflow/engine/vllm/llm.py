@@ -3,8 +3,7 @@
 With `VLLM_ENABLE_V1_MULTIPROCESSING=0` vLLM's scheduler is in this process, and its worker too if
 there is one: `step` is one iteration, and between two of them nothing is under way. With tensor
 parallelism the workers are processes of their own, and step together.
-What vLLM does not promise to keep is used here, in `sampler.py`, `speculator.py` and `places.py`
-alone, and tried by `self_test.py`.
+What vLLM does not promise to keep is used in this room alone, and tried by `self_test.py`.
 """
 
 from __future__ import annotations
