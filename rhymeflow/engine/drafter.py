@@ -10,11 +10,13 @@ from __future__ import annotations
 from typing import Protocol
 
 from rhymeflow.engine.base import Request
-from rhymeflow.histospec.draft import NONE, Draft
+from rhymeflow.histospec.draft import NONE, Draft, DraftStats
 
 
 class Drafter(Protocol):
     """Proposes what may come next. `histospec.drafter.Drafter` is one."""
+
+    stats: DraftStats
 
     def begin(
         self, prompt_ids: list[int], tokens: list[int], *, sample: int, noise_epoch: int

@@ -6,6 +6,7 @@ import multiprocessing
 import random
 import time
 from collections import defaultdict
+from contextlib import closing
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from rhymeflow.core.events import (
 )
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.histospec.index import Index
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.objects import ObjectWeightStore
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
@@ -192,6 +194,24 @@ def test_an_index_whose_worker_is_gone_costs_drafts_alone(config, parameters, mo
     side.produce(IDS[0])
     while not store.done:
         store.take(side.turns(1))
+
+
+def test_an_index_takes_the_place_of_another(config, parameters, monkeypatch):
+    """While responses run: the history worker was lost, and its successor made a new one."""
+    expected = undisturbed(config, parameters, monkeypatch)
+    drafts = config.model_copy(update={"drafting": DraftingConfig(window="aimd")})
+    side, store, steps = Side("rollout-0", drafts, parameters, monkeypatch), Store(), []
+    for trajectory in IDS:
+        side.produce(trajectory)
+    for _ in range(3):
+        with closing(Index(max_tokens=1000, max_responses=10, shared=True)) as index:
+            send(side.ours, UseDrafter(index.handle))
+            store.take(side.turns(4))
+            steps.append(store.totals.drafts.steps)
+    while len(store.done) < len(IDS):
+        store.take(side.turns(1))
+    assert 0 < steps[0] < steps[1] < steps[2] < store.totals.drafts.steps, "totals go on"
+    assert store.tokens == expected.tokens
 
 
 def test_what_is_not_there_is_passed_over(config, parameters, monkeypatch):

@@ -111,8 +111,9 @@ class Engine:
             self.draft_with(drafter)
 
     def draft_with(self, drafter: Drafter) -> None:
-        """Draft from now on, also for what runs."""
-        assert self._drafting is None, "there is a drafter already"
+        """Draft from now on, also for what runs; a drafter before it is let go."""
+        if self._drafting is not None:
+            self._drafting.end(list(self._sequences.values()))
         self._drafting = Drafting(drafter, vocabulary=self._vocabulary)
 
     def prove(self) -> None:
