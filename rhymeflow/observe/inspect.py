@@ -206,7 +206,7 @@ def _figure(value: Any) -> str:
 
 
 def _show_group(group: Record, console: Console) -> None:
-    where = f"prompt {group['row']}, epoch {group['epoch']}, {_ending_of_group(group)}"
+    where = f"prompt {group['row']}, {_epoch(group)}, {_ending_of_group(group)}"
     console.print(Text(printable(f"Group {group['group']}: {where}"), style="bold"))
     console.print(_panel("prompt", conversation(group["prompt"])))
     if group["columns"]:
@@ -216,7 +216,7 @@ def _show_group(group: Record, console: Console) -> None:
     if not group["members"]:
         console.print("No token of a response is stored.")
     epochs = [
-        [str(each["group"]), str(each["epoch"]), number(each["step"], ""),
+        [str(each["group"]), number(each["epoch"], ""), number(each["step"], ""),
          number(each["reward"], ".3f"), number(each["length"], ".0f")]
         for each in group["epochs"]
     ]  # fmt: skip
@@ -240,7 +240,7 @@ def _show_trajectory(response: Record, console: Console) -> None:
     shares = ", ".join(f"{name} {value:g}" for name, value in parts.items())
     for label, text in (
         ("trajectory", f"{response['group']}.{response['member']}"),
-        ("prompt", f"row {response['row']}, epoch {response['epoch']}"),
+        ("prompt", f"row {response['row']}, {_epoch(response)}"),
         ("columns", _columns(response["columns"]) or "none"),
         ("length", _length(response)),
         ("reward", "none yet" if reward is None else f"{reward:g}" + f" ({shares})" * bool(shares)),
@@ -254,6 +254,10 @@ def _show_trajectory(response: Record, console: Console) -> None:
     elif response["segments"] and response["tokens"] is None:
         console.print(Text("Tokens and text were deleted (run.keep_tokens)."))
     console.print(_segments(response))
+
+
+def _epoch(of: Record) -> str:
+    return "of a suite" if of["epoch"] is None else f"epoch {of['epoch']}"
 
 
 def _ended(of: Record) -> str:

@@ -80,7 +80,8 @@ _GROUP = (
 # The last columns are not of `_GROUP`: tokens that were sampled, in how many iterations, how many
 # were drafted, and whether there are rewards by function.
 GROUPS = f"""
-SELECT g.group_id, g.row, g.epoch, SUBSTR(g.prompt, 1, {SHOWN_PROMPT}) AS prompt, g.ending,
+SELECT g.group_id, g.row, IIF(g.suite IS NULL, g.epoch, NULL) AS epoch,
+    SUBSTR(g.prompt, 1, {SHOWN_PROMPT}) AS prompt, g.ending,
     g.ending_version, g.ending_reason,
     CASE WHEN g.ending = 'consumed' THEN g.ending_version + 1 END AS step,
     COUNT(m.member) AS responses, COUNT(m.reward) AS rewarded,
@@ -414,7 +415,7 @@ def response(run_dir: Path, reader: TrajectoryReader, trajectory: TrajectoryId) 
         "group": trajectory.group,
         "member": trajectory.member,
         "row": details.row,
-        "epoch": details.epoch,
+        "epoch": details.epoch if trajectory.group >= 0 else None,
         "prompt": codec.prompt_of(details.prompt),
         "columns": details.columns,
         "text": details.text,

@@ -293,8 +293,11 @@ def test_a_group_of_a_suite(tmp_path: Path) -> None:
         answered(store, -1, [0.25, 0.5], row=4, version=2)
     text = shown(tmp_path, trajectory="-1.1")
     assert "evaluated" in text
+    assert "row 4, of a suite" in text
     assert "None" not in text
-    assert "0.500" in shown(tmp_path, group=-1)
+    assert "prompt 4, of a suite, evaluated" in (text := shown(tmp_path, group=-1))
+    assert "0.500" in text
+    assert found(tmp_path, group=-1)["epoch"] is found(tmp_path, trajectory="-1.0")["epoch"] is None
     assert found(tmp_path, trajectory="-1.1")["earlier"] == [], "groups of training are others"
     assert cli.main(["inspect", str(tmp_path), "--group", "-1"]) == 0
     assert cli.main(["inspect", str(tmp_path), "--trajectory", "-1.0"]) == 0

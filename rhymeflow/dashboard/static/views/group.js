@@ -8,11 +8,11 @@ export async function show(main, now) {
   const group = await ask(`runs/${now.run}/groups/${now.parts[0]}`);
   const epochs = group.epochs.map((each) => h("tr", { "aria-current": each.group === group.group ? "true" : null },
     h("td", {}, h("a", { href: to(now.run, "group", [each.group]) }, each.group)),
-    h("td", { class: "n" }, each.epoch), h("td", { class: "n" }, each.step ?? "–"),
+    h("td", { class: "n" }, each.epoch ?? "–"), h("td", { class: "n" }, each.step ?? "–"),
     h("td", { class: "n" }, number(each.reward)), h("td", { class: "n" }, number(each.length, 0))));
   fill(main,
     h("h1", {}, `Group ${group.group}`),
-    h("p", {}, [`prompt ${group.row}`, `epoch ${group.epoch}`,
+    h("p", {}, [`prompt ${group.row}`, group.epoch === null ? "of a suite" : `epoch ${group.epoch}`,
       group.step ? `trained on in step ${group.step}` : (group.ending_reason ?? group.ending ?? "open")].join(" · ")),
     conversation(group.prompt),
     columns(group.columns),

@@ -44,7 +44,7 @@ export async function show(main, now) {
 function facts(found) {
   const versions = found.segments.map((each) => each.version);
   return [
-    `prompt ${found.row}`, `epoch ${found.epoch}`,
+    `prompt ${found.row}`, found.epoch === null ? "of a suite" : `epoch ${found.epoch}`,
     `${found.length ?? found.segments.reduce((sum, each) => sum + each.length, 0)} tokens`,
     found.reason ?? "not complete",
     versions.length ? `versions ${Math.min(...versions)} to ${Math.max(...versions)}` : "",
