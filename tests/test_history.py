@@ -136,3 +136,14 @@ def test_names_of_suites_may_have_slashes() -> None:
     metrics = {"eval/math/easy/avg@1": 0.5, "eval/math/easy/pass@2": 0.7, "eval/reward": 0.1}
     entry = History(Rhythm()).evaluated(3, metrics)
     assert {"eval_math/easy_reward", "eval_math/easy_pass@2", "eval_reward"} <= set(entry)
+
+
+def test_shares_are_of_the_time_of_all_steps_and_the_rest_is_their_mean() -> None:
+    history = History(Rhythm(every=2))
+    rows = {
+        1: {"step": 1, "loss": 1.0, "idle/learner": 0.9, "step_time": 9.0},
+        2: {"step": 2, "loss": 0.0, "idle/learner": 0.1, "step_time": 1.0},
+    }
+    history.read(rows)
+    (entry,) = history.entries
+    assert (entry["loss"], entry["idle/learner"], entry["step"]) == (0.5, 0.82, 2)

@@ -91,22 +91,12 @@ def test_datasets_are_written_down(tmp_path: Path) -> None:
     assert [json.loads(line) for line in source.read_text("utf-8").splitlines()] == rows
     assert made.config.data.eval_source is not None
     assert len(Path(made.config.data.eval_source).read_text("utf-8").splitlines()) == 1
-    train, held_out = load_prompts(made.config.data, 0)
-    assert [len(train), len(held_out)] == [2, 1]
-
-
-def test_without_held_out_rows_nothing_is_held_out(tmp_path: Path) -> None:
-    made = begun(tmp_path, train_dataset=[{"prompt": "a"}])
-    train, held_out = load_prompts(made.config.data, 0)
-    assert [len(train), len(held_out)] == [1, 0]
-
-
-def test_a_huggingface_dataset_is_a_dataset(tmp_path: Path) -> None:
+    assert [len(part) for part in load_prompts(made.config.data, 0)] == [2, 1]
     datasets = pytest.importorskip("datasets")
-    rows = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2}]
-    made = begun(tmp_path, train_dataset=datasets.Dataset.from_list(rows))
-    written = Path(made.config.data.source).read_text().splitlines()
-    assert [json.loads(line) for line in written] == rows
+    given = datasets.Dataset.from_list([{"prompt": "a", "answer": 1}])
+    made = begun(tmp_path / "other", train_dataset=given)
+    assert json.loads(Path(made.config.data.source).read_text()) == {"prompt": "a", "answer": 1}
+    assert [len(part) for part in load_prompts(made.config.data, 0)] == [1, 0]
 
 
 def test_paths_and_names_pass_through(tmp_path: Path) -> None:
@@ -133,6 +123,10 @@ def test_several_functions_keep_their_weights(tmp_path: Path) -> None:
     made = trainer(tmp_path, reward_funcs=[longest, weighted])
     assert [each.weight for each in made.config.reward.functions] == [1.0, 0.5]
     assert made.config.reward.functions[1] == weighted
+    made = trainer(tmp_path, reward_funcs=[longest, longest], reward_weights=[0.5, 2])
+    assert [each.weight for each in made.config.reward.functions] == [0.5, 2.0]
+    with pytest.raises(UserError, match="1 reward_weights are given for 2 reward_funcs"):
+        trainer(tmp_path, reward_funcs=[longest, longest], reward_weights=[1.0])
 
 
 class Judged:
@@ -165,23 +159,17 @@ def test_what_no_module_has_goes_by_value(tmp_path: Path) -> None:
     inputs = Inputs(tmp_path)
     specs = [
         named_function(each, inputs).function
-        for each in (closure, short, Judged(3), Judged(1).plus_one, waits, prompt["typed"])
+        for each in (closure, short, Judged(3), Judged(1).plus_one, waits, prompt["typed"], short)
     ]
     assert [each.rpartition(":")[2] for each in specs] == [
-        "closure", "lambda", "Judged", "plus_one", "waits", "typed",
+        "closure", "lambda", "Judged", "plus_one", "waits", "typed", "lambda_2",
     ]  # fmt: skip
     inputs.write()
     judges = [Judge(RewardFunction(function=each)) for each in specs]
     assert [judge_request(each, answer=7) for each in judges] == [
         [2.0, 6.0], [0.25, 0.25], [3.0, 9.0], [2.0, 4.0], [7.0, 7.0],
-        [0.5, 0.5],
+        [0.5, 0.5], [0.25, 0.25],
     ]  # fmt: skip
-
-
-def test_the_second_of_a_name_has_a_number(tmp_path: Path) -> None:
-    made = trainer(tmp_path, reward_funcs=[lambda completions: [1.0], lambda completions: [2.0]])
-    names = [each.function.rpartition(":")[2] for each in made.config.reward.functions]
-    assert names == ["lambda", "lambda_2"]
 
 
 def test_what_is_of_this_process_only_is_refused_by_name(tmp_path: Path) -> None:
@@ -194,13 +182,6 @@ def test_what_is_of_this_process_only_is_refused_by_name(tmp_path: Path) -> None
     with pytest.raises(UserError, match=r"waits_for cannot be carried.*lock.*inside of it"):
         trainer(tmp_path, reward_funcs=waits_for)
     assert not (tmp_path / "run").exists()
-
-
-def test_weights_are_those_of_reward_weights(tmp_path: Path) -> None:
-    made = trainer(tmp_path, reward_funcs=[longest, longest], reward_weights=[0.5, 2])
-    assert [each.weight for each in made.config.reward.functions] == [0.5, 2.0]
-    with pytest.raises(UserError, match="1 reward_weights are given for 2 reward_funcs"):
-        trainer(tmp_path, reward_funcs=[longest, longest], reward_weights=[1.0])
 
 
 def test_rows_of_arrays_and_times(tmp_path: Path) -> None:
@@ -282,18 +263,6 @@ def test_a_dataset_of_the_hub_is_fetched(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(load_prompts(made.config.data, 0)[0]) == 1
 
 
-def test_a_tokenizer_that_is_given_is_the_one(tmp_path: Path) -> None:
-    class Tokenizer:
-        def save_pretrained(self, folder: Path) -> None:
-            Path(folder).mkdir(parents=True)
-            (Path(folder) / "tokenizer.json").write_text("{}")
-
-    made = begun(tmp_path, model="org/name", processing_class=Tokenizer())
-    assert made.config.model.name == "org/name"
-    assert Path(made.config.model.tokenizer or "") == made.run_dir / "inputs" / "tokenizer"
-    assert (made.run_dir / "inputs" / "tokenizer" / "tokenizer.json").is_file()
-
-
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -302,6 +271,7 @@ def test_a_tokenizer_that_is_given_is_the_one(tmp_path: Path) -> None:
         ({"reward_funcs": 3}, "the reward function is a int, not a function"),
         ({"train_dataset": ["a"]}, "train_dataset, row 0: is a str"),
         ({"train_dataset": []}, "train_dataset is empty"),
+        ({"train_dataset": [{"prompt": "a"}], "eval_dataset": []}, "eval_dataset is empty"),
         ({"train_dataset": [{"prompt": object()}]}, "train_dataset, row 0: column"),
         ({"config": {"learning_rte": 1}}, "did you mean learner.learning_rate"),
     ],
@@ -310,6 +280,7 @@ def test_mistakes_are_one_clear_line(tmp_path: Path, arguments: dict[str, Any], 
     with pytest.raises(UserError, match=part) as error:
         trainer(tmp_path, **arguments)
     assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("tries", [1, 2])
@@ -369,13 +340,7 @@ def test_each_of_several_trainers_with_one_directory_has_its_own_inputs(
     ]
 
 
-def test_a_mistake_in_an_argument_leaves_no_inputs(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="eval_dataset is empty"):
-        trainer(tmp_path, train_dataset=[{"prompt": "a"}], eval_dataset=[])
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_model_object_is_saved(tmp_path: Path) -> None:
+def test_a_model_object_and_a_tokenizer_are_saved(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tiny = LlamaConfig(
@@ -384,6 +349,7 @@ def test_a_model_object_is_saved(tmp_path: Path) -> None:
 
     class Tokenizer:
         def save_pretrained(self, folder: Path) -> None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
             (Path(folder) / "tokenizer.json").write_text("{}")
 
     made = begun(tmp_path, model=LlamaForCausalLM(tiny), processing_class=Tokenizer())
@@ -392,3 +358,7 @@ def test_a_model_object_is_saved(tmp_path: Path) -> None:
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
         p.name for p in folder.iterdir()
     }
+    made = begun(tmp_path / "named", model="org/name", processing_class=Tokenizer())
+    assert made.config.model.name == "org/name"
+    assert Path(made.config.model.tokenizer or "") == made.run_dir / "inputs" / "tokenizer"
+    assert (made.run_dir / "inputs" / "tokenizer" / "tokenizer.json").is_file()

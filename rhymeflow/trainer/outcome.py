@@ -4,6 +4,7 @@ what it was given if it did not train. Loads torch and transformers when it is a
 
 from __future__ import annotations
 
+import json
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -88,13 +89,10 @@ class Outcome:
     def _new_state(self) -> Any:
         from transformers.trainer_callback import TrainerState
 
-        rhythm = self.rhythm
-        max_steps = self.config.learner.max_steps * rhythm.steps_per_version
-        return TrainerState(
-            max_steps=max_steps,
-            num_train_epochs=max(1, round(rhythm.epoch(self.config.learner.max_steps))),
-            epoch=0.0,
-        )
+        versions = self.config.learner.max_steps
+        epochs = max(1, round(self.rhythm.epoch(versions)))
+        max_steps = versions * self.rhythm.steps_per_version
+        return TrainerState(max_steps=max_steps, num_train_epochs=epochs, epoch=0.0)
 
     # -- afterwards ------------------------------------------------------------------------------
 
@@ -110,21 +108,14 @@ class Outcome:
         if not self._has_begun:
             return None
         there = checkpoints_up_to(self.run_dir / CHECKPOINTS, _NEWEST)
-        if not there:
-            return None
-        if self.takes_best and (best := self._best(there)) is not None:
-            return there[best[0]]
-        return there[max(there)]
+        best = self._best(there) if self.takes_best else None
+        return there[best[1] if best else max(there)] if there else None
 
-    def _best(self, there: Mapping[int, Path]) -> tuple[int, float] | None:
-        """Which of these checkpoints has most of `run.best_metric`, and how much; the newest of
+    def _best(self, there: Mapping[int, Path]) -> tuple[float, int] | None:
+        """Most of `run.best_metric` that one of these checkpoints has, and which; the newest of
         equal ones, None if it was found of none."""
         rows, by = metrics.read(self.run_dir), self.config.run.best_metric
-        known = [(rows[v][by], v) for v in there if by in rows.get(v, {})]
-        if not known:
-            return None
-        value, version = max(known)
-        return version, value
+        return max(((rows[v][by], v) for v in there if by in rows.get(v, {})), default=None)
 
     @property
     def state(self) -> Any:
@@ -141,9 +132,9 @@ class Outcome:
             self._state.epoch = self.rhythm.epoch(reached)
             there = checkpoints_up_to(self.run_dir / CHECKPOINTS, _NEWEST) if rows else {}
             if (best := self._best(there)) is not None:
-                self._state.best_global_step = best[0] * self.rhythm.steps_per_version
-                self._state.best_metric = best[1]
-                self._state.best_model_checkpoint = str(there[best[0]])
+                self._state.best_metric, version = best
+                self._state.best_global_step = version * self.rhythm.steps_per_version
+                self._state.best_model_checkpoint = str(there[version])
         return self._state
 
     @cached_property
@@ -204,9 +195,8 @@ class Outcome:
             results = evaluate(given.model_copy(update={"eval": section, "data": data}))
         found: dict[str, float] = {}
         for result in results:
-            prefix = metric_key_prefix
-            if len(suites) > 1:
-                prefix = f"{prefix}_{result.suite.name}"
+            name = f"_{result.suite.name}" if len(suites) > 1 else ""
+            prefix = f"{metric_key_prefix}{name}"
             found[f"{prefix}_reward"] = result.figures[f"avg@{result.suite.n}"]
             found[f"{prefix}_completions/mean_length"] = result.figures["mean_length"]
             found[f"{prefix}_completions/clipped_ratio"] = result.figures["clipped_ratio"]
@@ -332,16 +322,7 @@ def _suites(given: Any, folder: Path) -> list[EvalSuite]:
 
 
 def _with_inputs(config: Config, old: Path, new: Path) -> Config:
-    """The configuration whose inputs are elsewhere."""
-    return Config.model_validate(_moved(config.model_dump(mode="json"), str(old), str(new)))
-
-
-def _moved(value: Any, old: str, new: str) -> Any:
-    """The value with paths below `old` below `new`."""
-    if isinstance(value, dict):
-        return {key: _moved(each, old, new) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_moved(each, old, new) for each in value]
-    if isinstance(value, str) and value.startswith(f"{old}/"):
-        return new + value.removeprefix(old)
-    return value
+    """The configuration with paths below `old` below `new`."""
+    before, after = (json.dumps(f"{each}/")[:-1] for each in (old, new))
+    text = json.dumps(config.model_dump(mode="json")).replace(before, after)
+    return Config.model_validate(json.loads(text))

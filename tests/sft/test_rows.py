@@ -102,6 +102,7 @@ def test_a_conversation_is_learnt_where_the_assistant_speaks() -> None:
 
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {}}}
+CALL = {"role": "assistant", "tool_calls": [{"name": "add", "arguments": {}}]}
 
 
 @pytest.mark.parametrize("arguments", [{"of": "1 2"}, '{"of": "1 2"}'], ids=["mapping", "text"])
@@ -140,14 +141,6 @@ def test_tools_that_are_none(values: dict[str, Any], says_what: str) -> None:
     assert str(caught.value).startswith("rows.jsonl:7: column ")
 
 
-def test_calls_of_tools_need_a_chat_template() -> None:
-    call = {"name": "add", "arguments": {}}
-    turn = {"role": "assistant", "tool_calls": [call]}
-    for values in ({"completion": [turn]}, {"completion": "a", "tools": [ADD]}):
-        with pytest.raises(UserError, match="calls of tools need a model with a chat template"):
-            encoded(PLAIN, prompt="q", **values)
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from(["assistant", "user"]), st.text("abcde", max_size=4)),
@@ -176,6 +169,9 @@ def test_a_turn_is_learnt_and_nothing_else(turns: list[tuple[str, str]]) -> None
         (PLAIN, {"prompt": "a", "completion": None}, "rows.jsonl:7: no column 'completion'"),
         (PLAIN, {"prompt": "a", "completion": 3}, "column 'completion': should be a string or"),
         (PLAIN, {"prompt": "", "completion": "b"}, "column 'prompt': the prompt is empty"),
+        (PLAIN, {"prompt": "a", "completion": ""}, "'completion' is empty, so nothing would be"),
+        (PLAIN, {"prompt": "a", "completion": "b", "tools": [ADD]}, "need a model with a chat"),
+        (PLAIN, {"prompt": "a", "completion": [CALL]}, "need a model with a chat template"),
         (PLAIN, {"prompt": "a" * 150, "completion": "b" * 50}, "is 201 tokens long"),
         (PLAIN, {"messages": [says("user", "a"), says("assistant", "b")]}, "no chat template"),
         (CHAT, {"messages": "a"}, "column 'messages': should be a list of messages"),
@@ -235,8 +231,3 @@ def test_what_is_lost_is_not_learnt_in_silence() -> None:
         CHAT.encode(Row("a:1", {"messages": calls}))
     blanks = encoder(TEMPLATE.replace("m.content", "m.content.replace('^', ' ^ ')"))
     assert shown(blanks.encode(Row("a:1", {"messages": whole})))[1] == "BECAUSE ^ SO!"
-
-
-def test_an_empty_completion_is_called_one() -> None:
-    with pytest.raises(UserError, match="a:1: column 'completion' is empty, so nothing"):
-        PLAIN.encode(Row("a:1", {"prompt": "a", "completion": ""}))
