@@ -28,11 +28,11 @@ from rhymeflow.observe import metrics, summary
 from rhymeflow.observe.progress import Progress
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.controller import Controller
-from rhymeflow.runtime.damage import check_log
 from rhymeflow.runtime.histories import Histories
-from rhymeflow.runtime.past import Past
 from rhymeflow.runtime.replay import configured, replay
 from rhymeflow.runtime.reporting import Reporter
+from rhymeflow.runtime.resume import Past
+from rhymeflow.store.damage import check_log
 from rhymeflow.store.follow import Follower
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS

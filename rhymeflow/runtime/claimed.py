@@ -1,11 +1,15 @@
-"""A directory for a new run, and its store.
+"""A directory for a new run, and its store: they are this run's alone, and taken away again.
 
-Holds true: they are of one run, whoever else begins at the same moment: the first to make the
-directory, or where it is named, the lock and the store in it. Nobody else's are touched.
+They are claimed by making the directory, or where it is named, by the lock and the store in it: of
+runs that begin at the same moment one has it. Of a run that a mistake of the user's ended before
+anything was trained on, only what it wrote itself is removed.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -13,12 +17,24 @@ from pathlib import Path
 from rhymeflow.config import Config
 from rhymeflow.config.run import RUNS
 from rhymeflow.errors import UserError
-from rhymeflow.runtime import leftovers
+from rhymeflow.observe import metrics
 from rhymeflow.runtime.run_dir import choose_run_dir, configured
+from rhymeflow.store import backup, schema
+from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS, LOCK
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.utils.directories import make, remove_if_empty
 from rhymeflow.utils.faults import one_line
+
+_OWN = {
+    *("config.yaml", "inputs", "logs", "tensorboard", "wandb"),
+    *(metrics.FILE, metrics.EXTRA, metrics.RUNS, "summary.json", backup.STATE),
+    *(schema.LOCK, CHECKPOINTS),
+}
+"""What a run writes into its directory, beside its log."""
+
+_TRAINED = "SELECT 1 FROM events WHERE kind = 'VersionPublished' LIMIT 1"
 
 
 @contextmanager
@@ -40,9 +56,9 @@ def claimed(
             before = {e for e in path.rglob("*") if not e.name.startswith((EVENTS, LOCK))}
             yield path, store
     except UserError:
-        if path is not None and before is not None and not leftovers.was_trained(path):
+        if path is not None and before is not None and not _was_trained(path):
             with suppress(UserError):
-                leftovers.remove(path, before)
+                _take_away(path, before)
         remove_if_empty(made)
         raise
 
@@ -68,3 +84,37 @@ def _make(config: Config, made: list[Path]) -> Path:
         with suppress(FileExistsError):
             made += make(path, exist_ok=False)
             return path
+
+
+def _was_trained(path: Path) -> bool:
+    """Whether a step was trained on, by the log and the checkpoints; True if it cannot be known."""
+    if checkpoints_up_to(path / CHECKPOINTS, sys.maxsize):
+        return True
+    try:
+        with closing(TrajectoryReader(path / EVENTS)) as reader:
+            return bool(reader.query(_TRAINED))
+    except UserError:
+        return True
+
+
+def _take_away(path: Path, before: set[Path]) -> None:
+    """Remove what the run in `path` wrote and was not there before.
+
+    Raises:
+        UserError: somebody else writes there meanwhile; nothing is removed then.
+    """
+    lock = schema.lock_directory(path)
+    try:
+        for each in list(path.iterdir()):
+            if each.name in _OWN or each.name.startswith(EVENTS):
+                _remove(each, before)
+    finally:
+        os.close(lock)
+
+
+def _remove(path: Path, before: set[Path]) -> None:
+    if path not in before:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    elif path.is_dir():
+        for each in list(path.iterdir()):
+            _remove(each, before)

@@ -8,6 +8,8 @@ shared memory and no torch.
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +32,8 @@ from rhymeflow.runtime.event_log import EventLog
 from rhymeflow.runtime.histories import Histories
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.instances import Instances
-from rhymeflow.runtime.past import Past
 from rhymeflow.runtime.reporting import Reporter
-from rhymeflow.runtime.resume import take_up
+from rhymeflow.runtime.resume import Past, take_up
 from rhymeflow.runtime.retention import Retention
 from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.supervisor import Supervisor
@@ -56,6 +57,9 @@ ROUND_SHARE = 0.5
 LONGEST_ROUND_SECONDS = 0.02
 """Where a round's work takes more than this share of it, as with many instances, rounds are longer,
 up to this."""
+
+LAST_SECONDS = 60.0
+"""For the step in progress and a last checkpoint, when the log cannot be written any more."""
 
 GROW_SECONDS = 1.0
 """How often it is looked whether there is room for another instance."""
@@ -171,6 +175,26 @@ class Controller:
             self.in_flight.seal_all()
             self._store_what_is_left()
             self.store.commit()
+
+    def save_last(self) -> None:
+        """Have the learner write a checkpoint of what it has: the log cannot be written any more.
+
+        It may be of a version that the log does not have: it is the user's, `resume` sets it aside.
+        """
+        learner, end = self.supervisor.learner.name, time.monotonic() + LAST_SECONDS
+        if self.training.weights is None:
+            return
+        self.training.save_newest()
+        while self.training.checkpoints.is_pending and time.monotonic() < end:
+            if self.end_asked:
+                return
+            for item in self.supervisor.wait(0.1, for_any_of=[learner]):
+                if item.worker != learner:
+                    continue
+                if isinstance(item, WorkerLost) or isinstance(item.message, messages.Failed):
+                    return
+                if not isinstance(item.message, messages.Alive):
+                    deque(self.training.hear(item.message), maxlen=0)
 
     # -- receiving ---------------------------------------------------------------------------
 

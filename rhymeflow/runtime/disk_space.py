@@ -1,7 +1,6 @@
 """Room on the run directory's disk: looked at before the first step, and while the run goes on.
 
-Holds true: nothing is written, so a disk that is shared with others can still become full. Knows
-nothing of what is in a checkpoint, only how large one is.
+Nothing is written, so a disk that is shared with others can still become full.
 """
 
 from __future__ import annotations

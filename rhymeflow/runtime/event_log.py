@@ -16,7 +16,7 @@ from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event, GroupCreated, LearnerReady, Tick, VersionPublished
 from rhymeflow.runtime import snapshot
 from rhymeflow.runtime.in_flight import InFlight
-from rhymeflow.runtime.past import Past
+from rhymeflow.runtime.resume import Past
 from rhymeflow.runtime.retention import Retention
 from rhymeflow.runtime.snapshot import Snapshot
 from rhymeflow.runtime.training import Training

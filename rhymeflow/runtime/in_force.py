@@ -1,10 +1,8 @@
 """The configuration in force: what a field leaves to others, as the value that it then has.
 
-`config.yaml` of a run and its log hold this. A null in them is a value of its own: none, off, or no
-limit. It comes in steps, as things are loaded, so that workers need not wait for it.
-
-Holds true: a run of the result is the same run. Section `simulation` is left as it is: nothing of
-it is in force where something is trained. Loads no model and no torch.
+`config.yaml` of a run and its log hold this; a null in them is a value of its own: none, off, or no
+limit. It comes in steps, as things are loaded, so that workers need not wait for it. Section
+`simulation` is left as it is.
 """
 
 from __future__ import annotations

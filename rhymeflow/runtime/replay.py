@@ -1,23 +1,17 @@
 """The past of a run, from its log: the coordinator as it was, and what it had asked for.
 
-Replaying an attempt's events under its configuration gives the coordinator exactly as it was, and
-its commands once more; they are compared with those in the log. The log may end between an event
-and its commands, so the last of them can be missing there: they are given back, to be carried out.
-A log has snapshots of the coordinator's state, and is replayed from the last one that can be read.
-
-Where the commands are others (newer code, a strategy of the user's that was edited), the log is
-what happened. It is replayed from there once more, with its own decisions in the place of the
-strategies (`decisions.py`), and must then give its commands. If it does not, what follows from
-events is no longer what it was (the staleness protocol, how groups end), and it is refused.
-
-Holds true: nothing here writes; the coordinator that is returned has seen every event of the log,
-and gave the commands that the log has. Knows nothing of workers, tokens or text.
+Events are replayed from the newest snapshot of the coordinator's state, and must give the log's
+commands; of the last event some may be missing, and are given back to be carried out. Where this
+version would decide otherwise, the log is what happened: it is replayed with its own decisions in
+the place of the strategies, and refused if events still lead to something else.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -25,14 +19,16 @@ from typing import NamedTuple
 from rhymeflow import build
 from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
-from rhymeflow.core.commands import Command, Train
+from rhymeflow.core.commands import Command, Interrupt, Pull, Route, Train
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import Event, GroupCreated
+from rhymeflow.core.histopipe.pipeline import Pipeline
+from rhymeflow.core.plan import Schedule
 from rhymeflow.core.protocol.entries import ProtocolError
+from rhymeflow.core.strategies.base import Assignment, FleetView, InstanceView, Migration
 from rhymeflow.errors import UserError
 from rhymeflow.runtime import snapshot
-from rhymeflow.runtime.decisions import LoggedDecisions
-from rhymeflow.runtime.past import Past
+from rhymeflow.runtime.resume import Past
 from rhymeflow.runtime.resume_options import check_change
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import config_of
@@ -227,3 +223,47 @@ def _difference(seq: int, logged: list[Command], given: list[Command]) -> Differ
         index = min(len(logged), len(given))
     was, now = ([*commands, "nothing more"][index] for commands in (logged, given))
     return Differs(f"the log has upon event {seq} {was}, and its replay gives {now}")
+
+
+class LoggedDecisions:
+    """The decisions that a log holds, in the place of the strategies that made them.
+
+    What was routed, pulled and interrupted in each tick is proposed once more; the protocol checks
+    each proposal as it checked the strategy's. What the log does not say is where a layout wanted
+    what it moved: that goes back to its first place.
+    """
+
+    def __init__(self) -> None:
+        self._commands: Sequence[Command] = ()
+
+    def upon(self, commands: Sequence[Command]) -> None:
+        """These were given upon the event that is handled next."""
+        self._commands = commands
+
+    def in_place_of(self, schedule: Schedule) -> Schedule:
+        """The schedule, with the log's decisions instead of its strategies."""
+        return replace(
+            schedule,
+            routing=self._routing,
+            sync=self._sync,
+            migration=self._migration,
+            pulls_to_evaluate=False,  # those are among the log's pulls
+            max_interrupts=sys.maxsize,  # the log has what one tick did, whatever the limit was
+        )
+
+    def _routing(self, view: FleetView) -> Iterable[Assignment]:
+        routes = [command for command in self._commands if isinstance(command, Route)]
+        layout = view.layout
+        for group in dict.fromkeys(route.trajectory.group for route in routes):
+            # Strategies that read the layout pass over what is not in it.
+            if isinstance(layout, Pipeline) and group not in layout:
+                layout.join(group, [instance.name for instance in view.instances])
+        return [Assignment(route.trajectory, route.instance) for route in routes]
+
+    def _sync(self, instance: InstanceView, view: FleetView) -> bool:
+        return any(isinstance(c, Pull) and c.instance == instance.name for c in self._commands)
+
+    def _migration(self, view: FleetView) -> Iterable[Migration]:
+        # What was interrupted for another reason is gone by now, and passed over.
+        interrupts = [command for command in self._commands if isinstance(command, Interrupt)]
+        return [Migration(each.instance, each.trajectories) for each in interrupts]

@@ -1,29 +1,48 @@
 """Taking a run up again where its log ends.
 
-The coordinator is as it was (`replay.py`), and so is the store. Workers are new: instances of the
-earlier attempt have left, and what they had continues elsewhere from the tokens that are stored.
-Whatever had been asked for and not been answered is asked for again.
-
-Holds true: a prompt that was drawn is drawn once, a response that is complete is not generated
-again, and a reward or an answer that was reported is not asked for again. Knows nothing of
-processes.
+Coordinator and store are as they were; workers are new. Instances of the earlier attempt have left,
+and what they had continues elsewhere from the tokens that are stored. What had been asked for and
+not been answered is asked for again; a prompt that was drawn is drawn once, and what was complete,
+rewarded or answered is not asked for again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
+from typing import NamedTuple
 
-from rhymeflow.core.commands import Drop, Train
+from rhymeflow.core.commands import Command, Drop, Train
+from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import Event, InstanceLeft, TrajectoryInterrupted
 from rhymeflow.core.protocol.group import ABORTED, FINISHED, WAITING_ENV
 from rhymeflow.core.types import GroupId, TrajectoryId
 from rhymeflow.runtime.environments import Environments
 from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.in_flight import InFlight
-from rhymeflow.runtime.past import Past
 
 REASON = "the run was interrupted, and resumed without it"
+
+
+class Past(NamedTuple):
+    """What a run was when its log ended."""
+
+    coordinator: Coordinator
+    attempts: int = 0
+    """How often it was started."""
+    seconds: float = 0.0
+    """How long it ran, those between attempts not counted."""
+    num_drawn: int = 0
+    """Groups whose prompt was taken from the data, not from a group that had ended."""
+    unrecorded: tuple[tuple[int, Command], ...] = ()
+    """Commands that the log does not have, with the numbers of their events. All were given after
+    all that it has."""
+    training: Train | None = None
+    """The batch that is being trained on."""
+    last_event: int = 0
+    """The number of the last event in the log."""
+    notes: tuple[str, ...] = ()
+    """What the user should know of how it was found."""
 
 
 def take_up(

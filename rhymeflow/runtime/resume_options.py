@@ -1,7 +1,5 @@
-"""What may be changed when a run is resumed, and why the rest may not.
-
-Holds true: what is changed has no part in what is in flight or was promised about it; everything
-else is refused with its reason.
+"""What may be changed when a run is resumed, and why the rest may not: it has a part in what is in
+flight, or in what was promised about it.
 """
 
 from __future__ import annotations

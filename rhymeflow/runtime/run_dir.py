@@ -1,14 +1,6 @@
-"""The run directory: where it is, and what is in it at its end.
+"""The run directory: where it is. docs/run-directory.md says what is in it.
 
-config.yaml     the configuration, the values in force
-events.db       every event and every token (SQLite)
-metrics.jsonl   one row a step
-summary.json    what it came to
-checkpoints/    step-N/, Hugging Face format plus the optimizer's state
-tensorboard/    the same metrics, if configured
-logs/           what workers print
-
-Holds true: a directory is used by one run. Knows nothing of what is written to it later.
+A directory is used by one run.
 """
 
 from __future__ import annotations

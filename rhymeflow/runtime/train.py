@@ -35,15 +35,13 @@ from rhymeflow.runtime.base import Runtime
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.claimed import claimed
 from rhymeflow.runtime.controller import Controller
-from rhymeflow.runtime.damage import check_log
 from rhymeflow.runtime.disk_space import DiskSpace, is_full
 from rhymeflow.runtime.histories import Histories
 from rhymeflow.runtime.machines import runtime_of
 from rhymeflow.runtime.observer import Observer
-from rhymeflow.runtime.past import Past
 from rhymeflow.runtime.replay import beginning, recall
 from rhymeflow.runtime.reporting import Reporter
-from rhymeflow.runtime.rescue import save_checkpoint
+from rhymeflow.runtime.resume import Past
 from rhymeflow.runtime.start import check_start
 from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
@@ -55,7 +53,7 @@ from rhymeflow.store.checkpoint_dirs import (
     rename,
     set_aside,
 )
-from rhymeflow.store.damage import explained
+from rhymeflow.store.damage import check_log, explained
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.suites.suite import RUN, SuitePrompts, load_suites
@@ -218,7 +216,7 @@ def attempt(
                     controller.run()
                 except StorageError:
                     if path.is_dir():
-                        save_checkpoint(controller)
+                        controller.save_last()
                     raise
     except (UserError, WorkerDied) as error:
         if is_full(path):  # whoever noticed it first may have called it something else

@@ -9,14 +9,18 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 
 from rhymeflow.errors import UserError
 from rhymeflow.store import codec, schema
+from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.store.reader import IncompleteBatch, TrajectoryReader
+from rhymeflow.store.schema import EVENTS
 
 _ERRORS = (
     *(sqlite3.DatabaseError, msgspec.DecodeError, struct.error, IncompleteBatch),
@@ -117,3 +121,27 @@ def explained(
             f"{path}: is damaged: {damage} (the command `.recover` of sqlite3 saves what can be "
             "read)"
         ) from None
+
+
+def check_log(run_dir: Path) -> None:
+    """Raise `UserError` if the run's log is damaged, with what is left of the run."""
+    path = run_dir / EVENTS
+    if not path.is_file():
+        return  # what is said of that is said elsewhere
+    uri = f"file:{quote(str(path.resolve()))}?mode=ro"
+    try:
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+            (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.DatabaseError as error:
+        found = str(error)
+    if found != "ok":
+        found = " ".join(found.split())
+        raise UserError(f"{path}: is damaged ({found}), cannot be resumed; {_left(run_dir)}")
+
+
+def _left(run_dir: Path) -> str:
+    checkpoints = checkpoints_up_to(run_dir / CHECKPOINTS, sys.maxsize)
+    if not checkpoints:
+        return "there is no checkpoint either"
+    *_, newest = checkpoints.values()
+    return f"a new run can begin with its last checkpoint: --model.name {newest}"

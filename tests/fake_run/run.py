@@ -26,10 +26,10 @@ from rhymeflow.core.events import Event
 from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.errors import StorageError, UserError
 from rhymeflow.runtime import event_log, in_force, run_dir
-from rhymeflow.runtime.damage import check_log
 from rhymeflow.runtime.replay import beginning, recall
 from rhymeflow.runtime.train import Machine, attempt
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS
+from rhymeflow.store.damage import check_log
 from tests.fake_run import check
 from tests.fake_run.disk import MortalStore, damaged
 from tests.fake_run.prompts import HELD_OUT, load

@@ -20,11 +20,10 @@ from rhymeflow.core.commands import Train
 from rhymeflow.errors import UserError
 from rhymeflow.observe import inspect, summary
 from rhymeflow.observe.progress import Progress
-from rhymeflow.runtime.damage import check_log
 from rhymeflow.runtime.replay import configured, replay
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.store import previous_run
-from rhymeflow.store.damage import explained, first_wrong, open_undamaged
+from rhymeflow.store.damage import check_log, explained, first_wrong, open_undamaged
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
 AUDIT = Path(__file__).parents[2] / "examples" / "audit_run.py"

@@ -19,11 +19,6 @@ def save(checkpoints: Checkpoints, version: int) -> tuple[int, ...]:
     return kept
 
 
-def test_the_last_version_is_saved_whatever_is_asked_for():
-    checkpoints = of(num_steps=7)
-    assert [v for v in range(1, 8) if checkpoints.is_due(v)] == [7]
-
-
 def test_every_so_many_steps():
     checkpoints = of(num_steps=7, save_steps=3)
     assert [v for v in range(1, 8) if checkpoints.is_due(v)] == [3, 6, 7]
@@ -94,25 +89,3 @@ def test_the_best_is_by_the_figure_that_was_chosen_and_known_of_earlier_attempts
     checkpoints.evaluated(4, {"eval/reward": 10.0})
     checkpoints.evaluated(4, {"eval/a/pass@4": 0.5})
     assert checkpoints.best == 4, "of equals the newest"
-
-
-@pytest.mark.parametrize(("limit", "kept"), [(0, (1, 2, 3)), (1, ()), (2, (3,)), (9, (1, 2, 3))])
-def test_as_many_stay_as_may(limit: int, kept: tuple[int, ...]):
-    checkpoints = of(save_total_limit=limit, there=[1, 2, 3])
-    assert checkpoints.begin(4) == kept
-
-
-def test_one_that_is_still_written_stays():
-    checkpoints = of(save_total_limit=2, there=[1])
-    assert checkpoints.begin(2) == (1,)
-    assert checkpoints.begin(3) == (2,)
-    checkpoints.saved(2)
-    checkpoints.saved(3)
-    assert checkpoints.newest == 3
-
-
-def test_one_that_was_written_and_is_given_up_is_not_there():
-    checkpoints = of(save_total_limit=1, there=[1])
-    save(checkpoints, 2)
-    assert 1 not in checkpoints
-    assert 2 in checkpoints

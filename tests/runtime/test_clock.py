@@ -7,7 +7,7 @@ import pytest
 
 from rhymeflow.core.events import Snapshot
 from rhymeflow.core.instance import Instance
-from tests.engine.drafters import FakeDrafter, noisy, right
+from tests.engine.drafters import FakeDrafter, noisy
 from tests.engine.models import make_engine, make_requests, run, sampling, tiny_model
 
 COUNT = 16
@@ -60,10 +60,6 @@ def test_without_drafts_it_is_known_to_the_age_of_a_snapshot(every):
     found = np.abs(errors(None, every=every))
     assert found.max() <= every / YOUNG
     assert found.mean() < 0.05
-
-
-def test_with_drafts_that_are_equally_good_it_is_known_nearly_as_well():
-    assert np.abs(errors(right(3))).mean() < 0.1
 
 
 def test_with_drafts_of_any_kind_it_is_right_on_average():

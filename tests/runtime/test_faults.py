@@ -12,8 +12,8 @@ import pytest
 from rhymeflow.errors import StorageError, UserError
 from rhymeflow.runtime import disk_space
 from rhymeflow.runtime.controller import Controller
-from rhymeflow.runtime.damage import check_log
 from rhymeflow.runtime.disk_space import DiskSpace
+from rhymeflow.store.damage import check_log
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.runtime.logs import check_bound, train

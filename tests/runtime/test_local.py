@@ -18,7 +18,6 @@ from rhymeflow.config import Config
 from rhymeflow.runtime import local, processes
 from rhymeflow.runtime.base import Received, Resources, WorkerLost
 from rhymeflow.runtime.local import LocalRuntime
-from rhymeflow.runtime.supervisor import share_of_cores
 from rhymeflow.utils import shared_memory
 from rhymeflow.workers.messages import Alive, Failed
 from tests.processes import is_running
@@ -84,26 +83,6 @@ def test_what_a_worker_said_is_heard_before_its_end_and_its_end_once(runtime):
     runtime.stop("w", patience=0.0)
 
 
-def test_it_can_wait_for_some_of_the_workers(runtime):
-    runtime.start("talkative", "a", Resources(1))
-    runtime.start("silent", "b", Resources(1))
-    started = time.monotonic()
-    news = until(runtime, 2)  # they are up
-    while time.monotonic() < started + 60 and len(news) < 2:
-        news += runtime.wait(0.1)
-    began = time.monotonic()
-    assert runtime.wait(0.5, for_any_of=["b"]) == []
-    assert time.monotonic() - began >= 0.5
-
-
-def test_a_worker_that_does_not_end_is_ended(runtime):
-    worker = runtime.start("silent", "w", Resources(1))
-    time.sleep(0.2)
-    runtime.stop("w", patience=0.0)
-    with pytest.raises(ProcessLookupError):
-        os.kill(worker.pid, 0)
-
-
 CONTROLLER = """
 import sys, time
 from pathlib import Path
@@ -141,12 +120,6 @@ def test_a_worker_that_listens_to_nobody_ends_with_its_controller(tmp_path):
     assert not is_running(worker)
     assert said == ""
     assert not memory.exists()
-
-
-def test_cores_are_shared_out():
-    cores = len(os.sched_getaffinity(0))
-    assert share_of_cores(1) == cores
-    assert share_of_cores(10 * cores) == 1
 
 
 def test_nothing_is_delivered_once_a_worker_is_stopped(runtime, monkeypatch):

@@ -151,16 +151,6 @@ def test_rewards_that_are_compared_one_by_one_are_reported_with_what_they_are_of
     assert event == events.TrajectoryRewarded(TrajectoryId(0, 2), 5.0, {"exact_match": (10.0, 0.5)})
 
 
-def test_a_function_per_response_is_called_as_each_ends(start):
-    run = start(ALONE)
-    run.finish(2)
-    assert run.asked() == [([2], (0,))]
-    assert run.answer(run.last[0], {"exact_match": 0.5}) == rewarded((2, 5.0))
-    run.finish(0)
-    assert run.asked() == [([0], (0,))]
-    assert run.stored()[2] == [5.0, '{"exact_match":0.5}', "text 2"]
-
-
 def test_a_function_per_group_is_called_once_with_the_members_that_are_trained_on(start):
     """The first three to end, in the order of their numbers; what ends later is never handed in."""
     run = start(RANK)
@@ -218,50 +208,12 @@ def test_a_group_call_that_fails_is_a_reward_for_none_of_its_members(start):
     assert run.asked() == [([3, 4, 5], (0,))], "spare ones, if the coordinator goes on"
 
 
-def test_as_many_spare_ones_as_are_needed_are_judged_in_place_of_a_call_that_failed(start):
-    run = start(RANK)
-    run.finish(*range(7))
-    assert run.asked() == [([0, 1, 2], (0,))], "one call at a time"
-    assert run.fail(run.last[0]) == failed(0, 1, 2)
-    assert run.asked() == [([3, 4, 5], (0,))]
-
-
-def test_one_response_that_no_function_applies_to_fails_the_group(start):
-    run = start(RANK)
-    run.finish(0, 1, 2)
-    run.asked()
-    why = "reward functions rank, group 0: all returned None: none applies to this sample"
-    found = run.answer(run.last[0], {"rank": 1.0}, {}, {"rank": 1.0})
-    assert found == failed(0, 1, 2, error=why)
-    assert run.stored()[0] == [None, None, "text 0"]
-
-
-def test_a_member_that_fails_by_itself_is_not_in_the_group_call(start):
-    run = start(RANK, ALONE)
-    run.finish(0, 1, 2, 3)
-    run.asked()
-    calls = run.last
-    assert run.fail(calls[1]) == failed(1)
-    for place in (3, 2, 0):
-        assert run.answer(calls[place], {"exact_match": 1.0}) == []
-    assert run.asked() == [([0, 2, 3], (0,))]
-
-
 @pytest.mark.parametrize("functions", [(ALONE,), (RANK,)])
 def test_a_failure_can_stop_the_run(start, functions):
     run = start(*functions, on_failure="stop")
     run.finish(0, 1, 2)
     with pytest.raises(UserError, match="boom"):
         run.fail(run.sent[0])
-
-
-def test_what_becomes_of_a_group_that_has_ended_is_passed_over(start):
-    run = start(RANK)
-    run.finish(0, 1, 2)
-    run.asked()
-    run.in_flight.end(0)
-    assert run.answer(run.last[0], {"rank": 1.0}, {"rank": 1.0}, {"rank": 1.0}) == []
-    assert run.stored()[0] == [None, None, None]
 
 
 def test_a_new_reward_worker_gets_what_is_unanswered_and_nothing_else(start):
@@ -285,22 +237,6 @@ OWN = {
     "name": "math", "n": 2, "steps": 3, "functions": [RANK, ALONE, {"function": "c.py:length"}],
     "answer_pattern": "[0-9]", "pass_threshold": 2.0,
 }  # fmt: skip
-
-
-def test_a_suites_group_of_one_is_judged_by_every_function_at_once(start):
-    run = start(RANK, ALONE, on_failure="stop")
-    run.evaluate("held_out", 4, [[7], [7]])
-    assert run.asked() == [([7], (0, 1)), ([7], (0, 1))]
-    one, other = run.last
-    [event] = run.answer(one, {"rank": 2.0, "exact_match": 1.0})
-    assert event.reward == 11.0
-    *_, done = run.answer(other, {"exact_match": 0.0})
-    assert done == events.Evaluated("r", 4, 5.5, held=4)
-    [(version, suite, figures)] = run.evaluated
-    assert (version, suite, figures["avg@1"], figures["mean_length"]) == (4, "held_out", 5.5, 1.0)
-    run.evaluate("held_out", 5, [[7], [7]])
-    with pytest.raises(UserError, match=r"answer 0 to held-out row 0 .*all returned None"):
-        run.answer(run.sent[0], {})
 
 
 def test_several_answers_are_judged_by_the_suites_own_functions_as_a_group_is(start):
@@ -351,22 +287,6 @@ def test_answers_that_cannot_be_judged_are_counted_and_the_figures_are_of_the_ot
         assert (figures["failed"], figures.get("avg@1"), error) == (2.0 - num_judged, mean, "boom")
 
 
-def test_of_several_answers_those_that_are_left_are_judged_together(start):
-    run = start(RANK, suites=[OWN])
-    run.evaluate("math", 4, [[0], [1], [2], [3]])
-    calls = run.sent[-4:]
-    run.answer(calls[0], {"exact_match": 1.0})
-    run.fail(calls[1])
-    left = run.sent[-1]
-    assert left.responses == [[0]], "without the one that failed"
-    run.answer(left, {"rank": 2.0})
-    run.fail(calls[2])
-    *_, done = run.fail(calls[3])
-    assert (done.reward, run.evaluated[-1][2]["failed"]) == (11.0, 3.0)
-    assert run.evaluated[-1][2]["pass@1"] == 1.0
-    assert "pass@2" not in run.evaluated[-1][2], "no prompt has two answers"
-
-
 def test_what_a_lost_instance_had_goes_on_elsewhere_if_that_holds_the_version(start):
     run = start(ALONE, suites=[OWN])
     run.begin("r", "math", 4)
@@ -403,17 +323,6 @@ def test_a_weighted_sum_that_float32_cannot_square_is_no_reward(start):
     [message] = run.sent
     with pytest.raises(UserError, match=r"exact_match, .*weighted sum is -5e\+15, .* 1e\+15"):
         run.answer(message, {"exact_match": -5e14})
-
-
-def test_what_functions_log_is_handed_on(start):
-    run = start(RANK)
-    run.finish(0, 1, 2)
-    run.asked()
-    (message,) = run.last
-    noted, texts = [("distance", 0.5)], ["", "", ""]
-    answer = RewardComputed(message.key, texts, [{"rank": 1.0}] * 3, noted=noted)
-    list(run.rewards.take(answer))
-    assert run.logged == [(noted, "")]
 
 
 def test_tools_of_a_response_that_is_over_are_closed_whatever_ended_it(start):

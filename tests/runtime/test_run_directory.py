@@ -85,16 +85,6 @@ def test_the_page_has_every_event_and_command_with_its_fields(db):
 # -- the file -------------------------------------------------------------------------------------
 
 
-def test_the_file_alone_is_the_whole_run(run_dir, db, tmp_path):
-    shutil.copy(run_dir / "events.db", tmp_path)
-    alone = sqlite3.connect(tmp_path / "events.db")
-    for table in ("events", "commands", "segments"):
-        count = f"SELECT COUNT(*) FROM {table}"
-        assert alone.execute(count).fetchone() == db.execute(count).fetchone() > (0,)
-    assert alone.execute("SELECT COUNT(*) FROM commands WHERE kind = 'Finish'").fetchone() == (1,)
-    alone.close()
-
-
 def test_the_replay_of_its_events_gives_exactly_its_commands(config):
     check_replay(config)
     check_bound(config)

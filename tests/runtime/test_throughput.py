@@ -61,19 +61,6 @@ def test_what_an_instance_did_counts_when_it_is_gone():
     assert row["idle/rollout"] == pytest.approx(1 - 1.5 / 2 / 2)
 
 
-@pytest.mark.parametrize("step", [0.1, 0.35, 1.0])
-def test_an_instance_that_reports_late_is_as_busy_over_several_steps_as_it_was(step):
-    busy_share, every = 0.9, 0.25
-    throughput = begun()
-    shares = []
-    for number in range(1, 101):
-        reported = (number * step) // every * every  # the last status before the step ended
-        throughput.statuses["a"] = status(0, busy_share * reported)
-        shares.append(1 - end(throughput, number * step)["idle/rollout"])
-    assert all(0.0 <= share <= 1.0 for share in shares)
-    assert sum(shares) / len(shares) == pytest.approx(busy_share, abs=0.03)
-
-
 @pytest.mark.parametrize("step", [0.05, 0.3, 2.0])
 def test_rates_of_short_steps_are_of_the_last_second(step):
     """An instance that makes 1,000 tokens a second and saves a tenth of its time, by reports."""
@@ -112,9 +99,3 @@ def test_drafts_are_counted_by_step_and_by_what_they_are_shares_of():
     assert "draft/acceptance_rate" not in row, "a share of nothing"
     assert row["draft/time_saved"] == -0.5, "drafts that cost more than they save say so"
     assert row["draft/time_saved_share"] == pytest.approx(-0.5 / 1.5)
-
-
-def test_a_run_without_drafts_says_nothing_of_them():
-    throughput = begun()
-    throughput.add(part(3, 3, 0))
-    assert not any(name.startswith("draft/") for name in end(throughput, 1.0))

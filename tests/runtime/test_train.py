@@ -15,13 +15,11 @@ from types import SimpleNamespace
 import pytest
 
 from rhymeflow.core.commands import Train
-from rhymeflow.core.events import Evaluated, Snapshot, Tick, VersionPublished
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.supervisor import WorkerDied
 from rhymeflow.runtime.train import interruptible
-from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.utils.stopping import STOP_SIGNALS, as_interrupts
 from tests.runtime import plain
 from tests.runtime.logs import reader, replay, train
@@ -67,32 +65,6 @@ def test_staleness_0_equals_the_plain_loop_loss_by_loss(synchronous):
                 name,
             )
         assert rows[version]["off_policy/mismatch_kl"] == pytest.approx(0.0, abs=1e-6)
-
-
-def canonical_log(config) -> list[str]:
-    """Events of the log between two versions, in an order that does not depend on timing.
-
-    Evaluations overlap with what follows them, so they are left out, as is when the coordinator
-    planned.
-    """
-    reader = TrajectoryReader(Path(config.run.output_dir) / "events.db")
-    log, since = [], []
-    for recorded in reader.events():
-        if isinstance(recorded.event, VersionPublished):
-            log += [*sorted(since), str(recorded.event)]
-            since = []
-        elif not isinstance(recorded.event, Evaluated | Snapshot | Tick):
-            since.append(str(recorded.event))
-    reader.close()
-    return log + sorted(since)
-
-
-def test_two_synchronous_runs_of_one_seed_have_the_same_log(synchronous, tmp_path):
-    config, _ = synchronous
-    first = canonical_log(config)
-    again = tiny_config(tmp_path, schedule=SYNCHRONOUS, learner={"max_steps": 5})
-    train(again)
-    assert first == canonical_log(again)
 
 
 def test_the_run_directory_is_complete(synchronous):
