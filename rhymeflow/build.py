@@ -22,7 +22,7 @@ from rhymeflow.core.strategies.schedules import MIGRATION, ROUTING, SCHEDULES, S
 from rhymeflow.core.types import HELD_OUT, SuiteName
 from rhymeflow.errors import UserError, suggestion
 from rhymeflow.suites.suite import of_run
-from rhymeflow.utils.imported import imported
+from rhymeflow.utils.user_modules import imported
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 

@@ -38,7 +38,7 @@ from rhymeflow.suites.suite import (
     reward_sections,
 )
 from rhymeflow.utils.cores import can_stay_on
-from rhymeflow.utils.imported import check_file, names_file
+from rhymeflow.utils.user_modules import check_file, names_file
 
 LEAST_PROCESS = 200_000_000
 """Bytes of its own that an instance or a rank takes at least, for Python and torch alone."""

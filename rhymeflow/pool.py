@@ -27,8 +27,9 @@ import msgspec
 
 from rhymeflow.config import EnvironmentConfig, RewardConfig
 from rhymeflow.errors import UserError
-from rhymeflow.utils import apart, main_module, output
+from rhymeflow.utils import child
 from rhymeflow.utils.child import descendants, detach
+from rhymeflow.utils.process import redirect_output
 
 FAILED_STARTS = 3
 """Processes in a row that end without having answered a call, before the run is given up."""
@@ -193,7 +194,7 @@ class Pool:
                 self._processes.append(_Process(self._arguments, self._section, math.inf))
             for process in self._processes:
                 while not process.is_ready:
-                    if not process.connection.poll(apart.START_SECONDS):
+                    if not process.connection.poll(child.START_SECONDS):
                         raise UserError(self._slow_start())
                     for reply in process.replies():
                         if reply is None:
@@ -380,7 +381,7 @@ class Pool:
         """Kill a process and start another; charge one call, or find out which one to charge."""
         process.kill()
         place = self._processes.index(process)
-        self._processes[place] = _Process(self._arguments, self._section, now + apart.START_SECONDS)
+        self._processes[place] = _Process(self._arguments, self._section, now + child.START_SECONDS)
         self._live = {k: task for k, task in self._live.items() if task.process is not process}
         begun = [task for task in process.tasks.values() if task.is_begun]
         if not begun:
@@ -442,7 +443,7 @@ class Pool:
         self._ask(task, task.begin(live), now)
 
     def _slow_start(self) -> str:
-        return f"{self._named}: importing them took longer than {apart.START_SECONDS:g} seconds"
+        return f"{self._named}: importing them took longer than {child.START_SECONDS:g} seconds"
 
     def _slow_call(self) -> str:
         return f"took longer than {self._section}.timeout = {self._config.timeout:g} seconds"
@@ -457,7 +458,7 @@ class _Process:
         # Not a daemon: user code may start processes of its own.
         arguments = (theirs, os.getpid(), *arguments)
         self._process = context.Process(target=_main, args=arguments, name=name, daemon=False)
-        with main_module.left_out():
+        with child.left_out():
             self._process.start()
         theirs.close()  # so that the end of the process is the end of the pipe
         os.set_blocking(self.connection.fileno(), False)
@@ -537,7 +538,7 @@ def _main(
     """Serve until the pool closes the pipe or its process dies."""
     detach(parent)
     if log is not None:
-        output.redirect(Path(log))
+        redirect_output(Path(log))
     try:
         try:
             serve = setup(*arguments)

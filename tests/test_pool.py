@@ -34,7 +34,7 @@ from rhymeflow.reward.calls import Judged, RewardTask, reward_pool
 from rhymeflow.reward.components import WeightedSum, component_names
 from rhymeflow.reward.messages import RewardRequest, TrainerState
 from rhymeflow.suites.suite import RUN
-from rhymeflow.utils import apart, pickled
+from rhymeflow.utils import child, user_modules
 from tests.environments.test_rendering import ids, tokenizer
 from tests.environments.worlds import FILE as WORLDS
 from tests.processes import is_running
@@ -367,7 +367,7 @@ def test_functions_start_processes_as_any_program_does(
         exec(GRADERS.read_text(), vars(main))
         monkeypatch.setitem(sys.modules, "__main__", main)
         where = str(tmp_path / "objects.pickle")
-        Path(where).write_bytes(pickled.dumped({name: vars(main)[name] for name in NAMES}))
+        Path(where).write_bytes(user_modules.dumped({name: vars(main)[name] for name in NAMES}))
     pool = judges(functions=tuple(Function(function=f"{where}:{name}") for name in NAMES))
     [done] = judge(pool, together("ab", "a"))
     rows = [tuple(each.values()) for each in done.components]
@@ -412,7 +412,7 @@ def test_a_bad_import_is_told_before_training(
     file = tmp_path / "bad.py"
     file.write_text(text)
     if case == "hangs":
-        monkeypatch.setattr(apart, "START_SECONDS", 1.5)
+        monkeypatch.setattr(child, "START_SECONDS", 1.5)
     with pytest.raises(UserError) as error:
         judges(functions=(Function(function=f"{file}:f"),))
     assert said in str(error.value)

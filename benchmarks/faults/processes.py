@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 from typing import NamedTuple
 
-from rhymeflow.utils.process_name import PREFIX
+from rhymeflow.utils.process import PREFIX
 
 
 class Process(NamedTuple):

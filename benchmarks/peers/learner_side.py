@@ -28,7 +28,7 @@ def main() -> None:
     from rhymeflow.learner.learner import Learner
     from rhymeflow.learner.sample import Sample
     from rhymeflow.models.load import load_model, resolve_dtype
-    from rhymeflow.utils.allocator import keep_freed_memory
+    from rhymeflow.utils.process import keep_freed_memory
 
     assert Path(rhymeflow.__file__).is_relative_to(checkout), rhymeflow.__file__
     torch.set_num_threads(int(threads))

@@ -14,7 +14,7 @@ from rhymeflow.cli.training import add_configured
 from rhymeflow.config import help as pages
 from rhymeflow.config.load import parse_config
 from rhymeflow.errors import UserError
-from rhymeflow.utils.directories import check_writable
+from rhymeflow.utils.disk import check_writable
 
 _EVAL = """\
 Evaluates a model on suites (docs/evaluation.md): a checkpoint, a run directory,

@@ -16,7 +16,7 @@ from rhymeflow.data.prompts import PromptSource
 from rhymeflow.environments.base import Environment as Environment
 from rhymeflow.environments.base import Message as Message
 from rhymeflow.suites.suite import RUN, environment_sections, of_run, uses_environments
-from rhymeflow.utils.imported import check_file, names_file
+from rhymeflow.utils.user_modules import check_file, names_file
 
 
 def tool_schemas(config: Config) -> Tools:
@@ -50,7 +50,7 @@ def tool_schemas_apart(config: Config) -> dict[SuiteName, Tools]:
     """The same, found in a process of its own: this one imports nothing of the user's."""
     if not uses_environments(config):
         return {}
-    from rhymeflow.utils.apart import apart  # not above: the controller knows no processes
+    from rhymeflow.utils.child import apart  # not above: the controller knows no processes
 
     sections = environment_sections(config).values()
     names = [each.environment for section in sections for each in section.classes]

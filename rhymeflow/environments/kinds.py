@@ -15,7 +15,7 @@ from rhymeflow.environments.tools import Schema, schema_of
 from rhymeflow.errors import UserError
 from rhymeflow.utils.arguments import Arguments
 from rhymeflow.utils.described import described
-from rhymeflow.utils.imported import function_of, imported
+from rhymeflow.utils.user_modules import function_of, imported
 
 NOT_TOOLS = frozenset({"reset", "get_reward", "close"})
 """Public methods of TRL's classes that the policy cannot call."""

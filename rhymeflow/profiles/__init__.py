@@ -16,7 +16,7 @@ from typing import Any
 from rhymeflow.config.fields import brief
 from rhymeflow.core.cost import CostModel
 from rhymeflow.errors import UserError, suggestion
-from rhymeflow.utils.directories import check_writable as check_writable_directory
+from rhymeflow.utils.disk import check_writable as check_writable_directory
 
 _SHIPPED = Path(__file__).parent
 _TEXTS = ("name", "description", "source")

@@ -24,8 +24,8 @@ from rhymeflow.reward.model import reward_model
 from rhymeflow.reward.verl import VERL_GIVES, adapted, is_verl
 from rhymeflow.utils.arguments import Arguments
 from rhymeflow.utils.described import described
-from rhymeflow.utils.imported import function_of, imported
 from rhymeflow.utils.reward_number import reward_numbers
+from rhymeflow.utils.user_modules import function_of, imported
 
 BUILT_IN: dict[str, Callable[..., Any]] = {
     **SCORERS,

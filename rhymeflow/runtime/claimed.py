@@ -24,8 +24,7 @@ from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS, LOCK
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from rhymeflow.utils.directories import make, remove_if_empty
-from rhymeflow.utils.faults import one_line
+from rhymeflow.utils.disk import make, one_line, remove_if_empty
 
 _OWN = {
     *("config.yaml", "inputs", "logs", "tensorboard", "wandb"),

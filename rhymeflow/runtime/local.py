@@ -22,7 +22,7 @@ from rhymeflow.config import Config
 from rhymeflow.runtime import interpreters, processes
 from rhymeflow.runtime.base import News, Received, Resources, Role, WorkerLost
 from rhymeflow.runtime.interpreters import Interpreter
-from rhymeflow.utils import main_module
+from rhymeflow.utils import child
 from rhymeflow.workers import entry
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import Sent, Shutdown, decode, encode
@@ -147,7 +147,7 @@ class LocalWorker:
         # run may load torch, and torch's thread pool reads it once. Two processes that each take
         # all cores slow each other tenfold.
         threads = processes.environment(OMP_NUM_THREADS=str(resources.num_threads))
-        with threads, main_module.left_out():
+        with threads, child.left_out():
             self._process.start()
         theirs.close()  # so that the end of the child is the end of the pipe
         self._sent: list[bytes] = []

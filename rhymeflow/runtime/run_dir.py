@@ -13,7 +13,7 @@ from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
 from rhymeflow.config.run import RUNS
 from rhymeflow.store.schema import EVENTS, refuse_another
-from rhymeflow.utils.directories import check_writable
+from rhymeflow.utils.disk import check_writable
 
 
 def write_config(config: Config, path: Path) -> None:

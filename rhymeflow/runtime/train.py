@@ -58,7 +58,7 @@ from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.suites.suite import RUN, SuitePrompts, load_suites
 from rhymeflow.utils import shared_memory, stopping
-from rhymeflow.utils.faults import no_room, one_line
+from rhymeflow.utils.disk import no_room, one_line
 from rhymeflow.workers.messages import Model
 
 

@@ -38,7 +38,7 @@ from rhymeflow.models.tokenizer import max_length
 from rhymeflow.sft.learner import SupervisedLearner
 from rhymeflow.sft.rows import RowEncoder
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
-from rhymeflow.utils.directories import check_writable, make, remove_if_empty
+from rhymeflow.utils.disk import check_writable, make, remove_if_empty
 
 LOGGING_STEPS = 10
 """The loss is said every so many steps."""

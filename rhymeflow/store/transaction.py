@@ -18,7 +18,7 @@ from rhymeflow.errors import StorageError
 from rhymeflow.store import final, schema
 from rhymeflow.store import statements as sql
 from rhymeflow.store.final import OnDisk
-from rhymeflow.utils.faults import fault_of
+from rhymeflow.utils.disk import fault_of
 
 
 class Transaction:

@@ -26,7 +26,7 @@ from urllib.parse import quote
 from rhymeflow.data.files import extra
 from rhymeflow.data.prompts import plain
 from rhymeflow.errors import UserError
-from rhymeflow.utils import main_module, pickled
+from rhymeflow.utils import child, user_modules
 
 Rows = str | os.PathLike[str] | Iterable[Mapping[str, Any]]
 """What a dataset may be."""
@@ -113,7 +113,7 @@ class Inputs:
             number += 1
             key = f"{title}_{number}"
         self._objects[key] = given
-        self._pickled = pickled.dumped(self._objects)
+        self._pickled = user_modules.dumped(self._objects)
         return f"{self.folder / 'objects.pickle'}:{key}"
 
     @property
@@ -231,7 +231,7 @@ def name_of(given: Callable[..., Any]) -> str | None:
     if module is None or getattr(module, name, None) is not given:
         return None
     if module.__name__ == "__main__":
-        file = main_module.guarded_file()
+        file = child.guarded_file()
         return None if file is None else f"{file}:{name}"
     path = getattr(module, "__file__", None)
     in_package = "." in module.__name__ or (path is not None and Path(path).stem == "__init__")

@@ -9,6 +9,3 @@ FIXED_BOUNDS = {"synchronous": 0, "one_step": 1, "histopipe": 1}
 def bound_of(name: str, max_staleness: int | None) -> int:
     """The staleness bound of the schedule of this name, in versions."""
     return FIXED_BOUNDS.get(name, 1) if max_staleness is None else max_staleness
-
-
-__all__ = ["FIXED_BOUNDS", "bound_of"]

@@ -1,7 +1,4 @@
-"""Counts what failed one after the other, and stops where it is too much.
-
-Knows nothing of what failed.
-"""
+"""Counts what failed one after the other, and stops where it is too much."""
 
 from __future__ import annotations
 

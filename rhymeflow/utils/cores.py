@@ -1,8 +1,4 @@
-"""The cores of this machine: how many there are to use, and staying on some of them.
-
-Holds true: where the system can say which cores this process may use (Linux), the others are not
-counted.
-"""
+"""The cores of this machine: how many there are to use, and staying on some of them."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from rhymeflow.errors import UserError
 
 
 def usable_cores() -> int:
-    """How many cores this process may use."""
+    """How many cores this process may use; all there are where the system does not say."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -42,17 +38,3 @@ def cores_of_ranks(cpus: tuple[int, ...] | None, num_ranks: int) -> list[tuple[i
         return [None] * num_ranks
     ends = [len(cpus) * rank // num_ranks for rank in range(num_ranks + 1)]
     return [cpus[start:end] for start, end in pairwise(ends)]
-
-
-def stay_on(cpus: tuple[int, ...]) -> None:
-    """Keep this process, and those it starts, on these cores.
-
-    Raises:
-        UserError: this system cannot do that.
-    """
-    if not hasattr(os, "sched_setaffinity"):
-        raise UserError(
-            f"learner.cpus, rollout.cpus: this system cannot keep a process on cores {cpus}; "
-            "leave them out"
-        )
-    os.sched_setaffinity(0, cpus)

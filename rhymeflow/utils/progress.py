@@ -3,7 +3,7 @@
 Whoever does a piece of work calls `advance` after it: a micro-batch, an optimizer step, an
 iteration of an engine, a tensor that is published or pulled; and waiting with nothing to do is
 work, too. So a number that stands still is a process that hangs, or one whose next piece takes
-long. Knows nothing of who looks at it.
+long.
 """
 
 pieces = 0

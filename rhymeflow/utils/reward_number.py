@@ -1,7 +1,4 @@
-"""What user code may give as a reward: a finite number of bounded size, or None.
-
-Knows nothing of who gives it.
-"""
+"""What user code may give as a reward: a finite number of bounded size, or None."""
 
 from __future__ import annotations
 

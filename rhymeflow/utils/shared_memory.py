@@ -1,20 +1,9 @@
 """Named memory that processes of one machine share: created, mapped and freed.
 
-Holds true:
-- on Linux all of it is reserved when it is created: were it not, the first write past what the
-  machine has would kill the writer with SIGBUS;
-- it is zeros at first;
-- it belongs to the process that created it: it is freed when that process says so, or by the
-  interpreter's resource tracker when that process and all that share the tracker have ended. A
-  process that attached to it frees nothing;
-- a run's memory is named after the run's directory, so what a run left whose processes were all
-  killed, the tracker too, is found again (`free_left`).
-
-The memory is mapped directly rather than through `multiprocessing.shared_memory`: before Python
-3.13 that class hands memory which a process merely attached to over to that process's resource
-tracker, which frees it when the process ends.
-
-Knows nothing of what lies in it.
+It is zeros at first, and belongs to the process that created it: freed when that process says so,
+or by its resource tracker. It is mapped directly rather than through
+`multiprocessing.shared_memory`, which before Python 3.13 has the tracker of a process that merely
+attached free it too.
 """
 
 from __future__ import annotations
@@ -43,9 +32,8 @@ def new_name(prefix: str) -> str:
 
 
 def prefix_for(run_dir: Path, what: str) -> str:
-    """How the names of a run's memory begin; `what` is a letter.
-
-    The directory's number on its file system stands for it: a copy of the run has another one.
+    """How the names of a run's memory begin, so that what a killed run left is found; `what` is a
+    letter. The directory's number stands for it: a copy of the run has another one.
     """
     there = run_dir.stat()
     identity = hashlib.blake2b(f"{there.st_dev}:{there.st_ino}".encode(), digest_size=4)
@@ -53,16 +41,14 @@ def prefix_for(run_dir: Path, what: str) -> str:
 
 
 def free_left(prefix: str) -> None:
-    """Remove all names with this prefix, whoever made them: nobody may use them any more.
-
-    Where memory is not shown as files (macOS) nothing is found, and nothing removed.
-    """
+    """Remove all names with this prefix, which nobody may use any more; on macOS none is found."""
     for path in DIRECTORY.glob(f"{prefix}*"):
         path.unlink(missing_ok=True)
 
 
 def create(name: str, size: int, *, what: str, advice: str) -> mmap.mmap:
-    """Make `size` bytes of shared memory under a new name.
+    """Make `size` bytes of shared memory under a new name. On Linux all of it is reserved: were it
+    not, the first write past what the machine has would kill the writer with SIGBUS.
 
     Raises:
         UserError: the machine's shared memory is too small for `what`; ends with the advice.
@@ -117,18 +103,3 @@ def path_of(name: str) -> Path:
 def whole_lines(num_bytes: int) -> int:
     """Return the bytes of the cache lines that so many bytes take."""
     return -(-num_bytes // LINE) * LINE
-
-
-__all__ = [
-    "DIRECTORY",
-    "LINE",
-    "attach",
-    "create",
-    "free",
-    "free_left",
-    "new_name",
-    "open_descriptor",
-    "path_of",
-    "prefix_for",
-    "whole_lines",
-]

@@ -1,7 +1,4 @@
-"""Which Rhymeflow this is: its version, and the commit where it runs from a clone.
-
-Runs no git; a clone whose files were edited has the commit that they were edited from.
-"""
+"""Which Rhymeflow this is: its version, and the commit where it runs from a clone."""
 
 from __future__ import annotations
 
@@ -16,24 +13,18 @@ def source_version() -> str:
     """`0.1.0`, or `0.1.0, commit 74141fc`."""
     from importlib.metadata import version
 
-    commit = _commit(ROOT / ".git")
+    commit = _commit(ROOT)
     return version("rhymeflow") + ("" if commit is None else f", commit {commit[:7]}")
 
 
-def _commit(git: Path) -> str | None:
-    """What HEAD is; None: there is no clone, or it keeps its references otherwise."""
-    if git.is_file():  # a worktree: "gitdir: PATH"
-        git = (git.parent / git.read_text().partition(":")[2].strip()).resolve()
-    if not (git / "HEAD").is_file():
+def _commit(root: Path) -> str | None:
+    """What HEAD is; None: there is no clone, or no git to ask."""
+    import subprocess
+
+    if not (root / ".git").exists():
         return None
-    head = (git / "HEAD").read_text().strip()
-    if not head.startswith("ref: "):
-        return head
-    name = head.removeprefix("ref: ")
-    common = git / "commondir"
-    home = (git / common.read_text().strip()).resolve() if common.is_file() else git
-    if (home / name).is_file():
-        return (home / name).read_text().strip()
-    packed = home / "packed-refs"
-    lines = packed.read_text().splitlines() if packed.is_file() else []
-    return next((line.split()[0] for line in lines if line.endswith(f" {name}")), None)
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,7 +1,6 @@
 """What stops a program: Ctrl-C, and the signals of clusters and of a terminal that is closed.
 
-Holds true: what a caller, or `nohup`, has done about a signal stays. Only the main thread may take
-signals; another thread leaves them alone.
+What a caller, or `nohup`, has done about a signal stays.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def taking(
     numbers: list[int], handler: Callable[[int, FrameType | None], object]
 ) -> Iterator[None]:
-    """Have `handler` called with these signals in the block."""
+    """Have `handler` called with these signals in the block, in the main thread: no other may."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -44,6 +43,3 @@ def not_ignored() -> list[int]:
     """All but SIGHUP under `nohup`."""
     has_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [each for each in STOP_SIGNALS if not (each is signal.SIGHUP and has_nohup)]
-
-
-__all__ = ["STOP_SIGNALS", "as_interrupts", "not_ignored", "taking"]

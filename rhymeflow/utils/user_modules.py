@@ -1,20 +1,29 @@
-"""Modules of the user's files, by names that every process can import: the path stands in the name.
+"""The user's functions and objects: `path/to/file.py:function`, dotted, or `objects.pickle:name`.
 
-So what a file defines can be sent to processes that the user's code starts, however it starts them,
-and files of one name in different folders stay apart. Modules of `.pickle` are what a trainer's
-program defines (`utils/pickled.py`).
+A file is a module whose name has the path in it, so that what it defines can be sent to processes
+that the user's code starts, and files of one name stay apart. A `.pickle` has a trainer's objects
+that are in no module, with what they share. Whatever cannot be had is a `UserError` in one line
+that begins with `where` and says why, also if the user's file itself raised.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
+import pickle
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location, spec_from_loader
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
+from typing import Any
+
+from rhymeflow.errors import UserError, nearest
+from rhymeflow.utils.described import described
 
 __path__: list[str] = []
 """Says that this module has submodules; the finder below finds them."""
@@ -44,9 +53,184 @@ class _PickleLoader(Loader):
         self._path = path
 
     def exec_module(self, module: ModuleType) -> None:
-        from rhymeflow.utils.pickled import load_into
-
-        load_into(module, self._path)
+        """Its `__objects__`, and what they use of their writer's `__main__`, which belongs to this
+        module from now on, so that processes can be sent it; a file is read once in a process."""
+        directories, data = pickle.loads(self._path.read_bytes())
+        sys.path += [each for each in directories if each not in sys.path]
+        objects, main = pickle.loads(data)
+        for each in (*objects.values(), *map(type, objects.values()), *main.__globals__.values()):
+            name = getattr(each, "__qualname__", "")
+            if getattr(each, "__module__", None) == "__main__" and name.isidentifier():
+                each.__module__ = module.__name__
+                setattr(module, name, each)
+        vars(module)["__objects__"] = objects
 
 
 sys.meta_path.append(_Finder())
+
+
+def names_pickle(spec: str) -> bool:
+    """Whether `spec` means an object in such a file."""
+    return ".pickle:" in spec
+
+
+def dumped(objects: Mapping[str, Any]) -> bytes:
+    """Write objects by value, with what they refer to; functions of modules stay names.
+
+    Raises:
+        UserError: one of them holds something that is of this process only.
+    """
+    for name, each in objects.items():
+        _dumped(each, name)  # alone, so that the error names it
+    # What is pickled together shares the names of `__main__` that it uses; this has them too.
+    main = FunctionType(_no_code.__code__, vars(sys.modules["__main__"]))
+    return _dumped((sys.path, _dumped((dict(objects), main), ", ".join(objects))), "sys.path")
+
+
+def _no_code() -> None:
+    pass
+
+
+def unpickled(spec: str, where: str) -> Any:
+    """Return the object that `spec` names; `where` begins each error message.
+
+    Raises:
+        UserError: there is no such file or object, or reading it raised.
+    """
+    file, _, name = spec.rpartition(":")
+    path = Path(file).expanduser().resolve()
+    if not path.is_file():
+        raise UserError(f"{where}: there is no file {path}")
+    try:
+        objects = importlib.import_module(name_of_file(path)).__objects__
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - it runs the user's code
+        raise UserError(f"{where}: reading it raised {described(error)}") from None
+    if name not in objects:
+        raise UserError(f"{where}: there is no {name!r} in it{nearest(name, objects)}")
+    return objects[name]
+
+
+def _dumped(value: Any, name: str) -> bytes:
+    import cloudpickle
+
+    try:
+        data: bytes = cloudpickle.dumps(value)
+    except Exception as error:  # noqa: BLE001 - `__reduce__` of the user's objects may raise anything
+        raise UserError(
+            f"Trainer: {name} cannot be carried to another process: {error}; make what it needs "
+            "inside of it, or write it into a .py file of its own, which is imported there"
+        ) from None
+    return data
+
+
+def imported(spec: str, where: str) -> Callable[..., Any]:
+    """Return the function that `spec` names; `where` begins each error message.
+
+    Raises:
+        UserError: the file, the module or the function is not there, is no function, or importing
+            it raised.
+    """
+    if names_pickle(spec):
+        found = unpickled(spec, where)
+        if not callable(found):
+            raise UserError(f"{where}: is a {type(found).__name__}, not a function")
+        return found  # type: ignore[no-any-return]
+    if names_file(spec):
+        path, _, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
+        if not name:
+            raise UserError(_no_function(spec, where))
+        module = _file_module(Path(path), where)
+    else:
+        path, _, name = spec.rpartition(".")
+        if not path or "/" in spec:
+            raise UserError(f"{where}: give path/to/file.py:function, or a dotted name")
+        module = _named_module(path, where)
+    return function_of(module, name, where)
+
+
+def names_file(spec: str) -> bool:
+    """Whether `spec` means a function of a file, and not of a module."""
+    return ".py:" in spec or spec.endswith(".py")
+
+
+def check_file(spec: str, where: str) -> None:
+    """Look whether the file of `path/to/file.py:function` has such a function; runs nothing of it.
+
+    Raises:
+        UserError: there is no such file, it is no Python, or it does not define the name.
+    """
+    path, _, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
+    if not name:
+        raise UserError(_no_function(spec, where))
+    names = _defined(Path(path).expanduser(), where)
+    if names is not None and name not in names:
+        raise UserError(f"{where}: there is no {name!r} in it{nearest(name, names)}")
+
+
+def _no_function(spec: str, where: str) -> str:
+    spec = spec.rstrip(":")
+    path = Path(spec).expanduser()
+    names = (_defined(path, where) or {}) if path.is_file() else {}
+    functions = sorted(name for name, is_function in names.items() if is_function)
+    there = f" (it has {', '.join(functions[:5])})" if functions else ""
+    return f"{where}: name the function too, as in {spec}:{(functions or ['function'])[0]}{there}"
+
+
+def _defined(path: Path, where: str) -> dict[str, bool] | None:
+    """Names at the top of a file, and whether each is a function; None if that cannot be said."""
+    if not path.is_file():
+        raise UserError(f"{where}: there is no file {path.resolve()}")
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        place = f" ({path.name}:{line})" if line else ""
+        text = getattr(error, "msg", error)
+        raise UserError(f"{where}: is no Python: {type(error).__name__}: {text}{place}") from None
+    names: dict[str, bool] = {}
+    for each in tree.body:
+        match each:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names[name] = not name.startswith("_")
+            case ast.ClassDef(name=name):
+                names[name] = False
+            case ast.Assign() | ast.AnnAssign():
+                names |= {n.id: False for n in ast.walk(each) if isinstance(n, ast.Name)}
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                names |= {(a.asname or a.name).partition(".")[0]: False for a in aliases}
+            case ast.Expr():
+                pass
+            case _:  # a condition, a loop: what it defines is known when it has run
+                return None
+    return None if "*" in names else names
+
+
+def function_of(module: ModuleType, name: str, where: str) -> Callable[..., Any]:
+    """Return the module's function of this name; `UserError` if it has none."""
+    function = getattr(module, name, None)
+    if function is None:
+        known = [each for each, value in vars(module).items() if inspect.isroutine(value)]
+        raise UserError(f"{where}: there is no {name!r} in it{nearest(name, known)}")
+    if not callable(function):
+        raise UserError(f"{where}: is a {type(function).__name__}, not a function")
+    return function  # type: ignore[no-any-return]
+
+
+def _file_module(path: Path, where: str) -> ModuleType:
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise UserError(f"{where}: there is no file {path}")
+    name = name_of_file(path)
+    if name not in sys.modules:
+        sys.path.insert(0, str(path.parent))  # for its neighbours
+    return _named_module(name, where)
+
+
+def _named_module(name: str, where: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
+        missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{name}.".startswith(f"{missing}."):
+            raise UserError(f"{where}: {error}") from None
+        raise UserError(f"{where}: importing it raised {described(error)}") from None

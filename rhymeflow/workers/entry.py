@@ -21,9 +21,7 @@ from pathlib import Path
 
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
-from rhymeflow.utils import output
-from rhymeflow.utils.cores import stay_on
-from rhymeflow.utils.process_name import set_process_name
+from rhymeflow.utils.process import redirect_output, set_process_name
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.heartbeat import beating
 from rhymeflow.workers.messages import Failed, send
@@ -57,7 +55,7 @@ def enter(
         "environment",
     ):  # a signal that user code sends to its parent's group is not the run's
         os.setsid()
-    output.redirect(Path(log))
+    redirect_output(Path(log))
     os.environ.clear()  # the server that this was forked from has an older one
     os.environ.update(environment)
     if "torch" in sys.modules:  # else it reads the variable
@@ -76,7 +74,7 @@ def work(
     """Run the role's `main`, and report what it fails by."""
     try:
         if cpus is not None:
-            stay_on(cpus)
+            os.sched_setaffinity(0, cpus)
         with beating(channel):
             main = importlib.import_module(f"rhymeflow.workers.{role}").main
             main(channel, name, Config.model_validate_json(config_json), Path(run_dir))

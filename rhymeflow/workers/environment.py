@@ -16,7 +16,7 @@ from rhymeflow.environments.rendering import Unrenderable
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.pool import Pool
 from rhymeflow.suites.suite import environment_sections
-from rhymeflow.utils import output
+from rhymeflow.utils.process import output_path
 from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.messages import (
     AskEnvironment,
@@ -37,7 +37,7 @@ from rhymeflow.workers.user_code import UserCodeWorker
 def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
     """Serve the run until `Shutdown`."""
     episodes = Episodes(config, environment_sections(config), load_tokenizer(config.model))
-    pool = episodes.pool(output.path())
+    pool = episodes.pool(output_path())
     pool.start()
     try:
         EnvironmentWorker(connection, pool, episodes).serve()

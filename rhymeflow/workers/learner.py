@@ -34,8 +34,8 @@ from rhymeflow.store.checkpoint_dirs import CHECKPOINTS
 from rhymeflow.store.handle import store_in
 from rhymeflow.store.reader import TrajectoryRecord
 from rhymeflow.utils import objects, progress
-from rhymeflow.utils.allocator import keep_freed_memory
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
+from rhymeflow.utils.process import keep_freed_memory
 from rhymeflow.weights.base import WeightStore
 from rhymeflow.weights.proof import as_text
 from rhymeflow.weights.stores import make_store

@@ -22,7 +22,7 @@ from rhymeflow.reward.calls import RewardTask, reward_pool
 from rhymeflow.reward.components import component_names
 from rhymeflow.reward.messages import RewardRequest
 from rhymeflow.suites.suite import reward_sections
-from rhymeflow.utils import output
+from rhymeflow.utils.process import output_path
 from rhymeflow.workers.channel import Connection
 from rhymeflow.workers.messages import ComputeReward, Message, NoReward, RewardComputed, send
 from rhymeflow.workers.user_code import UserCodeWorker
@@ -33,7 +33,7 @@ def main(connection: Connection, name: str, config: Config, run_dir: Path) -> No
     sections = reward_sections(config).values()
     functions = tuple(chain.from_iterable(sections))
     names = tuple(chain.from_iterable(map(component_names, sections)))
-    pool = reward_pool(config.reward.model_copy(update={"functions": functions}), output.path())
+    pool = reward_pool(config.reward.model_copy(update={"functions": functions}), output_path())
     if functions:
         pool.start()
     try:

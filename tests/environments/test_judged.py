@@ -14,7 +14,7 @@ from rhymeflow.environments.kinds import load_kinds
 from rhymeflow.environments.live import LiveEnvironment
 from rhymeflow.environments.messages import Opening
 from rhymeflow.errors import UserError
-from rhymeflow.utils import pickled
+from rhymeflow.utils import user_modules
 from tests.environments import worlds
 
 
@@ -58,7 +58,7 @@ def needs_texts(environments: list[Purse], completions: list[str]) -> list[float
 def test_functions_are_part_of_the_reward(tmp_path: Any, made: Any, reward: float) -> None:
     judged = judged_by(made, [(left, 2.0), (nothing, 5.0)])
     path = tmp_path / "objects.pickle"
-    path.write_bytes(pickled.dumped({"Purse": judged}))
+    path.write_bytes(user_modules.dumped({"Purse": judged}))
     config = EnvironmentConfig(classes=(EnvironmentClass(environment=f"{path}:Purse"),))
     (kind,) = load_kinds(config)
     assert list(kind.methods or {}) == ["spend"]

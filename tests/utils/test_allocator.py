@@ -6,7 +6,7 @@ import pytest
 COUNT = """
 import resource, sys
 import numpy as np
-from rhymeflow.utils.allocator import keep_freed_memory
+from rhymeflow.utils.process import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 def step():

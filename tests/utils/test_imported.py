@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rhymeflow.errors import UserError
-from rhymeflow.utils.imported import imported
+from rhymeflow.utils.user_modules import imported
 
 
 def refused(spec: str) -> str:

@@ -8,15 +8,15 @@ from types import ModuleType
 
 import pytest
 
-from rhymeflow.utils import main_module
+from rhymeflow.utils import child
 
 
 def test_in_the_block_there_is_no_file_to_import() -> None:
     main = sys.modules["__main__"]
-    with main_module.left_out():
+    with child.left_out():
         assert sys.modules["__main__"] is not main
         assert not hasattr(sys.modules["__main__"], "__file__")
-        with main_module.left_out():  # by another start in the same thread
+        with child.left_out():  # by another start in the same thread
             pass
     assert sys.modules["__main__"] is main
 
@@ -39,4 +39,4 @@ def test_whether_importing_a_script_runs_it(
     script.write_text(text)
     main.__file__ = str(script)
     monkeypatch.setitem(sys.modules, "__main__", main)
-    assert main_module.guarded_file() == (script if is_guarded else None)
+    assert child.guarded_file() == (script if is_guarded else None)

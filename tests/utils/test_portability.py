@@ -55,7 +55,7 @@ def test_what_a_killed_run_left_is_found_by_its_directory(tmp_path):
 def test_cores_are_counted_and_pinning_is_refused(macos):
     assert cores.usable_cores() == os.cpu_count()
     with pytest.raises(UserError, match="cannot keep a process on cores"):
-        cores.stay_on((0, 1))
+        cores.can_stay_on((0, 1), "rollout.cpus.0")
 
 
 def test_workers_are_spawned(monkeypatch):

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from rhymeflow.config import Config
-from rhymeflow.utils import output
+from rhymeflow.utils import process
 from rhymeflow.workers import environment
 from rhymeflow.workers.messages import (
     AskEnvironment,
@@ -37,7 +37,7 @@ Worker = Callable[..., Any]
 @pytest.fixture
 def worker(tmp_path, monkeypatch) -> Iterator[Worker]:
     """Start a worker that serves in a thread; returns the controller's end."""
-    monkeypatch.setattr(output, "_path", tmp_path / "log")
+    monkeypatch.setattr(process, "_output", tmp_path / "log")
     started = []
 
     def _start(tok: Any, *names: str, **fields: Any) -> Any:

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import ray
 
 from rhymeflow.runtime.ray.objects import RayObjects
-from rhymeflow.utils import objects, output
+from rhymeflow.utils import objects
+from rhymeflow.utils.process import redirect_output
 from rhymeflow.workers import entry
 from rhymeflow.workers.channel import Channel
 
@@ -93,7 +94,7 @@ class WorkerActor:
     def _work(self) -> None:
         given = self._given
         try:
-            output.redirect(Path(given.log))
+            redirect_output(Path(given.log))
             entry.work(Channel(self._theirs), given.role, given.name, given.config, given.run_dir)
         finally:
             self._theirs.close()
