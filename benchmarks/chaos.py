@@ -87,7 +87,6 @@ class Attacked(msgspec.Struct):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this benchmark's options."""
     what = "kill at fixed rates beside a run without faults, and compare their speed"
     parser.add_argument("--timed", action="store_true", help=what)
     harness.add_number(parser, "--faults", 50, "faults of a run that is not timed")
@@ -115,7 +114,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def read(path: Path) -> list[Attacked]:
-    """All recorded runs."""
     lines = path.read_bytes().splitlines() if path.is_file() else []
     return [msgspec.json.decode(line, type=Attacked) for line in lines]
 
@@ -163,13 +161,11 @@ def finish(found: Finished, folder: Path) -> None:
 
 
 def configuration(max_steps: int, run_dir: Path, changes: dict[str, str] | None = None) -> Config:
-    """The demo, made for faults."""
     fields = {"learner.max_steps": str(max_steps), "run.output_dir": str(run_dir)}
     return read_config("demo", {**SETTINGS, **fields, **(changes or {})})
 
 
 def rows(runs: Sequence[Attacked]) -> list[dict[str, Any]]:
-    """A row for each kind of fault."""
     faults = [one for each in runs for one in each.run.faults]
     found = []
     for label in sorted({one.fault.label for one in faults}):
@@ -197,7 +193,6 @@ def recoveries(runs: Sequence[Attacked], label: str) -> list[float]:
 
 
 def targets(runs: Sequence[Attacked]) -> list[harness.Target]:
-    """Violations, recoveries and effective training time."""
     violations = sum(len(each.run.violations) for each in runs)
     found = [harness.Target("chaos/violations", violations, 0, at_most=True)]
     for label, most in RECOVERY.items():
@@ -212,7 +207,6 @@ def targets(runs: Sequence[Attacked]) -> list[harness.Target]:
 
 
 def notes(runs: Sequence[Attacked]) -> str:
-    """What the figures are of."""
     faults = [one.fault for each in runs for one in each.run.faults]
     deaths = [f for f in faults if f.action == "killed" and f.kind in ("controller", "learner")]
     steps = sum(each.run.steps for each in runs)

@@ -59,7 +59,6 @@ class Part(msgspec.Struct):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this benchmark's options."""
     harness.add_number(
         parser, "--faults", LINE_FAULTS, "faults, messages not counted, or a few more"
     )
@@ -91,7 +90,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def read(path: Path) -> list[Part]:
-    """All that is recorded."""
     lines = path.read_bytes().splitlines() if path.is_file() else []
     return [msgspec.json.decode(line, type=Part) for line in lines]
 
@@ -126,18 +124,15 @@ def one_run(seed: int, counts: Counter[str], violations: list[str]) -> None:
 
 
 def new_folder() -> Path:
-    """One of its own, for a run."""
     place = MEMORY if MEMORY.is_dir() else None
     return Path(tempfile.mkdtemp(prefix="rhymeflow-chaos-fake-", dir=place))
 
 
 def look(coordinator: Coordinator) -> None:
-    """What must hold in a coordinator between two events."""
     invariants.check(coordinator.state)
 
 
 def rows(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """A row for each kind of fault."""
     counts = Counter[str]()
     for part in parts:
         counts.update(part.faults)
@@ -145,7 +140,6 @@ def rows(parts: Sequence[Part]) -> list[dict[str, Any]]:
 
 
 def targets(parts: Sequence[Part]) -> list[harness.Target]:
-    """Violations, and faults."""
     violations = sum(len(part.violations) for part in parts)
     faults = sum(part.num_faults for part in parts)
     return [
@@ -155,7 +149,6 @@ def targets(parts: Sequence[Part]) -> list[harness.Target]:
 
 
 def notes(parts: Sequence[Part]) -> str:
-    """What the figures are of."""
     runs, seconds = sum(part.runs for part in parts), sum(part.seconds for part in parts)
     faults = sum(part.num_faults for part in parts)
     return (

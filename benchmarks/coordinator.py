@@ -33,7 +33,6 @@ RESPONSE_TOKENS, KV_TOKENS = 1000, 40_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this benchmark's options."""
     harness.add_number(parser, "--instances", 1024, "of rollout")
 
 
@@ -65,7 +64,6 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def row(name: str, times: list[float]) -> dict[str, Any]:
-    """A table row for one kind of call."""
     return {
         "call": name,
         "calls": len(times),

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.asking.questions import kinds, look
-from benchmarks.asking.server import Dashboard, Question, dashboard
+from benchmarks.logs.asked import Dashboard, Question, dashboard, kinds, look
 from benchmarks.logs.made_up import Size, build_log
 from rhymeflow.core.events import VersionPublished
 from rhymeflow.core.types import TrajectoryId
@@ -40,7 +39,6 @@ NEW_STEPS = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this benchmark's options."""
     harness.add_number(parser, "--trajectories", SIZE, "of the synthetic run")
     harness.add_number(parser, "--tokens", TOKENS, "of each, on average")
     harness.add_number(parser, "--questions", 50, "of each kind")
@@ -52,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure and report."""
     with tempfile.TemporaryDirectory(prefix="rhymeflow-dashboard-") as temporary:
         folder = args.run or Path(temporary) / "run"
         if not (folder / EVENTS).exists():
@@ -63,13 +60,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def size(trajectories: int, tokens: int) -> Size:
-    """Of a run over so many responses, in some epochs."""
     rows = -(-trajectories // (MEMBERS * EPOCHS))
     return Size(num_responses=trajectories, tokens=tokens, rows=rows, is_varied=True)
 
 
 def pages(folder: Path, args: argparse.Namespace) -> harness.Found:
-    """Everything about one large run."""
     opens, first_of_all, log_read = zip(
         *(_started(folder) for _ in range(args.starts)), strict=True
     )
@@ -146,7 +141,6 @@ def _first(board: Dashboard, folder: Path, question: Question) -> float:
 
 
 def _times(board: Dashboard, kind: str, questions: list[Question]) -> list[float]:
-    """Milliseconds of each."""
     found = [1000 * board.timed(question) for question in questions]
     shown = " ".join(f"{name} {value:.1f}" for name, value in _percentiles(found).items())
     print(f"{kind}: {shown}", file=sys.stderr, flush=True)

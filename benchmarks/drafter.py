@@ -10,14 +10,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from benchmarks import harness
 from benchmarks.rollouts import record
-from benchmarks.rollouts.lockstep import Count, replay, total
 from benchmarks.rollouts.recorded import Rollout, empty_history, remember
 from rhymeflow.histospec.drafter import Drafter
 
@@ -40,18 +41,16 @@ NOTES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of this benchmark."""
     record.add_arguments(parser, RECORDINGS)
     harness.add_parts_argument(parser, PARTS)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure the chosen parts and report them."""
     return harness.report_parts("drafter", PARTS, args, NOTES)
 
 
 class Replayed:
-    """A `lockstep` side: the drafter of an engine, told that rows cost nothing.
+    """A side of `replay`: the drafter of an engine, told that rows cost nothing.
 
     So the window `cost` verifies all that was found, up to `max_draft`, and what is measured is the
     search. History has room for `rollouts`.
@@ -75,7 +74,6 @@ class Replayed:
         self.rows = 0
 
     def begin(self, rollouts: Sequence[Rollout], first: Sequence[list[int]]) -> None:
-        """Sequences of a batch, each with its first token."""
         self.handles = [
             self.drafter.begin(
                 rollout.prompt, tokens, sample=rollout.sample, noise_epoch=rollout.noise_epoch
@@ -84,23 +82,19 @@ class Replayed:
         ]
 
     def propose(self, running: list[int], room: list[int]) -> Sequence[tuple[list[int], list[int]]]:
-        """All sequences in one call."""
         handles = [self.handles[sequence] for sequence in running]
         drafts = self.drafter.propose(handles, room, other_rows=0, kv_tokens=0)
         self.rows = len(running) + sum(len(draft.tokens) for draft in drafts)
         return drafts
 
     def extend(self, running: list[int], made: list[list[int]]) -> None:
-        """What the engine generated."""
         handles = [self.handles[sequence] for sequence in running]
         self.drafter.observe(handles, made, rows=self.rows, kv_tokens=0, seconds=ITERATION_SECONDS)
 
     def end(self, sequence: int) -> None:
-        """The handle is free."""
         self.drafter.end(self.handles[sequence])
 
     def finish(self, rollouts: Sequence[Rollout]) -> None:
-        """The batch becomes history."""
         remember(self.history, rollouts)
 
 
@@ -181,3 +175,97 @@ def iteration_times(history: list[Rollout], running: list[Rollout]) -> list[floa
     side.finish(history)
     counts = replay(side, [running], 2 * HISTORY_TOKENS, iterations=ITERATIONS)
     return [1e3 * seconds for seconds in counts[0].iteration_seconds]
+
+
+# -- replay ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Count:
+    """Sums over the steps of an epoch; a step is one sequence in one iteration."""
+
+    epoch: int
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    generated: int = 0
+    iteration_seconds: list[float] = field(default_factory=list)
+    """Of each iteration, proposing and extending."""
+
+
+def replay(
+    side: Any,
+    batches: Sequence[Sequence[Rollout]],
+    limit: int,
+    iterations: int | None = None,
+) -> list[Count]:
+    """Replay `batches`, responses of at most `limit` tokens; return one count an epoch.
+
+    With `iterations`, a batch is broken off after so many.
+    """
+    counts: list[Count] = []
+    for batch in batches:
+        if not counts or counts[-1].epoch != batch[0].epoch:
+            counts.append(Count(batch[0].epoch))
+        _replay(side, batch, limit, iterations, counts[-1])
+    return counts
+
+
+def _replay(
+    side: Any, batch: Sequence[Rollout], limit: int, iterations: int | None, count: Count
+) -> None:
+    side.begin(batch, [rollout.tokens[:1] for rollout in batch])
+    done = [1] * len(batch)
+    running = [sequence for sequence, rollout in enumerate(batch) if len(rollout.tokens) > 1]
+    for sequence in set(range(len(batch))) - set(running):
+        side.end(sequence)
+    last = None if iterations is None else len(count.iteration_seconds) + iterations
+    while running and len(count.iteration_seconds) != last:
+        room = [limit - done[sequence] - 1 for sequence in running]
+        started = time.thread_time()
+        drafts = side.propose(running, room)
+        proposing = time.thread_time() - started
+        made = []
+        for sequence, (tokens, parents) in zip(running, drafts, strict=True):
+            target, position = batch[sequence].tokens, done[sequence]
+            accepted = num_accepted(tokens, parents, target, position)
+            done[sequence] = min(position + accepted + 1, len(target))
+            made.append(target[position : done[sequence]])
+            count.drafted += len(tokens)
+            count.accepted += accepted
+            count.generated += len(made[-1])
+        count.steps += len(running)
+        started = time.thread_time()
+        side.extend(running, made)
+        count.iteration_seconds.append(proposing + time.thread_time() - started)
+        for sequence in running:
+            if done[sequence] == len(batch[sequence].tokens):
+                side.end(sequence)
+        running = [s for s in running if done[s] < len(batch[s].tokens)]
+    for sequence in running:
+        side.end(sequence)
+    side.finish(batch)
+
+
+def num_accepted(
+    tokens: Sequence[int], parents: Sequence[int], target: Sequence[int], position: int
+) -> int:
+    """How far a path of the draft says what the target says from `position` on.
+
+    Parents stand before their children, so one pass finds the path.
+    """
+    node, accepted = -1, 0
+    for place, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if position + accepted == len(target):
+            break
+        if parent == node and token == target[position + accepted]:
+            node, accepted = place, accepted + 1
+    return accepted
+
+
+def total(counts: Sequence[Count]) -> Count:
+    whole = Count(-1)
+    for count in counts:
+        for name in ("steps", "drafted", "accepted", "generated", "iteration_seconds"):
+            setattr(whole, name, getattr(whole, name) + getattr(count, name))
+    return whole

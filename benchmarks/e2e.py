@@ -22,8 +22,6 @@ from rhymeflow.config.load import dump_config, read_config
 
 
 class Workload(NamedTuple):
-    """One comparison."""
-
     target: float
     """Ratio to reach."""
     steps: int
@@ -43,7 +41,6 @@ PER_DEVICE = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this benchmark's options."""
     parser.add_argument("--peer", choices=["trl"], default="trl", help="the other system")
     harness.add_choice(parser, "--workload", WORKLOADS)
     harness.add_number(parser, "--repeats", None, "pairs of runs (default: 5 demo, 3 smollm2)")
@@ -51,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure each workload and report."""
     rows: list[dict[str, Any]] = []
     targets = []
     for name in args.workload or WORKLOADS:
@@ -81,15 +77,12 @@ NOTES = (
 
 
 class Measured(NamedTuple):
-    """One run."""
-
     speed: float
     """Trajectories per second."""
     mean_length: float
 
 
 def train_here(recipe: str, steps: int, _: int, run_dir: Path) -> Measured:
-    """Train with Rhymeflow."""
     ahead = 1 + configuration(recipe, 1, run_dir).schedule.bound
     config = configuration(recipe, 1 + steps + ahead, run_dir)
     rows = training_rows(train(config, num_cores=NUM_CORES))[: 1 + steps]
@@ -98,7 +91,6 @@ def train_here(recipe: str, steps: int, _: int, run_dir: Path) -> Measured:
 
 
 def train_in_trl(recipe: str, steps: int, _: int, run_dir: Path) -> Measured:
-    """Train with TRL."""
     config = configuration(recipe, 1 + steps, run_dir)
     path, out = (run_dir.with_suffix(suffix) for suffix in (".yaml", ".json"))
     path.write_text(dump_config(config), encoding="utf-8")
@@ -117,6 +109,5 @@ def measured(config: Config, steps: int, ends: list[float], lengths: list[float]
 
 
 def configuration(recipe: str, max_steps: int, run_dir: Path) -> Config:
-    """The recipe, without what only costs time."""
     fields = {"learner.max_steps": str(max_steps), "run.output_dir": str(run_dir)}
     return read_config(recipe, {**QUIET, **fields})

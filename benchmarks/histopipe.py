@@ -43,8 +43,6 @@ ROLLOUT = (
 
 
 class Cell(NamedTuple):
-    """One figure to find."""
-
     model: str
     length: int
     """Of the longest response, in tokens."""
@@ -52,7 +50,6 @@ class Cell(NamedTuple):
     stage: str
 
     def baselines(self) -> dict[str, Cell]:
-        """What it is compared with."""
         return {"synchronous": self._replace(stage="synchronous")}
 
 
@@ -60,19 +57,16 @@ add_arguments = splits.add_arguments
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Find the figures of every stage in every place and report."""
     rows = splits.table(splits.chosen(cells(), args.only), case, Cell.baselines, args.jobs)
     notes = splits.notes(STEPS, ROLLOUT)
     return harness.report("histopipe", rows, targets(rows), args, notes)
 
 
 def cells() -> list[Cell]:
-    """All stages in all places."""
     return [Cell(*each) for each in itertools.product(MODELS, LENGTHS, DEVICES, STAGES)]
 
 
 def case(cell: Cell) -> splits.Case:
-    """What is simulated."""
     colocated = STAGES[cell.stage]["schedule.name"] == "synchronous"
     uncounted = 0 if colocated else 1
     overrides = {

@@ -49,8 +49,6 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison."""
-
     recipe: str
     batch: int
     temperature: float = 1.0
@@ -60,19 +58,16 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As targets name it."""
         noise = "-rhyming" if self.rhymes else ""
         return f"{self.recipe}{noise}/T{self.temperature}/epoch-{EPOCH}/batch-{self.batch}"
 
     @property
     def history(self) -> str:
-        """The recording that holds the history."""
         other = "" if self.temperature == 1.0 else f"-{self.temperature}"
         return self.recipe + ("-rhyming" if self.rhymes else other)
 
 
 def cases(part: str) -> list[Case]:
-    """The comparisons of a part that runs in this process."""
     if part == "rhyming":
         targets = {1: 0.98, 8: 1.5, 32: 0.98}
         return [Case("smollm2", n, rhymes=True, target=target) for n, target in targets.items()]
@@ -85,7 +80,6 @@ def cases(part: str) -> list[Case]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of this benchmark."""
     record.add_arguments(parser)
     harness.add_parts_argument(parser, PARTS)
     harness.add_number(parser, "--repeats", 7, "measurements of a case")
@@ -94,7 +88,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure the chosen parts and report them."""
     return harness.report_parts("histospec", PARTS, args, NOTES)
 
 
@@ -110,7 +103,6 @@ NOTES = (
 
 
 def in_process(args: argparse.Namespace, part: str) -> harness.Found:
-    """All cases of one part, which are of one model."""
     rows, targets = [], []
     with one_core():
         policy = Policy(record.configuration(cases(part)[0].recipe))
@@ -153,7 +145,6 @@ class Comparison:
         }
 
     def measure(self, repeats: int) -> tuple[list[dict[str, Any]], harness.Target]:
-        """Rows of both sides, and the target."""
         repeats = min(repeats, len(self.slices) - WARM_UP)
         sides = {
             name: functools.partial(side.measure, self.slices) for name, side in self.sides.items()
@@ -196,7 +187,6 @@ class Side:
         self.done: list[Request] = []
 
     def measure(self, makers: Sequence[Callable[[], list[Request]]]) -> float:
-        """Complete the next slice; tokens per second."""
         requests = makers[self.number]()
         seconds = drain(self.engine, requests)
         self.number += 1
@@ -230,7 +220,6 @@ def slices(rows: list[int], case: Case, policy: Policy) -> list[Callable[[], lis
 
 
 def whole_runs(pairs: int, steps: int) -> harness.Found:
-    """Rows of both sides; targets of steps per second and rollout throughput."""
     sides = {window: functools.partial(one_run, window, steps) for window in ("off", "cost")}
     seen = repeated(sides, pairs, lambda found: found["steps/s"])
     rows = []
@@ -246,7 +235,6 @@ def whole_runs(pairs: int, steps: int) -> harness.Found:
 
 
 def one_run(window: str, steps: int, _: int, run_dir: Path) -> Figures:
-    """Train once."""
     fields = {
         "drafting.window": window,
         "learner.max_steps": str(steps),
@@ -258,12 +246,10 @@ def one_run(window: str, steps: int, _: int, run_dir: Path) -> Figures:
 
 
 def ratio(ours: list[Figures], theirs: list[Figures], name: str) -> float:
-    """The median of pairwise ratios of one figure."""
     return harness.median_ratio([run[name] for run in ours], [run[name] for run in theirs])
 
 
 def figures(rows: list[dict[str, Any]], steps: int) -> Figures:
-    """The figures of one run, from the metrics of its steps."""
     assert len(rows) == steps, f"{len(rows)} steps"
     assert steps > STEPS["demo"] + UNCOUNTED + 1, "no step of the second epoch is counted"
     later = rows[STEPS["demo"] : steps - UNCOUNTED]

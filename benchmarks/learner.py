@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.peers.process import Peer
-from benchmarks.training.train import ROOT
+from benchmarks.training.train import ROOT, Peer
 from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
 from rhymeflow.errors import UserError
@@ -35,7 +34,6 @@ SIDE = Path("benchmarks/peers/learner_side.py")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this benchmark's options."""
     harness.add_parts_argument(parser, PARTS)
     harness.add_choice(parser, "--recipe", RECIPES)
     harness.add_number(parser, "--repeats", 5, "times that each batch is trained on")
@@ -57,7 +55,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def speed(args: argparse.Namespace) -> harness.Found:
-    """Each side's tokens per second for each recipe."""
     rows: list[dict[str, Any]] = []
     targets = []
     for recipe in args.recipe or RECIPES:
@@ -72,7 +69,6 @@ def speed(args: argparse.Namespace) -> harness.Found:
 
 
 def memory(args: argparse.Namespace) -> harness.Found:
-    """Peaks of a step, by tokens of its micro-batch."""
     rows: list[dict[str, Any]] = []
     for recipe in args.recipe or RECIPES:
         config = configuration(recipe, args)
@@ -118,7 +114,6 @@ def said_by_dry_run(config: Config, tokens: int) -> float:
 
 
 def measure(recipe: str, args: argparse.Namespace) -> dict[str, list[float]]:
-    """Tokens per second of each side, batch by batch."""
     sides = {"rhymeflow": ROOT} | ({"against": args.against.resolve()} if args.against else {})
     found: dict[str, list[float]] = {side: [] for side in sides}
     with serving(configuration(recipe, args), sides, RECIPES[recipe], args) as peers:
@@ -130,7 +125,6 @@ def measure(recipe: str, args: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def configuration(recipe: str, args: argparse.Namespace) -> Config:
-    """The recipe as it is measured."""
     return read_config(recipe, {"model.dtype": args.dtype, "model.device": "cpu"})
 
 
@@ -138,7 +132,6 @@ def configuration(recipe: str, args: argparse.Namespace) -> Config:
 def serving(
     config: Config, sides: dict[str, Path], num_batches: int, args: argparse.Namespace
 ) -> Iterator[dict[str, Peer]]:
-    """A learner for each side, with batches of the recipe."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = Path(folder) / "batches.json"
         path.write_text(json.dumps(batches(config, num_batches)), encoding="utf-8")

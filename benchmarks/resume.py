@@ -45,7 +45,6 @@ Found = TypeVar("Found")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this benchmark's options."""
     harness.add_number(parser, "--events", 10_000_000, "in the log")
     parser.add_argument(
         "--run",
@@ -56,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Make a log, if there is none, and resume from it."""
     with tempfile.TemporaryDirectory(prefix="rhymeflow-resume-") as temporary:
         folder = Path(temporary) / "run"
         kept = args.run or folder
@@ -133,7 +131,6 @@ def read_metrics(folder: Path, published: int) -> dict[int, dict[str, Any]]:
 
 
 def no_writer() -> Any:
-    """A writer of metrics that writes none."""
     return SimpleNamespace(write=lambda *row: None)
 
 

@@ -33,13 +33,11 @@ KINDS = ("all", "pruned", "backed up")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this benchmark's options."""
     harness.add_number(parser, "--seconds", 60, "of the run that is stood for")
     parser.add_argument("--only", choices=KINDS, help="one of the kinds of log")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Write each kind of log, and report."""
     kinds = KINDS if args.only is None else (args.only,)
     rows = [measure(kind, args.seconds) for kind in kinds]
     found = {row["log"]: row for row in rows}
@@ -54,7 +52,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(kind: str, seconds: int) -> dict[str, Any]:
-    """One log of so many seconds."""
     with tempfile.TemporaryDirectory(prefix="rhymeflow-retention-") as folder:
         path = Path(folder) / "run"
         path.mkdir()
@@ -109,7 +106,6 @@ class Load:
         self._num_groups, self._version, self.saved = len(self._lengths), 0, 0
 
     def second(self, second: int) -> None:
-        """One more."""
         store, events = self.store, []
         tokens, logprobs = list(range(SEGMENT)), [-0.5] * SEGMENT
         for group, length in list(self._lengths.items()):

@@ -42,8 +42,6 @@ OVER_ALLOWED = 1.1
 
 
 class Side(NamedTuple):
-    """What is compared."""
-
     schedule: str
     bound: int
     has_drafts: bool = True
@@ -55,7 +53,6 @@ class Side(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this benchmark's options."""
     parser.add_argument("--simulated", action="store_true", help="simulate, instead of real runs")
     real = parser.add_argument_group("real runs")
     harness.add_choice(real, "--schedule", NAMES)
@@ -70,7 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Make the runs and report; or simulate."""
     if args.simulated:
         return simulated.run(args)
     chosen = sides(args.schedule or NAMES, args.bound or BOUNDS)
@@ -92,7 +88,6 @@ def sides(names: Iterable[str], bounds: Sequence[int]) -> list[Side]:
 
 
 def measure(side: Side, goal: float, seed: int, run_dir: Path) -> Run:
-    """Make one run."""
     config = configure(side, seed, run_dir)
     found = log.read(train(config, is_enough=functools.partial(is_enough, goal=goal)))
     assert found.staleness <= side.bound, f"{side}: staleness {found.staleness}"
@@ -100,7 +95,6 @@ def measure(side: Side, goal: float, seed: int, run_dir: Path) -> Run:
 
 
 def configure(side: Side, seed: int, run_dir: Path) -> Config:
-    """Recipe `demo` under one schedule."""
     return read_config(
         "demo",
         {
@@ -155,7 +149,6 @@ def table(seen: Mapping[Side, list[Run]], goal: float) -> list[dict[str, Any]]:
 
 
 def targets(rows: Sequence[dict[str, Any]], args: argparse.Namespace) -> list[harness.Target]:
-    """`rhymeflow`'s time against `synchronous`'."""
     found = []
     for row in rows:
         if row["schedule"] == "rhymeflow" and "ratio" in row:
@@ -170,7 +163,6 @@ def targets(rows: Sequence[dict[str, Any]], args: argparse.Namespace) -> list[ha
 
 
 def notes(args: argparse.Namespace) -> str:
-    """How it was measured."""
     learner, instances = cores(INSTANCES)
     return (
         f"demo, {INSTANCES} rollout instances, {args.seeds} seeds, runs interleaved, "

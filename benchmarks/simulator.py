@@ -51,13 +51,11 @@ class Figures(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this benchmark's options."""
     harness.add_number(parser, "--steps", 20, "of each run, the first included")
     harness.add_number(parser, "--repeats", 3, "rounds; medians are reported")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Run, calibrate, run and simulate in turn, and report."""
     sides = {name: functools.partial(measure, name, args.steps) for name in SCHEDULES}
     seen = repeated(sides, args.repeats, lambda pair: pair[1].steps_per_s / pair[0].steps_per_s)
     rows = [row for name, found in seen.items() for row in compared(name, found)]
@@ -66,7 +64,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def notes(args: argparse.Namespace) -> str:
-    """How it was measured."""
     learner, instances = cores(INSTANCES)
     return (
         f"demo, {INSTANCES} rollout instance, {args.steps} steps, medians of "
@@ -88,7 +85,6 @@ def measure(name: str, steps: int, _: int, run_dir: Path) -> tuple[Figures, Figu
 
 
 def configure(name: str, steps: int, run_dir: Path, seed: int = 0) -> Config:
-    """Recipe `demo` under one schedule."""
     return read_config(
         "demo",
         {
@@ -140,7 +136,6 @@ def reward_seconds(log: Iterable[Recorded]) -> float:
 
 
 def figures(rows: Sequence[Mapping[str, float]]) -> Figures:
-    """The figures of the steps that are counted, from the run's metrics."""
     counted = rows[SKIPPED:]
     rollout, learner = (mean(counted, f"idle/{part}") or 0.0 for part in ("rollout", "learner"))
     elapsed = counted[-1]["time"] - rows[SKIPPED - 1]["time"]

@@ -21,12 +21,10 @@ SIZES = {32: (128, 5.0), 1024: (1024, 120.0)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this benchmark's options."""
     harness.add_number(parser, "--repeats", 3, "simulations of each size")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Simulate each size and report."""
     values = harness.interleave(
         {str(size): functools.partial(seconds, size) for size in SIZES}, args.repeats
     )
@@ -45,7 +43,6 @@ NOTES = (
 
 
 def seconds(instances: int) -> float:
-    """Simulate ten versions; return the processor's time."""
     started = time.process_time()
     config = read_config(
         "cluster",

@@ -24,8 +24,6 @@ STEPS = 20
 
 
 class Cell(NamedTuple):
-    """One figure to find."""
-
     schedule: str
     model: str
     devices: int
@@ -44,7 +42,6 @@ add_arguments = splits.add_arguments
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Find every cell's figure and report."""
     rows = splits.table(splits.chosen(cells(), args.only), case, Cell.baselines, args.jobs)
     notes = splits.notes(STEPS, PUBLISHED)
     return harness.report("staleflow", rows, targets(rows), args, notes)
@@ -57,7 +54,6 @@ PUBLISHED = (
 
 
 def cells() -> list[Cell]:
-    """Every schedule at its bounds, in every place."""
     places = [(model, devices, 2048) for model in MODELS for devices in DEVICES]
     # 2K is the setting's longest prompt; a short one shows how much depends on it.
     places.insert(1, (*places[0][:2], 256))
@@ -70,7 +66,6 @@ def cells() -> list[Cell]:
 
 
 def case(cell: Cell) -> splits.Case:
-    """The published setting, under one schedule."""
     return splits.case(cell.devices, setting(cell, STEPS), colocated=cell.bound == 0)
 
 

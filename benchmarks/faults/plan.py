@@ -55,7 +55,6 @@ class Fault(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """The row of the table that it counts in."""
         return f"{self.kind}, {self.action}" + (", log cut" if self.wal_bytes else "")
 
 
@@ -81,7 +80,6 @@ def draw_dense(
 
 
 def _draw(rng: random.Random, step: int, delay: float, kind: str, timeout: float) -> Fault:
-    """What happens to this kind."""
     if kind == DISK:
         return Fault(step, delay, kind, "full")
     (action,) = rng.choices(list(ACTION_SHARES), list(ACTION_SHARES.values()))
@@ -141,12 +139,10 @@ class Account:
 
     @property
     def is_over_all(self) -> bool:
-        """Whether training went on after each fault so far."""
         return all(one.recovery is not None for one in self.injected)
 
     @property
     def num_left(self) -> int:
-        """Faults of the plan that were not injected."""
         return len(self._plan)
 
     def trained(self, steps: Iterable[int], now: float) -> None:
@@ -166,7 +162,6 @@ class Account:
         return fault if reached and now >= min(reached) + fault.delay else None
 
     def inject(self, now: float) -> Injected:
-        """Note that the next fault of the plan is injected now."""
         one = Injected(self._plan.popleft(), now, self.newest, not self.is_over_all)
         self.injected.append(one)
         return one

@@ -15,8 +15,6 @@ from rhymeflow.utils.process import PREFIX
 
 
 class Process(NamedTuple):
-    """One process, as the system lists it."""
-
     pid: int
     parent: int
     name: str
@@ -81,7 +79,6 @@ def open_process(pid: int) -> int | None:
 
 
 def send(descriptor: int, number: signal.Signals) -> bool:
-    """Send a signal; whether the process was there."""
     try:
         signal.pidfd_send_signal(descriptor, number)
     except ProcessLookupError:
@@ -90,7 +87,6 @@ def send(descriptor: int, number: signal.Signals) -> bool:
 
 
 def kill(pid: int) -> bool:
-    """Send SIGKILL; whether the process was there."""
     descriptor = open_process(pid)
     if descriptor is None:
         return False

@@ -37,8 +37,6 @@ FULL = "the disk is full"
 
 
 class Finished(msgspec.Struct):
-    """A run that has ended."""
-
     faults: list[Injected]
     violations: list[str]
     """What the audit found wrong, and ends that no fault explains."""
@@ -84,7 +82,6 @@ def run_with_faults(
 
 
 def audited(run_dir: Path) -> list[str]:
-    """What the audit finds wrong with a run that has ended."""
     command = [sys.executable, str(ROOT / "examples" / "audit_run.py"), str(run_dir)]
     done = subprocess.run(command, capture_output=True, text=True)
     lines = (done.stdout + done.stderr).splitlines()
@@ -117,7 +114,6 @@ class Attack:
         self._controller = self._start("train", str(recipe))
 
     def close(self) -> None:
-        """End the run, if it goes on."""
         self._holds.release()
         self._controller.kill()
         self._controller.wait()
@@ -234,7 +230,6 @@ class Attack:
         return FULL in said and "Traceback" not in said
 
     def _said(self) -> str:
-        """The last lines of what this attempt printed."""
         text = Path(self._output.name).read_bytes()[self._output_began :].decode(errors="replace")
         return "\n".join(text.splitlines()[-LAST_LINES:])
 
@@ -263,7 +258,6 @@ _CHUNK = bytes(2**20)
 
 
 def can_mount() -> bool:
-    """Whether such a disk can be had here."""
     return sys.platform == "linux" and os.geteuid() == 0
 
 
@@ -277,7 +271,6 @@ class SmallDisk:
         self.folder = folder
 
     def fill(self) -> None:
-        """Take all that is left, to the last byte."""
         with (self.folder / _BALLAST).open("ab", buffering=0) as ballast:
             size = len(_CHUNK)
             while size:
@@ -289,7 +282,6 @@ class SmallDisk:
                     size //= 2
 
     def free(self) -> None:
-        """Give it back."""
         (self.folder / _BALLAST).unlink(missing_ok=True)
 
     def __enter__(self) -> SmallDisk:

@@ -27,7 +27,6 @@ class Extent(NamedTuple):
 
 
 def extent(index: bytes) -> Extent:
-    """Read the index (`-shm`) of a log."""
     (page,) = struct.unpack_from("=H", index, _PAGE_SIZE)
     frame = FRAME_HEADER + (65536 if page == 1 else page)
     (frames,) = struct.unpack_from("=I", index, _NUM_FRAMES)

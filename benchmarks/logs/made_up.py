@@ -74,10 +74,7 @@ class Size(NamedTuple):
 
 
 class Letters:
-    """Encodes a prompt as its characters."""
-
     def encode(self, prompt: Prompt) -> list[int]:
-        """Their code points."""
         return [ord(letter) for letter in str(prompt.prompt)]
 
 
@@ -182,7 +179,6 @@ class Cluster:
         ]
 
     def is_enough(self, share: float) -> bool:
-        """Whether there is so much of what was asked for."""
         size = self.size
         return (
             self.num_events >= share * size.num_events
@@ -190,12 +186,10 @@ class Cluster:
         )
 
     def joined(self, name: str) -> e.Event:
-        """An instance is there, with the newest version."""
         version = self.training.published
         return e.InstanceJoined(name, version, CAPACITY, 10**6, _checksum(version))
 
     def round(self) -> None:
-        """What happened since the last tick, and what follows from it."""
         self.rounds += 1
         now = self.rounds * ROUND_SECONDS
         events = [*self.events, *self.finish()]
@@ -222,7 +216,6 @@ class Cluster:
             yield e.Snapshot(name, self.numbers[name], (), 3000, self.rounds * ROUND_SECONDS)
 
     def end(self, route: c.Route) -> Iterator[e.Event]:
-        """One response is complete, and rewarded if that does not fail."""
         trajectory, draw, size = route.trajectory, self.random, self.size
         start = self.lengths.pop(trajectory, 0)
         length = start + self.length()
@@ -242,7 +235,6 @@ class Cluster:
         yield e.TrajectoryRewarded(trajectory, reward)
 
     def length(self) -> int:
-        """Of what comes next of a response."""
         if self.size.is_varied:
             return min(int(self.random.lognormvariate(self.mean, SPREAD)) + 1, LONGEST)
         return self.random.randint(2, 2 * self.size.tokens)
@@ -278,7 +270,6 @@ class Cluster:
             yield self.joined(self.names[-1])
 
     def answer(self, command: c.Command) -> Iterator[e.Event]:  # noqa: C901 - a line a command
-        """What is reported once it is carried out."""
         if isinstance(command, c.InstanceCommand):
             self.numbers[command.instance] = command.number
         match command:
@@ -310,7 +301,6 @@ class Cluster:
                 raise AssertionError(f"{command} is not to be had with this configuration")
 
     def evaluate(self, instance: str, version: int, suite: str, row: int) -> None:
-        """A held-out prompt, and its answer."""
         store, group, prompt = self.store, -1 - row - 16 * version, str(self.prompts[row].prompt)
         store.put_group(
             group, row=row, epoch=0, prompt=prompt, prompt_tokens=[1] * 20, columns={},
@@ -338,7 +328,6 @@ class Cluster:
         self.running = deque(r for r in self.running if r.trajectory not in stopped)
 
     def create(self) -> e.Event:
-        """The next prompt, as a new group."""
         group = self.num_groups
         row, epoch = group % self.size.rows, group // self.size.rows
         self.num_groups += 1

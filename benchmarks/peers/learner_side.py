@@ -17,7 +17,6 @@ from typing import Any
 
 
 def main() -> None:
-    """Serve until stdin ends."""
     checkout, recipe, dtype, path, threads = sys.argv[1:]
     sys.path.insert(0, checkout)
     import torch

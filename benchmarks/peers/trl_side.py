@@ -46,7 +46,6 @@ class Clock(TrainerCallback):
         self.lengths: list[float] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record the time."""
         self.ends.append(time.time())
         assert self.trainer is not None
         metrics = self.trainer._metrics["train"]  # emptied at the end of training
@@ -54,7 +53,6 @@ class Clock(TrainerCallback):
 
 
 def main() -> None:
-    """Run from the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("config", type=Path)
     parser.add_argument("out", type=Path)
@@ -72,7 +70,6 @@ def main() -> None:
 
 
 def build(config: Config, folder: str, per_device: int) -> tuple[Clock, GRPOTrainer]:
-    """Return the trainer, and the clock that it carries."""
     tokenizer = load_tokenizer(config.model)
     clock = Clock()
     device = resolve_device(config.model)
@@ -103,7 +100,6 @@ SAMPLING = ("num_generations", "max_completion_length", "temperature", "top_p", 
 
 
 def arguments(config: Config, folder: str, per_device: int, device: torch.device) -> GRPOConfig:
-    """Carry the settings over, field by field."""
     learner, rollout = config.learner, config.rollout
     batch = learner.groups_per_batch * rollout.num_generations
     return GRPOConfig(

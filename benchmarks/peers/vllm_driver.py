@@ -2,7 +2,7 @@
 
 Answers {prompts, lengths, temperature, noise_epoch, names} with {seconds, tokens, drafted,
 accepted}; for `ours` also {"weights": DIR} and {"remember": [{prompt, sample, noise_epoch,
-tokens}]}. `process.py` has the protocol. `seconds` are the processor's.
+tokens}]}. `Peer` has the protocol. `seconds` are the processor's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from rhymeflow.workers.launch import (  # noqa: E402 - from the root
 
 
 def main() -> None:
-    """Answer requests until stdin ends."""
     if library := missing_openmp(Path(sys.prefix), os.environ):
         os.environ["LD_PRELOAD"] = str(library)
         os.execv(sys.executable, sys.orig_argv)
@@ -37,7 +36,6 @@ def main() -> None:
 
 
 def configuration(how: dict[str, Any]) -> Any:
-    """Of both sides."""
     from rhymeflow.config.load import read_config
 
     return read_config(
@@ -84,7 +82,6 @@ class Ours:
             self._engine.draft_with(made)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One request of the protocol."""
         if "weights" in request:
             return self._pull(request["weights"])
         if "remember" in request:
@@ -157,7 +154,6 @@ class ByHand:
         self._number = 0
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Generate."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 

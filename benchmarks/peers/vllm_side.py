@@ -12,7 +12,7 @@ os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="WARNING")
 
 
 def main() -> None:
-    """Answer workloads until stdin ends; `process.py` has the protocol."""
+    """Answer workloads until stdin ends; `Peer` has the protocol."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(

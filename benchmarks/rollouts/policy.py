@@ -30,8 +30,6 @@ from rhymeflow.reward.messages import RewardRequest, TrainerState
 
 
 class Policy:
-    """Model, tokenizer and prompts of a configuration."""
-
     def __init__(self, config: Config) -> None:
         self.config = config
         device = resolve_device(config.model)
@@ -47,7 +45,6 @@ class Policy:
         self.prompts = [encoder.encode(self._source[row]) for row in range(len(self._source))]
 
     def engine(self, max_num_seqs: int, **more: Any) -> Engine:
-        """A new engine over the model."""
         return Engine(
             self.model,
             seed=self.config.run.seed,
@@ -86,7 +83,6 @@ class Policy:
         ]
 
     def rewards(self, requests: Iterable[Request]) -> list[float]:
-        """What the configuration's reward function says of complete responses."""
         (function,) = self.config.reward.functions
         judge, found, state = Judge(function), [], TrainerState(0, 1)
         with asyncio.Runner() as runner:

@@ -20,8 +20,6 @@ PROMPT_TAIL = 16
 
 
 class Rollout(NamedTuple):
-    """One response."""
-
     row: int
     """Of the prompt, in the data."""
     epoch: int
@@ -52,7 +50,6 @@ def batches(rollouts: Iterable[Rollout], groups: int) -> list[list[Rollout]]:
 
 
 def save(path: Path, rollouts: Iterable[Rollout]) -> None:
-    """Write rollouts to `path`, in their order."""
     columns = dict(zip(Rollout._fields, zip(*rollouts, strict=True), strict=True))
     for name in ("prompt", "tokens"):
         lists = columns[name]
@@ -62,7 +59,6 @@ def save(path: Path, rollouts: Iterable[Rollout]) -> None:
 
 
 def load(path: Path) -> list[Rollout]:
-    """Read what `save` wrote."""
     with np.load(path) as data:
         columns = {name: data[name].tolist() for name in Rollout._fields}
         for name in ("prompt", "tokens"):

@@ -78,7 +78,6 @@ PLACES: tuple[tuple[Cell, tuple[str, ...], tuple[int, ...]], ...] = (
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Find every cell's figures and report."""
     shown = splits.chosen(cells(), args.only)
     wanted = [*shown, *(base for cell in shown for base in cell.baselines().values())]
     rows = splits.table(wanted, case, Cell.baselines, args.jobs)
@@ -97,7 +96,6 @@ def cells() -> list[Cell]:
 
 
 def case(cell: Cell) -> splits.Case:
-    """What is simulated."""
     colocated = cell.bound == 0
     uncounted = 0 if colocated else UNCOUNTED
     overrides = {
@@ -123,7 +121,6 @@ def over_better(rows: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def targets(rows: Sequence[Mapping[str, Any]]) -> list[harness.Target]:
-    """The targets of `rhymeflow`; those whose rows were not asked for are left out."""
     ours = [r for r in rows if r["schedule"] == OURS]
     published = [r for r in ours if r["tail"] == "long" and r["history"] == "informative"]
     most = [r["over synchronous"] for r in published]
@@ -139,7 +136,6 @@ def targets(rows: Sequence[Mapping[str, Any]]) -> list[harness.Target]:
 
 
 def spread(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The range of ratios to the better rival."""
     both = over_better(rows)
     if not both:
         return ""

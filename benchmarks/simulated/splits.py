@@ -43,8 +43,6 @@ NOTES = (
 
 
 class Case(NamedTuple):
-    """One figure to find."""
-
     devices: int
     settings: tuple[tuple[str, str], ...]
     """Of recipe `cluster`, besides the devices."""
@@ -63,12 +61,10 @@ class Case(NamedTuple):
 
 
 def case(devices: int, overrides: Mapping[str, str], **search: Any) -> Case:
-    """A case; `overrides` are settings of recipe `cluster`."""
     return Case(devices, tuple(sorted(overrides.items())), **search)
 
 
 def add_arguments(parser: argparse._ActionsContainer) -> None:
-    """The options of all benchmarks of simulated clusters."""
     what = "rows of the table to find, as model=14b; may be repeated (default: all)"
     parser.add_argument("--only", action="append", default=[], metavar="COLUMN=VALUE", help=what)
     harness.add_number(parser, "--jobs", 2, "cases at a time")
@@ -86,7 +82,6 @@ def chosen(cells: Iterable[Cell], only: Sequence[str]) -> list[Cell]:
 
 
 def bounds_of(schedule: str, bounds: Iterable[int]) -> Iterable[int]:
-    """These bounds, or the one that the schedule fixes."""
     return (FIXED_BOUNDS[schedule],) if schedule in FIXED_BOUNDS else bounds
 
 
@@ -173,7 +168,6 @@ def configure(one: Case, rollout_devices: int | None) -> Config:
 
 
 def figures_of(result: Result, one: Case, rollout: int) -> Figures:
-    """The figures of a result; `COLUMNS` explains them."""
     responses = sum(result.staleness.values())
     staleness = sum(age * count for age, count in result.staleness.items())
     share = result.idle_learner if one.colocated else 1.0
@@ -216,7 +210,6 @@ def table(
 
 
 def over_better(row: Mapping[str, Any], rivals: Sequence[str]) -> float:
-    """A row's ratio to the better of its rivals."""
     return float(min(row[f"over {name}"] for name in rivals))
 
 
@@ -228,5 +221,4 @@ def judged(
 
 
 def notes(steps: int, more: str = "") -> str:
-    """What the figures of a table are."""
     return NOTES.format(steps=steps, skipped=SKIPPED, more=more)

@@ -27,8 +27,6 @@ _LINES = """SELECT time, kind, body FROM (
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """Held-out reward of one version."""
-
     seconds: float
     version: int
     reward: float
@@ -60,7 +58,6 @@ class Reached(msgspec.Struct, frozen=True):
 
 
 def read(run_dir: Path) -> Run:
-    """Read the log of a run that has ended."""
     with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
         first: dict[type, float] = {}
         evaluations, published = [], []

@@ -54,7 +54,6 @@ def pinned(num_instances: int) -> dict[str, str]:
 
 
 def cores(num_instances: int) -> tuple[list[int], list[list[int]]]:
-    """The learner's core, and each instance's."""
     first, *rest = sorted(os.sched_getaffinity(0))
     if not rest:
         raise UserError("this benchmark needs two cores: one for the learner, one for rollout")
@@ -126,7 +125,6 @@ def call(
 
 
 def _wait(process: subprocess.Popen[bytes], is_enough: Callable[[], bool] | None) -> bool:
-    """Wait for its end; whether it was interrupted."""
     is_stopped = False
     while True:
         try:
@@ -167,3 +165,57 @@ def training_rows(run_dir: Path) -> list[dict[str, Any]]:
     """The rows of `metrics.jsonl` that describe a training step, in order."""
     lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [row for row in map(json.loads, lines) if "completions/mean_length" in row]
+
+
+class Peer:
+    """A process that answers one JSON request at a time, perhaps of another environment's python.
+
+    It prints a line `answer:` and a JSON object when it is ready, and one for each line of JSON on
+    its stdin. Its process group is stopped between requests, as the workers of some systems poll
+    for work, so it takes nothing from the side that is being measured.
+    """
+
+    def __init__(self, python: str, arguments: Sequence[str], num_threads: int = 1) -> None:
+        self._python = python
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - see close
+        self._process = subprocess.Popen(
+            [python, *arguments],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, "OMP_NUM_THREADS": str(num_threads)},
+            text=True,
+            start_new_session=True,
+        )
+        self._answer()
+        self._signal(signal.SIGSTOP)
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        self._signal(signal.SIGSTOP)
+        return answer
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+        self._errors.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        os.killpg(self._process.pid, number)
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("answer:"):
+                return dict(json.loads(line.removeprefix("answer:")))
+        self._process.wait()
+        self._errors.seek(0)
+        last = self._errors.read().strip().splitlines()[-1:]
+        raise UserError(f"{self._python}: {' '.join(last)}")

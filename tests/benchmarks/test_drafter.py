@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import drafter
-from benchmarks.rollouts.lockstep import num_accepted, replay, total
+from benchmarks.drafter import num_accepted, replay, total
 from benchmarks.rollouts.recorded import Rollout, batches, load, save
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.asking.questions import kinds, look
+from benchmarks.logs.asked import kinds, look
 from benchmarks.logs.made_up import Size, build_log
 from benchmarks.training.train import ROOT
 from rhymeflow.dashboard.run import Run

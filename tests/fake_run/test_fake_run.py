@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import chaos_fake
-from benchmarks.faults.transport import MEMORY, Transport
+from benchmarks.faults.messages import MEMORY, Transport
 from rhymeflow.runtime import resume
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.store.reader import TrajectoryReader

@@ -1,6 +1,6 @@
 """Pipes without a system: two ends in one process, with a transport between them that repeats.
 
-Holds true: see `benchmarks/faults/transport.py`. Knows nothing of what is sent.
+Holds true: see `Transport`. Knows nothing of what is sent.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from benchmarks.faults.transport import Transport
+from benchmarks.faults.messages import Transport
 from tests.fake_run.world import World
 
 DELAY_SECONDS = (0.1, 1.0)

@@ -1,17 +1,83 @@
-"""What people ask a dashboard: of each kind of question many that differ.
+"""`rhymeflow dashboard` in a process of its own, and what people ask it, as its pages do.
 
-Questions are drawn from what the run has, so none is wrong; the same `draw` gives the same ones.
+Of each kind of question there are many that differ, drawn from what the run has: none is wrong, and
+the same `draw` gives the same ones.
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
 import random
-from collections.abc import Callable, Mapping
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
 
-from benchmarks.asking.server import Dashboard, Question
+from benchmarks.training.train import ROOT
 from rhymeflow.dashboard.groups import FILTERS, ORDERS
+from rhymeflow.dashboard.server import COOKIE
+from rhymeflow.errors import UserError
+
+Question = tuple[str, dict[str, Any]]
+"""The path below the run, and what is asked for."""
+
+
+class Dashboard:
+    """One that answers; `run` is how its addresses call the run."""
+
+    def __init__(self, address: str, run: str) -> None:
+        parts = urlsplit(address)
+        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=120)
+        self._headers = {"cookie": f"{COOKIE}={parts.query.partition('=')[2]}"}
+        self._path = f"/api/runs/{quote(run)}"
+
+    def ask(self, path: str = "", **query: Any) -> Any:
+        search = urlencode({k: v for k, v in query.items() if v is not None}, doseq=True)
+        self._connection.request("GET", f"{self._path}{path}?{search}", headers=self._headers)
+        response = self._connection.getresponse()
+        body = response.read()
+        if response.status != 200:
+            raise UserError(f"{path}?{search}: answered {response.status}: {body[:200]!r}")
+        return json.loads(body)
+
+    def timed(self, question: Question) -> float:
+        path, query = question
+        began = time.perf_counter()
+        self.ask(path, **query)
+        return time.perf_counter() - began
+
+
+@contextlib.contextmanager
+def dashboard(run_dir: Path) -> Iterator[Dashboard]:
+    """Start one over a run.
+
+    Raises:
+        UserError: it ended instead.
+    """
+    command = [sys.executable, "-m", "rhymeflow", "dashboard", str(run_dir)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        address = process.stdout.readline().strip()
+        if not address:
+            raise UserError(f"{' '.join(command)}: ended with code {process.wait()}")
+        yield Dashboard(address, run_dir.resolve().name)
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
 
 CURVES = (
     *("reward", "eval/reward", "completions/mean_length", "staleness/mean", "staleness/max"),
@@ -24,8 +90,6 @@ SAMPLE = 20
 
 
 class Known(NamedTuple):
-    """What a run has."""
-
     overview: dict[str, Any]
     groups: list[dict[str, Any]]
     """Some of them, from all over the run."""
@@ -54,8 +118,6 @@ def asked(path: str, **query: Any) -> Callable[[], Question]:
 
 
 class Drawn:
-    """What is asked for: something that the run has."""
-
     def __init__(self, known: Known, draw: random.Random) -> None:
         self.known, self.random = known, draw
         self.seconds = known.overview["seconds"]
