@@ -29,7 +29,7 @@ from rhymeflow.learner.sample import Sample
 from rhymeflow.models.load import load_model, resolve_device
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
-from rhymeflow.workers.engines import make_engine, prepare
+from rhymeflow.workers.rollout import make_engine, prepare
 
 NOTES = (
     "Prompts of 40 random tokens; temperature 1; `again`: the same responses, with drafts. "

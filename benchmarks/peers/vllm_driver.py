@@ -64,7 +64,7 @@ class Ours:
         from rhymeflow.models.load import load_model
         from rhymeflow.weights.manifest import manifest_of
         from rhymeflow.weights.stores import make_store
-        from rhymeflow.workers.engines import make_engine, prepare
+        from rhymeflow.workers.rollout import make_engine, prepare
 
         config = configuration(how)
         prepare(config)

@@ -6,10 +6,12 @@ their distributions there (Daliri, Musco and Suresh, arXiv 2408.07978). So a res
 that of the same response in the last epoch repeats most of it wherever the policy has not changed,
 and drafts from it are accepted.
 
-A pure function; knows nothing of drafts.
+The instance that samples and the history that drafts are aligned by ask here.
 """
 
 from __future__ import annotations
+
+from rhymeflow.config import Config
 
 EVALUATION_EPOCH = 2**31 - 1
 """Groups of a suite are requested in an epoch that training never reaches. It keys their noise: the
@@ -24,4 +26,12 @@ def noise_epoch(epoch: int, member: int, *, num_members: int, share: float) -> i
     return 0 if member < round(share * num_members) else epoch
 
 
-__all__ = ["EVALUATION_EPOCH", "noise_epoch"]
+def epoch_of_noise(config: Config, epoch: int, member: int) -> int:
+    """The same by the rules of a run: of a group's `member`, requested in `epoch`."""
+    rollout = config.rollout
+    return noise_epoch(
+        epoch,
+        member,
+        num_members=rollout.num_generations + config.schedule.extra_generations,
+        share=rollout.rhyming_noise,
+    )

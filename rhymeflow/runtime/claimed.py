@@ -33,8 +33,6 @@ _OWN = {
 }
 """What a run writes into its directory, beside its log."""
 
-_TRAINED = "SELECT 1 FROM events WHERE kind = 'VersionPublished' LIMIT 1"
-
 
 @contextmanager
 def claimed(
@@ -91,7 +89,7 @@ def _was_trained(path: Path) -> bool:
         return True
     try:
         with closing(TrajectoryReader(path / EVENTS)) as reader:
-            return bool(reader.query(_TRAINED))
+            return bool(reader.query(schema.PUBLISHED))
     except UserError:
         return True
 

@@ -253,7 +253,7 @@ class Controller:
                     coordinator=self.log.coordinator_seconds,
                     store=self.store.seconds,
                 )
-            case messages.CheckpointSaved():
+            case messages.CheckpointEnded(error=None):
                 self.log.want_snapshot()
 
     def _lose(self, loss: WorkerLost) -> None:

@@ -37,25 +37,13 @@ from rhymeflow.suites.suite import RUN
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.workers import messages
 
-Asked = messages.OpenEpisode | messages.AskEnvironment | messages.JudgeEpisode
-Said = (
-    messages.EpisodeOpened
-    | messages.TurnAnswered
-    | messages.EpisodeOver
-    | messages.EpisodeJudged
-    | messages.EpisodeFailed
-)
-
-ANSWERS: Mapping[type, tuple[type, ...]] = {
-    messages.OpenEpisode: (messages.EpisodeOpened, messages.EpisodeFailed),
-    messages.AskEnvironment: (
-        messages.TurnAnswered,
-        messages.EpisodeOver,
-        messages.EpisodeFailed,
-    ),
-    messages.JudgeEpisode: (messages.EpisodeJudged, messages.EpisodeFailed),
+Answered = messages.EpisodeOpened | messages.TurnAnswered | messages.EpisodeJudged
+ANSWERS: Mapping[str, type[Answered]] = {
+    "opening": messages.EpisodeOpened,
+    "answer": messages.TurnAnswered,
+    "reward": messages.EpisodeJudged,
 }
-"""What may be answered to what is asked."""
+"""By what an environment is asked for: what it answers, unless it fails."""
 
 
 class _Section(NamedTuple):
@@ -91,7 +79,7 @@ class Environments:
             name: _Section(each.environment, each.rollout.max_completion_length)
             for name, each in configs.items()
         }
-        self._asked: dict[str, tuple[TrajectoryId | Drawn, Asked]] = {}
+        self._asked: dict[str, tuple[TrajectoryId | Drawn, messages.AskEnvironment]] = {}
         """What the environment worker has not answered, by the key it was given."""
         self._pending: dict[GroupId, tuple[Drawn, str | None]] = {}
         """Prompts in the order in which they were drawn, each with what was put after it, if it is
@@ -128,7 +116,7 @@ class Environments:
             self._pending[drawn.group] = drawn, None
         about = row, drawn.epoch, drawn.prompt.prompt, drawn.prompt.columns
         episode = messages.Episode(key, *about, [], [], suite=drawn.suite)
-        self._put(drawn, messages.OpenEpisode(episode))
+        self._put(drawn, messages.AskEnvironment(episode, "opening"))
 
     def _opened(self, drawn: Drawn, opening: str) -> Iterator[GroupCreated]:
         if drawn.suite != RUN:
@@ -157,7 +145,7 @@ class Environments:
         group.turns_ended[trajectory.member] = len(self._in_flight.turns(trajectory)) + 1
         episode, length = self._episode(trajectory)
         room = self._section(trajectory).max_length - length - 1  # of the next turn one token
-        self._put(trajectory, messages.AskEnvironment(episode, room))
+        self._put(trajectory, messages.AskEnvironment(episode, "answer", room))
 
     def finished(self, trajectory: TrajectoryId, reason: FinishReason) -> int:
         """Store that a response is complete as it is and have it rewarded; return its length."""
@@ -170,7 +158,7 @@ class Environments:
         and then by reward functions."""
         if self._section(trajectory).config.classes:
             episode, _ = self._episode(trajectory)
-            self._put(trajectory, messages.JudgeEpisode(episode))
+            self._put(trajectory, messages.AskEnvironment(episode, "reward"))
         else:
             self.close([trajectory])
             self._rewards.ask(trajectory, {})
@@ -193,26 +181,25 @@ class Environments:
 
     # -- what the worker says -----------------------------------------------------------------
 
-    def take(self, message: Said) -> Iterator[Event]:
+    def take(self, message: Answered | messages.EpisodeFailed) -> Iterator[Event]:
         """The events that an answer makes, if it still makes any.
 
         Raises:
             UserError: an environment failed, and the run is to stop then; or too many in a row.
         """
         subject, asked = self._asked.get(message.key, (None, None))
-        if asked is None or not isinstance(message, ANSWERS[type(asked)]):
+        is_failure = isinstance(message, messages.EpisodeFailed)
+        if asked is None or not (is_failure or isinstance(message, ANSWERS[asked.wants])):
             return  # nobody waits for it, or what was asked before has been taken back
         del self._asked[message.key]
         is_response = isinstance(subject, TrajectoryId)
         if is_response and subject not in self._in_flight:
             return
-        is_failure = isinstance(message, messages.EpisodeFailed)
         self._failures.count(message.error if is_failure else None)
         if not is_response:
             yield from self._of_prompt(subject, message)
         elif is_failure:
-            is_judged = isinstance(asked, messages.JudgeEpisode)
-            yield from self._failed(subject, message, is_judged=is_judged)
+            yield from self._failed(subject, message, is_judged=asked.wants == "reward")
         elif isinstance(message, messages.EpisodeJudged):
             self._rewards.ask(subject, message.rewards)
         else:
@@ -231,16 +218,16 @@ class Environments:
         yield from self._evaluations.not_created(drawn, message.error)
 
     def _answered(
-        self, trajectory: TrajectoryId, message: messages.TurnAnswered | messages.EpisodeOver
+        self, trajectory: TrajectoryId, message: messages.TurnAnswered
     ) -> Iterator[Event]:
-        figures = message.figures
+        figures, answer = message.figures, message.answer
         self._throughput.add_turn(figures)
         took = figures.seconds, figures.calls, figures.failed_calls
-        if isinstance(message, messages.EpisodeOver):
-            self.finished(trajectory, message.reason)
-            yield EpisodeEnded(trajectory, message.turn, message.reason, *took)
+        if isinstance(answer, str):
+            self.finished(trajectory, answer)
+            yield EpisodeEnded(trajectory, message.turn, answer, *took)
             return
-        length = self._in_flight.observe(trajectory, message.tokens)
+        length = self._in_flight.observe(trajectory, answer)
         yield Observed(trajectory, message.turn, length, *took)
         if trajectory.group < 0:
             self._evaluations.observed(trajectory)
@@ -260,7 +247,7 @@ class Environments:
 
     # -- asking -------------------------------------------------------------------------------
 
-    def _put(self, subject: TrajectoryId | Drawn, message: Asked) -> None:
+    def _put(self, subject: TrajectoryId | Drawn, message: messages.AskEnvironment) -> None:
         key = message.episode.key
         if key in self._asked:  # taken for complete while it waited for an answer
             self._close([key])

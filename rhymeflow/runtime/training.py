@@ -124,13 +124,13 @@ class Training:
                 if published.skipped:
                     self._reporter.warn(f"step {version} is skipped: {published.reason}")
                 yield published
-            case messages.CheckpointSaved():
-                self.checkpoints.saved(message.version)
-                self.checkpoint = message.path
-                self._reporter.saved(message.version, message.path)
-            case messages.CheckpointFailed():
-                self.checkpoints.failed(message.version)
-                self._reporter.warn(f"no checkpoint of version {message.version}: {message.error}")
+            case messages.CheckpointEnded(version, path, None):
+                self.checkpoints.saved(version)
+                self.checkpoint = path
+                self._reporter.saved(version, path)
+            case messages.CheckpointEnded(version, path, error):
+                self.checkpoints.failed(version)
+                self._reporter.warn(f"no checkpoint of version {version}: {path}: {error}")
             case _:
                 raise AssertionError(f"unexpected message {message}")
 

@@ -26,7 +26,7 @@ import xxhash
 from rhymeflow.errors import UserError, to_resume
 from rhymeflow.store import schema
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
-from rhymeflow.store.schema import EVENTS, NOTED, SCHEMA_VERSION
+from rhymeflow.store.schema import EVENTS, NOTED, PUBLISHED, SCHEMA_VERSION
 from rhymeflow.utils.disk import flush
 
 STATE, HELD = "backup.json", "backup-upload"
@@ -244,8 +244,6 @@ GROWING = {"events": "seq", "commands": "seq", "changes": "seq", "segments": "ro
 """Tables of which old rows never change, and the column that says what is new."""
 _ATTEMPTS = "SELECT started, config FROM attempts ORDER BY attempt"
 _LAST_EVENT = "SELECT seq, time FROM main.events ORDER BY seq DESC LIMIT 1"
-_PUBLISHED = """SELECT json_extract(body, '$.version') FROM main.events
-    WHERE kind = 'VersionPublished' ORDER BY seq DESC LIMIT 1"""
 _PRUNED_BEFORE = "SELECT value FROM main.meta WHERE key = 'pruned_before'"
 
 
@@ -290,7 +288,7 @@ def read_rows(connection: sqlite3.Connection, target: Path, since: dict[str, int
         for table, column in GROWING.items():
             ((last,),) = ask(f"SELECT MAX({column}) FROM part.{table}")
             position[table] = position.get(table, 0) if last is None else last
-        found = [ask(query).fetchone() or (0,) for query in (_PUBLISHED, _PRUNED_BEFORE)]
+        found = [ask(query).fetchone() or (0,) for query in (PUBLISHED, _PRUNED_BEFORE)]
         now = Now(position, ask(_LAST_EVENT).fetchone() or (0, 0.0), found[0][0], found[1][0])
         ask("COMMIT")
     finally:
@@ -472,7 +470,7 @@ class BackupThread:
             raise Unreachable(f"{self._attempt} is not there any more")
         if later := [name for name in names if name > self._attempt and self._storage.began(name)]:
             raise Unreachable(f"{later[-1]} goes on with this run, which is copied no further")
-        ((published,),) = connection.execute(_PUBLISHED).fetchall() or [(0,)]
+        ((published,),) = connection.execute(PUBLISHED).fetchall() or [(0,)]
         every = checkpoints_up_to(self._run_dir / CHECKPOINTS, sys.maxsize)
         there = {each: path for each, path in every.items() if each <= published}
         is_newest = is_last or len(there) == len(every)  # or its event is about to be stored

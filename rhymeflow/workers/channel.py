@@ -10,32 +10,16 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 _NUMBER = struct.Struct("<Q")
 
 
-class Connection(Protocol):
-    """What is asked of what carries the messages; `multiprocessing.connection` has one."""
-
-    def send_bytes(self, buf: bytes, /) -> None:
-        """Send a message."""
-
-    def recv_bytes(self) -> bytes:
-        """The next message; waits for it. Raises `EOFError` if the other end is gone."""
-
-    def poll(self, timeout: float, /) -> bool:
-        """Whether there is one, or the other end is gone; waits so many seconds for it."""
-
-    def fileno(self) -> int:
-        """To wait on."""
-
-    def close(self) -> None:
-        """Give it back."""
-
-
 class Channel:
-    """A `Connection` over another one."""
+    """A connection over another one, or what is like one of `multiprocessing`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -60,7 +44,7 @@ class Channel:
         return frame[_NUMBER.size :]
 
     def recv_bytes(self) -> bytes:
-        """The next message; waits for it."""
+        """The next message; waits for it. Raises `EOFError` if the other end is gone."""
         message, self._arrived = self._arrived, None
         while message is None:
             message = self.read()

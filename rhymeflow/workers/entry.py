@@ -1,8 +1,7 @@
-"""How a worker process begins: name, cores, log, role, and what becomes of its errors.
+"""How a worker process begins: name, cores, log, role, signs of life, what becomes of its errors.
 
-Holds true: it ignores Ctrl-C (the controller decides), ends when its controller does, whatever it
-is doing, and reports what it dies of. Imports torch only through the role it runs; its threads are
-set before.
+It ignores Ctrl-C (the controller decides), ends when its controller does, whatever it is doing, and
+reports what it dies of. Imports torch only through the role it runs; its threads are set before.
 """
 
 from __future__ import annotations
@@ -15,19 +14,27 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
+from rhymeflow.utils import progress
 from rhymeflow.utils.process import redirect_output, set_process_name
 from rhymeflow.workers.channel import Channel
-from rhymeflow.workers.heartbeat import beating
-from rhymeflow.workers.messages import Failed, send
+from rhymeflow.workers.messages import Alive, Failed, send
 
 ORPHAN_SECONDS = 2.0
 """For a worker whose controller is gone to notice it and to give back what it has."""
+
+BEAT_SECONDS = 1.0
+
+START_SECONDS = 3600.0
+"""Loading, compiling and the start of vLLM are not counted in pieces: so long a sign of life counts
+as progress. Reading the weights of the largest models from slow disks takes less."""
 
 
 def enter(
@@ -50,11 +57,8 @@ def enter(
     set_process_name(name)
     if (controller := parent_process()) is not None:  # else nobody started it as a worker
         end_with(controller.sentinel)
-    if role in (
-        "reward",
-        "environment",
-    ):  # a signal that user code sends to its parent's group is not the run's
-        os.setsid()
+    if role in ("reward", "environment"):
+        os.setsid()  # a signal that user code sends to its parent's group is not the run's
     redirect_output(Path(log))
     os.environ.clear()  # the server that this was forked from has an older one
     os.environ.update(environment)
@@ -100,3 +104,24 @@ def end_with(controller: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="controller's end").start()
+
+
+@contextmanager
+def beating(connection: Channel) -> Iterator[None]:
+    """Say from a thread, about every second while the block runs, that this process lives, and how
+    far it has come (`utils/progress.py`): one whose work stands still is seen to hang."""
+    over, began = threading.Event(), time.monotonic()
+
+    def beat() -> None:
+        with suppress(OSError):  # the controller is gone
+            while not over.is_set():
+                if not progress.has_started and time.monotonic() - began < START_SECONDS:
+                    progress.advance()
+                send(connection, Alive(progress.pieces))
+                over.wait(BEAT_SECONDS)
+
+    threading.Thread(target=beat, daemon=True, name="heartbeat").start()
+    try:
+        yield
+    finally:
+        over.set()

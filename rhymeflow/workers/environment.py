@@ -17,24 +17,21 @@ from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.pool import Pool
 from rhymeflow.suites.suite import environment_sections
 from rhymeflow.utils.process import output_path
-from rhymeflow.workers.channel import Connection
+from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import (
     AskEnvironment,
     CloseEpisodes,
     EpisodeFailed,
     EpisodeJudged,
     EpisodeOpened,
-    EpisodeOver,
-    JudgeEpisode,
     Message,
-    OpenEpisode,
     TurnAnswered,
     send,
 )
 from rhymeflow.workers.user_code import UserCodeWorker
 
 
-def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
+def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     """Serve the run until `Shutdown`."""
     episodes = Episodes(config, environment_sections(config), load_tokenizer(config.model))
     pool = episodes.pool(output_path())
@@ -46,20 +43,16 @@ def main(connection: Connection, name: str, config: Config, run_dir: Path) -> No
 
 
 class EnvironmentWorker(UserCodeWorker):
-    """Answers `OpenEpisode`, `AskEnvironment` and `JudgeEpisode`."""
+    """Answers `AskEnvironment`."""
 
-    def __init__(self, connection: Connection, pool: Pool, episodes: Episodes) -> None:
+    def __init__(self, connection: Channel, pool: Pool, episodes: Episodes) -> None:
         super().__init__(connection, pool)
         self._episodes = episodes
 
     def _take(self, message: Message) -> None:
         match message:
-            case OpenEpisode(episode=episode):
-                self._pool.submit(self._episodes.task(episode, "opening"))
-            case AskEnvironment(episode=episode, room=room):
-                self._pool.submit(self._episodes.task(episode, "answer", room))
-            case JudgeEpisode(episode=episode):
-                self._pool.submit(self._episodes.task(episode, "reward"))
+            case AskEnvironment(episode=episode, wants=wants, room=room):
+                self._pool.submit(self._episodes.task(episode, wants, room))
             case CloseEpisodes(keys=keys):
                 self._pool.drop(keys)
             case _:
@@ -77,12 +70,9 @@ class EnvironmentWorker(UserCodeWorker):
                 return EpisodeJudged(key, {} if value is None else {task.environment: value})
             case Answered(figures=figures):
                 try:
-                    observed = task.observed()
+                    return TurnAnswered(key, turn, task.observed(), figures)
                 except Unrenderable as error:
                     self._pool.drop([key])
                     return EpisodeFailed(key, turn, str(error))
-                if isinstance(observed, str):
-                    return EpisodeOver(key, turn, observed, figures)
-                return TurnAnswered(key, turn, observed, figures)
         assert task.error is not None
         return EpisodeFailed(key, turn, task.error)

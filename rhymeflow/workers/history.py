@@ -16,11 +16,12 @@ from rhymeflow.core.events import TrajectoryRewarded
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
 from rhymeflow.histospec.configured import rehearse
 from rhymeflow.histospec.index import Index, prompt_key
+from rhymeflow.histospec.noise_sharing import epoch_of_noise
 from rhymeflow.store.follow import Follower, NewSegment
 from rhymeflow.store.handle import store_in
 from rhymeflow.store.previous_run import config_of
 from rhymeflow.utils import progress, shared_memory
-from rhymeflow.workers.channel import Connection
+from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import (
     HistoryGrew,
     HistoryReady,
@@ -28,7 +29,6 @@ from rhymeflow.workers.messages import (
     receive,
     send,
 )
-from rhymeflow.workers.noise import epoch_of_noise
 
 NICENESS = 10
 """Workers that sample or train go first, once drafting is compiled: instances wait for that."""
@@ -49,7 +49,7 @@ PROMPTS_REMEMBERED = 1024
 """Groups whose prompt is not read again for each of their segments."""
 
 
-def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
+def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     """Serve the run until `Shutdown`."""
     rehearse(config)
     os.nice(NICENESS)
@@ -63,7 +63,7 @@ def main(connection: Connection, name: str, config: Config, run_dir: Path) -> No
 class History:
     """The index, and what is written to it: a previous run's responses, then this run's."""
 
-    def __init__(self, connection: Connection, config: Config, run_dir: Path) -> None:
+    def __init__(self, connection: Channel, config: Config, run_dir: Path) -> None:
         self.connection = connection
         self.index = Index(
             max_tokens=config.drafting.history_tokens,

@@ -40,13 +40,12 @@ from rhymeflow.weights.base import WeightStore
 from rhymeflow.weights.proof import as_text
 from rhymeflow.weights.stores import make_store
 from rhymeflow.workers import messages
-from rhymeflow.workers.channel import Connection
+from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import (
     WAIT_SECONDS,
     BatchTrained,
     Carried,
-    CheckpointFailed,
-    CheckpointSaved,
+    CheckpointEnded,
     Model,
     Publication,
     Publish,
@@ -59,7 +58,7 @@ from rhymeflow.workers.messages import (
     receive,
     send,
 )
-from rhymeflow.workers.restore import Damaged, in_a_row, restore, samples
+from rhymeflow.workers.restore import from_checkpoint, in_a_row, samples, train_again
 
 PATIENCE = 10.0
 """Seconds that a rank waits to be replaced when a collective has failed."""
@@ -71,7 +70,7 @@ STATE_BYTES = 12
 """In a checkpoint, for each parameter: master weight and AdamW's two moments, in float32."""
 
 
-def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
+def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     """Join the run and serve it until `Shutdown`, alone or as the first of many ranks."""
     count = config.learner.num_ranks
     if count == 1:
@@ -84,7 +83,7 @@ def main(connection: Connection, name: str, config: Config, run_dir: Path) -> No
 
 
 def serve(
-    connection: Connection,
+    connection: Channel,
     config: Config,
     run_dir: Path,
     rank: int,
@@ -115,7 +114,7 @@ def serve(
             learner.weights.close()
 
 
-def _wait_to_be_replaced(connection: Connection) -> None:
+def _wait_to_be_replaced(connection: Channel) -> None:
     """Whoever is the cause is reported first, and this process ended. Or it was this one."""
     deadline = time.monotonic() + PATIENCE
     while (rest := deadline - time.monotonic()) > 0:
@@ -124,15 +123,17 @@ def _wait_to_be_replaced(connection: Connection) -> None:
 
 
 class LearnerProcess:
-    """The learner, the store that it reads batches from, and the weights it publishes."""
+    """The learner, the store that it reads batches from, and the weights it publishes.
+
+    `early` came before this process could act on it.
+    """
 
     ranks = ALONE
     _waiting: Sequence[Sent] = ()
-    """What came before this process could act on it."""
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Channel,
         config: Config,
         run_dir: Path,
         ranks: Ranks = ALONE,
@@ -151,29 +152,8 @@ class LearnerProcess:
         store = store_in(config, run_dir)
         self._reader = store.open()
         self._saver = Saver(run_dir / CHECKPOINTS, is_lead=ranks.is_lead)
-        began = None  # to train again
-        damaged: list[Damaged] = []
         with store.explained():
-            for step, last in restore(
-                self.learner,
-                self._reader,
-                run_dir / CHECKPOINTS,
-                config,
-                checksum=lambda: as_text(self.learner.checksum()),
-                damaged=damaged,
-            ):
-                began = began or time.perf_counter()
-                self._say(Retraining(step, last))
-        retrain_seconds = 0.0 if began is None else time.perf_counter() - began
-        self.version: Version = self.learner.version
-        self._skips = ConsecutiveFailures(
-            config.learner.max_skipped_steps,
-            "learner.max_skipped_steps",
-            "steps",
-            in_a_row(self._reader),
-        )
-        self._begin_batch()
-        self._ending = False
+            damaged, retrain_seconds = self._restore(run_dir / CHECKPOINTS)
         self.weights: WeightStore | None = None
         """Rank 0's."""
         if ranks.is_lead:
@@ -191,9 +171,25 @@ class LearnerProcess:
             retrain_seconds,
             count,
             sum(each.numel() for each in model.parameters() if each.requires_grad),
-            [tuple(each) for each in damaged],
+            damaged,
         )
         self._say(Carried(LearnerReady(self.version, as_text(checksum)), loaded))
+
+    def _restore(self, directory: Path) -> tuple[list[tuple[Version, str]], float]:
+        """Bring the learner to what was published last; return the checkpoints that are not whole,
+        and how many seconds training again took."""
+        learner, reader, limit = self.learner, self._reader, self.config.learner.max_skipped_steps
+        damaged = from_checkpoint(learner, reader, directory, lambda: as_text(learner.checksum()))
+        began = time.perf_counter()
+        for step, last in train_again(learner, reader, self.config):
+            self._say(Retraining(step, last))
+        self.version: Version = learner.version
+        self._skips = ConsecutiveFailures(
+            limit, "learner.max_skipped_steps", "steps", in_a_row(reader)
+        )
+        self._begin_batch()
+        self._ending = False
+        return damaged, time.perf_counter() - began
 
     def _load(self, device: torch.device, dtype: torch.dtype) -> Learner:
         """The learner of the configured model, whole, or this rank's rows of it."""
@@ -305,7 +301,7 @@ class LearnerProcess:
             ResponseDetails(TrajectoryId(record.group, record.member), logprobs, flags)
             for record, (logprobs, flags) in zip(records, details.blobs(), strict=True)
         ]
-        self._say(messages.TokenDetails(self.version, found))
+        self._say(messages.TokenDetails(found))
 
     def _publish(self, version: Version) -> None:
         assert version == self.version, (version, self.version)
@@ -320,10 +316,7 @@ class LearnerProcess:
 
     def _report_saved(self) -> None:
         for version, path, error in self._saver.ended():
-            if error is None:
-                self._say(CheckpointSaved(version, str(path)))
-            else:
-                self._say(CheckpointFailed(version, f"{path}: {error}"))
+            self._say(CheckpointEnded(version, str(path), error))
 
 
 def staleness(

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from rhymeflow.config import Config
 from rhymeflow.learner.ranks import Ranks
-from rhymeflow.workers.channel import Connection
+from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.learner import serve
 from rhymeflow.workers.messages import JoinRanks, Sent, Shutdown, receive
 
 
-def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
+def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     """Wait for rank 0, and serve the run with it until `Shutdown`."""
     early: list[Sent] = []
     while not isinstance(message := receive(connection), JoinRanks):

@@ -7,7 +7,7 @@ one worker keep their order, and each arrives once (`channel.py`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args
+from typing import Any, Literal, NamedTuple, Union, get_args
 
 import msgspec
 
@@ -20,9 +20,7 @@ from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.reward.messages import TrainerState
 from rhymeflow.utils import progress
 from rhymeflow.weights.base import WeightHandle
-
-if TYPE_CHECKING:
-    from rhymeflow.workers.channel import Connection
+from rhymeflow.workers.channel import Channel
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -36,11 +34,7 @@ class Carried(NamedTuple):
     data: Any
 
 
-class Data(msgspec.Struct, frozen=True, array_like=True):
-    """Base of what comes with commands and events."""
-
-
-class Continuation(Data):
+class Continuation(msgspec.Struct, frozen=True, array_like=True):
     """With `Route`: the response is to prompt row `prompt`, requested in `epoch`.
 
     It goes on after `tokens`, which were generated before, here or elsewhere, or answered by an
@@ -57,7 +51,7 @@ class Continuation(Data):
     suite: SuiteName = ""
 
 
-class Status(Data):
+class Status(msgspec.Struct, frozen=True, array_like=True):
     """With `Snapshot`: how the instance is. Totals count from its start."""
 
     running: int
@@ -67,7 +61,7 @@ class Status(Data):
     drafts: DraftStats
 
 
-class Model(Data):
+class Model(msgspec.Struct, frozen=True, array_like=True):
     """With `LearnerReady`: the model that is loaded, and where its weights are."""
 
     handle: WeightHandle
@@ -87,7 +81,7 @@ class Model(Data):
     """Checkpoints that were passed over, and what is wrong with each."""
 
 
-class Publication(Data):
+class Publication(msgspec.Struct, frozen=True, array_like=True):
     """With `VersionPublished`: how long publishing took, and what the weight store says of it."""
 
     seconds: float
@@ -104,14 +98,11 @@ DATA: dict[str, Any] = {
 """What comes with the commands and events of these names; with others there is nothing."""
 
 
-# -- controller -> all ---------------------------------------------------------------------------
+# -- from the controller --------------------------------------------------------------------------
 
 
 class Shutdown(Message):
     """End."""
-
-
-# -- controller -> rollout instance ---------------------------------------------------------------
 
 
 class ConnectWeights(Message):
@@ -124,9 +115,6 @@ class UseDrafter(Message):
     """Draft from this index from now on."""
 
     index: IndexHandle
-
-
-# -- controller -> learner ------------------------------------------------------------------------
 
 
 class Publish(Message):
@@ -152,9 +140,6 @@ class SaveCheckpoint(Message):
     """Earlier checkpoints that stay."""
 
 
-# -- controller -> reward worker ------------------------------------------------------------------
-
-
 class ComputeReward(Message):
     """Make text of responses to one prompt, call reward functions on them, answer under `key`."""
 
@@ -173,26 +158,14 @@ class ComputeReward(Message):
     tokens there were before it and with it."""
 
 
-# -- controller -> environment worker -------------------------------------------------------------
-
-
-class OpenEpisode(Message):
-    """Begin: what is to be put after the prompt? Asked before the first turn, or not at all."""
-
-    episode: Episode
-
-
 class AskEnvironment(Message):
-    """Answer the last of `episode.turns`, in `room` tokens at most."""
+    """What is to be put after the prompt, asked before the first turn or not at all; an answer to
+    the last of `episode.turns`, of `room` tokens at most; or, when nothing more will be asked, the
+    reward."""
 
     episode: Episode
-    room: int
-
-
-class JudgeEpisode(Message):
-    """Nothing more will be asked: what reward does the environment give?"""
-
-    episode: Episode
+    wants: Literal["opening", "answer", "reward"]
+    room: int = 0
 
 
 class CloseEpisodes(Message):
@@ -201,7 +174,7 @@ class CloseEpisodes(Message):
     keys: list[str]
 
 
-# -- rollout instance -> controller ---------------------------------------------------------------
+# -- to the controller -----------------------------------------------------------------------------
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -227,9 +200,6 @@ class TokensGenerated(Message):
     parts: list[Part]
 
 
-# -- learner -> controller ------------------------------------------------------------------------
-
-
 class RanksMeet(Message):
     """The learner's rank 0 waits for the others at `address` (host:port)."""
 
@@ -245,9 +215,8 @@ class ResponseDetails(NamedTuple):
 
 
 class TokenDetails(Message):
-    """With `run.token_details`, before `BatchTrained`: responses of batch `version`, each once."""
+    """With `run.token_details`, before `BatchTrained`: each response of the batch once."""
 
-    version: Version
     responses: list[ResponseDetails]
 
 
@@ -267,21 +236,13 @@ class BatchTrained(Message):
     seconds: float
 
 
-class CheckpointSaved(Message):
-    """A checkpoint of `version` lies in `path`."""
+class CheckpointEnded(Message):
+    """A checkpoint of `version` lies in `path`, or could not be written because of `error`: then
+    those before it are as they were."""
 
     version: Version
     path: str
-
-
-class CheckpointFailed(Message):
-    """A checkpoint of `version` could not be written; those before it are as they were."""
-
-    version: Version
-    error: str
-
-
-# -- history -> controller ------------------------------------------------------------------------
+    error: str | None = None
 
 
 class HistoryReady(Message):
@@ -294,9 +255,6 @@ class HistoryGrew(Message):
     """So many tokens are in the index; a sign of life."""
 
     num_tokens: int
-
-
-# -- reward worker -> controller ------------------------------------------------------------------
 
 
 class RewardComputed(Message):
@@ -321,9 +279,6 @@ class NoReward(Message):
     error: str
 
 
-# -- environment worker -> controller --------------------------------------------------------------
-
-
 class EpisodeOpened(Message):
     """What `reset` returned, to be put after the prompt by `data.prompts.opened`; often nothing."""
 
@@ -332,25 +287,17 @@ class EpisodeOpened(Message):
 
 
 class TurnAnswered(Message):
-    """What the environment answered to turn `turn`, in tokens: the policy goes on after them."""
+    """What the environment answered to turn `turn`, in tokens after which the policy goes on; or
+    why it asks for no more."""
 
     key: str
     turn: int
-    tokens: list[int]
-    figures: TurnFigures
-
-
-class EpisodeOver(Message):
-    """After turn `turn` the environment asks for no more."""
-
-    key: str
-    turn: int
-    reason: FinishReason
+    answer: list[int] | FinishReason
     figures: TurnFigures
 
 
 class EpisodeJudged(Message):
-    """The environment's reward by its name; empty where it has none, or none that applies."""
+    """The environment's reward by its name; empty where it has none that applies."""
 
     key: str
     rewards: dict[str, float]
@@ -364,11 +311,8 @@ class EpisodeFailed(Message):
     error: str
 
 
-# -- worker -> controller -------------------------------------------------------------------------
-
-
 class Alive(Message):
-    """A sign of life: see `heartbeat.py`."""
+    """A sign of life: see `entry.py`."""
 
     progress: int = 0
 
@@ -421,12 +365,12 @@ def decode(message: bytes) -> Any:
     return Carried(what, _data_decoders[found.kind].decode(found.data))
 
 
-def send(connection: Connection, message: Sent) -> None:
+def send(connection: Channel, message: Sent) -> None:
     """Send one message; raises `BrokenPipeError` if the other end is gone."""
     connection.send_bytes(encode(message))
 
 
-def receive(connection: Connection) -> Any:
+def receive(connection: Channel) -> Any:
     """Receive one message; raises `EOFError` if the other end is gone."""
     while not connection.poll(WAIT_SECONDS):
         progress.advance()

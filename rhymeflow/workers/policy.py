@@ -13,11 +13,11 @@ from rhymeflow.utils import progress
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.proof import as_text
 from rhymeflow.weights.stores import make_store
-from rhymeflow.workers.channel import Connection
+from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import Carried, Model, Shutdown, receive, send
 
 
-def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
+def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     """Publish the model as version 0, and keep its weights there until `Shutdown`."""
     device = resolve_device(config.model)
     dtype = resolve_dtype(config.model, device)

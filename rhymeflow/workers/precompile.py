@@ -32,7 +32,7 @@ HEAD_DIM = 64
 
 IMPORTED = (
     *("rhymeflow.cli", "rhymeflow.runtime.train", "rhymeflow.workers.learner"),
-    *("rhymeflow.engine.native.native_engine", "rhymeflow.workers.engines"),
+    *("rhymeflow.engine.native.native_engine",),
     *("rhymeflow.workers.rollout", "rhymeflow.workers.reward", "rhymeflow.workers.history"),
     *("rhymeflow.reward.calls", "transformers.models.llama.modeling_llama"),
     *("rhymeflow.workers.environment", "rhymeflow.environments.live"),

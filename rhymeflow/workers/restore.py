@@ -9,10 +9,9 @@ weights are the same to the last bit; the log has their checksum.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import CUT, Version
@@ -24,9 +23,8 @@ from rhymeflow.store.checkpoint_dirs import checkpoints_up_to
 from rhymeflow.store.handle import Reader
 from rhymeflow.store.previous_run import config_of
 from rhymeflow.store.reader import TrajectoryRecord
+from rhymeflow.store.schema import PUBLISHED
 
-_PUBLISHED = """SELECT json_extract(body, '$.version') FROM events
-    WHERE kind = 'VersionPublished' ORDER BY seq DESC LIMIT 1"""
 _SKIPPED = """SELECT json_extract(body, '$.version'), json_extract(body, '$.skipped') FROM events
     WHERE kind = 'VersionPublished' AND json_array_length(body, '$.skipped') > 0 AND seq >= ?"""
 _CHECKSUMS = """SELECT json_extract(body, '$.checksum') FROM events
@@ -34,24 +32,9 @@ _CHECKSUMS = """SELECT json_extract(body, '$.checksum') FROM events
 _TRAINED = """SELECT event, body FROM commands WHERE kind = 'Train' ORDER BY seq DESC LIMIT ?"""
 
 
-class Damaged(NamedTuple):
-    """A checkpoint that cannot be read, or holds something else than was saved."""
-
-    version: Version
-    problem: str
-
-
-class Trained(NamedTuple):
-    """A batch that was trained on, and the configuration of the attempt that did it."""
-
-    version: Version
-    batch: Batch
-    config: Config
-
-
 def published(reader: Reader) -> Version:
     """The version that was published last; 0 if none was trained."""
-    rows = reader.query(_PUBLISHED)
+    rows = reader.query(PUBLISHED)
     version: Version = rows[0][0] if rows else 0
     return version
 
@@ -63,30 +46,43 @@ def in_a_row(reader: Reader) -> int:
     return next(n for n in count() if last - n not in found)
 
 
-def restore(
-    learner: Learner,
-    reader: Reader,
-    directory: Path,
-    config: Config,
-    *,
-    checksum: Callable[[], str] | None = None,
-    damaged: list[Damaged] | None = None,
-) -> Iterator[tuple[Version, Version]]:
-    """Bring `learner` to the version that was published last, from the newest checkpoint that is
-    whole, or from the weights that the run began with where none is.
+def from_checkpoint(
+    learner: Learner, reader: Reader, directory: Path, checksum: Callable[[], str]
+) -> list[tuple[Version, str]]:
+    """Restore the newest checkpoint that is whole, if there is any; return newer ones, with what is
+    wrong with each. `checksum` is of the learner's weights; the log has that of each version.
+    """
+    damaged: list[tuple[Version, str]] = []
+    is_changed = False
+    for version, path in reversed(checkpoints_up_to(directory, published(reader)).items()):
+        try:
+            learner.restore(path)
+        except UserError as error:  # nothing was restored
+            damaged.append((version, str(error)))
+            continue
+        if checksum() in _checksums(reader, version):
+            return damaged
+        is_changed = True
+        damaged.append((version, f"{path}: its weights have not the checksum of the log"))
+    if is_changed:
+        _, problem = damaged[-1]
+        raise UserError(
+            f"{problem}, and no earlier checkpoint is whole; without it the learner "
+            "trains on all batches of the log again"
+        )
+    return damaged
 
-    `checksum` is of the learner's weights; the log has that of each version. `damaged` gets the
-    checkpoints that are passed over. Yields the version that is trained next and the last one,
-    before each step.
+
+def train_again(
+    learner: Learner, reader: Reader, config: Config
+) -> Iterator[tuple[Version, Version]]:
+    """Bring `learner` to the version that was published last. Yields the version that is trained
+    next and the last one, before each step.
 
     Raises:
         UserError: tokens of a batch that is to be trained on again were deleted.
     """
-    last = published(reader)
-    found = _from_checkpoint(learner, reader, checkpoints_up_to(directory, last), checksum)
-    if damaged is not None:
-        damaged += found
-    skipped = _skipped(reader)
+    last, skipped = published(reader), _skipped(reader)
     for version, batch, attempt in _batches(reader, learner.version, last):
         yield version + 1, last
         learner.reconfigure(attempt.learner)
@@ -97,33 +93,6 @@ def restore(
     learner.reconfigure(config.learner)
 
 
-def _from_checkpoint(
-    learner: Learner,
-    reader: Reader,
-    there: Mapping[Version, Path],
-    checksum: Callable[[], str] | None,
-) -> list[Damaged]:
-    """Restore the newest that is whole; return newer ones, which are not."""
-    damaged: list[Damaged] = []
-    is_changed = False
-    for version, path in reversed(there.items()):
-        try:
-            learner.restore(path)
-        except UserError as error:  # nothing was restored
-            damaged.append(Damaged(version, str(error)))
-            continue
-        if checksum is None or checksum() in _checksums(reader, version):
-            return damaged
-        is_changed = True
-        damaged.append(Damaged(version, f"{path}: its weights have not the checksum of the log"))
-    if is_changed:
-        raise UserError(
-            f"{damaged[-1].problem}, and no earlier checkpoint is whole; without it the learner "
-            "trains on all batches of the log again"
-        )
-    return damaged
-
-
 def _checksums(reader: Reader, version: Version) -> set[str]:
     """Of a version as it was published and, perhaps in its last bits otherwise, made again."""
     return {checksum for (checksum,) in reader.query(_CHECKSUMS, version)}
@@ -132,22 +101,21 @@ def _checksums(reader: Reader, version: Version) -> set[str]:
 def samples(records: Iterable[TrajectoryRecord], config: Config) -> list[Sample]:
     """What the learner trains on, under this configuration."""
     weights = WeightedSum(config.reward.functions, config.environment.classes).weights
-    return [_sample(record, weights) for record in records]
-
-
-def _sample(record: TrajectoryRecord, weights: Mapping[str, float]) -> Sample:
-    return Sample(
-        group=record.group,
-        prompt_ids=record.prompt_ids,
-        completion_ids=record.completion_ids,
-        logprobs=record.logprobs,
-        versions=record.versions,
-        reward=record.reward,
-        truncated=record.reason in CUT,
-        components=record.components,
-        weights=weights,
-        observed=record.observed if any(record.observed) else [],
-    )
+    return [
+        Sample(
+            group=record.group,
+            prompt_ids=record.prompt_ids,
+            completion_ids=record.completion_ids,
+            logprobs=record.logprobs,
+            versions=record.versions,
+            reward=record.reward,
+            truncated=record.reason in CUT,
+            components=record.components,
+            weights=weights,
+            observed=record.observed if any(record.observed) else [],
+        )
+        for record in records
+    ]
 
 
 def _skipped(reader: Reader, since: int = 0) -> dict[Version, list[int]]:
@@ -155,18 +123,18 @@ def _skipped(reader: Reader, since: int = 0) -> dict[Version, list[int]]:
     return {version: json.loads(numbers) for version, numbers in reader.query(_SKIPPED, since)}
 
 
-def _batches(reader: Reader, first: Version, last: Version) -> list[Trained]:
-    """Those that make versions `first + 1` to `last`, in order."""
+def _batches(reader: Reader, first: Version, last: Version) -> list[tuple[Version, Batch, Config]]:
+    """Those that make versions `first + 1` to `last`, in order, each with the configuration of the
+    attempt that trained on it."""
     attempts = reader.attempts()
     found = []
     # The batch after `last` may have been begun.
-    for event, body in reader.query(_TRAINED, last - first + 1):
+    for event, body in reversed(reader.query(_TRAINED, last - first + 1)):
         command = json.loads(body)
         if first <= command["version"] < last:
             attempt = max((a for a in attempts if a.first_event <= event), key=lambda a: a.number)
             groups, members = tuple(command["groups"]), tuple(map(tuple, command["members"]))
             batch = Batch(groups, members, tuple(command.get("parts", ())))
-            found.append(Trained(command["version"], batch, config_of(attempt, reader.path)))
-    found.reverse()
-    assert [each.version for each in found] == list(range(first, last)), "a batch is missing"
+            found.append((command["version"], batch, config_of(attempt, reader.path)))
+    assert [version for version, *_ in found] == list(range(first, last)), "a batch is missing"
     return found

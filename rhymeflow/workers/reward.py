@@ -23,12 +23,12 @@ from rhymeflow.reward.components import component_names
 from rhymeflow.reward.messages import RewardRequest
 from rhymeflow.suites.suite import reward_sections
 from rhymeflow.utils.process import output_path
-from rhymeflow.workers.channel import Connection
+from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import ComputeReward, Message, NoReward, RewardComputed, send
 from rhymeflow.workers.user_code import UserCodeWorker
 
 
-def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
+def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     """Serve the run until `Shutdown`."""
     sections = reward_sections(config).values()
     functions = tuple(chain.from_iterable(sections))
@@ -55,7 +55,7 @@ class RewardWorker(UserCodeWorker):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Channel,
         pool: Pool,
         names: Sequence[str],
         decode: Callable[[list[int]], str],

@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from rhymeflow.config import Config, RolloutConfig
+from rhymeflow.config import Config
 from rhymeflow.core.commands import Abort, Evaluate, Interrupt, Pull, Route
 from rhymeflow.core.events import (
     InstanceJoined,
@@ -27,12 +28,13 @@ from rhymeflow.core.events import (
 )
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.engine.base import Engine, Finished, NoiseKey, Request, Sampling
+from rhymeflow.histospec.configured import drafter, rehearse
+from rhymeflow.histospec.noise_sharing import epoch_of_noise
 from rhymeflow.suites.suite import RUN, of_run
 from rhymeflow.utils import progress
 from rhymeflow.weights.base import StoreLost, WeightReader
 from rhymeflow.weights.proof import as_text
-from rhymeflow.workers.channel import Connection
-from rhymeflow.workers.engines import make_engine, prepare
+from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import (
     Carried,
     ConnectWeights,
@@ -45,7 +47,6 @@ from rhymeflow.workers.messages import (
     receive,
     send,
 )
-from rhymeflow.workers.noise import epoch_of_noise
 
 STATUS_SECONDS = 0.25
 """How often the instance says how it is and hands over what it has generated, so that no more than
@@ -56,39 +57,44 @@ POLL_SECONDS = 0.01
 
 
 @dataclass(slots=True)
-class Sent:
-    """What the controller has been sent of a response."""
+class Held:
+    """A response that the engine has, and what the controller has been sent of it."""
 
+    request: Request
+    turn: int
+    """The policy's, from 1."""
     tokens: int
     steps: int = 0
     drafted: int = 0
 
 
-class Inbox:
-    """Messages that arrive by `connection`, in their order, while some have to wait; but news of
-    another learner may be taken before what came earlier."""
+def prepare(config: Config) -> None:
+    """Load the code that the engine will run, or compile it; of the other engine nothing."""
+    if config.rollout.engine == "vllm":
+        from rhymeflow.engine.vllm.llm import import_vllm
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._later: deque[Any] = deque()
+        import_vllm()
+        if config.drafting.window != "off":
+            rehearse(config)  # the history process compiles for another Python
+        return
+    from rhymeflow.engine.native.native_engine import load_kernels
 
-    def next(self, wait: float) -> Any | None:
-        """The next message; None if none comes for so many seconds."""
-        if self._later:
-            return self._later.popleft()
-        return receive(self._connection) if self._connection.poll(wait) else None
-
-    def next_learner(self, wait: float) -> ConnectWeights | Shutdown | None:
-        """The next that says where weights are, or that the run ends; others stay for `next`."""
-        while self._connection.poll(wait):
-            message = receive(self._connection)
-            if isinstance(message, ConnectWeights | Shutdown):
-                return message
-            self._later.append(message)
-        return None
+    load_kernels(config)
 
 
-def main(connection: Connection, name: str, config: Config, run_dir: Path) -> None:
+def make_engine(config: Config, weights: WeightReader, name: str) -> Engine:
+    """The engine of instance `name`; it begins with the newest weights."""
+    drafts = partial(drafter, config)
+    if config.rollout.engine == "vllm":
+        from rhymeflow.engine.vllm.vllm_engine import VllmEngine
+
+        return VllmEngine(config, weights, instance=name, drafter_for=drafts)
+    from rhymeflow.engine.native.native_engine import NativeEngine
+
+    return NativeEngine(config, weights, instance=name, drafter_for=drafts)
+
+
+def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     """Join the run and serve it until `Shutdown`."""
     prepare(config)  # while the learner loads
     instance = Instance(connection, name, config, make_engine)
@@ -106,7 +112,7 @@ class Instance:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Channel,
         name: str,
         config: Config,
         engine: Callable[[Config, WeightReader, str], Engine],
@@ -115,12 +121,7 @@ class Instance:
         self.weights, self.engine = self._begin(lambda weights: engine(config, weights, name))
         limits = self.engine.limits()
         self.stop_tokens = limits.stop_token_ids
-        self.requests: dict[TrajectoryId, Request] = {}
-        """What the engine has."""
-        self._sent: dict[TrajectoryId, Sent] = {}
-        """Of each response here."""
-        self._turns: dict[TrajectoryId, int] = {}
-        """Of what the engine has: the number of the policy's turn, from 1."""
+        self._held: dict[TrajectoryId, Held] = {}
         self._configs = {RUN: config} | {suite.name: suite.config for suite in of_run(config)}
         self.last_number = 0
         self.busy_seconds = 0.0
@@ -129,7 +130,8 @@ class Instance:
         """Carried out when what it needs has been fetched; the commands after it wait."""
         self._is_cut_off = False
         """The pull waits for another learner, since the one that had the weights is gone."""
-        self._inbox = Inbox(connection)
+        self._later: deque[Any] = deque()
+        """Messages that came before news of that learner."""
         self._ending = False
         joined = InstanceJoined(
             name,
@@ -187,10 +189,18 @@ class Instance:
             wait = 0.0
 
     def _next(self, wait: float) -> object | None:
-        """What is to be carried out now; None: nothing, or a pull comes first."""
-        if self._is_cut_off:
-            return self._inbox.next_learner(wait)
-        return None if self._pulling is not None else self._inbox.next(wait)
+        """What is to be carried out now; None: nothing, or a pull comes first. One that waits for
+        another learner lets news of that, and the end of the run, pass it."""
+        if self._pulling is not None and not self._is_cut_off:
+            return None
+        if self._later and not self._is_cut_off:
+            return self._later.popleft()
+        while self.connection.poll(wait):
+            message: object = receive(self.connection)
+            if not self._is_cut_off or isinstance(message, ConnectWeights | Shutdown):
+                return message
+            self._later.append(message)
+        return None
 
     def _carry_out(self, message: object) -> None:
         command = message.what if isinstance(message, Carried) else message
@@ -226,7 +236,14 @@ class Instance:
         epoch = epoch_of_noise(self.config, message.epoch, trajectory.member)
         noise = NoiseKey(message.prompt, epoch, trajectory.member)
         config = self._configs[message.suite]
-        how = self._sampling(config.rollout)
+        rollout = config.rollout
+        how = Sampling(
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            max_new_tokens=rollout.max_completion_length,
+            stop_token_ids=self.stop_tokens,
+        )
         accepted = bytearray() if self.config.run.token_details else None
         request = Request(trajectory, message.prompt_ids, noise, how, tokens, accepted=accepted)
         request.turn_start, request.keeps_cache = message.turn_start, config.environment.is_used
@@ -235,18 +252,8 @@ class Instance:
             # Its last token was sent by an instance that died before it could say so.
             self._say_ended(request, reason, message.turn)
             return
-        self._sent[trajectory] = Sent(len(tokens))
-        self.requests[trajectory], self._turns[trajectory] = request, message.turn
+        self._held[trajectory] = Held(request, message.turn, len(tokens))
         self.engine.submit(request)
-
-    def _sampling(self, rollout: RolloutConfig) -> Sampling:
-        return Sampling(
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            max_new_tokens=rollout.max_completion_length,
-            stop_token_ids=self.stop_tokens,
-        )
 
     def _interrupt(self, message: Interrupt) -> None:
         stopped = self.engine.interrupt(message.trajectories)
@@ -259,7 +266,7 @@ class Instance:
 
     def _forget(self, requests: Iterable[Request]) -> None:
         for request in requests:
-            del self.requests[request.id], self._sent[request.id], self._turns[request.id]
+            del self._held[request.id]
 
     def _pull(self, message: Pull) -> None:
         """Take new weights, or go on for now while they are being fetched, if there is work."""
@@ -277,7 +284,7 @@ class Instance:
 
     def _install(self, message: Pull) -> None:
         started = time.perf_counter()
-        self._hand_over(self.requests.values())  # what is generated so far is of the old version
+        self._hand_over_all()  # what is generated so far is of the old version
         keep = self.config.rollout.kv_cache_on_pull == "keep"
         self.engine.install(self.weights, message.version, keep_cache=keep)
         self._pulling = None
@@ -291,8 +298,7 @@ class Instance:
     def _report(self, finished: list[Finished]) -> None:
         self._hand_over(request for request, _ in finished)
         for request, reason in finished:
-            del self.requests[request.id], self._sent[request.id]
-            self._say_ended(request, reason, self._turns.pop(request.id))
+            self._say_ended(request, reason, self._held.pop(request.id).turn)
 
     def _say_ended(self, request: Request, reason: Literal["stop", "length"], turn: int) -> None:
         """The response is complete, or the policy's turn is over and its environment comes."""
@@ -306,35 +312,38 @@ class Instance:
         """Send what was generated of these responses since it was last sent."""
         parts = []
         for request in requests:
-            sent, end = self._sent[request.id], len(request.tokens)
-            start = sent.tokens
+            held, end = self._held[request.id], len(request.tokens)
+            start = held.tokens
             if start < end:
                 part = Part(
                     request.id,
                     start,
                     self.engine.version,
-                    request.steps - sent.steps,
-                    request.drafted - sent.drafted,
+                    request.steps - held.steps,
+                    request.drafted - held.drafted,
                     request.tokens[start:],
                     request.logprobs[start - end :],
                     b"" if request.accepted is None else bytes(request.accepted[start - end :]),
                 )
                 parts.append(part)
-                self._sent[request.id] = Sent(end, request.steps, request.drafted)
+                held.tokens, held.steps, held.drafted = end, request.steps, request.drafted
         if parts:
             send(self.connection, TokensGenerated(parts))
+
+    def _hand_over_all(self) -> None:
+        self._hand_over([held.request for held in self._held.values()])
 
     def _report_status(self) -> None:
         now = time.perf_counter()
         if now - self._last_status < STATUS_SECONDS:
             return
         self._last_status = now
-        self._hand_over(self.requests.values())
+        self._hand_over_all()
         load = self.engine.load()
         carried_out = self.last_number if self._pulling is None else self._pulling.number - 1
         waiting = tuple(key for key in load.waiting if key.group >= 0)
-        totals = load.num_generated, self.busy_seconds, load.drafts
         how = load.kv_tokens, load.clock, load.prefill_seconds
         snapshot = Snapshot(self.name, carried_out, waiting, *how)
+        totals = load.num_generated, self.busy_seconds, load.drafts
         status = Status(load.num_running, len(waiting), *totals)
         send(self.connection, Carried(snapshot, status))

@@ -10,14 +10,14 @@ from typing import Any
 
 from rhymeflow.pool import Pool
 from rhymeflow.utils import progress
-from rhymeflow.workers.channel import Connection
+from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import WAIT_SECONDS, Message, Shutdown, receive
 
 
 class UserCodeWorker:
     """Takes messages and answers them with what a pool's processes make of them."""
 
-    def __init__(self, connection: Connection, pool: Pool) -> None:
+    def __init__(self, connection: Channel, pool: Pool) -> None:
         self._connection, self._pool = connection, pool
         self._ending = False
 

@@ -26,13 +26,13 @@ from rhymeflow.config import Config
 from rhymeflow.core.events import GroupCreated, LearnerReady, VersionPublished
 from rhymeflow.data.stream import PromptStream
 from rhymeflow.engine.base import NoiseKey
+from rhymeflow.histospec.noise_sharing import epoch_of_noise
 from rhymeflow.observe import metrics
 from rhymeflow.runtime.replay import configured, replay
 from rhymeflow.store.previous_run import config_of
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.suites.suite import of_run
-from rhymeflow.workers.noise import epoch_of_noise
 from tests.fake_run import environments, models
 from tests.fake_run.prompts import HELD_OUT, SOURCE
 from tests.fake_run.world import World

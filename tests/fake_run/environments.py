@@ -22,10 +22,7 @@ from rhymeflow.workers.messages import (
     EpisodeFailed,
     EpisodeJudged,
     EpisodeOpened,
-    EpisodeOver,
-    JudgeEpisode,
     Message,
-    OpenEpisode,
     TurnAnswered,
     TurnFigures,
     receive,
@@ -88,7 +85,7 @@ class FakeEnvironments:
     def __init__(self, connection: Channel, config: Config, world: World, failures: float) -> None:
         self._connection, self._world, self._failures = connection, world, failures
         self._max_turns = config.environment.max_turns
-        self._asked: dict[str, OpenEpisode | AskEnvironment | JudgeEpisode] = {}
+        self._asked: dict[str, AskEnvironment] = {}
 
     def turn(self) -> None:
         """Receive what has arrived, answer some of it."""
@@ -105,25 +102,25 @@ class FakeEnvironments:
         if self._world.chance(0.3):
             send(self._connection, Alive())
 
-    def _said(self, message: OpenEpisode | AskEnvironment | JudgeEpisode) -> Message:
+    def _said(self, message: AskEnvironment) -> Message:
         episode = message.episode
         key, turn = episode.key, len(episode.turns)
         self._check(episode)
-        if isinstance(message, OpenEpisode):
+        if message.wants == "opening":
             return EpisodeOpened(key, "")
         if key.startswith("trajectory") and self._world.chance(self._failures):
             self._world.counts["environment failed"] += 1
             return EpisodeFailed(key, turn, f"{key}: broken")
-        if isinstance(message, JudgeEpisode):
+        if message.wants == "reward":
             return EpisodeJudged(key, {NAME: judged(episode.turns)})
-        said, figures = answer(episode.turns), TurnFigures()
+        said = answer(episode.turns)
         if said is None:
-            return EpisodeOver(key, turn, "stop", figures)
-        if turn >= self._max_turns:
-            return EpisodeOver(key, turn, "max_turns", figures)
-        if len(said) > message.room:
-            return EpisodeOver(key, turn, "length", figures)
-        return TurnAnswered(key, turn, said, figures)
+            said = "stop"
+        elif turn >= self._max_turns:
+            said = "max_turns"
+        elif len(said) > message.room:
+            said = "length"
+        return TurnAnswered(key, turn, said, TurnFigures())
 
     def _check(self, episode: Episode) -> None:
         ends = range(1, len(episode.turns) + 1)

@@ -22,14 +22,12 @@ from rhymeflow.reward.components import component_names
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, UNFINISHED
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.suites.suite import reward_sections
-from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.weights.base import SharedMemoryWeightHandle
 from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.learner import LearnerProcess
-from rhymeflow.workers.messages import Carried, ConnectWeights, Retraining, send
+from rhymeflow.workers.messages import Carried, ConnectWeights, send
 from rhymeflow.workers.messages import Model as LoadedModel
-from rhymeflow.workers.restore import restore
 from rhymeflow.workers.reward import RewardWorker
 from rhymeflow.workers.rollout import Instance
 from tests.fake_run import models
@@ -57,14 +55,8 @@ class FakeLearner(LearnerProcess):
         self.connection, self.config, self._world = connection, config, world
         self.learner = models.Model()
         self._saver = FakeSaver(run_dir / CHECKPOINTS, world)
-        self._ending = False
-        self._begin_batch()
         self._reader = TrajectoryReader(run_dir / "events.db")
-        for step, last in restore(self.learner, self._reader, run_dir / CHECKPOINTS, config):
-            send(connection, Retraining(step, last))
-        self.version = self.learner.version
-        limit = config.learner.max_skipped_steps
-        self._skips = ConsecutiveFailures(limit, "learner.max_skipped_steps")
+        self._restore(run_dir / CHECKPOINTS)
         self.learner.breaks = self._breaks
         self.weights = shared[name] = models.Weights()
         checksum = as_text(self.weights.publish(self.version, self.learner.weights()))

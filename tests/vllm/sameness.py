@@ -69,7 +69,7 @@ class Rig:
         config = self.config.model_copy(
             update={"rollout": self.config.rollout.model_copy(update={"engine": kind})}
         )
-        from rhymeflow.workers.engines import make_engine, prepare
+        from rhymeflow.workers.rollout import make_engine, prepare
 
         prepare(config)
         return make_engine(config, self.store.handle.open(), kind)

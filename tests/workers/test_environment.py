@@ -20,9 +20,6 @@ from rhymeflow.workers.messages import (
     EpisodeFailed,
     EpisodeJudged,
     EpisodeOpened,
-    EpisodeOver,
-    JudgeEpisode,
-    OpenEpisode,
     Shutdown,
     TurnAnswered,
     receive,
@@ -82,7 +79,7 @@ def answers(connection: Any, count: int = 1) -> list[Any]:
 
 
 def ask(connection: Any, *turns: str, room: int = 300, **options: Any) -> Any:
-    send(connection, AskEnvironment(episode(*turns, **options), room))
+    send(connection, AskEnvironment(episode(*turns, **options), "answer", room))
     return answers(connection)[0]
 
 
@@ -90,25 +87,25 @@ def test_turns_are_answered_in_tokens_and_the_episode_judged(worker: Worker) -> 
     ours = worker(TEXT, "Echo", max_turns=3)
     first = ask(ours, "abc<|im_end|>")
     assert isinstance(first, TurnAnswered)
-    assert (first.key, first.turn, first.tokens) == ("3.1", 1, ids(TEXT, "abc"))
+    assert (first.key, first.turn, first.answer) == ("3.1", 1, ids(TEXT, "abc"))
     assert first.figures.seconds >= 0
     second = ask(ours, "abc", "count", observed=["abc"])
-    assert TEXT.decode(second.tokens) == "4 2"
+    assert TEXT.decode(second.answer) == "4 2"
     third = ask(ours, "abc", "count", "x", observed=["abc", "4 2"])
-    assert (type(third), third.turn, third.reason) == (EpisodeOver, 3, "max_turns")
-    send(ours, JudgeEpisode(episode("abc", "count", "x", observed=["abc", "4 2"])))
+    assert (third.turn, third.answer) == (3, "max_turns")
+    send(ours, AskEnvironment(episode("abc", "count", "x", observed=["abc", "4 2"]), "reward"))
     assert answers(ours) == [EpisodeJudged("3.1", {"Echo": 3.0})]
-    assert (ask(ours, "bye").reason, ask(ours, "abcd", room=3, key="4.0").reason) == (
+    assert (ask(ours, "bye").answer, ask(ours, "abcd", room=3, key="4.0").answer) == (
         "stop", "length",
     )  # fmt: skip
 
 
 def test_the_environment_is_made_again_where_it_is_not_there(worker: Worker) -> None:
     ours = worker(TEXT, "Echo")
-    drawn = [TEXT.decode(ask(ours, "seed", key=key).tokens) for key in ("1.0", "1.1")]
+    drawn = [TEXT.decode(ask(ours, "seed", key=key).answer) for key in ("1.0", "1.1")]
     assert drawn[0] == drawn[1], "of one prompt"
     again = ask(ours, "seed", "count", observed=drawn[:1], key="1.2")
-    assert TEXT.decode(again.tokens) == "4 2"
+    assert TEXT.decode(again.answer) == "4 2"
     other = ask(ours, "chance", "count", observed=["0.5"], key="1.3")
     assert isinstance(other, EpisodeFailed)
     assert other.turn == 2
@@ -120,10 +117,10 @@ def test_the_environment_is_made_again_where_it_is_not_there(worker: Worker) -> 
 def test_a_failure_is_no_reward_and_closed_episodes_are_not_answered(worker: Worker) -> None:
     ours = worker(TEXT, "Echo")
     assert "raised ValueError: no, thank you" in ask(ours, "raise").error
-    send(ours, AskEnvironment(episode("slow", key="9.0"), 10))
+    send(ours, AskEnvironment(episode("slow", key="9.0"), "answer", 10))
     send(ours, CloseEpisodes(["9.0", "9.9"]))
     assert ask(ours, "a").key == "3.1"
-    send(ours, JudgeEpisode(episode("a", key="9.1", colour="nothing")))
+    send(ours, AskEnvironment(episode("a", key="9.1", colour="nothing"), "reward"))
     assert answers(ours) == [EpisodeJudged("9.1", {})]
 
 
@@ -131,27 +128,27 @@ def test_a_chat_is_continued_by_its_template(worker: Worker) -> None:
     ours = worker(CHAT, "Counter", tools=[f"{FILE}:multiply"])
     call = '<tool_call>{"name": "add", "arguments": {"amount": 2}}</tool_call>'
     answer = ask(ours, f"{call}{call}<|im_end|>", tok=CHAT, start=1)
-    assert CHAT.decode(answer.tokens) == (
+    assert CHAT.decode(answer.answer) == (
         "\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n"
     )
     assert (answer.figures.calls, answer.figures.failed_calls) == (2, 0)
     bad = ask(ours, "<tool_call>{<|im_end|>", tok=CHAT, key="3.2")
-    assert "cannot be read" in CHAT.decode(bad.tokens)
+    assert "cannot be read" in CHAT.decode(bad.answer)
     assert (bad.figures.calls, bad.figures.failed_calls) == (1, 1)
-    assert ask(ours, "done<|im_end|>", tok=CHAT, key="3.3").reason == "stop"
+    assert ask(ours, "done<|im_end|>", tok=CHAT, key="3.3").answer == "stop"
 
 
 def test_an_environment_opens_with_text_that_stays_what_it_was(worker: Worker) -> None:
     ours = worker(TEXT, "Opens", "Echo")
     for kind, opening in (("Opens", "Welcome."), ("Echo", "")):
-        send(ours, OpenEpisode(episode(environment=kind, key=kind)))
+        send(ours, AskEnvironment(episode(environment=kind, key=kind), "opening"))
         assert answers(ours) == [EpisodeOpened(kind, opening)]
     fields = {"environment": "Opens", "key": "Opens"}
     said = msgspec.structs.replace(episode("a", **fields), opening="Welcome.")
     for again in (said, msgspec.structs.replace(said, key="elsewhere")):
-        send(ours, AskEnvironment(again, 100))
-        assert TEXT.decode(answers(ours)[0].tokens) == "beginWelcome."
-    send(ours, AskEnvironment(msgspec.structs.replace(said, key="x", opening="Hi."), 100))
+        send(ours, AskEnvironment(again, "answer", 100))
+        assert TEXT.decode(answers(ours)[0].answer) == "beginWelcome."
+    send(ours, AskEnvironment(msgspec.structs.replace(said, key="x", opening="Hi."), "answer", 100))
     assert "environment of x, reset: is not reproducible" in answers(ours)[0].error
 
 
@@ -168,7 +165,7 @@ def test_what_the_template_refuses_is_a_failure(worker: Worker) -> None:
 
 def test_a_row_says_which_of_several_answers_it(worker: Worker) -> None:
     ours = worker(TEXT, "Echo", "Sleeper")
-    assert ask(ours, "a", environment="Sleeper").reason == "stop"
-    send(ours, JudgeEpisode(episode("a", environment="Sleeper")))
+    assert ask(ours, "a", environment="Sleeper").answer == "stop"
+    send(ours, AskEnvironment(episode("a", environment="Sleeper"), "reward"))
     assert answers(ours) == [EpisodeJudged("3.1", {})]
     assert isinstance(ask(ours, "a", environment="Echo", key="4.0"), TurnAnswered)

@@ -9,16 +9,16 @@ import time
 import pytest
 
 from rhymeflow.utils import progress
-from rhymeflow.workers import heartbeat, messages
+from rhymeflow.workers import entry, messages
 from rhymeflow.workers.channel import Channel
-from rhymeflow.workers.heartbeat import beating
+from rhymeflow.workers.entry import beating
 from rhymeflow.workers.messages import Alive, RewardComputed, decode, receive, send
 from tests.learner.builders import made_up_batch, tiny_learner
 
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
-    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(entry, "BEAT_SECONDS", 0.01)
     monkeypatch.setattr(messages, "WAIT_SECONDS", 0.01)
     monkeypatch.setattr(progress, "has_started", False)
 
@@ -59,7 +59,7 @@ def test_it_beats_while_the_main_thread_is_stuck_and_the_number_stands_still(end
 
 def test_before_it_serves_a_sign_of_life_is_progress_for_a_while(ends, monkeypatch):
     ours, theirs = ends
-    monkeypatch.setattr(heartbeat, "START_SECONDS", 0.1)
+    monkeypatch.setattr(entry, "START_SECONDS", 0.1)
     with beating(theirs):
         found = heard(ours, 4)
         assert found == sorted(set(found))

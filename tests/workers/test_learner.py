@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from rhymeflow.learner.checkpoint import Saved
 from rhymeflow.workers.learner import LearnerProcess
-from rhymeflow.workers.messages import CheckpointSaved, Shutdown, receive, send
+from rhymeflow.workers.messages import CheckpointEnded, Shutdown, receive, send
 
 
 def test_a_learner_that_is_never_idle_says_which_checkpoints_are_complete():
@@ -21,4 +21,4 @@ def test_a_learner_that_is_never_idle_says_which_checkpoints_are_complete():
     send(ours, Shutdown())
     learner.turn()
     assert ours.poll()
-    assert receive(ours) == CheckpointSaved(3, "step-3")
+    assert receive(ours) == CheckpointEnded(3, "step-3")

@@ -28,7 +28,6 @@ from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.objects import ObjectWeightStore
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from rhymeflow.workers import rollout
-from rhymeflow.workers.engines import make_engine
 from rhymeflow.workers.messages import (
     Carried,
     ConnectWeights,
@@ -38,6 +37,7 @@ from rhymeflow.workers.messages import (
     receive,
     send,
 )
+from rhymeflow.workers.rollout import make_engine
 from tests.runtime.tiny import tiny_config
 from tests.weights.shared_objects import sharing
 
