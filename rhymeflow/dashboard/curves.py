@@ -34,11 +34,14 @@ def metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
     """Points of each metric: `step`, `time`, `value`, and `low` and `high` where it is a mean."""
     from rhymeflow.suites.metrics import REWARD
 
-    columns = run.columns.read(["step", "time", "step_time", *names])
-    steps, times = (np.array(columns[name], float) for name in ("step", "time"))
-    seconds = np.nan_to_num(np.array(columns["step_time"], float))
+    rows = run.metrics.rows()
+
+    def column(name: str) -> NDArray[np.float64]:
+        return np.array([row.get(name) for row in rows], float)  # None is not a number there
+
+    steps, times, seconds = column("step"), column("time"), np.nan_to_num(column("step_time"))
     found: dict[str, Any] = {
-        name: _points(steps, times, columns[name], seconds if is_of_time(name) else None)
+        name: _points(steps, times, column(name), seconds if is_of_time(name) else None)
         for name in names
     }
     if REWARD in found and "low" not in found[REWARD]:
@@ -68,11 +71,10 @@ def _intervals(points: dict[str, list[float]], reader: TrajectoryReader) -> dict
 def _points(
     steps: NDArray[np.float64],
     times: NDArray[np.float64],
-    values: Sequence[float | None],
+    every: NDArray[np.float64],
     seconds: NDArray[np.float64] | None,
 ) -> dict[str, list[float]]:
     """`seconds`: weights in means of what is a share of them, or a rate; they are `weight` then."""
-    every = np.array(values, float)  # None is not a number there
     known = np.flatnonzero(~np.isnan(every))
     every, width = every[known], -(-len(known) // POINTS) or 1
     weights = np.ones(len(known)) if seconds is None else np.maximum(seconds[known], 1e-9)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from rhymeflow.observe.metrics import FILE, Columns
+from rhymeflow.observe.metrics import Followed
 from rhymeflow.store.damage import explained
 from rhymeflow.store.previous_run import store_of
 from rhymeflow.store.reader import TrajectoryReader
@@ -34,8 +34,7 @@ class Run:
     def __init__(self, directory: Path, name: str) -> None:
         self.store = store_of(directory)
         self.directory, self.name = directory, name
-        self.columns = Columns(directory / FILE)
-        """Of `metrics.jsonl`."""
+        self.metrics = Followed(directory)
         self._kept: dict[Any, tuple[tuple[int, int], Any]] = {}
         self._locks: dict[Any, threading.Lock] = {}
 

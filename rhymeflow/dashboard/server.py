@@ -156,7 +156,7 @@ def make_app(
 
 def _overview(run: Run, request: Request) -> Any:
     with run.reader() as reader:
-        return query.overview(run.directory, reader, run.columns) | {"name": run.name}
+        return query.overview(run.directory, reader, run.metrics.rows()) | {"name": run.name}
 
 
 def _group(run: Run, request: Request) -> Any:

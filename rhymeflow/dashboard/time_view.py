@@ -36,7 +36,6 @@ READING_SECONDS = 0.25
 """Of the log, within one answer; the page asks again for what is left."""
 _ROWS = 1_000
 """Of metrics, the last ones, from which what limits the run is found."""
-_OF_STEPS = ("time", "step_time", "idle/rollout", "idle/learner", "staleness/max")
 
 Window: TypeAlias = Mapping[tuple[str, str], Lane]
 """By lane and kind, spans that reach into some time."""
@@ -51,8 +50,7 @@ def found(run: Run, start: float | None = None, end: float | None = None) -> dic
     """
     with run.kept(Timeline) as timeline:
         read = timeline.follow(READING_SECONDS)
-        times = timeline.reader.query("SELECT time FROM events ORDER BY seq DESC LIMIT 1")
-        last = times[0][0] if times else 0.0
+        _, last = timeline.reader.last_event()
         begin, stop = start or 0.0, last if end is None else min(end, last)
         if stop <= begin and last:
             raise UserError(f"nothing lies between {begin:g} and {stop:g} seconds of this run")
@@ -138,15 +136,13 @@ def shares(lane: Lane, edges: NDArray[np.float64]) -> NDArray[np.float64]:
 def _latest(run: Run, timeline: Timeline) -> dict[str, Any] | None:
     """What limits the run, in the terminal's words, and the shares of those steps' time; None
     before the first."""
-    columns = run.columns.read(_OF_STEPS).values()
-    rows = [dict(zip(_OF_STEPS, each, strict=True)) for each in zip(*columns, strict=True)]
-    rows = [row for row in rows[-_ROWS:] if row["step_time"]]
+    rows = [row for row in run.metrics.rows()[-_ROWS:] if row.get("step_time")]
     attempts = timeline.reader.attempts()
     limit = of_rows(rows, query.bound(json.loads(attempts[-1].config))) if attempts else None
     if limit is None:
         return None
-    end: Any = rows[-1]["time"]
-    start = end - sum(row["step_time"] or 0.0 for row in rows[-limit.steps :])
+    end = rows[-1]["time"]
+    start = end - sum(row["step_time"] for row in rows[-limit.steps :])
     window = timeline.within(start, end)
     return {"line": limit.line, "steps": limit.steps, **limits(window, start, end)}
 

@@ -287,7 +287,7 @@ class Timeline:
         """Read what the log has more, for about so many seconds; return the share of it that has
         been read."""
         until = time.monotonic() + seconds
-        ((last,),) = self.reader.query("SELECT COALESCE(MAX(seq), 0) FROM events")
+        last, _ = self.reader.last_event()
         while self._done < last:
             self._take(min(self._done + EVENTS_AT_ONCE, last))
             if time.monotonic() >= until:

@@ -16,8 +16,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from rhymeflow.config import DataConfig
 from rhymeflow.core.types import CUT, TrajectoryId
 from rhymeflow.data.encode import messages_of
@@ -154,12 +152,12 @@ class Rows:
         for group, taken in self._choice.groups():
             for each in taken:
                 row = _trajectory(group, each)
-                if self._turns is not None or with_tokens:
-                    prompt, segments = self._stored(each)
-                    if self._turns is not None:
-                        row["turns"] = self._turns.shown(turns_of(segments))
-                    if with_tokens:
-                        row |= _tokens(segments, prompt)
+                segments = self._segments(each) if self._turns or with_tokens else []
+                if self._turns is not None:
+                    row["turns"] = self._turns.shown(turns_of(segments))
+                if with_tokens:
+                    prompt = self._reader.prompt_tokens(each["group"])
+                    row |= {"prompt_tokens": prompt} | _tokens(segments)
                 yield row
 
     def sft(self) -> Iterator[Record]:
@@ -197,15 +195,9 @@ class Rows:
                 "rejected_member": pair[1]["member"],
             }
 
-    def _stored(self, response: Record) -> tuple[list[int], list[StoredSegment]]:
-        """Tokens of the prompt, and segments."""
+    def _segments(self, response: Record) -> list[StoredSegment]:
         with self._reader.one_state():
-            details = self._reader.details(_name(response))
-            ((prompt,),) = self._reader.query(
-                "SELECT prompt_tokens FROM groups WHERE group_id = ?", response["group"]
-            )
-        assert details is not None, f"{_name(response)} was there"
-        return np.frombuffer(prompt, "<i4").tolist(), details.segments
+            return self._reader.segments(_name(response))
 
     def _said(self, group: Record, response: Record) -> tuple[Text, Text] | None:
         """What the policy was given, and what followed; `None`: it is no text."""
@@ -214,7 +206,7 @@ class Rows:
         if self._turns is None:
             text = begun + response["text"]
             return prompt, [{"role": "assistant", "content": text}] if is_chat else text
-        said = self._turns.messages(turns_of(self._stored(response)[1]), is_chat=is_chat)
+        said = self._turns.messages(turns_of(self._segments(response)), is_chat=is_chat)
         if not said:  # no messages, or deleted since it was looked at
             return None
         said[0] = said[0] | {"content": begun + said[0]["content"]}
@@ -273,12 +265,12 @@ def _trajectory(group: Record, member: Record) -> Record:
     }
 
 
-def _tokens(segments: list[StoredSegment], prompt: list[int]) -> Record:
+def _tokens(segments: list[StoredSegment]) -> Record:
     """Values for each token; `None` where tokens were deleted, as log-probability of an answer."""
     names = ("tokens", "logprobs", "versions", "observed")
     if any(not segment.tokens for segment in segments):
-        return {"prompt_tokens": prompt} | dict.fromkeys(names)
-    found: Record = {"prompt_tokens": prompt, **{name: [] for name in names}}
+        return dict.fromkeys(names)
+    found: Record = {name: [] for name in names}
     for segment in segments:
         is_observed = segment.is_observed
         found["tokens"] += segment.tokens

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
-from rhymeflow.observe import overview, query
+from rhymeflow.observe import metrics, overview, query
 from rhymeflow.observe.printable import (
     clock,
     conversation,
@@ -100,7 +100,7 @@ def as_json(run_dir: Path, question: Question) -> str:
     with _opened(run_dir) as reader:
         found = _answer(run_dir, reader, question)
         if found is None:
-            found = query.run(run_dir, reader)
+            found = query.run(run_dir, reader, metrics.rows(run_dir))
         elif question.trajectory is not None:
             found["texts"] = found["tokens"] and TokenTexts().of(reader, found["tokens"])
     return json.dumps(json.loads(msgspec.json.encode(found)), indent=2)

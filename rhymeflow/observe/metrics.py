@@ -7,18 +7,20 @@ row of their own. Trackers get the same under the same names, in one run of thei
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from rhymeflow.errors import UserError
+from rhymeflow.utils import disk
 from rhymeflow.utils.extras import EXTRAS
 
 FILE = "metrics.jsonl"
@@ -28,6 +30,7 @@ RUNS = "trackers.json"
 """What trackers call their runs of this run, by the tracker's name."""
 PROJECT = "rhymeflow"
 
+Row = dict[str, Any]
 
 _OF_TIME = {
     *("idle/rollout", "idle/learner", "rollout/tokens_per_s", "draft/time_saved_share"),
@@ -38,12 +41,6 @@ _OF_TIME = {
 def is_of_time(name: str) -> bool:
     """Whether the metric is a share of a step's time, or a rate in it: means are weighted by it."""
     return name in _OF_TIME
-
-
-class _Tracker(Protocol):
-    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class MetricsWriter:
@@ -155,7 +152,7 @@ class _Trackio:
         self._module.finish()
 
 
-TRACKERS: dict[str, Callable[[Path, str, Mapping[str, Any], int], _Tracker]] = {
+TRACKERS: dict[str, Callable[[Path, str, Mapping[str, Any], int], Any]] = {
     "tensorboard": _TensorBoard,
     "wandb": _WeightsAndBiases,
     "trackio": _Trackio,
@@ -188,9 +185,7 @@ def _runs(run_dir: Path) -> dict[str, str]:
 def _remember(run_dir: Path, tracker: str, run: str) -> None:
     """So that another attempt at the run goes on in the same place."""
     text = json.dumps(_runs(run_dir) | {tracker: run}, indent=2)
-    unfinished = run_dir / f"{RUNS}.unfinished"
-    unfinished.write_text(f"{text}\n")
-    unfinished.replace(run_dir / RUNS)
+    disk.replace(run_dir / RUNS, f"{text}\n".encode())
 
 
 def mean(rows: Iterable[Mapping[str, Any]], name: str) -> float | None:
@@ -201,19 +196,22 @@ def mean(rows: Iterable[Mapping[str, Any]], name: str) -> float | None:
     return sum(row[name] * row["step_time"] for row in known) / seconds if known else None
 
 
-def read(run_dir: Path) -> dict[int, dict[str, Any]]:
-    """Return {step: its metrics} in ascending order; rows of one step are joined, later ones win,
-    but its `time` is that of the first: when it ended, not when it was evaluated.
-
-    A half line at the end (the run is writing, or was killed) is left out. Without a file: empty.
+def read(run_dir: Path) -> dict[int, Row]:
+    """{step: its metrics}, see `by_step`; without a file: empty.
 
     Raises:
         UserError: the file holds something else.
     """
-    steps: dict[int, dict[str, Any]] = {}
-    for row in rows(run_dir):
-        known = steps.setdefault(row["step"], row)
-        known.update(row | {"time": known.get("time")})
+    return by_step(rows(run_dir))
+
+
+def by_step(rows: Iterable[Row]) -> dict[int, Row]:
+    """{step: its metrics} in ascending order; rows of one step are joined, later ones win, but its
+    `time` is that of the first: when it ended, not when it was evaluated."""
+    steps: dict[int, Row] = {}
+    for row in rows:
+        known = steps.get(row["step"], row)
+        steps[row["step"]] = known | row | {"time": known.get("time")}
     return dict(sorted(steps.items()))
 
 
@@ -227,21 +225,43 @@ def forget_after(run_dir: Path, step: int) -> None:
         line for line, row in zip(lines[:-1], rows(run_dir), strict=True) if row["step"] <= step
     ]
     if len(kept) < len(lines) - 1 or lines[-1]:
-        unfinished = path.with_name(f"{FILE}.unfinished")
-        unfinished.write_bytes(b"".join(line + b"\n" for line in kept))
-        unfinished.replace(path)
+        disk.replace(path, b"".join(line + b"\n" for line in kept))
 
 
-def rows(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a run in the order they were written, those of one step apart; see `read`."""
-    path = run_dir / FILE
-    if path.is_file():
-        *lines, _ = path.read_bytes().split(b"\n")
-        for number, line in enumerate(lines, start=1):
-            yield _row(line, path, number)
+def rows(run_dir: Path) -> list[Row]:
+    """The rows of a run in the order they were written, those of one step apart.
+
+    A half line at the end (the run is writing, or was killed) is left out.
+    """
+    return Followed(run_dir).rows()
 
 
-def _row(line: bytes, path: Path, number: int) -> dict[str, Any]:
+class Followed:
+    """Rows of a run that goes on: what was read once is not read again. Threads may share it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path, self._lock = run_dir / FILE, threading.Lock()
+        self._rows: list[Row] = []
+        self._read, self._identity = 0, (0, b"")
+
+    def rows(self) -> list[Row]:
+        """Those that there are now; all are read anew where a resumed run took some out."""
+        with self._lock, contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            status = self._path.stat()
+            begin = file.read(min(self._read, 256))
+            if status.st_size < self._read or (status.st_ino, begin) != self._identity:
+                self._rows, self._read = [], 0
+            file.seek(self._read)
+            *lines, _ = file.read().split(b"\n")
+            for line in lines:
+                self._rows.append(_row(line, self._path, len(self._rows) + 1))
+                self._read += len(line) + 1
+            file.seek(0)
+            self._identity = status.st_ino, file.read(min(self._read, 256))
+        return list(self._rows)
+
+
+def _row(line: bytes, path: Path, number: int) -> Row:
     try:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -249,52 +269,3 @@ def _row(line: bytes, path: Path, number: int) -> dict[str, Any]:
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         raise UserError(f"{path}, line {number}: is no object with a step")
     return row
-
-
-class Columns:
-    """`metrics.jsonl` by columns, for many questions to a run that goes on: what was read once is
-    not read again. Threads may share it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._lock = path, threading.Lock()
-        self._clear()
-
-    def _clear(self) -> None:
-        self._columns: dict[str, list[float | None]] = {}
-        self._rows, self._read, self._identity = 0, 0, (0, b"")
-
-    def names(self) -> list[str]:
-        """All names, in the order they were met."""
-        with self._lock:
-            self._refresh()
-            return list(self._columns)
-
-    def read(self, names: Sequence[str]) -> dict[str, list[float | None]]:
-        """The columns of these names, an entry for each row; `None` where it has no number."""
-        with self._lock:
-            self._refresh()
-            found = {name: self._columns.get(name, []) for name in names}
-            return {name: each + [None] * (self._rows - len(each)) for name, each in found.items()}
-
-    def _refresh(self) -> None:
-        """Read what was added; all of it anew where a resumed run took rows out."""
-        try:
-            file = self._path.open("rb")
-        except FileNotFoundError:
-            return
-        with file:
-            status = self._path.stat()
-            begin = file.read(min(self._read, 256))
-            if status.st_size < self._read or (status.st_ino, begin) != self._identity:
-                self._clear()
-            file.seek(self._read)
-            *lines, _ = file.read().split(b"\n")
-            for line in lines:
-                for name, value in _row(line, self._path, self._rows + 1).items():
-                    column = self._columns.setdefault(name, [])
-                    column += [None] * (self._rows - len(column))
-                    column.append(value)
-                self._rows += 1
-                self._read += len(line) + 1
-            file.seek(0)
-            self._identity = status.st_ino, file.read(min(self._read, 256))

@@ -61,7 +61,6 @@ SELECT MIN(length), MAX(length), COUNT(*), AVG(reward),
 FROM (SELECT *, NTILE({_NUM_QUANTILES}) OVER (ORDER BY length, group_id, member) AS quantile
     FROM responses)
 GROUP BY quantile ORDER BY quantile"""
-_TRAINED = "SELECT trained + 1, COUNT(*) FROM trajectories WHERE trained IS NOT NULL GROUP BY 1"
 _LEFT_OUT = """SELECT ending_reason, COUNT(*) FROM groups 
     WHERE ending_reason IS NOT NULL AND suite IS NULL GROUP BY 1"""
 _DELETED = """SELECT (SELECT COUNT(*) FROM (SELECT DISTINCT group_id, member FROM pruned)),
@@ -72,7 +71,8 @@ Steps = dict[int, dict[str, Any]]
 
 def show(run_dir: Path, reader: TrajectoryReader, console: Console) -> None:
     """Print all of it."""
-    run, steps = query.run(run_dir, reader), metrics.read(run_dir)
+    rows = metrics.rows(run_dir)
+    run, steps = query.run(run_dir, reader, rows), metrics.by_step(rows)
     _show_learned(run, steps, reader, console)
     _show_last_responses(steps, reader, console)
     console.print()
@@ -240,7 +240,7 @@ def _show_throughput(steps: Steps, reader: TrajectoryReader, console: Console) -
     if not rows:
         return
     seconds = sum(row["step_time"] for row in rows)
-    counts = dict(reader.query(_TRAINED))
+    counts = query.trained(reader)
     trained = [counts.get(row["step"], 0) for row in rows]
     lengths = [row.get("completions/mean_length") or 0.0 for row in rows]
     tokens = sum(count * length for count, length in zip(trained, lengths, strict=True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.observe import metrics
-from rhymeflow.observe.query import differences, fields_of
+from rhymeflow.observe.query import differences, fields_of, trained
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import store_of
 from rhymeflow.store.schema import EVENTS
@@ -54,7 +54,6 @@ _SEED = "run.seed"
 _MOST_FIELDS = 2
 """Fields that a label names; where more differ it is the directory."""
 _UNITS = ((2 * 86_400.0, "days", 86_400.0), (7_200.0, "hours", 3_600.0), (600.0, "minutes", 60.0))
-_TRAINED = "SELECT trained, COUNT(*) FROM trajectories WHERE trained IS NOT NULL GROUP BY 1"
 
 Values = NDArray[np.float64]
 
@@ -133,7 +132,7 @@ class Points:
     """The metrics of a run, over `axis`."""
 
     def __init__(self, run_dir: Path, axis: Axis) -> None:
-        self.rows = list(metrics.rows(run_dir))
+        self.rows = metrics.rows(run_dir)
         self._axis = axis
         self._trained = _trained_until(run_dir) if axis == "trajectories" else {}
         steps = [row for row in self.rows if "step_time" in row]
@@ -182,12 +181,8 @@ class Points:
 def _trained_until(run_dir: Path) -> dict[int, int]:
     """{step: trajectories that were trained on until its end}."""
     with open_undamaged(run_dir / EVENTS) as reader:
-        counts = dict(reader.query(_TRAINED))
-    total, found = 0, {0: 0}
-    for batch in sorted(counts):
-        total += counts[batch]
-        found[batch + 1] = total
-    return found
+        counts = trained(reader)
+    return {0: 0} | dict(zip(counts, accumulate(counts.values()), strict=True))
 
 
 def _smoothed(y: Values, count: int, weights: Values) -> Values:

@@ -94,9 +94,8 @@ FROM groups g LEFT JOIN ({MEMBERS}) m ON m.group_id = g.group_id
 WHERE g.group_id {{those}} GROUP BY g.group_id"""
 
 
-_EVENTS = """SELECT COALESCE(MAX(seq), 0),
-    COALESCE((SELECT time FROM events ORDER BY seq DESC LIMIT 1), 0.0) FROM events"""
-_LAST_COMMAND = "SELECT kind FROM commands ORDER BY seq DESC LIMIT 1"
+_TRAINED = """SELECT trained + 1, COUNT(*) FROM trajectories WHERE trained IS NOT NULL
+    GROUP BY 1 ORDER BY 1"""
 _ENDINGS = "SELECT COALESCE(ending, 'open'), COUNT(*) FROM groups WHERE suite IS NULL GROUP BY 1"
 _ALL_MEMBERS = MEMBERS.format(those=">= 0")  # those below 0 are of suites
 _TOTALS = f"""SELECT COUNT(step) AS trajectories,
@@ -125,25 +124,32 @@ _ACCEPTED = """SELECT accepted, LENGTH(tokens) / 4, steps FROM segments
     WHERE group_id = ? AND member = ? ORDER BY start"""
 _SIBLINGS = """SELECT member FROM segments WHERE group_id = ?1
     UNION SELECT member FROM pruned WHERE group_id = ?1 ORDER BY member"""
-_EARLIER = f"""SELECT group_id, epoch FROM groups WHERE row = ?1 AND epoch < ?2
-    AND suite IS (SELECT suite FROM groups WHERE group_id = ?3)
-    ORDER BY epoch DESC, group_id DESC LIMIT {MAX_EARLIER}"""
+_EARLIER = f"""SELECT o.group_id, o.epoch FROM groups g
+    JOIN groups o ON o.row = g.row AND o.suite IS g.suite AND o.epoch < g.epoch
+    WHERE g.group_id = ? ORDER BY o.epoch DESC, o.group_id DESC LIMIT {MAX_EARLIER}"""
+_RESPONSE = """SELECT g.row, IIF(g.suite IS NULL, g.epoch, NULL), g.prompt, g.columns, t.text,
+    t.length, t.reason, t.reward, t.components, t.trained + 1, g.ending, g.ending_reason
+    FROM groups g LEFT JOIN trajectories t ON t.group_id = g.group_id AND t.member = ?2
+    WHERE g.group_id = ?1"""
+_OF_RESPONSE = (
+    *("row", "epoch", "prompt", "columns", "text", "length", "reason", "reward", "components"),
+    *("step", "ending", "ending_reason"),
+)
 _SEGMENT = ("start", "length", "version", "instance", "steps", "drafted")
 
 # -- the run ---------------------------------------------------------------------------------------
 
 
-def overview(run_dir: Path, reader: TrajectoryReader, columns: metrics.Columns) -> Record:
-    """What the run is, how far it has come, and the names of its metrics: what is asked every
-    second while it goes on."""
+def overview(run_dir: Path, reader: TrajectoryReader, rows: Sequence[metrics.Row]) -> Record:
+    """What the run is, how far it has come, and the names of its metrics, `rows`: what is asked
+    every second while it goes on."""
     attempts = reader.attempts()
     config = json.loads(attempts[-1].config) if attempts else {}
     max_steps = config.get("learner", {}).get("max_steps")
-    ((events, seconds),) = reader.query(_EVENTS)
+    events, seconds = reader.last_event()
     endings = dict(reader.query(_ENDINGS))
-    rows = zip(*columns.read(["step", "step_time"]).values(), strict=True)
-    times = {step: took for step, took in rows if took}
-    steps = int(max(times, default=0))
+    times = {row["step"]: row["step_time"] for row in rows if row.get("step_time")}
+    steps = max(times, default=0)
     return {
         "name": run_dir.resolve().name,
         "directory": str(run_dir.resolve()),
@@ -157,8 +163,8 @@ def overview(run_dir: Path, reader: TrajectoryReader, columns: metrics.Columns) 
         "events": events,
         "groups": sum(endings.values()),
         "endings": endings,
-        "ended": reader.query(_LAST_COMMAND) == [("Finish",)],
-        "metrics": columns.names(),
+        "ended": _has_ended(reader),
+        "metrics": list(dict.fromkeys(name for row in rows for name in row)),
     }
 
 
@@ -168,21 +174,25 @@ def bound(config: Record) -> int:
     return bound_of(schedule.get("name", ""), schedule.get("max_staleness"))
 
 
-def run(run_dir: Path, reader: TrajectoryReader) -> Record:
+def run(run_dir: Path, reader: TrajectoryReader, rows: Sequence[metrics.Row]) -> Record:
     """The same, what has become of it, its last metrics, and what limits it."""
-    from rhymeflow.suites.metrics import REWARD  # loads the configuration
-
-    steps = metrics.read(run_dir)
-    found = overview(run_dir, reader, metrics.Columns(run_dir / metrics.FILE))
+    found, steps = overview(run_dir, reader, rows), metrics.by_step(rows)
     limit = limits.of_rows(steps.values(), found["bound"]) if found["attempts"] else None
     return {
         **found,
         "state": state_of(run_dir, reader),
         "latest": steps[max(steps)] if any(steps) else None,
-        "held_out": [[n, row[REWARD]] for n, row in steps.items() if row.get(REWARD) is not None],
+        "held_out": [*map(list, held_out(steps).items())],
         "staleness": {str(versions): count for versions, count in staleness(reader).items()},
         "limit": None if limit is None else {**vars(limit), "line": limit.line},
     }
+
+
+def held_out(steps: Mapping[int, metrics.Row]) -> dict[int, float]:
+    """By step the mean held-out reward, where there is one."""
+    from rhymeflow.suites.metrics import REWARD  # loads the configuration
+
+    return {step: row[REWARD] for step, row in steps.items() if row.get(REWARD) is not None}
 
 
 def staleness(reader: TrajectoryReader) -> dict[int, int]:
@@ -197,19 +207,23 @@ def totals(reader: TrajectoryReader) -> Record:
     return dict(zip(("trajectories", "trained", "generated", "steps", "drafted"), row, strict=True))
 
 
+def trained(reader: TrajectoryReader) -> dict[int, int]:
+    """How many responses each step trained on."""
+    return dict(reader.query(_TRAINED))
+
+
 def state_of(run_dir: Path, reader: TrajectoryReader) -> State:
     """What has become of the run."""
     if is_written(run_dir):
         return "running"
-    if reader.query(_LAST_COMMAND) == [("Finish",)]:
+    if _has_ended(reader):
         return "ended"
-    return "stopped" if current_summary(run_dir, seconds(reader)) is not None else "killed"
+    return "stopped" if current_summary(run_dir, reader.last_event()[1]) is not None else "killed"
 
 
-def seconds(reader: TrajectoryReader) -> float:
-    """The time of the last event."""
-    ((_, found),) = reader.query(_EVENTS)
-    return float(found)
+def _has_ended(reader: TrajectoryReader) -> bool:
+    last = reader.query("SELECT kind FROM commands ORDER BY seq DESC LIMIT 1")
+    return last == [("Finish",)]
 
 
 def current_summary(run_dir: Path, seconds: float) -> Record | None:
@@ -384,14 +398,8 @@ def rewarded(
 ) -> list[Record]:
     """So many responses of the best or worst rewards, of one step or (None) of the whole run."""
     statement = _BY_REWARD.format(order="ASC" if kind == "worst" else "DESC")
-    found = [
-        dict(zip(_REWARDED, row, strict=True)) for row in reader.query(statement, step, number)
-    ]
-    for each in found:
-        each["components"] = json.loads(each["components"])
-        each["prompt"] = codec.prompt_of(each["prompt"])
-        each["columns"] = json.loads(each["columns"])
-    return found
+    rows = reader.query(statement, step, number)
+    return [_read(dict(zip(_REWARDED, row, strict=True))) for row in rows]
 
 
 def response(run_dir: Path, reader: TrajectoryReader, trajectory: TrajectoryId) -> Record:
@@ -402,42 +410,43 @@ def response(run_dir: Path, reader: TrajectoryReader, trajectory: TrajectoryId) 
         UserError: there is no such response.
     """
     with reader.one_state():
-        details = reader.details(trajectory)
-        if details is None:
+        rows, segments = reader.query(_RESPONSE, *trajectory), reader.segments(trajectory)
+        found = dict(zip(_OF_RESPONSE, rows[0], strict=True)) if rows else {}
+        if not found or (not segments and found["length"] is None):
             ((count,),) = reader.query("SELECT COUNT(DISTINCT group_id) FROM spans")
             raise UserError(f"{run_dir}: has no trajectory {trajectory}; {count} groups have any")
         learner, flags = _learner(reader, trajectory)
         accepted = _accepted(reader, trajectory)
         siblings = reader.query(_SIBLINGS, trajectory.group)
-        earlier = reader.query(_EARLIER, details.row, details.epoch, trajectory.group)
+        earlier = reader.query(_EARLIER, trajectory.group)
     return {
         "directory": str(run_dir),
         "group": trajectory.group,
         "member": trajectory.member,
-        "row": details.row,
-        "epoch": details.epoch if trajectory.group >= 0 else None,
-        "prompt": codec.prompt_of(details.prompt),
-        "columns": details.columns,
-        "text": details.text,
-        "length": details.length,
-        "reason": details.reason,
-        "reward": details.reward,
-        "components": details.components,
-        "step": None if details.trained is None else details.trained + 1,
-        "ending": details.ending,
-        "ending_reason": details.ending_reason,
+        **_read(found),
         "segments": [
             {name: getattr(each, name) for name in _SEGMENT} | {"observed": each.is_observed}
-            for each in details.segments
+            for each in segments
         ],
-        "tokens": [token for each in details.segments for token in each.tokens] or None,
-        "logprobs": [value for each in details.segments for value in each.logprobs] or None,
+        "tokens": [token for each in segments for token in each.tokens] or None,
+        "logprobs": [value for each in segments for value in each.logprobs] or None,
         "learner_logprobs": learner,
         "flags": flags,
         "accepted": accepted,
         "siblings": [member for (member,) in siblings],
         "earlier": [{"group": group, "epoch": epoch} for group, epoch in earlier],
     }
+
+
+def _read(stored: Record) -> Record:
+    """The same with what is stored as JSON."""
+    components = stored["components"]
+    read = {
+        "prompt": codec.prompt_of(stored["prompt"]),
+        "columns": json.loads(stored["columns"]),
+        "components": None if components is None else json.loads(components),
+    }
+    return stored | read
 
 
 def _learner(

@@ -21,11 +21,9 @@ from rhymeflow.observe.printable import clock, number, printable, table
 from rhymeflow.observe.query import Record
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.schema import EVENTS
-from rhymeflow.suites.metrics import REWARD
 
 _DEEPEST = 3
 """Levels of directories below those that are given."""
-_TRAINED = "SELECT COUNT(*) FROM trajectories WHERE trained IS NOT NULL"
 
 
 def find(directories: Sequence[Path]) -> list[Path]:
@@ -66,12 +64,12 @@ def read(path: Path) -> Record:
         if not attempts:
             raise UserError(f"{path}: the run has not begun")
         config = json.loads(attempts[-1].config)
-        seconds = query.seconds(reader)
+        seconds = reader.last_event()[1]
         state = query.state_of(path, reader)
         summary = query.current_summary(path, seconds)
-        trained = summary["trajectories"] if summary else reader.query(_TRAINED)[0][0]
+        trained = summary["trajectories"] if summary else sum(query.trained(reader).values())
     rows = metrics.read(path)
-    rewards = [row[REWARD] for row in rows.values() if row.get(REWARD) is not None]
+    rewards = [*query.held_out(rows).values()]
     return {
         "path": str(path),
         "recipe": config.get("name", "run"),

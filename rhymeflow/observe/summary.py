@@ -13,22 +13,19 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from rhymeflow.core.events import Evaluated, VersionPublished
-from rhymeflow.core.types import HELD_OUT, Version
+from rhymeflow.core.types import Version
 from rhymeflow.observe import metrics, query
 from rhymeflow.observe.printable import clock, sparkline
-from rhymeflow.store import codec
 from rhymeflow.store.backup import copied
 from rhymeflow.store.damage import open_undamaged
-from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.suites.metrics import figures_of, headlines, metrics_of
+from rhymeflow.utils import disk
 
-FILE = "summary.json"
-
-_TELLING = """SELECT kind, body FROM events WHERE kind IN ('VersionPublished', 'Evaluated')
-    ORDER BY seq"""
-_SECONDS = "SELECT COALESCE((SELECT time FROM events ORDER BY seq DESC LIMIT 1), 0.0)"
+_STEPS = """SELECT COALESCE(MAX(json_extract(body, '$.version')), 0) FROM events
+    WHERE kind = 'VersionPublished'"""
+_ENDINGS = """SELECT COALESCE(ending, 'unfinished'), COUNT(*) FROM groups
+    WHERE suite IS NULL GROUP BY 1"""
 
 
 @dataclass(frozen=True)
@@ -90,14 +87,12 @@ def summarize(run_dir: Path) -> Summary:
         UserError: there is no run in it, or what it says cannot be read.
     """
     with open_undamaged(run_dir / EVENTS) as reader:
-        steps, seconds, evaluations = _fold(reader)
+        ((steps,),) = reader.query(_STEPS)
+        num_events, seconds = reader.last_event()
         staleness, totals = query.staleness(reader), query.totals(reader)
-        ((num_events,),) = reader.query("SELECT COALESCE(MAX(seq), 0) FROM events")
-        endings = reader.query(
-            "SELECT COALESCE(ending, 'unfinished'), COUNT(*) FROM groups"
-            " WHERE suite IS NULL GROUP BY 1"
-        )
+        endings = dict(reader.query(_ENDINGS))
     rows = metrics.read(run_dir)
+    evaluations = query.held_out(rows)
     idle = {part: metrics.mean(rows.values(), f"idle/{part}") for part in ("rollout", "learner")}
     rewards = [row["reward"] for row in rows.values() if row.get("reward") is not None]
     total, count = sum(age * n for age, n in staleness.items()), sum(staleness.values())
@@ -116,7 +111,7 @@ def summarize(run_dir: Path) -> Summary:
         staleness_max=max(staleness, default=None),
         staleness_mean=total / count if count else None,
         staleness=staleness,
-        endings={"consumed": 0, "filtered": 0, "aborted": 0} | dict(endings),
+        endings={"consumed": 0, "filtered": 0, "aborted": 0} | endings,
         idle={part: share for part, share in idle.items() if share is not None},
         drafts=_drafts(totals, rows.values()),
         backup=backup_line(run_dir, num_events, seconds),
@@ -135,19 +130,10 @@ def backup_line(run_dir: Path, num_events: int, seconds: float) -> str | None:
 
 
 def write(run_dir: Path) -> Summary:
-    """Write `summary.json` from the run directory and return what it says.
-
-    It is written beside and renamed, so that it is whole or as it was, also on a full disk.
-    """
+    """Write `summary.json` from the run directory and return what it says."""
     summary = summarize(run_dir)
     text = msgspec.json.format(msgspec.json.encode(asdict(summary)), indent=2)
-    unfinished = run_dir / f"{FILE}.unfinished"
-    try:
-        unfinished.write_bytes(text + b"\n")
-        unfinished.replace(run_dir / FILE)
-    except OSError:
-        unfinished.unlink(missing_ok=True)
-        raise
+    disk.replace(run_dir / query.SUMMARY, text + b"\n")
     return summary
 
 
@@ -161,23 +147,6 @@ def panel(summary: Summary, run_dir: Path) -> Panel:
     grid.add_row("run directory", Text(str(run_dir)))
     grid.add_row("look closer", Text(f"rhymeflow inspect {run_dir}"))
     return Panel(grid, title="done", title_align="left", padding=(0, 1), expand=False)
-
-
-def _fold(reader: TrajectoryReader) -> tuple[Version, float, dict[Version, float]]:
-    """Steps, seconds and held-out rewards. Of the events, whose number grows with the run, only
-    those that tell are decoded.
-    """
-    steps, evaluations = 0, {}
-    for kind, body in reader.query(_TELLING):
-        event = codec.decode(kind, body)
-        if isinstance(event, VersionPublished):
-            steps = max(steps, event.version)
-        elif isinstance(event, Evaluated) and event.suite == HELD_OUT:
-            version = event.version if event.held is None else event.held
-            if event.reward is not None:
-                evaluations[version] = event.reward
-    ((seconds,),) = reader.query(_SECONDS)
-    return steps, seconds, dict(sorted(evaluations.items()))
 
 
 def _evaluations(

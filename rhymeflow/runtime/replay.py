@@ -175,7 +175,7 @@ class _Replay:
 
     def _recorded(self) -> Iterator[tuple[int, list[Command]]]:
         """The commands of the log after the start, by the event upon which they were given."""
-        commands = self._reader.commands_after(self._start.done)
+        commands = self._reader.commands(self._start.done)
         for event, found in groupby(commands, key=lambda recorded: recorded.event):
             yield event, [recorded.command for recorded in found]
 

@@ -105,28 +105,6 @@ class TrajectoryRecord:
     observed: list[bool]
 
 
-@dataclass(frozen=True, slots=True)
-class TrajectoryDetails:
-    """Everything that is stored about one response, for people; what is not there yet is `None`."""
-
-    trajectory: TrajectoryId
-    row: int
-    epoch: int
-    prompt: str
-    columns: dict[str, Any]
-    segments: list[StoredSegment]
-    length: int | None
-    reason: FinishReason | None
-    text: str | None
-    reward: float | None
-    components: dict[str, float] | None
-    trained: Version | None
-    """The batch it was trained on in."""
-    ending: str | None
-    ending_version: Version | None
-    ending_reason: str | None
-
-
 class TrajectoryReader:
     """A read-only view of a run's `events.db`."""
 
@@ -158,15 +136,10 @@ class TrajectoryReader:
         for seq, time, kind, body in self._rows("seq, time, kind, body", "events", first):
             yield Recorded(seq, time, codec.decode(kind, body))
 
-    def commands(self) -> Iterator[RecordedCommand]:
-        """What was commanded, from the beginning, in order; see `events`."""
-        return self.commands_after(0)
-
-    def commands_after(self, event: int) -> Iterator[RecordedCommand]:
-        """What was commanded upon later events than the one of this number."""
-        first = 1
-        if event:  # the numbers of events rise with those of commands, which alone have an index
-            first = 1 + self.last_command_upto(event)
+    def commands(self, after: int = 0) -> Iterator[RecordedCommand]:
+        """What was commanded upon later events than the one of this number, in order."""
+        # The numbers of events rise with those of commands, which alone have an index.
+        first = 1 + self.last_command_upto(after)
         for seq, event, kind, body in self._rows("seq, event, kind, body", "commands", first):
             yield RecordedCommand(seq, event, codec.decode(kind, body))
 
@@ -188,36 +161,28 @@ class TrajectoryReader:
             return [
                 self._record(TrajectoryId(group, member), prompt)
                 for group, chosen in zip(groups, members, strict=True)
-                for prompt in [self._prompt_tokens(group)]
+                for prompt in [self.prompt_tokens(group)]
                 for member in chosen
             ]
 
-    def details(self, trajectory: TrajectoryId) -> TrajectoryDetails | None:
-        """Return what is stored about one response, `None` if nothing is."""
-        group = self.query(
-            "SELECT row, epoch, prompt, columns, ending, ending_version, ending_reason"
-            " FROM groups WHERE group_id = ?",
-            trajectory.group,
-        )
-        segments = _joined(self._segments(trajectory)) or self._pruned(trajectory)
-        finished = self.query(
-            "SELECT length, reason, text, reward, components, trained FROM trajectories"
-            " WHERE group_id = ? AND member = ?",
-            *trajectory,
-        )
-        if not group or not (segments or finished):
-            return None
-        row, epoch, prompt, columns, *ending = group[0]
-        length, reason, text, reward, components, trained = finished[0] if finished else (None,) * 6
-        components = json.loads(components) if components else None
-        response = segments, length, reason, text, reward, components, trained
-        return TrajectoryDetails(
-            trajectory, row, epoch, prompt, json.loads(columns), *response, *ending
-        )
+    def segments(self, trajectory: TrajectoryId) -> list[StoredSegment]:
+        """What is stored of a response's tokens, in one piece where one instance generated them
+        under one version; without tokens where these were deleted."""
+        return _joined(self._segments(trajectory)) or self._pruned(trajectory)
+
+    def prompt_tokens(self, group: GroupId) -> list[int] | None:
+        """The tokens of a group's prompt; None: it is not stored."""
+        found = self.query("SELECT prompt_tokens FROM groups WHERE group_id = ?", group)
+        return _unpacked(found[0][0], "<i4") if found else None
 
     def query(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Rows of one SQL statement over the tables and views of `schema`."""
         return self._connection.execute(statement, values).fetchall()
+
+    def last_event(self) -> tuple[int, float]:
+        """Number and time of the last one; 0 of both if there is none."""
+        found = self.query("SELECT seq, time FROM events ORDER BY seq DESC LIMIT 1")
+        return found[0] if found else (0, 0.0)
 
     def last_command_upto(self, event: int) -> int:
         """The greatest number of a command that was given upon this event or an earlier one."""
@@ -248,13 +213,9 @@ class TrajectoryReader:
                 min(start + ROWS_AT_ONCE - 1, last),
             )
 
-    def _prompt_tokens(self, group: GroupId) -> list[int]:
-        found = self.query("SELECT prompt_tokens FROM groups WHERE group_id = ?", group)
-        if not found:
-            raise IncompleteBatch(f"group {group}: its prompt is not stored")
-        return _unpacked(found[0][0], "<i4")
-
-    def _record(self, trajectory: TrajectoryId, prompt_ids: list[int]) -> TrajectoryRecord:
+    def _record(self, trajectory: TrajectoryId, prompt_ids: list[int] | None) -> TrajectoryRecord:
+        if prompt_ids is None:
+            raise IncompleteBatch(f"group {trajectory.group}: its prompt is not stored")
         found = self.query(
             "SELECT length, reason, reward, components FROM trajectories"
             " WHERE group_id = ? AND member = ?",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -61,11 +60,24 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def replace(path: Path, data: bytes) -> None:
+    """Write a file, which is whole or as it was, also on a full disk."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    try:
+        unfinished.write_bytes(data)
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
 def fault_of(error: BaseException, run_dir: Path, path: Path | None = None) -> StorageError | None:
     """What to say of `error` if it is a fault of the disk that has `run_dir`, else `None`.
 
     `path`: what was written, where the error does not say.
     """
+    import sqlite3  # the controller loads no database
+
     if isinstance(error, StorageError):
         return error
     if isinstance(error, sqlite3.Error):

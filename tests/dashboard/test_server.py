@@ -14,7 +14,6 @@ from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.serve import listening, named, newest
 from rhymeflow.dashboard.server import COOKIE, STATIC
 from rhymeflow.errors import UserError
-from rhymeflow.observe.metrics import Columns
 from tests.dashboard.conftest import TOKEN, Client, damage, serving
 from tests.export.made import MadeRun
 from tests.observe.runs import begun, group, make_run, segment, stored
@@ -237,25 +236,7 @@ def test_a_store_that_cannot_be_read_is_one_line(client: Client, run_dir: Path) 
         assert "events.db: no such file" in client.problem(f"runs/a-run{path}"), path
 
 
-# -- metrics, names, addresses ---------------------------------------------------------------------
-
-
-def test_metrics_are_read_as_they_come(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    columns = Columns(path)
-    assert columns.read(["a"]) == {"a": []}
-    path.write_text('{"step": 1, "a": 1.5}\n{"step": 2, "b": 3')
-    assert columns.read(["a", "b"]) == {"a": [1.5], "b": [None]}
-    with path.open("a") as file:
-        file.write('}\n{"step": 3, "a": null}\n')
-    assert columns.read(["step", "a", "b"]) == {
-        "step": [1, 2, 3], "a": [1.5, None, None], "b": [None, 3, None],
-    }  # fmt: skip
-    path.write_text('{"step": 1, "a": 2.5}\n')  # a resumed run takes rows out
-    assert columns.read(["a"]) == {"a": [2.5]}
-    path.write_text('{"step": 1, "a": 2.5}\n{nonsense}\n')
-    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2: is not JSON"):
-        columns.read(["a"])
+# -- names, addresses ------------------------------------------------------------------------------
 
 
 def test_runs_have_names_that_tell_them_apart(tmp_path: Path) -> None:

@@ -73,6 +73,22 @@ def test_a_foreign_line_is_named(tmp_path, line, message):
         metrics.read(tmp_path)
 
 
+def test_rows_are_read_as_they_come(tmp_path):
+    path, followed = tmp_path / "metrics.jsonl", metrics.Followed(tmp_path)
+    assert followed.rows() == []
+    path.write_text('{"step": 1, "a": 1.5}\n{"step": 2, "b": 3')
+    assert followed.rows() == [{"step": 1, "a": 1.5}]
+    with path.open("a") as file:
+        file.write('}\n{"step": 3, "a": null}\n')
+    assert followed.rows()[1:] == [{"step": 2, "b": 3}, {"step": 3, "a": None}]
+    path.write_text('{"step": 1, "a": 2.5}\n')  # a resumed run takes rows out
+    assert followed.rows() == [{"step": 1, "a": 2.5}]
+    path.write_text('{"step": 1, "a": 2.5}\n{nonsense}\n')
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"metrics\.jsonl, line 2: is not JSON"):
+            followed.rows()
+
+
 def test_tensorboard_has_the_same_numbers_and_not_what_a_resumed_run_does_again(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -9,7 +9,7 @@ import json
 import pytest
 from rich.console import Console
 
-from rhymeflow.core.events import Evaluated, VersionPublished
+from rhymeflow.core.events import VersionPublished
 from rhymeflow.errors import UserError
 from rhymeflow.observe import summary
 from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -72,8 +72,9 @@ def test_summary_of_a_run_that_did_nothing(tmp_path):
 )
 def test_only_what_was_measured_is_said_to_be_after(tmp_path, versions, after, said):
     with stored(tmp_path) as store:
-        store.record(1.0, [Evaluated("rollout-0", each, 0.25 + each) for each in versions])
         store.record(2.0, [VersionPublished(3, "")])
+    rows = [json.dumps({"step": each, "eval/reward": 0.25 + each}) for each in versions]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*rows, ""]))
     found = summary.summarize(tmp_path)
     assert (found.eval_reward_before, found.eval_reward_after) == (0.25, after)
     assert dict(summary._lines(found))["held-out reward"] == said

@@ -107,7 +107,7 @@ def test_everything_that_looks_at_runs_can_look_at_it(tmp_path: Path) -> None:
     result = recorded(tmp_path / "run", **TURNS)
     seen = Run(tmp_path / "run", "run")
     with seen.reader() as reader:
-        overview = query.overview(seen.directory, reader, seen.columns)
+        overview = query.overview(seen.directory, reader, seen.metrics.rows())
     assert (overview["steps"], overview["ended"], overview["bound"]) == (6, True, 2)
     assert overview["endings"]["consumed"] == 24
     found = time_view.found(seen)

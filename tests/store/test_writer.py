@@ -299,26 +299,6 @@ def test_segments_delivered_again_in_any_order_are_stored_once(tmp_path, data):
     store.close()
 
 
-def test_details_of_a_response_on_its_way_and_of_one_that_ended(store, path):
-    put_group(store, 0)
-    segment(store, TrajectoryId(0, 0), [1], version=4)
-    put_trajectory(store, 0, 1)
-    store.commit()
-    reader = TrajectoryReader(path)
-    on_its_way = reader.details(TrajectoryId(0, 0))
-    assert [s.version for s in on_its_way.segments] == [4]
-    assert (on_its_way.length, on_its_way.reward, on_its_way.ending) == (None, None, None)
-    store.put_ending(0, "aborted", version=3, reason="reward failed")
-    store.commit()
-    ended = reader.details(TrajectoryId(0, 1))
-    assert (ended.row, ended.columns, ended.prompt) == (100, {"answer": 0}, "prompt 0")
-    assert (ended.text, ended.reward, ended.components) == ("text", 0.5, {"f": 0.5})
-    assert (ended.ending, ended.ending_version) == ("aborted", 3)
-    assert ended.ending_reason == "reward failed"
-    assert reader.details(TrajectoryId(0, 2)) is None
-    assert reader.details(TrajectoryId(9, 0)) is None
-
-
 def test_members_that_a_consumed_group_did_not_need_count_as_aborted(store, path):
     for group in (0, 1, 2):
         put_group(store, group)
@@ -339,7 +319,6 @@ def test_members_that_a_consumed_group_did_not_need_count_as_aborted(store, path
     ]
     found = reader.query("SELECT group_id, member, version, first_version, staleness FROM trained")
     assert found == [(0, 1, 3, 0, 3)]
-    assert [reader.details(TrajectoryId(0, m)).trained for m in range(3)] == [None, 3, None]
 
 
 @pytest.mark.parametrize(
