@@ -20,9 +20,8 @@ from rhymeflow.config import Config, RewardFunction
 from rhymeflow.data.encode import Tokenizer, Tools
 from rhymeflow.data.files import check_source
 from rhymeflow.data.generators import is_generator
-from rhymeflow.data.load import check_sources
+from rhymeflow.data.load import RunPrompts, check_sources
 from rhymeflow.data.prompts import PromptSource
-from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.engine.vllm.installed import check_installed
 from rhymeflow.errors import UserError
 from rhymeflow.models.files import check_files

@@ -24,8 +24,8 @@ from rhymeflow.config.load import dump_config, read_config
 from rhymeflow.core import commands as c
 from rhymeflow.core import events as e
 from rhymeflow.core.types import TrajectoryId
+from rhymeflow.data.load import RunPrompts
 from rhymeflow.data.prompts import Prompt
-from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.data.stream import PromptStream
 from rhymeflow.observe import metrics
 from rhymeflow.runtime import event_log

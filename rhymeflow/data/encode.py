@@ -1,7 +1,7 @@
 """From a prompt to the tokens the policy is given.
 
-One text, tokenized once, from the first system message to the beginning of the answer; nothing is
-cut or lost, and it begins with one beginning of sequence at most and does not end with one's end.
+One text, tokenized once, from the first system message to the beginning of the answer. Nothing is
+cut or lost; it begins with one beginning of sequence at most, and does not end with one's end.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from rhymeflow.config import DataConfig
 from rhymeflow.data.prompts import Message, Prompt
@@ -17,24 +17,11 @@ from rhymeflow.data.template import TemplateError, left_to_begin, marks, rendere
 from rhymeflow.data.token_ids import TokenIds, Unwritable
 from rhymeflow.errors import UserError
 
-
-class Tokenizer(Protocol):
-    """What is asked of a Hugging Face tokenizer."""
-
-    chat_template: Any
-
-    def __call__(self, text: str, /, *, add_special_tokens: bool) -> Any:
-        """Return a mapping with `input_ids`."""
-
-    def decode(self, ids: list[int], /, *, skip_special_tokens: bool) -> Any:
-        """Return the text."""
-
-    def apply_chat_template(self, conversation: Any, /, **options: Any) -> Any:
-        """Return the conversation as one text."""
-
+Tokenizer = Any
+"""A Hugging Face tokenizer."""
 
 Schema = dict[str, Any]
-"""Of a tool, as a chat template takes it."""
+"""Of a tool, as `apply_chat_template(tools=...)` takes it."""
 
 Tools = list[Schema] | dict[str, list[Schema]] | None
 """Of all rows, or by what stands in their column `environment`; None: there are none."""
@@ -46,9 +33,6 @@ class PromptEncoder:
 
     A prompt whose last message is the assistant's is continued there. `room`: tokens that the
     model's context leaves for a prompt, if that is looked at. `tools`: for the template to tell.
-
-    Raises:
-        UserError: the configuration asks for a chat model and the tokenizer has no template.
     """
 
     def __init__(
@@ -68,9 +52,7 @@ class PromptEncoder:
     def encode(self, prompt: Prompt, tools: list[Schema] | None = None) -> list[int]:
         """Return the prompt's token ids, at least one. `tools`: of this prompt alone.
 
-        Raises:
-            UserError: the prompt does not fit the chat template, or is longer than
-                `data.max_prompt_length` or the model's context allow.
+        `UserError` if it does not fit the chat template, or is too long.
         """
         is_rendered = self.wraps(prompt.prompt)
         text = self._rendered(prompt, tools) if is_rendered else self._bare(prompt)
@@ -200,11 +182,7 @@ def _is_in(content: str, text: str) -> bool:
 
 def messages_of(prompt: Prompt, config: DataConfig) -> list[Message]:
     """Return what the chat template is given of a prompt: text is a message of the user's, and
-    before it come `data.system_prompt` and `data.few_shot`.
-
-    Raises:
-        UserError: the prompt has a system message, and the configuration too.
-    """
+    before it come `data.system_prompt` and `data.few_shot`."""
     messages = prompt.prompt
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]

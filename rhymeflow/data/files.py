@@ -1,7 +1,6 @@
 """Rows of a file (CSV, TSV, JSON, JSONL, Parquet) or a directory saved by Hugging Face `datasets`.
 
-Every row carries its line, or its number from 0; what cannot be read is a `UserError` that names
-the place. Values of CSV and TSV are text.
+Every row carries its line, or its number from 0. Values of CSV and TSV are text.
 """
 
 from __future__ import annotations
@@ -32,15 +31,7 @@ COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 
 def read_rows(path: Path, field: str) -> list[Row]:
-    """Read all rows.
-
-    Args:
-        path: the file or directory.
-        field: the configuration's field it was named in, for messages.
-
-    Raises:
-        UserError: no such file, an unknown kind of file, no rows, or a row that cannot be read.
-    """
+    """Read all rows, at least one; `field` of the configuration named the path."""
     check_source(path, field)
     kind = _kind(path)
     if path.is_dir():
@@ -55,11 +46,7 @@ def read_rows(path: Path, field: str) -> list[Row]:
 
 
 def check_source(path: Path, field: str) -> None:
-    """Look whether there is such a file of a kind that can be read; opens nothing.
-
-    Raises:
-        UserError: it is not there, or of another kind.
-    """
+    """Look whether there is such a file of a kind that can be read; opens nothing."""
     if not path.exists():
         is_of_hub = str(path).count("/") == 1 and not path.suffix
         hint = "; a dataset of the Hugging Face hub is fetched with `datasets` and saved by "
@@ -164,26 +151,12 @@ def _row(where: str, value: Any) -> Row:
 
 def _parsed(text: str, where: str, is_document: bool = False) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_object)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+        return json.loads(text)
     except json.JSONDecodeError as error:
         line = f":{error.lineno}" if is_document else ""
         raise UserError(f"{where}{line}: no JSON: {error.msg} at column {error.colno}") from None
-    except RecursionError:
-        raise UserError(f"{where}: JSON nested too deeply") from None
-    except ValueError:
-        raise UserError(
-            f"{where}: a number has too many digits to be read; give it as text"
-        ) from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    for name in values if len(values) < len(pairs) else ():
-        if len(given := [shown(each) for other, each in pairs if other == name]) > 1:
-            raise UserError(f"{name!r} stands twice in an object, as {' and as '.join(given)}")
-    return values
+    except (ValueError, RecursionError) as error:  # too many digits, nested too deeply
+        raise UserError(f"{where}: JSON cannot be read: {error}") from None
 
 
 def _decoded(contents: bytes, where: str) -> str:

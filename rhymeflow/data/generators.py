@@ -1,8 +1,8 @@
 """Problems that are generated, not read: reasoning-gym's datasets, the tasks of recipes, and the
 solved problems that their checkpoints were taught.
 
-The same name, options, seed and numbers give the same problems; held-out problems are distinct from
-each other and from every training problem, by prompt.
+The same name, options, seed and numbers give the same problems. Those held out differ, by prompt,
+from each other and from every training problem.
 """
 
 from __future__ import annotations
@@ -36,11 +36,7 @@ def is_generator(source: str) -> bool:
 def generate(
     source: str, options: dict[str, Any], seed: int, num_train: int, num_held_out: int, field: str
 ) -> tuple[list[Row], list[Row]]:
-    """Make training problems and further, distinct ones to hold out.
-
-    Raises:
-        UserError: unknown generator, refused options, or too few distinct problems.
-    """
+    """Make training problems and further, distinct ones to hold out."""
     attempts = ATTEMPTS_PER_PROBLEM * num_held_out
     make = _of_gym if source.startswith("reasoning_gym:") else _of_task
     rows = make(source, options, seed, num_train, attempts, field)
@@ -63,14 +59,9 @@ def generate(
 
 
 def task_module(name: str, field: str) -> ModuleType:
-    """Import the task of a recipe: `recipes/NAME/task.py`, or `recipes/NAME.py`.
-
-    Raises:
-        UserError: there is no such recipe, or it has no task.
-    """
-    return _of_recipe(
-        name, field, (f"{name}.task", name), "problems", f"task (recipes/{name}/task.py)"
-    )
+    """Import the task of a recipe: `recipes/NAME/task.py`, or `recipes/NAME.py`."""
+    what = f"task (recipes/{name}/task.py)"
+    return _of_recipe(name, field, (f"{name}.task", name), "problems", what)
 
 
 def _of_recipe(
@@ -93,11 +84,7 @@ def _of_recipe(
 
 def reasoning_gym(needed_for: str) -> ModuleType:
     """Import reasoning-gym, also without pycosat, which needs a C compiler to be installed: then
-    the one of its hundred datasets that uses it is refused.
-
-    Raises:
-        UserError: it, or what it needs, is not installed.
-    """
+    the one of its hundred datasets that uses it is refused."""
     if "pycosat" not in sys.modules and importlib.util.find_spec("pycosat") is None:
         sys.modules["pycosat"] = _pycosat_that_is_missing()
     try:

@@ -1,17 +1,27 @@
-"""From `DataConfig` to the prompts to train on and the prompts to hold out.
+"""From `DataConfig` to what a run trains on, and what it holds out.
 
-The same configuration and seed give the same prompts; no row of a file is in both parts.
+The same configuration, seed and tokenizer give the same prompts in the same order; no row of a file
+is in both parts.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
-from rhymeflow.config import DataConfig
+import msgspec
+import xxhash
+
+from rhymeflow.config import Config, DataConfig
+from rhymeflow.data.encode import PromptEncoder, Tokenizer, Tools
 from rhymeflow.data.files import check_source, read_rows
 from rhymeflow.data.generators import generate, is_generator
-from rhymeflow.data.prompts import PromptSource, Row, checked
+from rhymeflow.data.prompts import PromptSource, Row, checked, kind_of
+from rhymeflow.data.stream import MixedStream, PromptStream
 from rhymeflow.errors import UserError
+
+LOOKED_AT = 10_000
+"""Prompts whose length is looked at before a run begins: about a second. Others in their turn."""
 
 GENERATED_COLUMN = "prompt"
 """`data.prompt_column` is about files; generators call it this."""
@@ -27,12 +37,78 @@ EVAL_SHARE = 10
 """Then, of a file's rows that are not trained on for it, at most one in so many."""
 
 
-def load_prompts(config: DataConfig, seed: int) -> tuple[PromptSource, PromptSource]:
-    """Return (training prompts, held-out prompts); the second is empty if `eval_size` is 0.
+class RunPrompts(NamedTuple):
+    """The prompts of a run."""
 
-    Raises:
-        UserError: the source, its rows or the numbers are wrong.
-    """
+    train: PromptSource
+    stream: PromptStream | MixedStream
+    """`train` in the order in which prompts are requested."""
+    encoder: PromptEncoder
+    held_out: PromptSource
+
+    @classmethod
+    def none(cls) -> RunPrompts:
+        """Of a run that trains on nothing: nobody asks for a prompt."""
+        return cls([], None, None, [])  # type: ignore[arg-type]
+
+    @classmethod
+    def load(
+        cls, config: Config, tokenizer: Tokenizer, max_length: int, tools: Tools = None
+    ) -> RunPrompts:
+        """Read what the configuration names, and look whether prompts fit the model's context of
+        `max_length` tokens; `tools` are told to the chat template."""
+        room = max_length - config.rollout.max_completion_length
+        if room <= 0:
+            raise UserError(
+                f"rollout.max_completion_length = {config.rollout.max_completion_length} leaves "
+                f"no room for a prompt in the model's context of {max_length} tokens"
+            )
+        encoder = PromptEncoder(tokenizer, config.data, room, tools)
+        train, held_out = load_prompts(config.data, config.run.seed)
+        for row in range(min(len(train), LOOKED_AT)):
+            encoder.encode(train[row])
+        return cls(train, _stream(train, config), encoder, held_out)
+
+
+def _stream(train: PromptSource, config: Config) -> PromptStream | MixedStream:
+    """The order of prompts, of one kind or of several that have shares."""
+    classes, seed, shuffle = config.environment.classes, config.run.seed, config.data.shuffle
+    shares = [each.share for each in classes if each.share is not None]
+    if len(shares) < 2:
+        return PromptStream(train, seed, shuffle)
+    names = [each.reward_name for each in classes]
+    kinds: list[list[int]] = [[] for _ in names]
+    for row in range(len(train)):
+        kinds[kind_of(names, train[row].columns, train[row].where)].append(row)
+    for name, rows in zip(names, kinds, strict=True):
+        if not rows:
+            raise UserError(f"environment.classes: {name} has a share, and no row of the data")
+    return MixedStream(train, kinds, shares, seed, shuffle)
+
+
+def digest(prompts: PromptSource) -> str:
+    """How many rows, and 32 hexadecimal digits of what they are."""
+    encode = msgspec.msgpack.Encoder(order="deterministic").encode
+    content = xxhash.xxh3_128()
+    for row in range(len(prompts)):
+        content.update(encode((prompts[row].prompt, prompts[row].columns)))
+    return f"{len(prompts)} {content.hexdigest()}"
+
+
+def check_same(what: str, source: str, before: str, now: str) -> None:
+    """Raise `UserError` unless rows of `source` are as they were, by their digests."""
+    if now == before:
+        return
+    was, are = (each.partition(" ")[0] for each in (before, now))
+    count = f"{are} rows instead of {was}" if was != are else f"other content in its {was} rows"
+    raise UserError(
+        f"{what}: {source} has {count} since the run began, which goes on by their numbers: "
+        "put back what was there, or begin a new run with a checkpoint of this one as --model.name"
+    )
+
+
+def load_prompts(config: DataConfig, seed: int) -> tuple[PromptSource, PromptSource]:
+    """Return (training prompts, held-out prompts); the second is empty if `eval_size` is 0."""
     train, held_out = load_rows(config, seed)
     column, eval_column = (
         GENERATED_COLUMN if is_generator(source) else config.prompt_column
@@ -42,11 +118,7 @@ def load_prompts(config: DataConfig, seed: int) -> tuple[PromptSource, PromptSou
 
 
 def load_rows(config: DataConfig, seed: int) -> tuple[list[Row], list[Row]]:
-    """The same rows as they were read, whatever their columns are.
-
-    Raises:
-        UserError: the source or the numbers are wrong, or a row cannot be read.
-    """
+    """The same rows as they were read, whatever their columns are."""
     _check_numbers(config)
     source, eval_source = config.source, config.eval_source
     is_apart = eval_source not in (None, source)
@@ -75,8 +147,7 @@ def check_sources(config: DataConfig) -> None:
 
 
 def _check_numbers(config: DataConfig) -> None:
-    """How many problems a generator is asked for is known, and can be made in reasonable time;
-    files are given no options."""
+    """A generator is told how many problems, not too many; files are given no options."""
     if config.options and not any(map(is_generator, (config.source, config.eval_source or ""))):
         raise UserError(
             f"data.options: {', '.join(config.options)} given, but {config.source} is a file; "

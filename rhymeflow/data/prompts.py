@@ -1,8 +1,7 @@
 """A prompt, and the check that turns one row of data into one.
 
-A `Prompt` that came through `checked` has a non-empty text or a well-formed list of messages, and
-columns that survive the way to a reward process unchanged: text, numbers, booleans, None, and lists
-and string-keyed mappings of these.
+A `Prompt` that came through `checked` has text or a well-formed list of messages, and columns of
+JSON's types, which reach a reward process unchanged.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import datetime
 import decimal
 import math
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,12 +56,7 @@ class PromptSource(Protocol):
 
 
 def checked(rows: Iterable[Row], prompt_column: str) -> list[Prompt]:
-    """Check rows and number them from 0.
-
-    Raises:
-        UserError: a row lacks the prompt, or holds something that is no prompt or cannot reach a
-            reward function; the message starts with the row's place.
-    """
+    """Check rows and number them from 0; a `UserError` starts with the row's place."""
     return [_checked(index, row, prompt_column) for index, row in enumerate(rows)]
 
 
@@ -105,7 +99,7 @@ def _message(value: Any, where: str) -> Message:
     # Parquet gives every message of a file the same keys, absent ones as None.
     message = {key: entry for key, entry in value.items() if entry is not None}
     if message.get("role") == "assistant" and "tool_calls" in message:
-        calls = tool_calls(message["tool_calls"], where)
+        calls = _tool_calls(message["tool_calls"], where)
         message = {"content": "", **message, "tool_calls": calls}
     for key in ("role", "content"):
         if key not in message:
@@ -116,13 +110,9 @@ def _message(value: Any, where: str) -> Message:
     return checked
 
 
-def tool_calls(value: Any, where: str) -> list[dict[str, Any]]:
+def _tool_calls(value: Any, where: str) -> list[dict[str, Any]]:
     """Return calls as chat templates take them: arguments that are JSON text, as OpenAI has them,
-    become mappings. Each is {"function": {"name", "arguments"}}, or flat, {"name", "arguments"}.
-
-    Raises:
-        UserError: they are something else.
-    """
+    become mappings. Each is {"function": {"name", "arguments"}}, or flat, {"name", "arguments"}."""
     if not isinstance(value, list | tuple) or not value:
         raise UserError(f"{where}: 'tool_calls' should be a list of calls, is {shown(value)}")
     calls = []
@@ -159,6 +149,19 @@ def _with_ground_truth(values: dict[str, Any], where: str) -> dict[str, Any]:
             f"{shown(values['ground_truth'])} and {shown(truth)}"
         )
     return values | {"ground_truth": truth}
+
+
+def kind_of(names: Sequence[str], columns: Mapping[str, Any], where: str) -> int:
+    """Return the index of the environment, one of `names`, that answers a row with these columns.
+    Where there are several, the column `environment` names it."""
+    if len(names) < 2:
+        return 0
+    named = columns.get("environment")
+    if named not in names:
+        is_there = "environment" in columns
+        what = f"column 'environment' is {named!r}" if is_there else "no column 'environment'"
+        raise UserError(f"{where}: {what}, should name one of {', '.join(names)}")
+    return names.index(named)
 
 
 def opened(prompt: str | list[Message], text: str) -> str | list[Message]:
@@ -228,11 +231,6 @@ def _as_json(value: Any) -> Any:
         return value.total_seconds()
     if isinstance(value, decimal.Decimal | uuid.UUID):
         return str(value)
-    if isinstance(value, set | frozenset):
-        try:
-            return sorted(value)
-        except TypeError:  # in no order that is the same everywhere
-            return value
     if isinstance(value, str):  # a subclass
         return str.__str__(value)
     if isinstance(value, _TIMES) or hasattr(value, "isoformat"):  # of pandas

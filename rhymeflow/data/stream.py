@@ -1,8 +1,7 @@
 """The order in which prompts are requested.
 
 `at(number)` is a pure function of (rows, shares, seed, shuffle, number), so a run is resumed by one
-integer; each epoch has every row exactly once. The order is made of hashes written out here, so it
-does not change with the version of any random number library.
+integer. The order is made of hashes, so it does not change with a library of random numbers.
 """
 
 from __future__ import annotations
@@ -16,19 +15,12 @@ from rhymeflow.data.prompts import Prompt, PromptSource
 
 
 class PromptStream:
-    """An endless sequence of prompts: epoch after epoch, each in an order of its own.
-
-    Args:
-        source: at least one prompt.
-        seed: of the run; two seeds give unrelated orders.
-        shuffle: `False` keeps the source's order in every epoch.
-    """
+    """An endless sequence of prompts: epoch after epoch of every row once, each in an order of its
+    own, or without `shuffle` in the source's."""
 
     def __init__(self, source: PromptSource, seed: int, shuffle: bool) -> None:
         assert len(source) > 0, "no prompts"
-        self._source = source
-        self._seed = seed
-        self._shuffle = shuffle
+        self._source, self._seed, self._shuffle = source, seed, shuffle
         self._epoch = -1
         self._order: list[int] = []
 
@@ -62,12 +54,8 @@ class MixedStream:
     """An endless sequence of prompts of several kinds, each of which goes through its own rows,
     epoch after epoch.
 
-    Args:
-        source: all prompts.
-        kinds: of each kind the rows that are of it, at least one.
-        shares: of each kind, how many of the prompts are to be of it, relative to the others.
-        seed: of the run.
-        shuffle: `False` keeps each kind's order in every epoch.
+    `kinds` has the rows of each kind, at least one, and `shares` how many of the prompts are to be
+    of it, relative to the others.
     """
 
     def __init__(

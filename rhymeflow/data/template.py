@@ -26,11 +26,7 @@ def rendered(
     variables: Mapping[str, Any] = NOTHING,
 ) -> str:
     """Return the conversation as the template writes it, with the beginning of an answer where it
-    `opens`. `continues`: its last message is to be that beginning. `variables`: of the template.
-
-    Raises:
-        TemplateError: the template refuses it, fails, or leaves that beginning out.
-    """
+    `opens`. `continues`: its last message is to be that beginning. `variables`: of the template."""
     import jinja2  # the tokenizer's template engine, which is what the error below is of
 
     try:

@@ -1,8 +1,5 @@
-"""From text to token ids, and nothing of the text is lost.
-
-Every character that is no blank has part in a token, or there is an `Unwritable`; what the
-tokenizer puts around a text by itself is put before it at most. No id is beyond the model's
-embeddings, if `num_embeddings` of the tokenizer says how many there are.
+"""From text to token ids: every character that is no blank has part in a token, and no id is beyond
+the model's embeddings (`num_embeddings` of the tokenizer, if it says), or there is an `Unwritable`.
 """
 
 from __future__ import annotations
@@ -28,11 +25,7 @@ class TokenIds:
         self._tokenizer = tokenizer
 
     def __call__(self, text: str) -> list[int]:
-        """Return the ids, without any that the tokenizer adds.
-
-        Raises:
-            Unwritable: a character would be lost, or the model has no such token.
-        """
+        """Return the ids, without any that the tokenizer adds."""
         ids, lost = self._encoded(text, looks=self._loses)
         if lost is not None:
             raise Unwritable(f"the model's tokenizer has no token for the character {lost!r}")

@@ -1,8 +1,7 @@
 """Environments: what answers the policy between its turns, run without trusting it.
 
 `Environment` is what a user writes; classes with tools for methods, as in TRL, and plain functions
-do as well. `tool_schemas` says what the policy is told of tools. Importing this
-loads no torch.
+do as well. Importing this loads no torch.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 from rhymeflow.config import Config
 from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import PromptEncoder, Tools
-from rhymeflow.data.prompts import PromptSource
+from rhymeflow.data.prompts import PromptSource, kind_of
 from rhymeflow.environments.base import Environment as Environment
 from rhymeflow.environments.base import Message as Message
 from rhymeflow.suites.suite import RUN, environment_sections, of_run, uses_environments
@@ -22,11 +21,7 @@ from rhymeflow.utils.user_modules import check_file, names_file
 def tool_schemas(config: Config) -> Tools:
     """Return what the policy is told of its tools, as `PromptEncoder` takes it.
 
-    None: there are none. A mapping, where there are several classes: by name, as the column
-    `environment` gives it. Imports the user's classes and tools, and, if there are any, torch.
-
-    Raises:
-        UserError: one cannot be imported, or of a tool not enough is said.
+    Imports the user's classes and tools, and, if there are any, torch.
     """
     from rhymeflow.environments.kinds import load_kinds
 
@@ -61,11 +56,7 @@ def tool_schemas_apart(config: Config) -> dict[SuiteName, Tools]:
 
 
 def check_names(config: Config) -> None:
-    """Look whether there are files that define the classes and tools; runs nothing of them.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Look whether there are files that define the classes and tools; runs nothing of them."""
     sections = environment_sections(config).values()
     classes = [each.environment for section in sections for each in section.classes]
     for what, specs in (("environment", classes), ("tool", config.environment.tools)):
@@ -75,11 +66,7 @@ def check_names(config: Config) -> None:
 
 def check_calls(config: Config, tokenizer: Any, prompts: PromptSource, tools: Tools) -> None:
     """Look whether calls of these tools are read as the chat template writes them, if prompts go
-    through it. Answers of environments without tools are looked at where they run.
-
-    Raises:
-        UserError: they are not, or the template does more than append.
-    """
+    through it. Answers of environments without tools are looked at where they run."""
     from rhymeflow.environments.rendering import ChatRenderer
 
     schemas = tools.values() if isinstance(tools, dict) else [tools]
@@ -90,13 +77,7 @@ def check_calls(config: Config, tokenizer: Any, prompts: PromptSource, tools: To
 
 
 def check_rows(config: Config, prompts: PromptSource, count: int) -> None:
-    """Look whether the first `count` rows name their environments, where there are several.
-
-    Raises:
-        UserError: one does not.
-    """
-    from rhymeflow.environments.kinds import kind_of
-
+    """Look whether the first `count` rows name their environments, where there are several."""
     names = [each.reward_name for each in config.environment.classes]
     if len(names) < 2:
         return  # a generator would make its prompts for nothing

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-Message = dict[str, Any]
-"""`{"role": ..., "content": ...}`."""
+from rhymeflow.data.prompts import Message
 
 
 class Environment:

@@ -15,10 +15,11 @@ from typing import Any, Literal
 
 from rhymeflow.config import Config, EnvironmentConfig
 from rhymeflow.core.types import SuiteName
-from rhymeflow.data.encode import PromptEncoder
+from rhymeflow.data.encode import PromptEncoder, Schema
 from rhymeflow.data.generators import derived_seed
+from rhymeflow.data.prompts import kind_of
 from rhymeflow.environments.episode import Episode
-from rhymeflow.environments.kinds import kind_of, load_kinds
+from rhymeflow.environments.kinds import load_kinds
 from rhymeflow.environments.live import imported
 from rhymeflow.environments.messages import (
     Answer,
@@ -31,7 +32,6 @@ from rhymeflow.environments.messages import (
     Step,
 )
 from rhymeflow.environments.rendering import ChatRenderer, TextRenderer, Unrenderable
-from rhymeflow.environments.tools import Schema
 from rhymeflow.pool import Message, Pool, Refused, Task
 from rhymeflow.suites.suite import RUN
 from rhymeflow.utils.described import shown
@@ -133,8 +133,7 @@ class EpisodeTask(Task):
     def observed(self) -> list[int] | End:
         """Return the tokens of what is answered to the last turn, or why there is no further one.
 
-        Raises:
-            Unrenderable: the answer cannot be written; the text names episode and turn.
+        `Unrenderable` if it cannot be written; the text names episode and turn.
         """
         turn = len(self.episode.turns)
         try:
@@ -176,12 +175,7 @@ class _Kind:
 
 class Episodes:
     """Makes tasks of episodes. Each of `sections` answers those of its suite, and that of `RUN`
-    those of all other suites.
-
-    Raises:
-        UserError: a class or tool cannot be imported, or the chat template does not do for
-            conversations.
-    """
+    those of all other suites."""
 
     def __init__(
         self, config: Config, sections: Mapping[SuiteName, EnvironmentConfig], tokenizer: Any

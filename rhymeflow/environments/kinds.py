@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from rhymeflow.config import EnvironmentClass, EnvironmentConfig
+from rhymeflow.data.encode import Schema
 from rhymeflow.data.generators import task_module
 from rhymeflow.environments.base import Environment
-from rhymeflow.environments.tools import Schema, schema_of
+from rhymeflow.environments.tools import schema_of
 from rhymeflow.errors import UserError
 from rhymeflow.utils.arguments import Arguments
 from rhymeflow.utils.described import described
@@ -19,9 +20,6 @@ from rhymeflow.utils.user_modules import function_of, imported
 
 NOT_TOOLS = frozenset({"reset", "get_reward", "close"})
 """Public methods of TRL's classes that the policy cannot call."""
-
-COLUMN = "environment"
-"""Of the data: names the environment of a row, where there are several."""
 
 
 @dataclass(frozen=True)
@@ -42,27 +40,8 @@ class Kind:
         return [schema_of(tool, f"tool {name} of {self.name}") for name, tool in tools.items()]
 
 
-def kind_of(names: Sequence[str], columns: dict[str, Any], where: str) -> int:
-    """Return the index of the kind that answers a row with these columns.
-
-    Raises:
-        UserError: there are several, and the row names none of them.
-    """
-    if len(names) < 2:
-        return 0
-    named = columns.get(COLUMN)
-    if named not in names:
-        what = f"column {COLUMN!r} is {named!r}" if COLUMN in columns else f"no column {COLUMN!r}"
-        raise UserError(f"{where}: {what}, should name one of {', '.join(names)}")
-    return names.index(named)
-
-
 def load_kinds(config: EnvironmentConfig) -> list[Kind]:
-    """Import what the configuration names; empty if there are no environments.
-
-    Raises:
-        UserError: a class or a tool cannot be imported, or is none.
-    """
+    """Import what the configuration names; empty if there are no environments."""
     functions: dict[str, Callable[..., Any]] = {}
     for spec in config.tools:
         function = imported(spec, f"tool {spec}")
@@ -74,16 +53,20 @@ def load_kinds(config: EnvironmentConfig) -> list[Kind]:
         functions[name] = function
     if not config.classes:
         return [Kind("tools", None, {}, functions)] if functions else []
-    names = [each.reward_name for each in config.classes]
-    return [_kind(each, name, functions) for each, name in zip(config.classes, names, strict=True)]
+    return [_kind(each, functions) for each in config.classes]
 
 
-def _kind(config: EnvironmentClass, name: str, functions: dict[str, Callable[..., Any]]) -> Kind:
-    where = f"environment {config.environment}"
+def _kind(config: EnvironmentClass, functions: dict[str, Callable[..., Any]]) -> Kind:
+    name, where = config.reward_name, f"environment {config.environment}"
     factory = _factory(config.environment, where)
     Arguments(factory).check_options(config.options, where, only=True)
     make: Callable[[], Any] = partial(factory, **config.options)
-    made: Any = factory if inspect.isclass(factory) else type(_first(make, where))
+    made: Any = factory
+    if not inspect.isclass(factory):  # it makes an object, which is looked at and not used
+        try:
+            made = type(make())
+        except Exception as error:  # noqa: BLE001 - user code may raise anything
+            raise UserError(f"{where}: raised {described(error)}") from None
     if not callable(getattr(made, "reset", None)):
         raise UserError(f"{where}: it has no method `reset`")
     if callable(getattr(made, "step", None)):
@@ -105,14 +88,6 @@ def _kind(config: EnvironmentClass, name: str, functions: dict[str, Callable[...
     if not methods and not functions:
         raise UserError(f"{where}: it has neither `step` nor public methods that are tools")
     return Kind(name, make, methods, functions)
-
-
-def _first(make: Callable[[], Any], where: str) -> Any:
-    """An object that a function makes, which is looked at and not used."""
-    try:
-        return make()
-    except Exception as error:  # noqa: BLE001 - user code may raise anything
-        raise UserError(f"{where}: raised {described(error)}") from None
 
 
 def _factory(spec: str, where: str) -> Callable[..., Any]:

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from rhymeflow.config import EnvironmentConfig
+from rhymeflow.data.encode import Schema
 from rhymeflow.data.prompts import opened, plain
 from rhymeflow.environments.episode import TurnFigures
 from rhymeflow.environments.kinds import Kind, load_kinds
@@ -41,7 +42,7 @@ from rhymeflow.environments.messages import (
     Said,
     Step,
 )
-from rhymeflow.environments.tools import CallRefused, Schema, arguments_of
+from rhymeflow.environments.tools import CallRefused, arguments_of
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.pool import (
     GRACE_SECONDS,

@@ -1,8 +1,7 @@
 """What passes between a pool and the processes that run environments.
 
 `id` names one environment object in one process, which is asked one thing at a time. Every question
-but `Cancel` and `Close` is answered by `Begun` and then `Opened`, `Answered`, `Rewarded` or
-`Failure`.
+but `Cancel` and `Close` is answered by `Begun` and then a `Reply` or `Failure`.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Step(Message):
 
 
 class Judge(Message):
-    """Give the reward."""
+    """To give the reward."""
 
 
 class Opened(Message):

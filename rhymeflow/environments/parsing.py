@@ -42,11 +42,7 @@ def parse_calls(text: str) -> list[Call]:
 
 
 def call_of(value: Any) -> Call:
-    """Return the call that an object of JSON, with `name` and `arguments`, is.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return the call that an object of JSON is, or raise `ValueError`."""
     if not isinstance(value, dict):
         raise ValueError('it is no JSON object with "name" and "arguments"')
     name, arguments = value.get("name"), value.get("arguments", {})

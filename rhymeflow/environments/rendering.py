@@ -11,15 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rhymeflow.data.encode import Tokenizer
+from rhymeflow.data.encode import Schema, Tokenizer
+from rhymeflow.data.prompts import Message
 from rhymeflow.data.template import NOTHING, TemplateError, rendered
 from rhymeflow.data.token_ids import TokenIds, Unwritable, special_tokens
 from rhymeflow.environments.messages import Call, Said
 from rhymeflow.environments.parsing import CLOSE, OPEN, own_calls, parse_calls
-from rhymeflow.environments.tools import CallRefused, Schema, arguments_of, example
+from rhymeflow.environments.tools import CallRefused, arguments_of, example
 from rhymeflow.errors import UserError
-
-Message = dict[str, Any]
 
 INVISIBLE = "\u200b"
 _MARK = "rhymeflow-said-this"
@@ -74,11 +73,8 @@ class ChatRenderer(TextRenderer):
     """For prompts that went through the chat template.
 
     `reads_users`: whether answers may be messages of other roles than `tool`. `variables`: of the
-    template.
-
-    Raises:
-        UserError: the template does more than append, does not take such messages, or writes calls
-            of tools otherwise than they are read.
+    template. `UserError` if it does more than append, does not take such messages, or writes calls
+    of tools otherwise than they are read.
     """
 
     def __init__(
@@ -130,11 +126,7 @@ class ChatRenderer(TextRenderer):
 
     def encode(self, answer: list[Message] | str, turn: list[int]) -> list[int]:
         """Return the tokens of what the template appends after `turn` for the answer, up to the
-        beginning of the policy's next turn. Text is a message of the user's.
-
-        Raises:
-            Unrenderable: the template refuses the messages.
-        """
+        beginning of the policy's next turn. Text is a message of the user's."""
         if isinstance(answer, str):
             answer = [{"role": "user", "content": answer}]
         answer = [each | {"content": self._harmless(each["content"])} for each in answer]
@@ -174,11 +166,8 @@ class ChatRenderer(TextRenderer):
 def check_appends(
     write: Callable[..., str], thoughts: Sequence[str], *, reads_tools: bool, reads_users: bool
 ) -> None:
-    """Look whether the template writes a conversation's beginning as the conversation's beginning.
-
-    Raises:
-        UserError: it rewrites earlier turns, or refuses messages of tools or of users.
-    """
+    """Look whether the template writes a conversation's beginning as the conversation's beginning,
+    and takes messages of tools and of users."""
     for shape, messages in _conversations(thoughts, reads_tools, reads_users):
         where = f"the chat template, in a conversation with {shape}"
         try:

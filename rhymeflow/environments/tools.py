@@ -11,19 +11,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from rhymeflow.data.encode import Schema
 from rhymeflow.environments.messages import Call
 from rhymeflow.errors import UserError, nearest
 
-Schema = dict[str, Any]
-"""As for `apply_chat_template(tools=...)`."""
-
 
 def schema_of(tool: Callable[..., Any], where: str) -> Schema:
-    """Return what the policy is told of a tool.
-
-    Raises:
-        UserError: its signature or its docstring does not say enough.
-    """
+    """Return what the policy is told of a tool; its signature and its docstring have to say it."""
     from transformers.utils import chat_template_utils as made  # loads torch, for types of images
 
     for name, parameter in inspect.signature(tool).parameters.items():
@@ -44,11 +38,7 @@ class CallRefused(ValueError):  # noqa: N818 - it is what happened
 
 
 def arguments_of(call: Call, schemas: dict[str, Schema]) -> dict[str, Any]:
-    """Return the arguments that a tool is to be called with.
-
-    Raises:
-        CallRefused: there is no such tool, or the arguments do not fit it.
-    """
+    """Return the arguments that a tool is to be called with, or raise `CallRefused`."""
     if call.error:
         raise CallRefused(f"the tool call cannot be read: {call.error}")
     if call.name not in schemas:

@@ -1,4 +1,1 @@
-"""Rewards: which functions judge a response, and how a pool of processes calls them.
-
-An error is never a reward.
-"""
+"""Rewards: which functions judge a response, and how a pool of processes calls them."""

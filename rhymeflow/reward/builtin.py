@@ -4,8 +4,8 @@ Each is a factory: called once with the configured options, which it checks, it 
 of TRL's signature. So a column of the data can never be taken for an option. All give 1.0 for
 right and 0.0 for wrong, but for `reasoning_gym`, whose scorers also give fractions.
 
-What a response lacks (no answer in it, an answer that cannot be read) is wrong: 0.0. What the data
-lacks (no such column, a ground truth that cannot be read) is an error.
+What a response lacks is wrong; what the data lacks (a column, a ground truth that can be read) is
+an error.
 """
 
 from __future__ import annotations
@@ -35,13 +35,6 @@ def exact_match(column: str | None = None, strip: bool = True, after: str | None
             right answer, if it is there), such as `####` of GSM8K.
     """
 
-    def score(completions: list[Any], **columns: Any) -> list[float]:
-        truths = _truths(column, columns)
-        return [
-            float(_same(content(completion), _as_text(truth)))
-            for completion, truth in zip(completions, truths, strict=True)
-        ]
-
     def _same(response: str, truth: str) -> bool:
         if after is not None:
             _, found, response = response.rpartition(after)
@@ -50,7 +43,7 @@ def exact_match(column: str | None = None, strip: bool = True, after: str | None
             truth = truth.rpartition(after)[2]
         return response.strip() == truth.strip() if strip else response == truth
 
-    return score
+    return _by_truth(_same, column)
 
 
 def regex(pattern: str, mode: Literal["search", "fullmatch"] = "search") -> Scorer:
@@ -85,22 +78,15 @@ def math_verify(column: str | None = None) -> Scorer:
     """
     package = extra("math_verify", "the reward math_verify", "math")
 
-    def _gold(truth: str) -> Any:
+    def _equal(response: str, truth: str) -> bool:
         # Of bare text only the first number is read (`1 + x` is 1), so it is marked as a formula.
         is_marked = any(mark in truth for mark in ("$", r"\boxed", r"\(", r"\["))
         gold = package.parse(truth if is_marked else f"${truth}$")
         if not gold:
             raise ValueError(f"the right answer {truth!r} is no mathematics")
-        return gold
+        return bool(package.verify(gold, package.parse(response)))
 
-    def score(completions: list[Any], **columns: Any) -> list[float]:
-        truths = _truths(column, columns)
-        return [
-            float(package.verify(_gold(_as_text(truth)), package.parse(content(completion))))
-            for completion, truth in zip(completions, truths, strict=True)
-        ]
-
-    return score
+    return _by_truth(_equal, column)
 
 
 def reasoning_gym(extract: Literal["all", "answer_tag", "last_line"] = "answer_tag") -> Scorer:
@@ -145,6 +131,19 @@ def content(completion: str | list[dict[str, Any]]) -> str:
     return text
 
 
+def _by_truth(is_right: Callable[[str, str], bool], column: str | None) -> Scorer:
+    """Compare each response with the right answer, which a column holds."""
+
+    def score(completions: list[Any], **columns: Any) -> list[float]:
+        truths = _truths(column, columns)
+        return [
+            float(is_right(content(completion), _as_text(truth)))
+            for completion, truth in zip(completions, truths, strict=True)
+        ]
+
+    return score
+
+
 def _answer_tag(response: str) -> str | None:
     _, found, rest = response.rpartition("<answer>")
     answer, closed, _ = rest.partition("</answer>")
@@ -164,13 +163,11 @@ _EXTRACTORS: dict[str, Callable[[str], str | None]] = {
 
 
 def _truths(column: str | None, columns: dict[str, Any]) -> list[Any]:
-    if column is not None:
-        if column not in columns:
-            raise KeyError(f"no column {column!r}{nearest(column, columns)}")
-        return columns[column]  # type: ignore[no-any-return]
-    for name in TRUTH_COLUMNS:
+    if column is not None and column not in columns:
+        raise KeyError(f"no column {column!r}{nearest(column, columns)}")
+    for name in TRUTH_COLUMNS if column is None else (column,):
         if name in columns:
-            return columns[name]  # type: ignore[no-any-return]
+            return list(columns[name])
     raise KeyError(
         f"no column 'answer' or 'ground_truth'{nearest('answer', columns)} (option `column`)"
     )

@@ -41,14 +41,9 @@ class WeightedSum:
         self.weights = dict(zip(names, weights, strict=True))
         """The factor of each, by its name, in the order of the configuration."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The components' names, in the order of the configuration."""
-        return tuple(self.weights)
-
     def problem(self, name: str, rewards: Sequence[float | None]) -> str | None:
         """Why the rewards of what has this name are none, if so."""
-        where = f"reward functions {', '.join(self.names)}, {name}"
+        where = f"reward functions {', '.join(self.weights)}, {name}"
         if None in rewards:
             return f"{where}: all returned None: none applies to this sample"
         largest = max((each for each in rewards if each is not None), key=abs)

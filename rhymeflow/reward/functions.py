@@ -1,7 +1,8 @@
 """From the name of a reward function to something that judges responses.
 
-A `Judge` returns a finite number or None for each response, or raises `NoReward` saying what the
-function did instead. What a function does to its arguments is seen by no other call.
+Functions have TRL's signature, or verl's, `compute_score(data_source, solution_str, ground_truth)`,
+which is known by its parameters: one response a call, the text without special tokens.
+What a function does to its arguments is seen by no other call.
 """
 
 from __future__ import annotations
@@ -10,18 +11,17 @@ import asyncio
 import copy
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from rhymeflow.config import RewardFunction
 from rhymeflow.data.generators import task_module
 from rhymeflow.data.prompts import RESERVED
 from rhymeflow.errors import UserError, nearest
-from rhymeflow.reward.builtin import SCORERS
+from rhymeflow.reward.builtin import SCORERS, content
 from rhymeflow.reward.llm_judge import llm_judge
 from rhymeflow.reward.messages import RewardRequest
 from rhymeflow.reward.model import reward_model
-from rhymeflow.reward.verl import VERL_GIVES, adapted, is_verl
 from rhymeflow.utils.arguments import Arguments
 from rhymeflow.utils.described import described
 from rhymeflow.utils.reward_number import reward_numbers
@@ -36,6 +36,9 @@ BUILT_IN: dict[str, Callable[..., Any]] = {
 
 TRAINER_ARGUMENTS = ("trainer_state", "log_metric", "log_extra")
 """Arguments that are neither of the data nor of the responses, as in TRL."""
+
+ABSENT = ("data_source", "extra_info")
+"""What verl always gives a function, and other data may lack: it is None then."""
 
 
 class NoReward(Exception):  # noqa: N818 - it is what happened
@@ -71,11 +74,7 @@ def _sendable(value: Any) -> Any:
 
 
 class Judge:
-    """One reward function, imported and bound to its options.
-
-    Raises:
-        UserError: it cannot be imported, or does not take the options.
-    """
+    """One reward function, imported and bound to its options."""
 
     def __init__(self, config: RewardFunction) -> None:
         self._name = config.function
@@ -91,21 +90,19 @@ class Judge:
         self._function = _imported(self._name, where)
         self._takes = Arguments(self._function)
         self._takes.check_options(config.options, where)
-        if is_verl(self._function):
-            needed = self._takes.needed
-            self._function = adapted(self._function, config.options)
+        if _is_verl(self._takes.names):
+            known = ("solution_str", *ABSENT, *config.options)
+            needed = [name for name in self._takes.needed if name not in known]
+            self._function = _as_trl_calls(self._function, self._takes, config.options)
             self._takes = Arguments(self._function)
-            self._takes.needed += [n for n in needed if n not in (*VERL_GIVES, *config.options)]
+            self._takes.needed += needed
             self._adds = ("solution_str",)
         else:
             self._options, self._adds = config.options, TRAINER_ARGUMENTS
 
     def __call__(self, request: RewardRequest, runner: asyncio.Runner) -> list[float | None]:
-        """Judge the request's responses in one call; coroutines run in `runner`.
-
-        Raises:
-            NoReward: the function raised, or returned something that is no reward.
-        """
+        """Return a finite number or None for each response, from one call; coroutines run in
+        `runner`. `NoReward` says what the function did instead."""
         self.logged = Logged()
         arguments = self._arguments(request)
         try:
@@ -153,12 +150,8 @@ class Judge:
         return None
 
     def check_columns(self, columns: Collection[str]) -> None:
-        """Look whether data with these columns has all that the function must be given.
-
-        Raises:
-            UserError: it takes an argument that there is no column for, or would be given something
-                else than a column.
-        """
+        """Look whether data with these columns has all that the function must be given, and no
+        column that it would be given something else for."""
         if (problem := self._replaced(columns)) is not None:
             raise UserError(f"reward function {self._name}: {problem}")
         given = {*columns, *self._options, *RESERVED, *TRAINER_ARGUMENTS}
@@ -171,6 +164,29 @@ class Judge:
 
 async def _awaited(result: Any) -> Any:
     return await result
+
+
+def _is_verl(names: Collection[str]) -> bool:
+    return "solution_str" in names and "ground_truth" in names and "completions" not in names
+
+
+def _as_trl_calls(
+    function: Callable[..., Any], takes: Arguments, options: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """A function of verl's as TRL would call it; of a dictionary that it returns, the `score`."""
+    always = takes.chosen(dict.fromkeys(ABSENT))
+
+    async def score(completions: list[Any], **columns: Any) -> list[Any]:
+        found = []
+        for number, completion in enumerate(completions):
+            row = {name: values[number] for name, values in columns.items() if name in takes.names}
+            arguments = {**always, **row, **options, "solution_str": content(completion)}
+            result = function(**arguments)
+            result = await result if inspect.isawaitable(result) else result
+            found.append(result["score"] if isinstance(result, dict) else result)
+        return found
+
+    return score
 
 
 def _conversation(prompt: str | list[dict[str, Any]], request: RewardRequest) -> dict[str, Any]:

@@ -7,6 +7,7 @@ that was answered is not asked again in this process; an answer without a number
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import re
@@ -101,7 +102,7 @@ def llm_judge(
 def _asked(url: str, headers: dict[str, str], timeout: float, retries: int, **request: Any) -> str:
     """The text that an OpenAI-compatible server answers."""
     body = json.dumps(request).encode()
-    for attempt in range(retries + 1):
+    for attempt in itertools.count():
         try:
             asked = urllib.request.Request(url, body, headers)
             with urllib.request.urlopen(asked, timeout=timeout) as response:
@@ -114,7 +115,6 @@ def _asked(url: str, headers: dict[str, str], timeout: float, retries: int, **re
         if is_last or attempt == retries:
             raise ConnectionError(f"{url}: {what}")
         time.sleep(WAIT_SECONDS * 2**attempt)
-    raise AssertionError("unreachable")
 
 
 def _filled(template: str, row: dict[str, str]) -> str:

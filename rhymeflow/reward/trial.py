@@ -33,10 +33,8 @@ def tried(
     """Call each function as for `prompt`, and say in a line what it returned. One that is called
     per group gets as many responses as a group has.
 
-    `encode` makes the tokens of a response; `say` is given what the functions print.
-
-    Raises:
-        UserError: a function cannot be imported; or it gave no reward, and a run would stop.
+    `encode` makes the tokens of a response; `say` is given what the functions print. `UserError` if
+    a function gives no reward, and a run would stop.
     """
     names = component_names(functions)
     to_call = [index for index, each in enumerate(functions) if each.function not in _NOT_TRIED]

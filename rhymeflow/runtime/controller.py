@@ -23,7 +23,7 @@ from rhymeflow.core.events import (
     VersionPublished,
 )
 from rhymeflow.core.types import InstanceId, SuiteName, TrajectoryId
-from rhymeflow.data.run_prompts import RunPrompts
+from rhymeflow.data.load import RunPrompts
 from rhymeflow.runtime.base import News, Received, WorkerLost
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.environments import Environments

@@ -24,8 +24,8 @@ from rhymeflow.core.types import (
     TrajectoryId,
     Version,
 )
+from rhymeflow.data.load import RunPrompts
 from rhymeflow.data.prompts import Message, Prompt, opened, opening_of
-from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
 from rhymeflow.suites.suite import RUN, SuitePrompts

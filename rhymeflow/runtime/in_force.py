@@ -13,7 +13,7 @@ from pathlib import Path
 from rhymeflow import build
 from rhymeflow.config import Config
 from rhymeflow.data.encode import Tokenizer
-from rhymeflow.data.run_prompts import RunPrompts
+from rhymeflow.data.load import RunPrompts
 from rhymeflow.runtime.supervisor import num_computing, share_of_cores
 from rhymeflow.workers.messages import Model
 

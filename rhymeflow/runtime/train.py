@@ -22,7 +22,7 @@ from rich.console import Console
 from rhymeflow.config import Config
 from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import Tokenizer
-from rhymeflow.data.run_prompts import LOOKED_AT, RunPrompts, check_same, digest
+from rhymeflow.data.load import LOOKED_AT, RunPrompts, check_same, digest
 from rhymeflow.environments import check_calls, check_rows, tool_schemas_apart
 from rhymeflow.errors import StorageError, UserError, to_resume
 from rhymeflow.observe import metrics, summary

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from rhymeflow.config import DataConfig
-from rhymeflow.data import Prompt, PromptEncoder
-from rhymeflow.data.prompts import opened
+from rhymeflow.data.encode import PromptEncoder
+from rhymeflow.data.prompts import Prompt, opened
 from rhymeflow.errors import UserError
 
 TEMPLATE = (

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from rhymeflow.config import DataConfig
-from rhymeflow.data import load_prompts
 from rhymeflow.data.generators import exact_entry, reasoning_gym
-from rhymeflow.data.load import check_sources
+from rhymeflow.data.load import check_sources, load_prompts
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.errors import UserError
 
@@ -148,7 +147,8 @@ def test_held_out_problems_of_another_generator() -> None:
 
 def test_no_torch_is_imported() -> None:
     code = (
-        "import sys; from rhymeflow.config import DataConfig; from rhymeflow.data import *;"
+        "import sys; from rhymeflow.config import DataConfig;"
+        "from rhymeflow.data.load import load_prompts;"
         "load_prompts(DataConfig(source='reasoning_gym:chain_sum', size=2, eval_size=1), 0);"
         "import rhymeflow.reward.calls;"
         "assert not {'torch', 'transformers'} & set(sys.modules)"

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymeflow.data import Prompt, PromptStream
-from rhymeflow.data.prompts import Row, checked
-from rhymeflow.data.run_prompts import check_same, digest
-from rhymeflow.data.stream import BLOCK, MixedStream, counts
+from rhymeflow.data.load import check_same, digest
+from rhymeflow.data.prompts import Prompt, Row, checked
+from rhymeflow.data.stream import BLOCK, MixedStream, PromptStream, counts
 from rhymeflow.errors import UserError
 
 sizes = st.integers(min_value=1, max_value=60)

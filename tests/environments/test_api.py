@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from rhymeflow.config import Config, EvalConfig, ModelConfig
+from rhymeflow.data.prompts import kind_of
 from rhymeflow.data.template import rendered
 from rhymeflow.environments import Environment, check_names, tool_schemas, tool_schemas_apart
-from rhymeflow.environments.kinds import kind_of, load_kinds
+from rhymeflow.environments.kinds import load_kinds
 from rhymeflow.environments.rendering import ChatRenderer
 from rhymeflow.errors import UserError
 from rhymeflow.models.tokenizer import load_tokenizer

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 from rhymeflow.config import Config
+from rhymeflow.data.load import RunPrompts
 from rhymeflow.data.prompts import Prompt
-from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.data.stream import PromptStream
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.train import Loaded

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rhymeflow.config import DataConfig, RewardFunction
-from rhymeflow.data import load_prompts
+from rhymeflow.data.load import load_prompts
 from rhymeflow.errors import UserError
 from rhymeflow.reward.components import component_names
 from rhymeflow.reward.functions import Judge, NoReward

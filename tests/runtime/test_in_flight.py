@@ -8,8 +8,8 @@ import pytest
 
 from rhymeflow.core.events import GroupCreated, InstanceJoined, InstanceLeft, TrajectoryInterrupted
 from rhymeflow.core.types import TrajectoryId
+from rhymeflow.data.load import RunPrompts
 from rhymeflow.data.prompts import Prompt
-from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.data.stream import PromptStream
 from rhymeflow.errors import UserError
 from rhymeflow.runtime.in_flight import InFlight

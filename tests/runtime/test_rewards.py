@@ -7,8 +7,8 @@ import pytest
 from rhymeflow.config import Config
 from rhymeflow.core import events
 from rhymeflow.core.types import TrajectoryId
+from rhymeflow.data.load import RunPrompts
 from rhymeflow.data.prompts import Prompt
-from rhymeflow.data.run_prompts import RunPrompts
 from rhymeflow.data.stream import PromptStream
 from rhymeflow.errors import UserError
 from rhymeflow.reward.messages import TrainerState
