@@ -1,8 +1,7 @@
 """Commands of the coordinator. A runtime carries them out and reports events.
 
 Commands to one instance are numbered from 1 and carried out in that order; one delivered twice is
-carried out once. A command that names a trajectory which is no longer there passes it over: it has
-finished meanwhile, and that event is on its way.
+carried out once. A trajectory that is no longer there is passed over: it has finished meanwhile.
 """
 
 from __future__ import annotations
@@ -125,8 +124,7 @@ class Train:
     """For each group, the members to train on, in ascending order."""
     parts: tuple[int, ...] = ()
     """How many of the first groups each `Accumulate` had. A learner computes the gradient in these
-    parts and the rest, so the rounding of its sum is known from the log. Not in logs of before
-    there was this."""
+    parts and the rest, so the rounding of its sum is known from the log."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,8 @@
 """The coordinator: events in, commands out.
 
-    commands = coordinator.handle(event)
-
-Holds true: the same events give the same commands; every admitted group ends in exactly one of
-consumed, filtered or aborted with a reason (law 2).
-
-Events change the state, and only what follows from them at once is commanded with them
-(`handlers.py`). Everything else is planned on `Tick` (`planner.py`), once for all events of a
-round: this is the snapshot-command cycle of StaleFlow (arXiv 2601.12784, section on the rollout
-coordinator).
-
-Knows no clock, no torch, no network, no tokens.
+The same events give the same commands. Events change the state, and only what follows from them at
+once is commanded with them (`handlers.py`); everything else is planned on `Tick` (`planner.py`),
+once for all events of a round: the snapshot-command cycle of StaleFlow (arXiv 2601.12784).
 """
 
 from __future__ import annotations

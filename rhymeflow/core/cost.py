@@ -1,12 +1,11 @@
 """How long things take: the cost model that strategies weigh with and the simulator runs on.
 
-Decoding: one iteration with n trajectories decoded and K tokens in the KV cache takes
+One decode iteration with n trajectories and K tokens in the KV cache takes
 
     k1 K + max(k2, k3 n + c) + k4   seconds
 
 (StaleFlow, arXiv 2601.12784, section on the cost model): reading the cache, then the weights or the
 arithmetic, whichever is slower, then what an iteration costs in any case. The rest is linear.
-Pure arithmetic; knows nothing of engines or of where the numbers come from.
 """
 
 from __future__ import annotations
@@ -19,27 +18,16 @@ class CostModel:
     """Seconds for what an instance and the learner do."""
 
     k1: float
-    """Per KV token and iteration."""
     k2: float
-    """Least time for the dense part of an iteration."""
     k3: float
-    """Per trajectory in an iteration."""
     c: float
-    """Constant beside k3."""
     k4: float
-    """Per iteration."""
-    prefill_token: float
-    """Per token prefilled (a prompt, or what is recomputed after a pull or a migration)."""
-    train_token: float
-    """Per token trained on, by the whole learner."""
-    measure_token: float
-    """The same of groups whose rewards are all equal: they move nothing and are only measured."""
-    train_step: float
-    """Per training step, whatever its size."""
-    push: float
-    """For publishing a version."""
-    pull: float
-    """For an instance to take a version, during which it does nothing else."""
+    prefill_token: float  # of a prompt, or of what is recomputed after a pull or a migration
+    train_token: float  # by the whole learner
+    measure_token: float  # the same of groups whose rewards are all equal: they move nothing
+    train_step: float  # whatever its size
+    push: float  # to publish a version
+    pull: float  # to take a version, during which an instance does nothing else
 
     def iteration(self, n: float, kv_tokens: float) -> float:
         """Seconds of one decode iteration with `n` trajectories and `kv_tokens` in the cache."""

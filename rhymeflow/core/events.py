@@ -1,7 +1,7 @@
 """Events reported to the coordinator. Each is stored before it is acted on.
 
 An event says what has happened, never what to do; it can arrive late, twice, or after what happened
-later. Heavy data (tokens, log-probabilities, weights) is not in it.
+later. Tokens, log-probabilities and weights are not in it.
 """
 
 from __future__ import annotations
@@ -46,10 +46,8 @@ class InstanceJoined:
 
     instance: InstanceId
     version: Version
-    capacity: int
-    """Trajectories that it decodes at a time."""
-    kv_capacity: int
-    """Tokens that its KV cache holds."""
+    capacity: int  # trajectories that it decodes at a time
+    kv_capacity: int  # tokens that its KV cache holds
     checksum: str = ""
     """Of the weights that it holds, here and in `Pulled`; of the learner's, in `LearnerReady` and
     `VersionPublished`. 16 hexadecimal digits; empty in a simulation, which has no weights."""
@@ -75,8 +73,7 @@ class Snapshot:
     number: int
     waiting: tuple[TrajectoryId, ...]
     """Routed to it but not decoded: no room yet, or preempted."""
-    kv_tokens: int
-    """Tokens in its KV cache."""
+    kv_tokens: int  # in its KV cache
     decoded_tokens: float
     """Response tokens that one trajectory, decoded all the time since the instance joined, would
     have by now."""
@@ -141,8 +138,7 @@ class Observed:
     length: int
     seconds: float = 0.0
     """That the environment took, here and in `EpisodeEnded`; the coordinator does not look."""
-    calls: int = 0
-    """Of tools, in this turn."""
+    calls: int = 0  # of tools, in this turn
     failed_calls: int = 0
 
 
@@ -210,8 +206,7 @@ class VersionPublished:
     checksum: str = ""
     skipped: tuple[int, ...] = ()
     """Optimizer steps that were skipped, by number from 0: their gradient was not finite."""
-    reason: str = ""
-    """What was not finite."""
+    reason: str = ""  # what was not finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +215,7 @@ class Evaluated:
     could be judged, None if there is none."""
 
     instance: InstanceId
-    version: Version
-    """As in `Evaluate`."""
+    version: Version  # as in `Evaluate`
     reward: float | None
     suite: SuiteName = HELD_OUT
     held: Version | None = None

@@ -1,10 +1,9 @@
 """What each event changes, and the commands that follow from it at once.
 
-Holds true: an event that came twice, or is about what has ended or never was, changes nothing and
-commands nothing; what must have an event before it that has not come yet (a group with a lower
-number, the end of a rewarded response) is kept until that has, so the order of events decides
-nothing about which groups there are and which get rewards. Which event is believed in which state
-of a member is the table in `protocol/group.py`. Plans nothing.
+An event that came twice, or is about what has ended or never was, changes nothing; one that needs
+another before it (a group with a lower number, the end of a rewarded response) is kept until that
+has come, so the order of events decides nothing about which groups there are. Which event is
+believed in which state of a member is the table in `protocol/group.py`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The speculative state of an instance: as it will be once it has carried out its commands.
 
-Holds true: what a command does to an instance is counted from the moment the command is given and
-exactly once. A snapshot says up to which command it reflects; what was commanded since is added to
-it. So nothing is planned twice for one gap, however late snapshots are; one that is older than what
-is known is left out. Knows no rules.
+What a command does is counted from when it is given, and once: a snapshot says up to which command
+it reflects, and what was commanded since is added. So nothing is planned twice for one gap, however
+late snapshots are; one that is older than what is known is left out.
 """
 
 from __future__ import annotations
@@ -21,30 +20,24 @@ class Instance:
     """A rollout instance."""
 
     name: InstanceId
-    version: Version
-    """What it holds after its last command."""
+    version: Version  # after its last command
     capacity: int
     kv_capacity: int
-    commands: int = 0
-    """The number of the last command to it."""
+    commands: int = 0  # the number of the last to it
     assigned: dict[TrajectoryId, int] = field(default_factory=dict)
     """Members RUNNING on it, with their tokens (prompt and response) when they were routed."""
     stopping: set[TrajectoryId] = field(default_factory=set)
-    """Members STOPPING on it."""
-    evaluating: set[EvaluationId] = field(default_factory=set)
-    """Commanded and not over."""
+    evaluating: set[EvaluationId] = field(default_factory=set)  # commanded and not over
     waiting: tuple[TrajectoryId, ...] = ()
     """Of those assigned, the ones not decoded when last seen."""
-    decoded_tokens: float = 0.0
-    """When last seen; see `Snapshot.decoded_tokens`."""
+    decoded_tokens: float = 0.0  # when last seen; see `Snapshot.decoded_tokens`
     _decoded_before: dict[TrajectoryId, float] = field(default_factory=dict)
     """Of those assigned: `decoded_tokens` when it was last seen not to be decoded."""
     _last: Snapshot | None = None
     _kv_seen: int = 0
     _unreflected: deque[tuple[int, int]] = field(default_factory=deque)
     """(number, change of KV tokens) of commands that no snapshot reflects."""
-    _kv_unreflected: int = 0
-    """Sum of these changes."""
+    _kv_unreflected: int = 0  # sum of these changes
     shown: InstanceView | None = None
     """What strategies were last shown, while it still holds."""
 

@@ -34,9 +34,9 @@ _RESIDUALS, _POINTS = 1024, 128
 
 
 class LengthPredictor:
-    """Predicts lengths in tokens; what strategies see is `LengthPrediction`.
+    """Predicts lengths in tokens; questions change nothing.
 
-    Questions change nothing. Expectations are in (generated, longest] and never fall as `generated`
+    Expectations are in (generated, longest] and never fall as `generated`
     grows. What is said twice, or of a group that is not open, counts once, or not at all.
 
     Args:

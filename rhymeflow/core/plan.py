@@ -1,7 +1,4 @@
-"""What a run is to do and by which rules: the part of the configuration that the coordinator needs.
-
-Holds true: plain values and functions, no defaults (those are in the configuration).
-"""
+"""What a run is to do and by which rules: as much as the coordinator needs of a configuration."""
 
 from __future__ import annotations
 
@@ -36,16 +33,13 @@ class Schedule:
     on_pull: OnPull
     migration: Migrating
     max_inflight_groups: int
-    """Groups in flight at a time."""
     settings: Settings
     max_interrupts: int
     """Trajectories interrupted for pulls in a tick, about, and more of a large fleet: the other
     instances pull in ticks that follow at once, before anything is routed."""
     pulls_to_evaluate: bool
-    """Whether an instance pulls a version that is to be evaluated though `sync` lets none. Not in
-    logs of before there was this."""
-    layout: Callable[[], Layout]
-    """Creates the layout that the rules read, one for each run."""
+    """Whether an instance pulls a version that is to be evaluated though `sync` lets none."""
+    layout: Callable[[], Layout]  # creates what the rules read, one for each run
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +49,16 @@ class Plan:
     num_batches: int
     groups_per_batch: int
     num_generations: int
-    max_length: int
-    """Tokens at which a response ends whatever it says."""
+    max_length: int  # tokens at which a response ends whatever it says
     max_staleness: int
     batch_order: BatchOrder
-    accumulate_early: bool
-    """Whether the gradient of a batch is begun with the groups that are complete."""
+    accumulate_early: bool  # begin a batch's gradient with the groups that are complete
     eval_steps: Mapping[SuiteName, int]
-    """Of each suite: evaluate every so many versions, and at the start and the end; 0: only then.
-    """
-    extra_groups: int
-    """Entries of a buffer beyond `groups_per_batch`; surplus is aborted."""
-    extra_generations: int
-    """Trajectories of a group beyond `num_generations`; surplus is aborted."""
-    filter_zero_variance: bool
-    """Filter groups that teach nothing, since their rewards do not differ."""
-    max_filtered: int
-    """Groups filtered between two versions; after so many the rest is let through."""
+    """Of each suite: evaluate every so many versions, and the first and the last; 0: only these."""
+    extra_groups: int  # entries of a buffer beyond `groups_per_batch`; surplus is aborted
+    extra_generations: int  # trajectories of a group beyond `num_generations`; as well
+    filter_zero_variance: bool  # of groups that teach nothing, since their rewards do not differ
+    max_filtered: int  # groups between two versions; after so many the rest is let through
     on_stuck: Literal["wait", "retry", "truncate"]
     """What is done about the last `stuck_threshold` groups that an idle learner waits for."""
     stuck_threshold: int

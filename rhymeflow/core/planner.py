@@ -1,9 +1,9 @@
 """What is to be done next, on the speculative state.
 
-Holds true: a plan depends on the state alone; what is commanded is entered in the state before the
-next thing is planned, so the same gap is never filled twice. A strategy proposes; what the protocol
-does not allow is left out here. The order matters: a complete batch goes first,
-then weight pulls, then migration and routing, so that work starts at the freshest version.
+What is commanded is entered in the state before the next thing is planned, so the same gap is never
+filled twice. A strategy proposes; what the protocol does not allow is left out here. A complete
+batch goes first, then weight pulls, then migration and routing, so that work starts at the freshest
+version.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from rhymeflow.core.commands import (
-    Accumulate,
-    Command,
-    Evaluate,
-    Finish,
-    Pull,
-    RequestPrompts,
-    Train,
-)
+from rhymeflow.core import commands
+from rhymeflow.core.commands import Command
 from rhymeflow.core.instance import Instance
 from rhymeflow.core.protocol.group import Group, MemberState
 from rhymeflow.core.state import State
-from rhymeflow.core.strategies.base import INSTANCES_PER_ASSIGNMENT, FleetView, most_assignments
-from rhymeflow.core.types import EvaluationId, Version
-from rhymeflow.core.view import view_of
+from rhymeflow.core.strategies.base import (
+    INSTANCES_PER_ASSIGNMENT,
+    FleetView,
+    InstanceView,
+    TrajectoryView,
+    most_assignments,
+)
+from rhymeflow.core.types import EvaluationId, SuiteName, TrajectoryId, Version
 
 
 def plan(state: State) -> Iterator[Command]:
@@ -38,7 +36,7 @@ def plan(state: State) -> Iterator[Command]:
     yield from _accumulate(state)
     if _is_over(state):
         state.finished = True
-        yield Finish()
+        yield commands.Finish()
         return
     _begin_round(state, state.published)
     yield from _pull(state, state.published)
@@ -93,7 +91,7 @@ def _train(state: State) -> Iterator[Command]:
     groups = [state.forget(group_id) for group_id in ids]
     parts = tuple(map(len, state.accumulated))
     state.accumulated, state.is_accumulating = [], False
-    yield Train(
+    yield commands.Train(
         state.training, tuple(g.id for g in groups), tuple(g.rewarded() for g in groups), parts
     )
 
@@ -114,7 +112,7 @@ def _accumulate(state: State) -> Iterator[Command]:
     state.accumulated.append(found)
     state.is_accumulating = True
     members = tuple(state.groups[group_id].rewarded() for group_id in found)
-    yield Accumulate(buffers.first, found, members)
+    yield commands.Accumulate(buffers.first, found, members)
 
 
 def _is_over(state: State) -> bool:
@@ -143,7 +141,7 @@ def _pull(state: State, published: Version) -> Iterator[Command]:
             num_interrupted += len(instance.assigned)
             yield from state.interrupt(instance, tuple(instance.assigned))
         instance.version = published
-        yield Pull(name, instance.next_number(), published)
+        yield commands.Pull(name, instance.next_number(), published)
     state.pulling = ()
 
 
@@ -180,12 +178,25 @@ def _evaluate(state: State) -> Iterator[Command]:
     while not is_over:
         is_over = True
         for instance in state.instances.values():
-            suite = state.next_evaluation(instance)
+            suite = _next_evaluation(state, instance)
             if suite is not None:
                 is_over, asked = False, EvaluationId(instance.version, suite)
                 state.evaluations.remove(asked)
                 instance.evaluating.add(asked)
-                yield Evaluate(instance.name, instance.next_number(), *asked)
+                yield commands.Evaluate(instance.name, instance.next_number(), *asked)
+
+
+def _next_evaluation(state: State, instance: Instance) -> SuiteName | None:
+    """A suite that an instance is to evaluate what it holds on, if there is one.
+
+    Not while it evaluates something older: what it holds has overtaken that.
+    """
+    version = instance.version
+    for suite in state.plan.eval_steps:
+        if (version, suite) in state.evaluations:
+            is_overtaken = any(each.version != version for each in instance.evaluating)
+            return None if is_overtaken else suite
+    return None
 
 
 # -- routing -------------------------------------------------------------------------------------
@@ -241,4 +252,69 @@ def _request_prompts(state: State) -> Iterator[Command]:
     count = min(state.buffers.num_empty(), ahead) - waiting
     if count > 0:
         state.num_requested += count
-        yield RequestPrompts(count)
+        yield commands.RequestPrompts(count)
+
+
+# -- what strategies see --------------------------------------------------------------------------
+
+
+def view_of(state: State) -> FleetView:
+    """What strategies are shown now."""
+    assert state.published is not None
+    instances = _instances(state)
+    admissible: frozenset[Version] = frozenset()
+    if state.queue.unadmitted:
+        versions = {i.version for i in instances if i.accepts}
+        admissible = frozenset(v for v in versions if state.admits(v))
+    waiting = [state.min_version(group) for group in state.queue.new_groups()]
+    lowest = state.queue.lowest_version()
+    if lowest is not None:
+        waiting.append(lowest)
+    return FleetView(
+        published=state.published,
+        instances=instances,
+        queue=_Queue(state, admissible),
+        lowest_waiting=min(waiting, default=None),
+        num_returning=sum(len(i.stopping) for i in state.instances.values()),
+        admissible=admissible,
+        settings=state.schedule.settings,
+        lengths=state.lengths,
+        layout=state.layout,
+        memo=state.memo,
+    )
+
+
+def _instances(state: State) -> tuple[InstanceView, ...]:
+    """Most have not changed since they were last shown: no call for each, for they are many."""
+    every = state.instances.values()
+    if state.all_accept:
+        return tuple([i.shown or i.view(accepts=True) for i in every])
+    return tuple([i.view(accepts=state.accepts(i)) for i in every])
+
+
+class _Queue:
+    """What waits to be routed, read from the state while it is iterated over."""
+
+    def __init__(self, state: State, admissible: frozenset[Version]) -> None:
+        self._state, self._admissible = state, admissible
+
+    def __iter__(self) -> Iterator[TrajectoryView]:
+        state = self._state
+        for version, trajectory in state.queue.partial():
+            group = state.groups[trajectory.group]
+            member = group.members[trajectory.member]
+            tokens = group.prompt_tokens + member.length
+            yield TrajectoryView(trajectory, version, version, tokens, state.home(member))
+        for trajectory in state.queue.new():
+            tokens = state.groups[trajectory.group].prompt_tokens
+            yield TrajectoryView(trajectory, None, state.min_version(trajectory.group), tokens)
+        if self._admissible:
+            yield from self._unadmitted(min(self._admissible))
+
+    def _unadmitted(self, min_version: Version) -> Iterator[TrajectoryView]:
+        state = self._state
+        size = state.plan.num_generations + state.plan.extra_generations
+        for _, group_id in zip(range(state.room()), state.queue.unadmitted, strict=False):
+            for member in range(size):
+                tokens = state.prompts[group_id].tokens
+                yield TrajectoryView(TrajectoryId(group_id, member), None, min_version, tokens)

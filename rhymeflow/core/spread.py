@@ -1,7 +1,6 @@
 """Whether the rewards of a group differ: what the filter, the metric and the advantages go by.
 
-Holds true: numbers that are equal but for rounding do not differ; a group that teaches nothing has
-no spread, whichever way its rewards become one, and no other has none.
+Numbers that are equal but for rounding do not differ; a group that teaches nothing has no spread.
 """
 
 from __future__ import annotations

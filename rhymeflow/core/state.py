@@ -1,26 +1,18 @@
 """Everything the coordinator remembers, and the few ways in which it changes.
 
-Holds true: the protocol's buffers, groups, queue and instances tell the same story between any two
-calls (`tests/core/invariants.py`); a group that ends is taken out of all of them at once, and ends
-once. Handlers of events and the planner change it only through the methods here and those of its
-parts. Knows no strategies and no time.
+The protocol's buffers, groups, queue and instances tell the same story between any two calls
+(`tests/core/invariants.py`); a group that ends is taken out of all of them at once. Handlers of
+events and the planner change it only through the methods here and those of its parts.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from rhymeflow.core.commands import (
-    Abort,
-    CloseEnvironments,
-    Command,
-    Drop,
-    FinishEarly,
-    Interrupt,
-    RetryPrompt,
-    Route,
-)
+from rhymeflow.core import commands
+from rhymeflow.core.commands import Command
 from rhymeflow.core.events import GroupCreated
 from rhymeflow.core.instance import Instance
 from rhymeflow.core.lengths import LengthPredictor
@@ -28,16 +20,7 @@ from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.protocol.group import Group, Member, MemberState
 from rhymeflow.core.protocol.ordered import OrderedBuffers
 from rhymeflow.core.protocol.staleness import StalenessBuffers
-from rhymeflow.core.queue import Queue
-from rhymeflow.core.types import (
-    Ending,
-    EvaluationId,
-    GroupId,
-    InstanceId,
-    SuiteName,
-    TrajectoryId,
-    Version,
-)
+from rhymeflow.core.types import Ending, EvaluationId, GroupId, InstanceId, TrajectoryId, Version
 
 
 class Prompt(NamedTuple):
@@ -46,6 +29,59 @@ class Prompt(NamedTuple):
     tokens: int
     retries: int
     """Times it was tried before, in groups that have ended."""
+
+
+class Queue:
+    """What waits to be routed: partial trajectories by V_traj, oldest first; then new members of
+    admitted groups; then groups that are not admitted. The least version costs O(versions)."""
+
+    def __init__(self) -> None:
+        self.unadmitted: deque[GroupId] = deque()
+        """Groups the data gave that are not admitted yet."""
+        self._partial: dict[Version, dict[TrajectoryId, None]] = {}
+        self._new: dict[GroupId, dict[TrajectoryId, None]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._new or self._partial or self.unadmitted)
+
+    def put(self, trajectory: TrajectoryId, version: Version | None) -> None:
+        """Add a trajectory started under `version`; None: a new one."""
+        if version is None:
+            self._new.setdefault(trajectory.group, {})[trajectory] = None
+        else:
+            self._partial.setdefault(version, {})[trajectory] = None
+
+    def take(self, trajectory: TrajectoryId, version: Version | None) -> None:
+        """Take out a trajectory put in with this version."""
+        if version is None:
+            _take(self._new, trajectory.group, trajectory)
+        else:
+            _take(self._partial, version, trajectory)
+
+    def partial(self) -> Iterator[tuple[Version, TrajectoryId]]:
+        """Trajectories that were started before, oldest version first."""
+        for version in sorted(self._partial):
+            for trajectory in self._partial[version]:
+                yield version, trajectory
+
+    def new(self) -> Iterator[TrajectoryId]:
+        """New members of admitted groups."""
+        for members in self._new.values():
+            yield from members
+
+    def new_groups(self) -> Iterator[GroupId]:
+        """The groups that have new members here."""
+        yield from self._new
+
+    def lowest_version(self) -> Version | None:
+        """The least V_traj of those that were started before."""
+        return min(self._partial, default=None)
+
+
+def _take(levels: dict[int, dict[TrajectoryId, None]], key: int, trajectory: TrajectoryId) -> None:
+    del levels[key][trajectory]
+    if not levels[key]:
+        del levels[key]
 
 
 class State:
@@ -66,40 +102,30 @@ class State:
         self.lengths = LengthPredictor(plan.max_length, self.generated)
         self.layout = schedule.layout()
         self.instances: dict[InstanceId, Instance] = {}
-        self.names: set[InstanceId] = set()
-        """Every instance that ever joined or left."""
+        self.names: set[InstanceId] = set()  # of all that ever joined or left
         self.groups: dict[GroupId, Group] = {}
         """Admitted groups that have not ended."""
         self.queue = Queue()
         self.pulling: tuple[InstanceId, ...] = ()
         """Instances that are to pull, in ticks that follow at once."""
-        self.memo: dict[str, Any] = {}
-        """Of strategies; see `FleetView.memo`."""
+        self.memo: dict[str, Any] = {}  # see `FleetView.memo`
         self.published: Version | None = None
         self.training: Version | None = None
         self.accumulated: list[tuple[GroupId, ...]] = []
         """Of the first buffer, what the learner was given by `Accumulate`."""
-        self.is_accumulating = False
-        """Whether it is at the last of these."""
+        self.is_accumulating = False  # the last of these
         self.finished = False
-        self.evaluations: set[EvaluationId] = plan.evaluations(range(plan.num_batches + 1))
-        """Still to be commanded."""
+        self.evaluations = plan.evaluations(range(plan.num_batches + 1))  # still to be commanded
         self.next_group: GroupId = 0
-        """The number of the next group that the data will give."""
         self.early: dict[GroupId, GroupCreated] = {}
         """Groups reported before one with a lower number."""
-        self.num_requested = 0
-        """Groups requested from the data but not reported yet."""
-        self.prompts: dict[GroupId, Prompt] = {}
-        """Of groups reported and not ended."""
+        self.num_requested = 0  # groups, of which the data has not reported yet
+        self.prompts: dict[GroupId, Prompt] = {}  # of groups reported and not ended
         self.retries: dict[GroupId, int] = {}
         """Of groups whose prompt is to be retried: retries, this one included."""
-        self.num_inflight = 0
-        """Admitted groups that are not complete."""
-        self.num_waiting_env = 0
-        """Their members that wait for environments."""
-        self.num_filtered = 0
-        """Groups filtered since the last version."""
+        self.num_inflight = 0  # admitted groups that are not complete
+        self.num_waiting_env = 0  # their members that wait for environments
+        self.num_filtered = 0  # groups, since the last version
         self.round_left = 0
         """Lockstep: groups of this round that are still to be admitted."""
         self.round_version: Version = 0
@@ -197,18 +223,6 @@ class State:
         """Whether `accepts` is true of every instance, whatever its version."""
         return self.schedule.on_pull != "drain" or self.schedule.admission == "lockstep"
 
-    def next_evaluation(self, instance: Instance) -> SuiteName | None:
-        """A suite that an instance is to evaluate what it holds on, if there is one.
-
-        Not while it evaluates something older: what it holds has overtaken that.
-        """
-        version = instance.version
-        for suite in self.plan.eval_steps:
-            if (version, suite) in self.evaluations:
-                is_overtaken = any(each.version != version for each in instance.evaluating)
-                return None if is_overtaken else suite
-        return None
-
     # -- trajectories ------------------------------------------------------------------------
 
     def start(self, trajectory: TrajectoryId, instance: Instance) -> Iterator[Command]:
@@ -228,13 +242,15 @@ class State:
         elif instance.version < member.version:
             return
         self.queue.take(trajectory, member.version)
-        member.apply(Route)
+        member.apply(commands.Route)
         member.instance = instance.name
         if member.version is None:
             member.version = instance.version
         tokens = group.prompt_tokens + member.length
         instance.assign(trajectory, tokens)
-        yield Route(instance.name, instance.next_number(tokens), trajectory, instance.version)
+        yield commands.Route(
+            instance.name, instance.next_number(tokens), trajectory, instance.version
+        )
 
     def _admit(self, group_id: GroupId, version: Version) -> bool:
         """Reserve an entry for a group that waits; False: there is none for it."""
@@ -257,10 +273,10 @@ class State:
         number = instance.take(trajectories)
         for trajectory in trajectories:
             member = self.groups[trajectory.group].members[trajectory.member]
-            member.apply(Interrupt)
+            member.apply(commands.Interrupt)
             member.stop = number
         instance.stopping.update(trajectories)
-        yield Interrupt(instance.name, number, trajectories)
+        yield commands.Interrupt(instance.name, number, trajectories)
 
     def put_back(self, trajectory: TrajectoryId, cause: type) -> bool:
         """Let a trajectory that no instance has any more wait; False: it is not that far."""
@@ -276,8 +292,8 @@ class State:
         if member.state is MemberState.WAITING:
             self.queue.take(trajectory, member.version)
         self.num_waiting_env -= member.state is MemberState.WAITING_ENV
-        member.apply(FinishEarly)
-        yield FinishEarly(trajectory)
+        member.apply(commands.FinishEarly)
+        yield commands.FinishEarly(trajectory)
 
     def abort_members(self, group: Group) -> Iterator[Command]:
         """Abort those of the group that are not rewarded."""
@@ -291,14 +307,14 @@ class State:
             self.num_waiting_env -= member.state is MemberState.WAITING_ENV
             if member.instance is not None:
                 on_instance.setdefault(member.instance, []).append(trajectory)
-            member.apply(Abort)
+            member.apply(commands.Abort)
         for name, trajectories in on_instance.items():
             instance = self.instances[name]
             running = tuple(t for t in trajectories if t in instance.assigned)
             instance.stopping.difference_update(trajectories)
-            yield Abort(name, instance.take(running), tuple(trajectories))
+            yield commands.Abort(name, instance.take(running), tuple(trajectories))
         if asking:
-            yield CloseEnvironments(tuple(asking))
+            yield commands.CloseEnvironments(tuple(asking))
 
     # -- ends of groups ----------------------------------------------------------------------
 
@@ -325,11 +341,11 @@ class State:
         self.retries[group.id] = group.retries + 1
         self.num_requested += 1
         yield from self.release(group.id, "aborted", f"{reason}; its prompt is retried")
-        yield RetryPrompt(group.id)
+        yield commands.RetryPrompt(group.id)
 
     def _drop(self, group_id: GroupId, ending: Ending, reason: str) -> Iterator[Command]:
         group = self.forget(group_id)
         if not group.complete:
             self.num_inflight -= 1
         yield from self.abort_members(group)
-        yield Drop(group_id, ending, reason)
+        yield commands.Drop(group_id, ending, reason)

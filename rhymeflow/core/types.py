@@ -1,7 +1,4 @@
-"""The words of the coordinator: identities and small records, standard library only.
-
-Knows nothing of tokens: the coordinator sees ids, versions, lengths and rewards.
-"""
+"""The words of the coordinator: identities and small records. It knows no tokens."""
 
 from __future__ import annotations
 

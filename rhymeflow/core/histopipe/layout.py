@@ -1,24 +1,17 @@
 """HistoPipe's layout of a step: which groups go to which instances (arXiv 2508.18588, HistoPipe).
 
-Groups are ranked by the length their responses are expected to have, and the ranking is cut into
-ranking groups of as many groups each. A ranking group gets some instances of its own, over which
-the members of its groups are dealt out. In even steps instances are given to ranking groups from
-short to long, in odd steps from long to short (tier 1, `pipeline.py`), so that an instance that had
-long responses has short ones next, and begins them while others are still at this step. A ranking
-group gets as many instances as make completion times, by the cost model, grow linearly from the
-shortest ranking group to the longest, `slope * high` to `high` (tier 2). For each of some slopes
-the least `high` for which there are enough instances is found by bisection. Two steps in a row take
-an instance about `slope * high + high`, which is what the choice of the slope minimises.
+Groups are ranked by expected length, and the ranking is cut into ranking groups of as many groups
+each, which get some instances of their own, dealt out by length. In even steps from short to long,
+in odd steps from long to short (tier 1, `pipeline.py`), so that an instance that had long responses
+has short ones next, and begins them while others are still at this step. A ranking group gets as
+many instances as make completion times grow linearly from the shortest to the longest, `slope *
+high` to `high` (tier 2); for each of some slopes the least `high` is found by bisection. Two steps
+in a row take an instance about `slope * high + high`, which the choice of the slope minimises.
 
-**Completion times** are those of responses of known lengths that an instance begins together. By
-the cost model (`core/cost.py`), summed: while n decode, an iteration costs max(k2, k3 n + c) + k4,
-and every response costs k1 for each of its tokens in the cache at each of its iterations. If there
-are more than can run at a time, all places are taken until only that many are left: the longest
-ones, which then begin together. That lies between the longest first (less by up to a quarter) and
-the shortest first (more by some hundredths).
-
-Holds true: every group is in one ranking group, every instance in one; pure functions. Knows
-nothing of what runs now, nor of drafts.
+**Completion times** are of responses of known lengths that an instance begins together, by the cost
+model (`core/cost.py`), summed. If there are more than can run at a time, all places are taken until
+only that many are left: the longest, which then begin together. That lies between the longest first
+(less by up to a quarter) and the shortest first (more by some hundredths).
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """HistoPipe's memory: which step a group belongs to, and the instances that it is laid out on.
 
-A step is as many groups as a batch has. It is laid out when an instance has nothing left of the
-step before and all of that is admitted, with what is known of lengths by then. An instance begins
-its share when nothing of an earlier step runs there. What is taken away from an instance (an
-outlier) gets a place of its own: another instance in its step, or the same one in the next.
-
-Holds true: every group is laid out once; a place names an instance that was there at the time. How
-many instances a ranking group gets is decided in `layout.py`; what may start, by the protocol.
+A step is as many groups as a batch has, laid out once an instance has nothing left of the step
+before and all of that is admitted. An instance begins its share when nothing of an earlier step
+runs there. What is taken away from it (an outlier) gets a place of its own: another instance in its
+step, or the same one in the next.
 """
 
 from __future__ import annotations

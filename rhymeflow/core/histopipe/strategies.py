@@ -1,9 +1,4 @@
-"""HistoPipe's routing and migration: everything goes where its step's layout has it.
-
-Holds true: an assignment names an instance that accepts and holds at least the trajectory's
-`min_version`, within its capacity; an instance begins a step when nothing of an earlier one is left
-there. Where no `Pipeline` lays anything out, `planned` is `fewest_requests`, and nothing moves.
-"""
+"""HistoPipe's routing and migration: everything goes where its step's layout has it."""
 
 from __future__ import annotations
 
@@ -17,8 +12,8 @@ from rhymeflow.core.strategies.base import (
     Migration,
     Settings,
     TrajectoryView,
+    fits,
 )
-from rhymeflow.core.strategies.room import fits, has_room
 from rhymeflow.core.strategies.routing import fewest_requests
 from rhymeflow.core.types import InstanceId
 
@@ -35,7 +30,7 @@ def planned(view: FleetView) -> list[Assignment]:
     pipeline = view.layout
     if not isinstance(pipeline, Pipeline):
         return fewest_requests(view)
-    able = {x.name: x for x in view.instances if has_room(x) and not x.waiting}
+    able = {x.name: x for x in view.instances if x.has_room() and not x.waiting}
     if view.lowest_waiting is None:  # all that waits is of the last step, or not laid out
         steps = {name: pipeline.step(x.assigned) for name, x in able.items()}
         able = {n: x for n, x in able.items() if steps[n] in (None, pipeline.num_steps - 1)}
@@ -115,7 +110,7 @@ def _longer(
     """The instance with the fewest responses, of those that go on for longer than this."""
     able = []
     for place, other in enumerate(view.instances):
-        if other.name == giver.name or not has_room(other) or other.version < giver.version:
+        if other.name == giver.name or not other.has_room() or other.version < giver.version:
             continue
         if len(other.assigned) <= len(giver.assigned):
             continue  # it would be kept from its next share in turn

@@ -1,8 +1,8 @@
 """What a strategy sees, and what it may answer. All of it is read-only.
 
-A strategy is a pure function of a view. It proposes; the coordinator leaves out what the staleness
-protocol does not allow, so no strategy, a user's own included, can break the bound. The view is the
-fleet as it will be once every command given so far is carried out (`core/instance.py`).
+A strategy is a pure function of a view: the fleet as it will be once every command given so far is
+carried out. It proposes; the coordinator leaves out what the staleness protocol does not allow, so
+no strategy, a user's own included, can break the bound.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rhymeflow.core.cost import CostModel
+from rhymeflow.core.lengths import LengthPredictor
 from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
 
 if TYPE_CHECKING:
@@ -38,12 +39,9 @@ class InstanceView(NamedTuple):
 
     name: InstanceId
     version: Version
-    capacity: int
-    """Trajectories that it decodes at a time."""
-    kv_capacity: int
-    """Tokens that its KV cache holds."""
-    kv_tokens: int
-    """Tokens in its KV cache, as last seen, with what was commanded since."""
+    capacity: int  # trajectories that it decodes at a time
+    kv_capacity: int  # tokens that its KV cache holds
+    kv_tokens: int  # in its KV cache, as last seen, with what was commanded since
     assigned: Mapping[TrajectoryId, int]
     """Trajectories that are there or on their way, with their tokens when they were routed."""
     waiting: tuple[TrajectoryId, ...]
@@ -51,24 +49,29 @@ class InstanceView(NamedTuple):
     accepts: bool
     """Whether anything may be routed to it now."""
 
+    def has_room(self) -> bool:
+        """Whether anything at all may be routed to it."""
+        return (
+            self.accepts
+            and len(self.assigned) < self.capacity
+            and self.kv_tokens < self.kv_capacity
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The numbers that strategies weigh with."""
 
     cost: CostModel
-    group_size: int
-    """Trajectories of a group."""
+    group_size: int  # trajectories of a group
     throughput_ratio: float
-    """An instance gives work away to one that has this many times less of it: 3 for `rhymeflow`, 5
-    (StaleFlow's) for the others."""
+    """An instance gives work away to one that has this many times less of it."""
     max_slowdown: float
     """How many times slower than alone a response may be decoded among those that the last
     instances of an old version take over."""
     routing_gain: float = 0.0
     """StaleFlow's mu: an instance is taken if it gains at least this share of what an empty one
-    would. Its authors take 0.2 to 0.3, which leaves caches half empty for fresher versions; in our
-    measurements 0 trains more (docs/lab-log.md)."""
+    would. Its authors take 0.2 to 0.3; in our measurements 0 trains more (docs/lab-log.md)."""
     kv_headroom: float = 0.1
     """Share of an instance's KV cache that `waterfall` leaves free, so that what runs can grow."""
     max_waiting: int = 3
@@ -76,26 +79,6 @@ class Settings:
     outlier_ratio: float = 1.5
     """A response among the last of its instance is moved elsewhere, or put off to the next step,
     when it has this many times the tokens that its prompt's history predicted (HistoPipe)."""
-
-
-class LengthPrediction(Protocol):
-    """What is predicted of lengths, in response tokens (`core/lengths.py`)."""
-
-    @property
-    def explained_variance(self) -> float:
-        """Share of the variance of log lengths that predictions explained lately, 0 to 1."""
-
-    def generated(self, trajectory: TrajectoryId) -> int:
-        """Tokens it has, about."""
-
-    def remaining(self, trajectory: TrajectoryId) -> float:
-        """Tokens it is expected to need still, at least 1."""
-
-    def expected(self, group: GroupId) -> float:
-        """Mean tokens of a response of this group, admitted or not."""
-
-    def quantile(self, group: GroupId, q: float) -> float:
-        """The q-quantile of the lengths of a group's responses, none of which has begun."""
 
 
 class Layout(Protocol):
@@ -122,8 +105,7 @@ class NoLayout(Layout):
 class FleetView:
     """Everything at one tick."""
 
-    published: Version
-    """The newest version in the weight store."""
+    published: Version  # the newest in the weight store
     instances: tuple[InstanceView, ...]
     """In the order they joined. One that has not changed is the same object as the last time."""
     queue: Iterable[TrajectoryView]
@@ -136,7 +118,7 @@ class FleetView:
     admissible: frozenset[Version]
     """Versions at which a new group could be started now, among those that instances hold."""
     settings: Settings
-    lengths: LengthPrediction
+    lengths: LengthPredictor
     layout: Layout
     memo: dict[str, Any] = field(default_factory=dict)
     """What a rule keeps from one tick to the next to be quicker, by its module's name. It is in no
@@ -157,8 +139,18 @@ class Migration(NamedTuple):
     trajectories: tuple[TrajectoryId, ...]
     to: InstanceId | None = None
     """Where the layout is to have them from now on; None: it stays as it is."""
-    later: bool = False
-    """In the step after theirs."""
+    later: bool = False  # in the step after theirs
+
+
+def fits(kv_tokens: int, tokens: int, instance: InstanceView, settings: Settings) -> bool:
+    """Whether so many tokens fit beside so many, with headroom."""
+    return kv_tokens + tokens <= (1 - settings.kv_headroom) * instance.kv_capacity
+
+
+def weighed(tokens: int) -> int:
+    """The number of tokens that instances are compared at: a power of two (or 0), at most a factor
+    of two below."""
+    return 1 << tokens.bit_length() >> 1
 
 
 Routing = Callable[[FleetView], Iterable[Assignment]]

@@ -1,15 +1,10 @@
 """Instances that have room and nothing waiting, by version, and who gains most by a trajectory.
 
-**Kept from one tick to the next.** Most of a fleet is as it was: an instance that has not changed
-is shown by the very same view (`core/instance.py`), so what is new is found by comparing objects,
-and only that is entered again. What was given away in the last answer was counted here already; if
-the instance is then shown with just that, nothing is to be done for it. So a tick costs O(changes
-· log instances), and a comparison for each instance.
-
-Holds true: it follows from the view alone, whatever was asked before: `tests/core/strategies/
-test_gains.py` compares each answer with that of a new one. A class is dropped with its last
-instance. Heaps hold entries that are out of date; they are left out when they come first, and a
-heap in which they are most is made anew.
+Most of a fleet is as it was in the last tick: an instance that has not changed is shown by the very
+same view, so only what is new is entered again, and what the last answer gave away was counted here
+already. A tick costs O(changes · log instances), and a comparison for each instance. Answers follow
+from the view alone (`test_gains.py`). Heaps hold entries that are out of date; they are left out
+when they come first, and a heap in which they are most is made anew.
 """
 
 from __future__ import annotations
@@ -19,8 +14,14 @@ from heapq import heapify, heappop, heappush
 from itertools import compress, count
 from operator import is_not
 
-from rhymeflow.core.strategies.base import FleetView, InstanceView, Settings, TrajectoryView
-from rhymeflow.core.strategies.room import fits, has_room, weighed
+from rhymeflow.core.strategies.base import (
+    FleetView,
+    InstanceView,
+    Settings,
+    TrajectoryView,
+    fits,
+    weighed,
+)
 from rhymeflow.core.types import InstanceId, Version
 
 _Entry = tuple[float, int, int]
@@ -183,7 +184,7 @@ class Gains:
         return self.classes[version].has_room_at(place, trajectory.tokens)
 
     def _enter(self, place: int, instance: InstanceView | None) -> None:
-        able = instance is not None and has_room(instance) and not instance.waiting
+        able = instance is not None and instance.has_room() and not instance.waiting
         version = self._versions.get(place)
         if version is not None:
             loads = self.classes[version].loads

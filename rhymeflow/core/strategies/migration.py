@@ -1,15 +1,20 @@
 """Migration: what is taken away from where it is, to be routed anew.
 
-Holds true: what is taken is there, and a trajectory is taken once. Where it goes is not decided
-here; `rebalance` takes only what `waterfall` (and `fewest_requests`) would not give back.
+Where it goes is not decided here; `rebalance` takes only what routing would not give back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from rhymeflow.core.strategies.base import FleetView, InstanceView, Migration, Settings
-from rhymeflow.core.strategies.room import fits, has_room, weighed
+from rhymeflow.core.strategies.base import (
+    FleetView,
+    InstanceView,
+    Migration,
+    Settings,
+    fits,
+    weighed,
+)
 from rhymeflow.core.types import TrajectoryId, Version
 
 
@@ -36,7 +41,7 @@ def rebalance(view: FleetView) -> tuple[Migration, ...]:
     its way back, so no gap is filled twice.
     """
     overfull = {x.name for x in view.instances if len(x.waiting) > view.settings.max_waiting}
-    if not any(has_room(x) and not x.waiting for x in view.instances):
+    if not any(x.has_room() and not x.waiting for x in view.instances):
         overfull = set()
     if overfull:
         return tuple(Migration(x.name, x.waiting) for x in view.instances if x.name in overfull)
@@ -82,7 +87,7 @@ def _is_to_last(trajectory: TrajectoryId, giver: InstanceView, view: FleetView) 
 def _shares(view: FleetView) -> Iterator[Migration]:
     starved: dict[Version, list[InstanceView]] = {}
     for instance in view.instances:
-        if has_room(instance) and not instance.waiting and instance.version not in view.admissible:
+        if instance.has_room() and not instance.waiting and instance.version not in view.admissible:
             starved.setdefault(instance.version, []).append(instance)
     for version, takers in starved.items():
         givers = [x for x in view.instances if x.version == version]

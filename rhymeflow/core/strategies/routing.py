@@ -1,27 +1,21 @@
 """Routing: which of what waits goes to which instance.
 
-Holds true of both rules: an assignment names an instance that accepts, holds at least the
-trajectory's `min_version` and has room, counting what this very answer has given it already; no
-trajectory is assigned twice; the view is only read. Among equals the first that joined is taken, so
-one view has one answer.
+An assignment names an instance that accepts and has room, counting what this very answer has given
+it already. Among equals the first that joined is taken, so one view has one answer.
 
-**A block ends the tick.** The queue comes in levels: V_traj, oldest first, then what is new.
-`waterfall` stops at the first trajectory that has no place, so nothing behind it can take what it
-waits for: old work is never overtaken by newer, nor a long response by shorter ones of its level.
-(StaleFlow blocks the levels below only; then one that needs much room could be passed again and
-again.) It also makes a tick in which nothing fits cost one look at the fleet, however long the
-queue is. `fewest_requests` does not block: whatever has no place is passed over.
+**A block ends the tick.** `waterfall` stops at the first trajectory that has no place, so nothing
+behind it can take what it waits for: old work is never overtaken by newer, nor a long response by
+shorter ones of its level. (StaleFlow blocks the levels below only; then one that needs much room
+could be passed again and again.) It also makes a tick in which nothing fits cost one look at the
+fleet. `fewest_requests` passes over whatever has no place.
 
-**Tokens are weighed by powers of two.** Which instance gains most depends on the trajectory's
-tokens. Instances are compared at the largest power of two not above them, so a heap for each size
-that occurs finds the best in O(log instances); whether its gain is enough is then judged by the
-exact number.
+**Tokens are weighed by powers of two.** Instances are compared at the largest power of two not
+above a trajectory's tokens, so a heap for each size that occurs finds the best in O(log instances);
+whether its gain is enough is then judged by the exact number.
 
 **Room to grow.** `waterfall` leaves a share of each cache free (`kv_headroom`), for what runs there
 grows. Without it a full fleet spends its time on preempting, sending back and routing again: 2.0
-million interruptions of 10 thousand responses in one simulated run (docs/lab-log.md). An instance
-whose cache overflows all the same has something waiting, and gets nothing more until that is
-decoded or sent back.
+million interruptions of 10 thousand responses in one simulated run (docs/lab-log.md).
 """
 
 from __future__ import annotations
@@ -36,7 +30,6 @@ from rhymeflow.core.strategies.base import (
     most_assignments,
 )
 from rhymeflow.core.strategies.gains import Class, Gains, Load
-from rhymeflow.core.strategies.room import has_room
 from rhymeflow.core.types import InstanceId, Version
 
 
@@ -74,7 +67,7 @@ class _Fewest:
         self.heaps: dict[Version, list[tuple[int, int]]] = {}
         """Entries with another count than the place has now are out of date."""
         for place, instance in enumerate(view.instances):
-            if has_room(instance):
+            if instance.has_room():
                 self._loads[place] = len(instance.assigned), instance.kv_tokens
                 self._places[instance.name] = place
                 self.heaps.setdefault(instance.version, []).append((len(instance.assigned), place))

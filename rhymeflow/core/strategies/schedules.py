@@ -1,8 +1,6 @@
-"""Schedules: the rules by name, and the bundles of them.
+"""Schedules: the rules by name, and the bundles of them; docs/schedules.md shows `SCHEDULES`.
 
-A bundle fixes when groups are admitted, where trajectories go, when an instance pulls, what becomes
-of what runs there, and what moves. How stale anything may become is not its business: that is the
-protocol's, whatever the rules are. docs/schedules.md shows `SCHEDULES` as a table.
+How stale anything may become is not their business: that is the protocol's, whatever the rules.
 """
 
 from __future__ import annotations

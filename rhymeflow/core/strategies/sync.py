@@ -1,7 +1,6 @@
 """Synchronisation: when an instance that lags behind the weight store pulls.
 
-Each rule answers for one instance whose version is below the newest. A rule must let every instance
-that lags pull in the end, or the run stalls: its docstring says why it does.
+A rule must let every instance that lags pull in the end, or the run stalls: its docstring says why.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from functools import lru_cache
 
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.strategies.base import FleetView, InstanceView
-from rhymeflow.core.strategies.room import has_room
 from rhymeflow.core.types import InstanceId
 
 
@@ -47,7 +45,7 @@ def when_version_unusable(instance: InstanceView, view: FleetView) -> bool:
         return True
     if instance.waiting:
         return False
-    if view.lowest_waiting is not None and has_room(instance):
+    if view.lowest_waiting is not None and instance.has_room():
         return view.lowest_waiting > instance.version
     return instance.version not in view.admissible
 
@@ -71,7 +69,7 @@ def gather_stragglers(instance: InstanceView, view: FleetView) -> bool:
     if instance.waiting or instance.version in view.admissible:
         return False
     lowest = view.lowest_waiting
-    if lowest is not None and lowest <= instance.version and has_room(instance):
+    if lowest is not None and lowest <= instance.version and instance.has_room():
         return False
     return instance.name not in _stay(view)
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymeflow.core.strategies.base import Assignment, FleetView, TrajectoryView
-from rhymeflow.core.strategies.room import weighed
+from rhymeflow.core.strategies.base import Assignment, FleetView, TrajectoryView, weighed
 from rhymeflow.core.strategies.routing import fewest_requests, waterfall
 from tests.core.strategies.fleets import COST_14B, fleet, fleets, instance, new, partial, shown
 
