@@ -1,7 +1,6 @@
 """From a configuration to what the coordinator gets: the size of the run, and its rules.
 
-Names and functions of the user's are resolved here and nowhere else; what cannot be is a
-`UserError` that names the field.
+Names and functions of the user's are resolved here and nowhere else.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from rhymeflow.config.fields import brief
 from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.strategies.base import MAX_ASSIGNMENTS, NoLayout, Settings
 from rhymeflow.core.strategies.schedules import MIGRATION, ROUTING, SCHEDULES, SYNC
-from rhymeflow.core.types import HELD_OUT, SuiteName
+from rhymeflow.core.types import HELD_OUT
 from rhymeflow.errors import UserError, suggestion
 from rhymeflow.suites.suite import of_run
 from rhymeflow.utils.user_modules import imported
@@ -39,6 +38,7 @@ def plan(config: Config) -> Plan:
     rules, groups_per_batch = rules_in_force(config), config.learner.groups_per_batch
     assert rules.batch_order is not None
     assert rules.accumulate_early is not None
+    every = {HELD_OUT: config.run.eval_steps} | {s.name: s.steps for s in config.eval.suites}
     return Plan(
         num_batches=config.learner.max_steps,
         groups_per_batch=groups_per_batch,
@@ -47,7 +47,7 @@ def plan(config: Config) -> Plan:
         max_staleness=rules.bound,
         batch_order=rules.batch_order,
         accumulate_early=rules.accumulate_early,
-        eval_steps=_eval_steps(config),
+        eval_steps={suite.name: every[suite.name] for suite in of_run(config)},
         extra_groups=rules.extra_groups,
         extra_generations=rules.extra_generations,
         filter_zero_variance=rules.filter_zero_variance,
@@ -56,12 +56,6 @@ def plan(config: Config) -> Plan:
         stuck_threshold=STUCK_GROUPS,
         max_retries=RETRIES,
     )
-
-
-def _eval_steps(config: Config) -> dict[SuiteName, int]:
-    """Of each suite that a run evaluates by itself, how often."""
-    every = {HELD_OUT: config.run.eval_steps} | {s.name: s.steps for s in config.eval.suites}
-    return {suite.name: every[suite.name] for suite in of_run(config)}
 
 
 def schedule(config: Config) -> Schedule:
@@ -78,6 +72,8 @@ def schedule(config: Config) -> Schedule:
         )
     chosen, bundle = rules_in_force(config), SCHEDULES[config.schedule.name]
     assert chosen.on_pull is not None
+    assert chosen.max_inflight_batches is not None
+    groups = config.learner.groups_per_batch + chosen.extra_groups
     return Schedule(
         name=chosen.name,
         admission=bundle.admission,
@@ -85,8 +81,14 @@ def schedule(config: Config) -> Schedule:
         sync=_piece("sync", chosen.sync, SYNC, "instance, view"),
         on_pull=chosen.on_pull,
         migration=_piece("migration", chosen.migration, MIGRATION, "view"),
-        max_inflight_groups=_max_inflight_groups(chosen, config.learner.groups_per_batch),
-        settings=_settings(chosen, config.rollout.num_generations),
+        max_inflight_groups=max(1, math.ceil(chosen.max_inflight_batches * groups)),
+        settings=Settings(
+            # Strategies weigh decoding only, which is the same however many devices train.
+            cost=profiles.load(chosen.cost_model).cost(train_devices=1),
+            group_size=config.rollout.num_generations + chosen.extra_generations,
+            throughput_ratio=bundle.throughput_ratio,
+            max_slowdown=1 + (chosen.bound + 1) / 8,
+        ),
         max_interrupts=MAX_ASSIGNMENTS,
         pulls_to_evaluate=True,
         layout=bundle.layout or NoLayout,
@@ -138,22 +140,6 @@ def rules_in_force(config: Config) -> ScheduleConfig:
 
 def _name(rule: Callable[..., Any], known: Mapping[str, Rule]) -> str:
     return next(name for name, each in known.items() if each is rule)
-
-
-def _max_inflight_groups(chosen: ScheduleConfig, groups_per_batch: int) -> int:
-    """Groups in flight at a time: so many batches' worth."""
-    assert chosen.max_inflight_batches is not None
-    return max(1, math.ceil(chosen.max_inflight_batches * (groups_per_batch + chosen.extra_groups)))
-
-
-def _settings(chosen: ScheduleConfig, num_generations: int) -> Settings:
-    return Settings(
-        # Strategies weigh decoding only, which is the same however many devices train.
-        cost=profiles.load(chosen.cost_model).cost(train_devices=1),
-        group_size=num_generations + chosen.extra_generations,
-        throughput_ratio=SCHEDULES[chosen.name].throughput_ratio,
-        max_slowdown=1 + (chosen.bound + 1) / 8,
-    )
 
 
 def _piece(field: str, given: str | None, known: Mapping[str, Rule], arguments: str) -> Rule:

@@ -1,8 +1,7 @@
-"""What can be wrong with a configuration, found out before a run begins.
+"""What can be wrong with a configuration, found out before a run begins. Nothing is written.
 
 `before_start` takes milliseconds, runs no code of a reward function, reads no weights and loads no
-torch; what passes `everything` has its data, tokenizer, reward functions, cost model and
-strategies, and weights that can be opened. Nothing is written.
+torch.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterable
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from rhymeflow import build, environments
 from rhymeflow.config import Config, RewardFunction
-from rhymeflow.data.encode import Tokenizer, Tools
+from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.files import check_source
 from rhymeflow.data.generators import is_generator
 from rhymeflow.data.load import RunPrompts, check_sources
@@ -67,8 +67,10 @@ def before_start(config: Config) -> None:
     Raises:
         UserError: something is not there.
     """
-    if config.runtime == "ray":
-        _check_ray(config)
+    if config.runtime == "ray" and config.rollout.python is not None:
+        raise UserError(
+            "rollout.python: with runtime = 'ray' an instance runs under the Python of its node"
+        )
     previous_run.check(config.drafting.history_run, "drafting.history_run")
     check_files(config.model)
     if config.learner.is_used:
@@ -95,6 +97,7 @@ def everything(config: Config) -> Loaded:
     if not config.learner.is_used:
         raise UserError("learner.max_steps = 0: nothing is trained, and `rhymeflow eval` evaluates")
     before_start(config)
+    from rhymeflow.environments.episodes import Episodes
     from rhymeflow.learner.policy import check_attention  # loads torch, so not before
     from rhymeflow.learner.ranks import check_gpus
     from rhymeflow.models.load import check_end
@@ -110,35 +113,25 @@ def everything(config: Config) -> Loaded:
     prove(config, has_engine=config.rollout.engine == "native")
     # What a user's file prints is no part of the configuration that is printed.
     with contextlib.redirect_stdout(sys.stderr):
-        judges = _judges(config)
+        judges = list(map(Judge, config.reward.functions))
         tools = environments.all_tool_schemas(config)
         longest = max_length(config.model)
         prompts = RunPrompts.load(config, tokenizer, longest, tools[RUN])
         suites = load_suites(config, prompts.held_out, tokenizer, longest, tools)
         _check_rows(config, prompts.train, judges)
+        Episodes(config, environment_sections(config), tokenizer)
         sources = {RUN: prompts.train} | {n: each.prompts for n, each in suites.items()}
-        _check_turns(config, tokenizer, sources, tools)
-        have_own = reward_sections(config)
-        for name, suite in suites.items():
-            own = _judges(suite.suite.config) if name in have_own else judges
-            _check_rows(suite.suite.config, suite.prompts, own)
+        for name, source in sources.items():
+            environments.check_calls(config, tokenizer, source, tools[name])
+        for suite in suites.values():
+            own = suite.suite.config
+            _check_rows(own, suite.prompts, map(Judge, own.reward.functions))
     train = prompts.train
     lengths = [len(prompts.encoder.encode(train[row])) for row in range(len(train))]
     lengths += [len(ids) for suite in suites.values() for ids in suite.prompt_ids]
     rewards = _tried(config, tokenizer, prompts, suites)
     unseen = unseen_tokens(config.model, tokenizer)
     return Loaded(tokenizer, prompts, suites, max(lengths), rewards, unseen)
-
-
-def _check_turns(
-    config: Config, tokenizer: Any, prompts: dict[str, PromptSource], tools: dict[str, Tools]
-) -> None:
-    """Look whether the chat template does for turns and calls, as a run's workers do."""
-    from rhymeflow.environments.episodes import Episodes
-
-    Episodes(config, environment_sections(config), tokenizer)
-    for name, source in prompts.items():
-        environments.check_calls(config, tokenizer, source, tools[name])
 
 
 def _tried(
@@ -166,13 +159,6 @@ def prove(config: Config, *, has_engine: bool) -> None:
             model, seed=0, max_num_seqs=4, max_prefill_tokens=64, instance="check", version=0
         ).prove()
     Policy(model, config.rollout, config.learner)
-
-
-def _check_ray(config: Config) -> None:
-    if config.rollout.python is not None:
-        raise UserError(
-            "rollout.python: with runtime = 'ray' an instance runs under the Python of its node"
-        )
 
 
 def check_machine(config: Config) -> None:
@@ -211,19 +197,12 @@ def _check_name(function: RewardFunction) -> None:
         Judge(function)  # a recipe's, or a name that means nothing
 
 
-def _judges(config: Config) -> list[Judge]:
-    return [Judge(function) for function in config.reward.functions]
-
-
-def _check_rows(config: Config, prompts: PromptSource, judges: list[Judge]) -> None:
+def _check_rows(config: Config, prompts: PromptSource, judges: Iterable[Judge]) -> None:
+    """Look whether each row has the columns that environments and reward functions take."""
     environments.check_rows(config, prompts, len(prompts))
     for judge in judges:
-        _check_columns(judge, prompts)
-
-
-def _check_columns(judge: Judge, prompts: PromptSource) -> None:
-    for row in range(len(prompts)):
-        try:
-            judge.check_columns(prompts[row].columns)
-        except UserError as error:
-            raise UserError(f"{prompts[row].where}: {error}") from None
+        for row in range(len(prompts)):
+            try:
+                judge.check_columns(prompts[row].columns)
+            except UserError as error:
+                raise UserError(f"{prompts[row].where}: {error}") from None

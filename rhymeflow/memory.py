@@ -74,7 +74,7 @@ class Model:
 
     @property
     def bytes_per_value(self) -> int:
-        """Of the compute precision."""
+        """In the compute precision."""
         return self.dtype.itemsize
 
     @property
@@ -109,34 +109,29 @@ def model_on_gpus(config: Config) -> Model:
 def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Model:
     """A model of this kind, computed in this precision there."""
     text = hf_config.get_text_config()
-    heads = text.num_attention_heads
-    tied = hf_config.tie_word_embeddings
+
+    def given(*names: str) -> int:
+        """The first of these fields that the configuration has; 0: it has none."""
+        return next((found for name in names if (found := getattr(text, name, None))), 0)
+
+    heads, hidden = text.num_attention_heads, text.hidden_size
+    of_experts = given("num_experts_per_tok") * given("moe_intermediate_size")
     return Model(
         num_parameters=count_parameters(hf_config),
-        num_outside=text.vocab_size * text.hidden_size * (1 if tied else 2),
+        num_outside=text.vocab_size * hidden * (1 if hf_config.tie_word_embeddings else 2),
         num_layers=text.num_hidden_layers,
         num_heads=heads,
-        num_kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_size=getattr(text, "head_dim", None) or text.hidden_size // heads,
-        hidden_size=text.hidden_size,
-        intermediate_size=_intermediate_size(text),
-        num_experts=getattr(text, "num_experts", None)
-        or getattr(text, "num_local_experts", None)
-        or 0,
+        num_kv_heads=given("num_key_value_heads") or heads,
+        head_size=given("head_dim") or hidden // heads,
+        hidden_size=hidden,
+        intermediate_size=of_experts or given("intermediate_size") or 4 * hidden,
+        num_experts=given("num_experts", "num_local_experts"),
         normalises_heads=text.model_type.startswith("qwen3"),
         vocab_size=text.vocab_size,
         max_positions=text.max_position_embeddings,
         dtype=dtype,
         device=device,
     )
-
-
-def _intermediate_size(text: PreTrainedConfig) -> int:
-    experts = getattr(text, "num_experts_per_tok", None)
-    of_expert = getattr(text, "moe_intermediate_size", None)
-    if experts and of_expert:
-        return int(experts * of_expert)
-    return int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
 
 
 # -- activations -----------------------------------------------------------------------------------

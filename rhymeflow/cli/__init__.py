@@ -6,6 +6,4 @@ keeps its traceback. What a command needs is imported when it is called, so that
 is quick.
 """
 
-from rhymeflow.cli.dispatch import main
-
-__all__ = ["main"]
+from rhymeflow.cli.dispatch import main as main

@@ -104,8 +104,6 @@ def _add_all(add: Add, arguments: list[str]) -> tuple[list[str], dict[str, str]]
 
 
 _TAKES_FIELDS = ("train", "simulate", "sft", "eval")
-
-
 _HELP = {"--help": "--help=common", "-h": "--help=common"}
 _WITHOUT_VALUE = {**_HELP, "--dry-run": "--dry-run=full"}
 """What an option means that may have a value: it is not to take what follows it for one."""

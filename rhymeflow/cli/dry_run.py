@@ -21,6 +21,7 @@ from rhymeflow.utils.cores import cores_of_ranks, usable_cores
 if TYPE_CHECKING:
     from rhymeflow.check import Loaded
     from rhymeflow.learner.sample import Sample
+    from rhymeflow.memory import Model
 
 _LINES, _WIDTH = 24, 300
 """Of a text, so many are shown: half of the lines its first ones, half its last."""
@@ -34,7 +35,8 @@ def dry_run(config: Config, *, is_full: bool) -> None:
 
     lines: list[str] = []
     longest = None
-    check_run_dir(choose_run_dir(config))
+    run_dir = choose_run_dir(config)
+    check_run_dir(run_dir)
     if is_full:
         check_start(config)
         loaded = check.everything(config)
@@ -45,17 +47,19 @@ def dry_run(config: Config, *, is_full: bool) -> None:
 
         needs = plan.describe(config)
     else:
-        needs = _needs(config, longest)
+        from rhymeflow import memory  # loads torch; mistakes are said without waiting for it
+
+        model = memory.model_here(config)
+        needs = _needs(config, model, longest)
         if is_full and config.runtime == "local":
-            _check_room(config, choose_run_dir(config).absolute())
+            _check_room(config, model, run_dir.absolute())
     print("\n".join([*lines, needs.strip("\n"), dump_config(config)]), end="")
 
 
-def _needs(config: Config, longest_prompt: int | None) -> str:
+def _needs(config: Config, model: Model, longest_prompt: int | None) -> str:
     """Sizes, memory and placement; `longest_prompt` in tokens, if the data was read."""
-    from rhymeflow import memory  # loads torch; mistakes are said without waiting for it
+    from rhymeflow import memory
 
-    model = memory.model_here(config)
     length = longest_prompt or config.data.max_prompt_length or memory.ASSUMED_PROMPT
     origin = "by data.max_prompt_length"
     if longest_prompt is not None:
@@ -108,14 +112,13 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
-def _check_room(config: Config, run_dir: Path) -> None:
+def _check_room(config: Config, model: Model, run_dir: Path) -> None:
     """Refuse what a run refuses once the model's size is known."""
     from rhymeflow import memory
     from rhymeflow.runtime import disk_space
     from rhymeflow.utils import shared_memory
     from rhymeflow.workers.learner import STATE_BYTES
 
-    model = memory.model_here(config)
     checkpoint = model.num_parameters * (model.bytes_per_value + STATE_BYTES)
     there = next(each for each in (run_dir, *run_dir.parents) if each.exists())
     disk_space.DiskSpace(there, checkpoint).check(config.run.save_total_limit, 0)

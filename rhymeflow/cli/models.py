@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from rhymeflow.cli.parser import Add, positive, temperature
@@ -40,11 +40,6 @@ Answers a prompt, or with --chat a conversation, by a model; text as it comes.
 
 def add_commands(add: Add) -> None:
     """Add the commands with their arguments."""
-    _add_eval(add)
-    _add_generate(add)
-
-
-def _add_eval(add: Add) -> None:
     sub = add_configured(
         add,
         "eval",
@@ -62,9 +57,6 @@ def _add_eval(add: Add) -> None:
     sub.add_argument("--temperature", metavar="T", type=temperature, help="0 is greedy")
     sub.add_argument("--json", action="store_true", help="one JSON object on the last line")
     sub.add_argument("--output", metavar="FILE", type=Path, help="where the JSON goes too")
-
-
-def _add_generate(add: Add) -> None:
     sub = add(
         "generate",
         generate,
@@ -153,17 +145,11 @@ def generate(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         _write("\n")
         raise
-    except BrokenPipeError:
-        _nobody_reads()
     return 0
 
 
 def _whole_input() -> str:
-    """Return all of standard input as a prompt; the last end of a line is none of it.
-
-    Raises:
-        UserError: there is nothing.
-    """
+    """All of standard input as a prompt; the last end of a line is none of it."""
     prompt = sys.stdin.read().removesuffix("\n")
     if not prompt:
         raise UserError("generate: the prompt is empty; give it after the model, or on stdin")
@@ -184,11 +170,4 @@ def _lines() -> Iterator[str]:
             return
 
 
-def _write(text: str) -> None:
-    """Show text at once."""
-    print(text, end="", flush=True)
-
-
-def _nobody_reads() -> None:
-    """Write to nowhere from now on: whoever read has seen enough (`| head`)."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+_write = partial(print, end="", flush=True)

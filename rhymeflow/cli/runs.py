@@ -22,14 +22,12 @@ NAMES = ("inspect", "dashboard", "runs", "plot", "export")
 
 def add_commands(add: Add) -> None:
     """Add the commands with their arguments."""
-    _add_inspect(add)
-    _add_dashboard(add)
-    _add_runs(add)
+    _add_looking(add)
     _add_plot(add)
     _add_export(add)
 
 
-def _add_inspect(add: Add) -> None:
+def _add_looking(add: Add) -> None:
     sub = add("inspect", inspect, help="show what happened in a run")
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     sub.add_argument(
@@ -43,18 +41,12 @@ def _add_inspect(add: Add) -> None:
     what = "group G: its prompt and its responses"
     sub.add_argument("--group", metavar="G", type=_group, help=what)
     sub.add_argument("--json", action="store_true", help="the same as JSON (docs/inspecting.md)")
-
-
-def _add_dashboard(add: Add) -> None:
     sub = add("dashboard", dashboard, help="serve pages over runs, live and finished")
     what = "the newest of `runs` if none is given"
     sub.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="*", help=what)
     what = "listen there, for others too; the default is this machine alone"
     sub.add_argument("--host", default="127.0.0.1", help=what)
     sub.add_argument("--port", metavar="N", type=_port, help="default: the first free from 8750 on")
-
-
-def _add_runs(add: Add) -> None:
     sub = add("runs", runs, help="list runs with their results")
     sub.add_argument(
         "directories", metavar="DIR", type=Path, nargs="*", help="where runs are (default: runs)"

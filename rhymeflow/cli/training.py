@@ -15,7 +15,7 @@ from typing import Any
 from rhymeflow.cli.parser import Add
 from rhymeflow.config import Config
 from rhymeflow.config import help as pages
-from rhymeflow.config.load import read_config
+from rhymeflow.config.load import SHORT, read_config
 
 _TRAIN = """\
 Trains a policy: a recipe (`rhymeflow recipes` lists them), a YAML file, or a
@@ -32,6 +32,14 @@ Fine-tunes a model on rows that say what is right (docs/sft.md), in one process:
 
 A row is {prompt, completion}, or {messages}. DIR is then a model to train on.
 """
+
+_SHORT = {
+    "model": ("M", "a local directory or a hub name"),
+    "data": ("FILE", "CSV, JSON, JSONL or Parquet; text also compressed"),
+    "reward": ("F", "file.py:function, or a built-in; several are added up"),
+    "schedule": ("NAME", "how rollout and training overlap"),
+    "history": ("RUN_DIR", "a run to draft from"),
+}
 
 _CALIBRATE = "Routing weighs with it (--schedule.cost_model FILE.json), and `simulate` runs on it."
 
@@ -91,8 +99,8 @@ def _add_train(add: Add) -> None:
         help="load all but the weights, show the whole configuration and what it needs, and stop; "
         "=plan loads nothing: sizes, memory and placement only",
     )
-    for option, help in pages.SHORT.items():
-        sub.add_argument(f"--{option}", metavar=help[0], help=help[1])
+    for option, (metavar, what) in _SHORT.items():
+        sub.add_argument(f"--{option}", metavar=metavar, help=f"{what} ({SHORT[option]})")
     what = "serve pages over the run while it goes on, and print their address"
     sub.add_argument("--dashboard", action="store_true", help=what)
 

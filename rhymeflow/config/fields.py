@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from rhymeflow.config import Config, Section
@@ -25,8 +26,8 @@ class Source:
     """Where values came from: a text's nodes, and the fields the command line gave."""
 
     name: str
-    node: Node | None
-    overridden: frozenset[str]
+    node: Node | None = None
+    overridden: frozenset[str] = frozenset()
 
     def place(self, path: str) -> str:
         """Return `--path` or `file:line: path`."""
@@ -93,9 +94,20 @@ def written_out(value: Any, kind: Any) -> Any:
     return {k: written_out(v, known[k].annotation) if k in known else v for k, v in value.items()}
 
 
+def every_field(
+    section: type[Section] = Config, prefix: str = ""
+) -> Iterator[tuple[str, FieldInfo]]:
+    """Dotted path and definition of each field; a section stands before those within it."""
+    for name, field in section.model_fields.items():
+        yield prefix + name, field
+        inner = section_of(field.annotation)
+        if inner is not None:
+            yield from every_field(inner, f"{prefix}{name}.")
+
+
 def field_paths() -> list[str]:
     """Return the dotted path of every field of `Config`."""
-    return list(_paths(Config, ""))
+    return [path for path, _ in every_field()]
 
 
 def is_field_like(name: str) -> bool:
@@ -107,15 +119,10 @@ def is_field_like(name: str) -> bool:
 
 def takes_text(name: str) -> bool:
     """Whether a field holds text, so that what was typed needs no reading."""
-    section: type[Section] | None = Config
-    annotation: Any = None
-    for part in name.split("."):
-        if section is None or part not in section.model_fields:
-            return False
-        annotation = section.model_fields[part].annotation
-        section = section_of(annotation)
-    is_union = get_origin(annotation) in (Union, UnionType)
-    return annotation is str or (is_union and str in get_args(annotation))
+    field = dict(every_field()).get(name)
+    kind = None if field is None else field.annotation
+    is_union = get_origin(kind) in (Union, UnionType)
+    return kind is str or (is_union and str in get_args(kind))
 
 
 def only_path(name: str, where: str) -> str:
@@ -217,14 +224,6 @@ def _by_last_name(name: str, paths: list[str]) -> str:
     last_names = {path.rpartition(".")[2]: path for path in reversed(paths)}
     found = closest(name, last_names)
     return f"; did you mean {last_names[found]}?" if found else ""
-
-
-def _paths(section: type[Section], prefix: str) -> Iterable[str]:
-    for name, field in section.model_fields.items():
-        yield prefix + name
-        inner = section_of(field.annotation)
-        if inner is not None:
-            yield from _paths(inner, f"{prefix}{name}.")
 
 
 def section_of(annotation: Any) -> type[Section] | None:

@@ -1,14 +1,9 @@
-"""What `--help` says of the configuration: its sections and fields, with meaning and default.
-
-The meaning is the text below the field in its section. Lines are at most 80 characters wide.
-"""
+"""What `--help` says of the configuration: its sections and fields, with meaning and default."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
@@ -16,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from rhymeflow.config import Config, Section
-from rhymeflow.config.fields import brief, nearest_field, section_of
+from rhymeflow.config.fields import brief, every_field, nearest_field, section_of
 from rhymeflow.errors import UserError, suggestion
 
 WIDTH = 80
@@ -42,16 +37,6 @@ Every field of the configuration is an option. Below are the common ones, with
 their [defaults]; --help=all has every field in full, --help=learner those of a
 section, --help=learner.beta one."""
 
-SHORT = {
-    "model": ("M", "a local directory or a hub name (model.name)"),
-    "data": ("FILE", "CSV, JSON, JSONL or Parquet; text also compressed (data.source)"),
-    "reward": ("F", "file.py:function, or a built-in; several are added up (reward.functions)"),
-    "schedule": ("NAME", "how rollout and training overlap (schedule.name)"),
-    "history": ("RUN_DIR", "a run to draft from (drafting.history_run)"),
-}
-"""Options that stand for a field. They are taken out before argparse sees them."""
-
-
 SHOWN_ALONE = ("simulation", "cluster", "sft", "eval")
 """Sections that a run does not use: help of their own commands, and `--help=NAME`, show them."""
 
@@ -70,11 +55,7 @@ class Help(argparse.Action):
     """`--help`: the command's usage and the common fields; `=all`, `=SECTION`, `=FIELD`: those."""
 
     def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
+        self, parser: argparse.ArgumentParser, namespace: object, values: Any, *_: object
     ) -> None:
         """Print, and exit with 0."""
         if values == "common":
@@ -82,10 +63,7 @@ class Help(argparse.Action):
             text = f"{parser.format_help()}\n{INTRODUCTION}\n\n{common(whole)}"
         else:
             text = all_fields(None if values == "all" else values)
-        try:
-            print(text, flush=True)
-        except BrokenPipeError:  # `| head` has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(text, flush=True)
         parser.exit()
 
 
@@ -94,17 +72,14 @@ def common(whole: str | None = None) -> str:
 
     Of the section called `whole`, all fields; of one in `SHOWN_ALONE` otherwise none.
     """
-    outside = [_entry(*each) for each in _outside() if each[0] in COMMON]
-    parts = ["\n".join(outside)]
-    for name, section in _sections():
-        if name in SHOWN_ALONE and name != whole:
+    parts = []
+    for name, heading, fields in _sections():
+        is_whole = name == whole != ""
+        if name in SHOWN_ALONE and not is_whole:
             continue
-        entries = [
-            _entry(path, field, _in_short(field))
-            for path, field in _fields(name, section)
-            if path in COMMON or name == whole
-        ]
-        parts.append("\n".join([_heading(name, section), *entries]))
+        text = _in_short if name else _meaning
+        shown = [_entry(path, f, text(f)) for path, f in fields if path in COMMON or is_whole]
+        parts.append("\n".join([*heading, *shown]))
     return "\n\n".join(parts)
 
 
@@ -114,60 +89,39 @@ def all_fields(only: str | None = None) -> str:
     Raises:
         UserError: there is no section or field called `only`.
     """
-    outside = [_entry(*each) for each in _outside() if only in (None, each[0])]
-    parts = ["\n".join(outside)] if outside else []
-    for name, section in _sections():
-        whole = only in (None, name)
-        entries = [
-            _entry(path, field) for path, field in _fields(name, section) if whole or path == only
-        ]
-        if entries:
-            parts.append("\n".join([_heading(name, section), *entries]))
+    parts, names = [], []
+    for name, heading, fields in _sections():
+        names.append(name)
+        is_whole = only is None or name == only != ""
+        shown = [_entry(path, f, _meaning(f)) for path, f in fields if is_whole or path == only]
+        if shown:
+            parts.append("\n".join([*heading, *shown]))
     if not parts:
         assert only is not None
-        names = [name for name, _ in _sections()]
-        hint = suggestion(only, [*names, "all"]) or nearest_field(only)
+        hint = suggestion(only, [*names[1:], "all"]) or nearest_field(only)
         raise UserError(
             f"--help={only}: there is no such section or field{hint} "
-            f"(--help=all, or one of {', '.join(names)})"
+            f"(--help=all, or one of {', '.join(names[1:])})"
         )
     return "\n\n".join(parts)
 
 
-def _sections() -> Iterator[tuple[str, type[Section]]]:
-    for name, field in Config.model_fields.items():
-        section = section_of(field.annotation)
-        if section is not None:
-            yield name, section
+def _sections() -> Iterator[tuple[str, list[str], list[tuple[str, FieldInfo]]]]:
+    """Name, heading and fields of each section; first, without a name, the fields of none."""
+    top = Config.model_fields.items()
+    yield "", [], [(name, field) for name, field in top if section_of(field.annotation) is None]
+    for name, field in top:
+        if (section := section_of(field.annotation)) is not None:
+            what = (section.__doc__ or "").strip().split("\n\n")[0]
+            heading = textwrap.fill(f"{name}: {' '.join(what.split())}", WIDTH)
+            within = every_field(section, f"{name}.")
+            yield name, [heading], [each for each in within if not section_of(each[1].annotation)]
 
 
-def _outside() -> Iterator[tuple[str, FieldInfo]]:
-    """The fields outside all sections."""
-    for name, field in Config.model_fields.items():
-        if section_of(field.annotation) is None:
-            yield name, field
-
-
-def _fields(prefix: str, section: type[Section]) -> Iterator[tuple[str, FieldInfo]]:
-    """Path and definition of each field, those of sections within it too."""
-    for name, field in section.model_fields.items():
-        inner = section_of(field.annotation)
-        if inner is not None:
-            yield from _fields(f"{prefix}.{name}", inner)
-        else:
-            yield f"{prefix}.{name}", field
-
-
-def _heading(name: str, section: type[Section]) -> str:
-    what = (section.__doc__ or "").strip().split("\n\n")[0]
-    return textwrap.fill(f"{name}: {' '.join(what.split())}", WIDTH)
-
-
-def _entry(path: str, field: FieldInfo, text: str = "") -> str:
-    """A field, with this text or all that is said of it."""
-    head, indent = f"  --{path} [{_shown(field.default)}]", " " * 6
-    text = text or _meaning(field)
-    return f"{head}\n" + textwrap.fill(
+def _entry(path: str, field: FieldInfo, text: str) -> str:
+    """A field, its default and what is said of it."""
+    indent = " " * 6
+    return f"  --{path} [{_shown(field.default)}]\n" + textwrap.fill(
         text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
     )
 

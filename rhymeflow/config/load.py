@@ -25,7 +25,7 @@ SHORT = {
     "schedule": "schedule.name",
     "history": "drafting.history_run",
 }
-"""Options that stand for a field."""
+"""Options that stand for a field. They are taken out before argparse sees them."""
 
 NEEDED = ("model", "data", "reward")
 """What must be given to train where there is neither a recipe nor a file."""
@@ -76,11 +76,11 @@ def parse_config(text: str, overrides: Overrides | None = None, *, where: str = 
     # JSON and back, so that an override of a value does not change its aliases.
     values = json.loads(json.dumps({key: v for key, v in values.items() if v is not None}))
     values = fields.written_out(values, Config)
-    source = fields.Source(where, node, frozenset(overrides or ()))
-    _make_way(values, overrides or {})
-    for name, value in (overrides or {}).items():
+    overrides = overrides or {}
+    _make_way(values, overrides)
+    for name, value in overrides.items():
         _override(values, name, value)
-    return fields.validate(values, source)
+    return fields.validate(values, fields.Source(where, node, frozenset(overrides)))
 
 
 def config_from_json(text: str, *, where: str) -> Config:
@@ -92,7 +92,7 @@ def config_from_json(text: str, *, where: str) -> Config:
         values = json.loads(text)
     except ValueError as error:
         raise UserError(f"{where}: is not JSON: {error}") from None
-    return fields.validate(values, fields.Source(where, None, frozenset()))
+    return fields.validate(values, fields.Source(where))
 
 
 def build_config(given: Mapping[str, Any], over: Config | None = None, *, where: str) -> Config:
@@ -109,7 +109,7 @@ def build_config(given: Mapping[str, Any], over: Config | None = None, *, where:
         for parent in parents:
             at = at.setdefault(parent, {})
         at[last] = value
-    return fields.validate(values, fields.Source(where, None, frozenset()))
+    return fields.validate(values, fields.Source(where))
 
 
 def dump_config(config: Config) -> str:
@@ -161,19 +161,19 @@ def _locate(recipe_or_file: str) -> Path:
     if re.fullmatch(r"[\w-]+", recipe_or_file) and path.is_file():
         return path
     path = Path(recipe_or_file).expanduser()
+    if path.is_dir():
+        raise UserError(
+            f"{recipe_or_file}: is a directory; a recipe's name or a YAML file is due (a model is "
+            f"given as --model {path})"
+        )
     if path.is_file() and any(f"{each}." in f"{path.name}.".lower() for each in _DATA):
         raise UserError(f"{recipe_or_file}: is no YAML; prompts are given as --data {path}")
     if path.is_file() and path.suffix == ".py":
         raise UserError(
             f"{recipe_or_file}: is no YAML; rewards are given as --reward {path}:FUNCTION"
         )
-    if path.exists() and not path.is_dir():
+    if path.exists():
         return path
-    if path.is_dir():
-        raise UserError(
-            f"{recipe_or_file}: is a directory; a recipe's name or a YAML file is due (a model is "
-            f"given as --model {path})"
-        )
     names = list_recipes()
     hint = suggestion(recipe_or_file, names)
     if "/" in recipe_or_file and path.suffix not in (".yaml", ".yml"):
@@ -212,21 +212,18 @@ def _check_complete(overrides: Overrides, needed: Sequence[str]) -> None:
 
 def _make_way(values: dict[str, Any], overrides: Overrides) -> None:
     """What a recipe or a file says of its own source or model does not hold for another one."""
-    # A held-out source of its own still is one, and has its number.
-    held_out = () if _given(values, "data.eval_source") else ("eval_size",)
     for path, names in (
-        ("data.source", ("size", "options", *held_out)),
+        ("data.source", ("size", "options", "eval_size")),
         ("model.name", ("gguf_file",)),
     ):
-        if path in overrides and overrides[path] != _given(values, path):
-            section = values.get(path.partition(".")[0])
-            for name in names if isinstance(section, dict) else ():
-                section.pop(name, None)
-
-
-def _given(values: dict[str, Any], path: str) -> Any:
-    section, _, field = path.partition(".")
-    return values[section].get(field) if isinstance(values.get(section), dict) else None
+        section, _, field = path.partition(".")
+        own = values.get(section)
+        if not isinstance(own, dict) or overrides.get(path, own.get(field)) == own.get(field):
+            continue
+        for name in names:
+            # A held-out source of its own still is one, and has its number.
+            if name != "eval_size" or not own.get("eval_source"):
+                own.pop(name, None)
 
 
 def _override(values: dict[str, Any], name: str, text: str) -> None:
