@@ -64,8 +64,7 @@ class Stretch(NamedTuple):
 
     seconds: float
     iterations: float
-    n: float
-    """Trajectories that ran, on average."""
+    n: float  # trajectories that ran, on average
     kv_tokens: float
     is_calm: bool
     """Whether nothing was prefilled, and about as many ran all the time."""
@@ -157,18 +156,15 @@ def errors(predicted: Iterable[float], measured: Iterable[float]) -> Errors:
 class _Instance:
     """An instance by the log, at the time `now`."""
 
-    since: Snapshot | None = None
-    """The snapshot that the stretch under way began with."""
+    since: Snapshot | None = None  # the snapshot that the stretch under way began with
     began: float = 0.0
     now: float = 0.0
     running: set[TrajectoryId] = field(default_factory=set)
     waiting: int = 0
     kv_tokens: int = 0
-    area: float = 0.0
-    """Trajectories that ran times seconds, since `began`."""
+    area: float = 0.0  # trajectories that ran times seconds, since `began`
     least: int = 0
-    most: int = 0
-    """Trajectories that ran, since `began`."""
+    most: int = 0  # trajectories that ran, since `began`
     prompts: set[GroupId] = field(default_factory=set)
     """Groups whose prompts were prefilled under these weights."""
 
@@ -211,8 +207,7 @@ class Log:
         self._lengths: dict[TrajectoryId, int] = defaultdict(int)
         self._found: list[Stretch] = []
         self._prefill_seconds: dict[str, float] = {}
-        self._prefilled = 0
-        """Tokens that came to instances, to be prefilled."""
+        self._prefilled = 0  # tokens that came to instances, to be prefilled
         self.kv_capacity = 0
         self.stretches: list[Stretch] = []
 

@@ -110,8 +110,7 @@ class Accumulate:
 
     version: Version
     groups: tuple[GroupId, ...]
-    members: tuple[tuple[int, ...], ...]
-    """As in `Train`."""
+    members: tuple[tuple[int, ...], ...]  # as in `Train`
 
 
 @dataclass(frozen=True, slots=True)

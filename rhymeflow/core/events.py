@@ -71,8 +71,7 @@ class Snapshot:
 
     instance: InstanceId
     number: int
-    waiting: tuple[TrajectoryId, ...]
-    """Routed to it but not decoded: no room yet, or preempted."""
+    waiting: tuple[TrajectoryId, ...]  # routed to it but not decoded: no room yet, or preempted
     kv_tokens: int  # in its KV cache
     decoded_tokens: float
     """Response tokens that one trajectory, decoded all the time since the instance joined, would

@@ -38,8 +38,7 @@ class Instance:
     _unreflected: deque[tuple[int, int]] = field(default_factory=deque)
     """(number, change of KV tokens) of commands that no snapshot reflects."""
     _kv_unreflected: int = 0  # sum of these changes
-    shown: InstanceView | None = None
-    """What strategies were last shown, while it still holds."""
+    shown: InstanceView | None = None  # what strategies were last shown, while it still holds
 
     @property
     def kv_tokens(self) -> int:

@@ -59,8 +59,7 @@ class LengthPredictor:
         was off the usual, products with how far the group then was, squares of that."""
         normal = (NormalDist().inv_cdf((i + 0.5) / _POINTS) for i in range(_POINTS))
         self._residuals = deque(normal, maxlen=_RESIDUALS)
-        self._points = list(self._residuals)
-        """Standardised; these stand for the others."""
+        self._points = list(self._residuals)  # standardised; these stand for the others
         self._expected: dict[tuple[GroupId, int], float] = {}
         self._left = self._total = 0.0
         """Decayed sums of squared errors: of predictions, and of the usual length."""

@@ -27,8 +27,7 @@ class Prompt(NamedTuple):
     """The prompt of a group."""
 
     tokens: int
-    retries: int
-    """Times it was tried before, in groups that have ended."""
+    retries: int  # times it was tried before, in groups that have ended
 
 
 class Queue:
@@ -103,8 +102,7 @@ class State:
         self.layout = schedule.layout()
         self.instances: dict[InstanceId, Instance] = {}
         self.names: set[InstanceId] = set()  # of all that ever joined or left
-        self.groups: dict[GroupId, Group] = {}
-        """Admitted groups that have not ended."""
+        self.groups: dict[GroupId, Group] = {}  # admitted groups that have not ended
         self.queue = Queue()
         self.pulling: tuple[InstanceId, ...] = ()
         """Instances that are to pull, in ticks that follow at once."""
@@ -126,10 +124,8 @@ class State:
         self.num_inflight = 0  # admitted groups that are not complete
         self.num_waiting_env = 0  # their members that wait for environments
         self.num_filtered = 0  # groups, since the last version
-        self.round_left = 0
-        """Lockstep: groups of this round that are still to be admitted."""
-        self.round_version: Version = 0
-        """Lockstep: the version published when this round began."""
+        self.round_left = 0  # lockstep: groups of this round that are still to be admitted
+        self.round_version: Version = 0  # lockstep: the version published when this round began
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what a configuration makes, and notes; `restore` gives that back."""

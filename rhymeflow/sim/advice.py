@@ -1,20 +1,18 @@
 """What another staleness bound, or another split of the devices, would do for a run.
 
-The run's configuration is simulated on the lengths it has seen, with a profile scaled so that
-instances and learner are busy as long for a step as they were; then its neighbours are, with the
-same profile. Simulations are compared with each other, never with the run; how far the simulation
-of the run as it is lies from the run is said, and no gain within that distance is recommended.
+The run is simulated on the lengths it has seen, with a profile scaled so that instances and learner
+are busy as long for a step as they were; then its neighbours are. Simulations are compared with one
+another, never with the run: no gain within the distance between the two is recommended.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from rhymeflow import profiles
 from rhymeflow.config import Config
@@ -45,8 +43,7 @@ _TRAIN = ("train_token", "measure_token", "train_step", "push")
 class Change:
     """A neighbour of the run's configuration."""
 
-    fields: dict[str, int]
-    """What differs, by the fields' paths."""
+    fields: dict[str, int]  # what differs, by the fields' paths
     gain: float
     """Its steps per second over those of the run as it is, both simulated, less 1."""
 
@@ -55,14 +52,10 @@ class Change:
 class Advice:
     """What was found."""
 
-    steps: int
-    """Of the run, that its figures are of."""
-    steps_per_second: float
-    """The run's."""
-    simulated: float
-    """The same of its simulation."""
-    changes: tuple[Change, ...]
-    """All that were tried, the best first."""
+    steps: int  # of the run, that its figures are of
+    steps_per_second: float  # the run's
+    simulated: float  # the same of its simulation
+    changes: tuple[Change, ...]  # all that were tried, the best first
 
     @property
     def recommended(self) -> Change | None:
@@ -72,8 +65,7 @@ class Advice:
         return best if best is not None and best.gain > margin else None
 
 
-@dataclass(frozen=True)
-class _Seen:
+class _Seen(NamedTuple):
     """Means over a step: its seconds, and those that an instance and the learner are busy."""
 
     seconds: float
@@ -96,35 +88,29 @@ def advise(run_dir: Path) -> Advice:
     seen = _mean(rows)
     groups = (STEPS + SKIPPED + 2 * config.schedule.bound + 2) * config.learner.groups_per_batch
     lengths = Recorded(run_dir, config, newest=groups)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.json"
+    profile = dataclasses.replace(profiles.load(config.schedule.cost_model), devices_per_instance=1)
 
-        def simulated(changes: Mapping[str, int]) -> Result:
-            changed = _configured(config, changes, path)
-            return run(changed, lengths, uncounted=changed.schedule.bound + 1)
+    def simulated(changes: Mapping[str, int]) -> Result:
+        changed = _configured(config, changes)
+        return run(changed, lengths, profile=profile, uncounted=changed.schedule.bound + 1)
 
-        profile = profiles.load(config.schedule.cost_model)
-        profile = dataclasses.replace(profile, name="run", devices_per_instance=1)
-        profiles.save(profile, path)
-        for _ in range(ROUNDS):
-            profile = _scaled(profile, seen, simulated({}))
-            profiles.save(profile, path)
-        base = simulated({}).steps_per_second
-        changes = [
-            Change(dict(each), simulated(each).steps_per_second / base - 1)
-            for each in _neighbours(config)
-        ]
+    for _ in range(ROUNDS):
+        profile = _scaled(profile, seen, simulated({}))
+    base = simulated({}).steps_per_second
+    changes = [
+        Change(dict(each), simulated(each).steps_per_second / base - 1)
+        for each in _neighbours(config)
+    ]
     changes.sort(key=lambda each: -each.gain)
     return Advice(len(rows), 1 / seen.seconds, base, tuple(changes))
 
 
 def _mean(rows: Sequence[Mapping[str, Any]]) -> _Seen:
-    times = [row["step_time"] for row in rows]
-    busy = {
-        side: fmean((1 - row[f"idle/{side}"]) * row["step_time"] for row in rows)
+    busy = (
+        fmean((1 - row[f"idle/{side}"]) * row["step_time"] for row in rows)
         for side in ("rollout", "learner")
-    }
-    return _Seen(fmean(times), busy["rollout"], busy["learner"])
+    )
+    return _Seen(fmean(row["step_time"] for row in rows), *busy)
 
 
 def _scaled(profile: Profile, seen: _Seen, result: Result) -> Profile:
@@ -149,7 +135,7 @@ def _neighbours(config: Config) -> Iterator[dict[str, int]]:
             yield {"rollout.num_instances": instances + moved, "learner.num_ranks": ranks - moved}
 
 
-def _configured(config: Config, changes: Mapping[str, int], profile: Path) -> Config:
+def _configured(config: Config, changes: Mapping[str, int]) -> Config:
     values = config.model_dump()
     for path, value in changes.items():
         section, field = path.split(".")
@@ -159,5 +145,5 @@ def _configured(config: Config, changes: Mapping[str, int], profile: Path) -> Co
     values["learner"]["max_steps"] = steps
     values["learner"]["cpus"] = values["rollout"]["cpus"] = None  # they say how many there are
     values["run"]["eval_steps"] = 0
-    values["simulation"] |= {"profile": str(profile), "skip_steps": SKIPPED, "colocated": False}
+    values["simulation"] |= {"skip_steps": SKIPPED, "colocated": False}
     return Config.model_validate(values)

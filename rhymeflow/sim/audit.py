@@ -29,10 +29,8 @@ class InvariantViolation(AssertionError):  # noqa: N818 - it is what happened
 class Outcome:
     """How one response ended."""
 
-    length: int
-    """As long as it would have become."""
-    ending: str
-    """`consumed`, `filtered` or `aborted`."""
+    length: int  # as long as it would have become
+    ending: str  # `consumed`, `filtered` or `aborted`
     reason: str
 
 
@@ -51,10 +49,8 @@ class Batch:
 
     version: Version
     responses: int
-    response_tokens: int
-    """Answers of environments included."""
-    sampled_tokens: int
-    """Without them."""
+    response_tokens: int  # answers of environments included
+    sampled_tokens: int  # without them
     prompt_tokens: int
     still_tokens: int
     """Of both, those of groups whose trained responses have all the same reward."""
@@ -82,8 +78,7 @@ class Audit:
     """The record of one simulated run."""
 
     def __init__(self, *, num_generations: int, groups_per_batch: int, max_staleness: int) -> None:
-        self.responses: dict[TrajectoryId, Response] = {}
-        """All that were ever routed."""
+        self.responses: dict[TrajectoryId, Response] = {}  # all that were ever routed
         self.outcomes: list[Outcome] = []
         self.batches: list[Batch] = []
         self.staleness: Counter[int] = Counter()

@@ -1,55 +1,29 @@
 """The simulated runtime: carries out the coordinator's commands in virtual time and reports events.
 
-One heap holds all that is to come, ordered by (time, kind, the order it was entered), so that what
-happens at one instant has a fixed order; nothing is random. The same coordinator that drives real
-runs decides everything, and the audit checks the laws on what the world did. Held-out evaluation is
-left out (docs/simulator.md has what is modelled).
+One heap holds all that is to come, ordered by (time, kind, the order it was entered), so what
+happens at one instant has a fixed order; nothing is random. The audit checks the laws on what the
+world did. Held-out evaluation is left out (docs/simulator.md has what is modelled).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from rhymeflow.config import SimulationConfig
-from rhymeflow.core.commands import (
-    Abort,
-    Accumulate,
-    Command,
-    Drop,
-    Finish,
-    FinishEarly,
-    InstanceCommand,
-    Interrupt,
-    Pull,
-    RequestPrompts,
-    RetryPrompt,
-    Route,
-    Train,
-)
+from rhymeflow.core import commands, events
+from rhymeflow.core.commands import Command, InstanceCommand
 from rhymeflow.core.coordinator import Coordinator
-from rhymeflow.core.events import (
-    Accumulated,
-    Event,
-    GroupCreated,
-    InstanceJoined,
-    LearnerReady,
-    Observed,
-    Pulled,
-    Tick,
-    TrajectoryFinished,
-    TrajectoryRewarded,
-    TurnEnded,
-    VersionPublished,
-)
+from rhymeflow.core.events import Event
 from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
 from rhymeflow.sim.audit import Audit, Step, Tokens
+from rhymeflow.sim.continuous_batching import Hardware
 from rhymeflow.sim.faults import Deaths, Failure, Recovery
-from rhymeflow.sim.hardware import Hardware
-from rhymeflow.sim.instance import Instance, Instances
+from rhymeflow.sim.instance import Instance
 from rhymeflow.sim.learner import Learner
 from rhymeflow.sim.response import Response
 from rhymeflow.sim.workload import Prompt, Workload
@@ -60,6 +34,19 @@ if TYPE_CHECKING:
 
 _WORLD, _COMMAND, _EVENT, _LOOK, _PLAN = range(5)
 """What comes first of what happens at one instant."""
+_HOLDING = events.Pulled, events.InstanceJoined
+"""Say which version an instance holds."""
+
+
+@dataclass(slots=True)
+class Place:
+    """Where instances are, one after the other."""
+
+    instance: InstanceId | None = None
+    joined: int = 0
+    losses: int = 0
+    """How often it was struck; whoever was started before the last time is gone."""
+    is_ready: bool = False  # one is up, and waits for a learner
 
 
 class Cluster:
@@ -99,7 +86,10 @@ class Cluster:
         self.num_instances = num_instances
         row = None if timeline is None else timeline.learner
         self.learner = Learner(hardware.cost, recovery, row)
-        self.instances = Instances(self._make_instance, num_instances)
+        self.places = [Place() for _ in range(num_instances)]
+        self.live: dict[InstanceId, Instance] = {}
+        self.all_instances: list[Instance] = []
+        """Those that ever were, in the order they joined."""
         self.deaths = Deaths(self, recovery, failures)
         self._timeline, self._log = timeline, log
         self._heap: list[tuple[float, int, int, Callable[[Any], None], Any]] = []
@@ -110,15 +100,10 @@ class Cluster:
         self._tick_due = self._look_due = False
         self._last_tick = -latencies.tick_seconds
         self._finished = False
-        self.report([LearnerReady(0)])
+        self.report([events.LearnerReady(0)])
         for place in range(num_instances):
             self.join((place, 0))
         self.deaths.expect()
-
-    @property
-    def all_instances(self) -> list[Instance]:
-        """Instances that ever were, in the order they joined."""
-        return self.instances.ever
 
     def run(self) -> None:
         """Go on until the coordinator says `Finish`.
@@ -151,23 +136,27 @@ class Cluster:
         self._num_queued += 1
         heappush(self._heap, (time, kind, self._num_queued, action, argument))
 
-    def report(self, events: list[Event], seconds: float | None = None) -> None:
+    def report(self, happened: list[Event], seconds: float | None = None) -> None:
         """The coordinator hears of these, `message_seconds` from now."""
         delay = self.latencies.message_seconds if seconds is None else seconds
-        self._at(self.now + delay, _EVENT, self._hear, events)
+        self._at(self.now + delay, _EVENT, self._hear, happened)
+
+    def _send(self, action: Callable[[Any], None], command: Any) -> None:
+        """A worker hears of this, `message_seconds` from now."""
+        self._at(self.now + self.latencies.message_seconds, _COMMAND, action, command)
 
     # -- the coordinator ---------------------------------------------------------------------
 
-    def _hear(self, events: list[Event]) -> None:
+    def _hear(self, happened: list[Event]) -> None:
         handle, versions = self.coordinator.handle, self._versions
-        for event in events:
-            if isinstance(event, Pulled | InstanceJoined):
+        for event in happened:
+            if isinstance(event, _HOLDING):
                 versions[event.instance] = max(versions.get(event.instance, 0), event.version)
             if self._log is not None:
                 self._log.hear(self, event)
-            if commands := handle(event):
-                self._obey(commands)
-        self.events += len(events)
+            if given := handle(event):
+                self._obey(given)
+        self.events += len(happened)
         if not self._tick_due:
             self._tick_due = True
             time = max(self.now, self._last_tick + self.latencies.tick_seconds)
@@ -176,64 +165,58 @@ class Cluster:
     def _tick(self, _: None) -> None:
         self._tick_due, self._last_tick = False, self.now
         self.ticks += 1
-        commands: list[Command] = []
+        given: list[Command] = []
         while True:
             if self._log is not None:
-                self._log.hear(self, Tick())
-            commands += self.coordinator.handle(Tick())
+                self._log.hear(self, events.Tick())
+            given += self.coordinator.handle(events.Tick())
             if not self.coordinator.state.has_more:
                 break
-        self._obey(commands)
+        self._obey(given)
 
-    def _obey(self, commands: list[Command]) -> None:
-        self.commands += len(commands)
+    def _obey(self, given: list[Command]) -> None:
+        self.commands += len(given)
         if self._log is not None:
-            self._log.obey(self, commands)
-        self._carry_out(commands)
+            self._log.obey(self, given)
+        self._carry_out(given)
 
-    def _carry_out(self, commands: list[Command]) -> None:
+    def _carry_out(self, given: list[Command]) -> None:
         to_instances: list[InstanceCommand] = []
-        for command in commands:
+        for command in given:
             match command:
-                case Route(instance=name, trajectory=trajectory):
+                case commands.Route(instance=name, trajectory=trajectory):
                     self._begin(trajectory, self._versions[name])
-                    to_instances.append(command)
-                case Pull(instance=name, version=version):
+                case commands.Pull(instance=name, version=version):
                     self._versions[name] = max(self._versions[name], version)
-                    to_instances.append(command)
-                case RequestPrompts(count):
+                case commands.RequestPrompts(count):
                     self.report([self._request() for _ in range(count)], 0.0)
-                case RetryPrompt(group):
+                case commands.RetryPrompt(group):
                     self.report([self._requested(self.audit.prompt(group), group)], 0.0)
-                case FinishEarly(trajectory):
+                case commands.FinishEarly(trajectory):
                     self.audit.complete(trajectory)
                     self._score([trajectory], self.latencies.reward_seconds)
-                case Accumulate() | Train():
-                    self._at(
-                        self.now + self.latencies.message_seconds, _COMMAND, self._learn, command
-                    )
-                case Drop():
+                case commands.Accumulate() | commands.Train():
+                    self._send(self._learn, command)
+                case commands.Drop():
                     self.audit.drop(command)
-                case Finish():
+                case commands.Finish():
                     self._finished = True
-                case Interrupt() | Abort():
-                    to_instances.append(command)
                 # CloseEnvironments: what they answer is not waited for.
+            if isinstance(command, InstanceCommand):
+                to_instances.append(command)
         if to_instances:
-            self._at(
-                self.now + self.latencies.message_seconds, _COMMAND, self._deliver, to_instances
-            )
+            self._send(self._deliver, to_instances)
 
     # -- prompts and rewards -----------------------------------------------------------------
 
-    def _request(self) -> GroupCreated:
+    def _request(self) -> Event:
         self._requests += 1
         return self._requested(self.workload.prompt(self._requests - 1), None)
 
-    def _requested(self, prompt: Prompt, repeats: GroupId | None) -> GroupCreated:
+    def _requested(self, prompt: Prompt, repeats: GroupId | None) -> Event:
         group, self._groups = self._groups, self._groups + 1
         self.audit.request(group, prompt)
-        return GroupCreated(group, prompt.row, prompt.epoch, prompt.tokens, repeats)
+        return events.GroupCreated(group, prompt.row, prompt.epoch, prompt.tokens, repeats)
 
     def _begin(self, trajectory: TrajectoryId, version: Version) -> None:
         """It is there from when it is first routed."""
@@ -252,15 +235,15 @@ class Cluster:
             row, epoch, _ = self.audit.prompt(trajectory.group)
             reward = self.workload.reward(row, epoch, trajectory.member)
             self.audit.reward(trajectory, reward)
-            rewarded.append(TrajectoryRewarded(trajectory, reward))
+            rewarded.append(events.TrajectoryRewarded(trajectory, reward))
         self.report(rewarded, seconds)
 
     # -- instances ---------------------------------------------------------------------------
 
-    def _deliver(self, commands: list[InstanceCommand]) -> None:
+    def _deliver(self, given: list[InstanceCommand]) -> None:
         touched: dict[InstanceId, Instance] = {}
-        for command in commands:
-            instance = self.instances.live.get(command.instance)
+        for command in given:
+            instance = self.live.get(command.instance)
             if instance is not None:  # one that left hears nothing
                 instance.deliver(command, self.now)
                 touched[command.instance] = instance
@@ -273,80 +256,81 @@ class Cluster:
     def _advance(self, instance: Instance) -> None:
         if instance.next != self.now:
             return  # a command arrived meanwhile and changed what comes next
-        events = instance.advance(self.now)
+        happened = instance.advance(self.now)
         if instance.busy:
             self._at(instance.next, _WORLD, self._advance, instance)
-        if not events:
+        if not happened:
             return
-        self.report(events)
-        for event in events:
-            if isinstance(event, TurnEnded):
+        self.report(happened)
+        for event in happened:
+            if isinstance(event, events.TurnEnded):
                 answer = self.audit.responses[event.trajectory].answers[event.turn - 1]
                 self._at(self.now + answer.seconds, _WORLD, self._answer, event)
-        done = [event.trajectory for event in events if isinstance(event, TrajectoryFinished)]
+        done = [each.trajectory for each in happened if isinstance(each, events.TrajectoryFinished)]
         if done:
             for trajectory in done:
                 self.audit.complete(trajectory)
             self._score(done, self.latencies.message_seconds + self.latencies.reward_seconds)
 
-    def _answer(self, ended: TurnEnded) -> None:
+    def _answer(self, ended: events.TurnEnded) -> None:
         """An environment says what it has to, if anybody still waits for it."""
         if self.audit.is_open(ended.trajectory):
             response = self.audit.responses[ended.trajectory]
             response.observe()
-            self.report([Observed(ended.trajectory, ended.turn, response.generated)])
+            answered = events.Observed(ended.trajectory, ended.turn, response.generated)
+            self.report([answered])
 
     def _look(self, _: None) -> None:
         """Busy instances say how they are; with none, until there is one."""
-        busy = [instance for instance in self.instances.live.values() if instance.busy]
+        busy = [instance for instance in self.live.values() if instance.busy]
         self._look_due = bool(busy)
         if busy:
             self._at(self.now + self.latencies.snapshot_seconds, _LOOK, self._look)
             self.report([i.snapshot(self.now) for i in busy if not i.pulling])
 
-    def _make_instance(self, name: InstanceId) -> Instance:
-        return Instance(
+    def join(self, started: tuple[int, int]) -> None:
+        """One is up that was started at this place when the place had had so many losses."""
+        number, losses = started
+        place, hardware = self.places[number], self.hardware
+        if losses != place.losses:
+            return
+        place.is_ready = not self.learner.is_there
+        if place.is_ready:
+            return
+        assert place.instance is None, f"place {number} is taken"
+        name = f"rollout-{number}.{place.joined}" if place.joined else f"rollout-{number}"
+        instance = self.live[name] = Instance(
             name,
-            self.hardware,
+            hardware,
             version=self.published,
             now=self.now,
             find=self.audit.responses.__getitem__,
             published=lambda: self.published,
             row=None if self._timeline is None else self._timeline.join(name, self.now),
         )
-
-    def join(self, started: tuple[int, int]) -> None:
-        """One is up that was started at this place when the place had had so many losses."""
-        place, losses = started
-        if losses != self.instances.losses(place):
-            return
-        if not self.learner.is_there:
-            self.instances.wait(place)
-            return
-        instance, hardware = self.instances.join(place), self.hardware
-        joined = InstanceJoined(
-            instance.name, instance.version, hardware.capacity, hardware.kv_capacity
-        )
-        self.report([joined])
+        place.instance, place.joined = name, place.joined + 1
+        self.all_instances.append(instance)
+        capacities = hardware.capacity, hardware.kv_capacity
+        self.report([events.InstanceJoined(name, instance.version, *capacities)])
 
     # -- the learner -------------------------------------------------------------------------
 
-    def _learn(self, command: Accumulate | Train) -> None:
-        self._train(command) if isinstance(command, Train) else self._accumulate(command)
+    def _learn(self, command: commands.Accumulate | commands.Train) -> None:
+        self._train(command) if isinstance(command, commands.Train) else self._accumulate(command)
 
-    def _accumulate(self, command: Accumulate) -> None:
+    def _accumulate(self, command: commands.Accumulate) -> None:
         token_seconds = self._token_seconds(self.audit.tokens(command))
         self.learner.accumulate(command.version, token_seconds, self.now)
         if self.learner.accumulated < inf:
-            event = Accumulated(command.version, self.learner.parts)
+            event = events.Accumulated(command.version, self.learner.parts)
             self._at(self.learner.accumulated, _WORLD, self._accumulated, event)
 
-    def _accumulated(self, event: Accumulated) -> None:
+    def _accumulated(self, event: events.Accumulated) -> None:
         if self.learner.accumulated == self.now:  # else it died meanwhile, or trains by now
             self.learner.end_accumulating()
             self.report([event])
 
-    def _train(self, command: Train) -> None:
+    def _train(self, command: commands.Train) -> None:
         token_seconds = self._token_seconds(self.audit.train(command).tokens)
         self.learner.train(command.version, token_seconds, self.now)
         self.expect_version()
@@ -366,4 +350,4 @@ class Cluster:
         version = self.published = self.learner.publish(self.now)
         busy = sum(instance.busy_seconds(self.now) for instance in self.all_instances)
         self.steps.append(Step(version, self.now, busy, self.learner.busy))
-        self.report([VersionPublished(version)])
+        self.report([events.VersionPublished(version)])

@@ -10,13 +10,58 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import ceil, inf, sqrt
 
+from rhymeflow.core.cost import CostModel
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
-from rhymeflow.sim.drafts import CLASSES, ROUNDING, Choice
-from rhymeflow.sim.hardware import Hardware, Tally
+from rhymeflow.sim.drafts import CLASSES, ROUNDING, Choice, Drafts
 from rhymeflow.sim.response import Response
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What all instances of a cluster have in common."""
+
+    cost: CostModel
+    capacity: int  # trajectories that run at a time
+    kv_capacity: int  # tokens in the cache
+    watermark: int  # tokens of the cache that an admission leaves free
+    max_prefill_tokens: int  # tokens that one iteration prefills
+    max_length: int
+    """A response of this length ends for reason `length`, a shorter one for `stop`."""
+    keep_cache: bool
+    drafts: Drafts | None = None  # chooses drafts; None: there are none
+
+
+@dataclass(slots=True)
+class Tally:
+    """What an instance did, in seconds and counts."""
+
+    decode: float = 0.0
+    prefill: float = 0.0  # seconds of iterations that took something in
+    prefilled: float = 0.0  # seconds by which these were longer for it
+    pull: float = 0.0
+    pulls: int = 0
+    preemptions: int = 0
+    interrupts: int = 0
+    """Responses that were stopped to be continued, here or elsewhere, or to be concluded."""
+    lost: int = 0  # tokens that were not stored when it died
+    tokens_generated: float = 0
+    """With drafts, of responses that are still decoded a fraction is counted."""
+    prompt_tokens: int = 0  # tokens prefilled for responses that had not begun
+    recomputed: int = 0  # tokens prefilled for responses that had
+    turns: int = 0
+    """Iterations of each trajectory that decoded in them, summed; like what follows 0 without
+    drafts."""
+    drafted: int = 0  # tokens
+    accepted: float = 0  # those of them that were
+
+    @property
+    def busy(self) -> float:
+        """Seconds in which it did anything."""
+        return self.decode + self.prefill + self.pull
 
 
 class DecodeSpan:
@@ -88,10 +133,8 @@ class Place:
         self.response = response
         self.todo = response.prompt_tokens + response.generated - kept
         """Tokens to prefill before it decodes."""
-        self.untouched = not kept
-        """Nothing of it is in the cache."""
-        self.decode_batch: DecodeBatch | None = None
-        """Where it is, once it decodes."""
+        self.untouched = not kept  # nothing of it is in the cache
+        self.decode_batch: DecodeBatch | None = None  # where it is, once it decodes
         self.ends_at: float = 0
         """The time of the decode batch's clock at which it has its last token."""
         self.gone = False
@@ -120,10 +163,8 @@ class DecodeBatch:
 
     def __init__(self) -> None:
         self.clock: float = 0
-        self.gain: float = 1
-        """Tokens that one gets in an iteration."""
-        self.count = 0
-        """Trajectories in it."""
+        self.gain: float = 1  # tokens that one gets in an iteration
+        self.count = 0  # trajectories in it
         self.ends: list[tuple[float, int, Place]] = []
         """Heap of (ends_at, number, place) of those in it, and of some that are gone."""
 
@@ -159,15 +200,13 @@ class ContinuousBatch:
 
     def __init__(self, hardware: Hardware, tally: Tally) -> None:
         self.hardware, self.tally = hardware, tally
-        self.running: OrderedDict[TrajectoryId, Place] = OrderedDict()
-        """In order of admission."""
+        self.running: OrderedDict[TrajectoryId, Place] = OrderedDict()  # in order of admission
         self.waiting: OrderedDict[TrajectoryId, Response] = OrderedDict()
         """In the order in which they are to be admitted."""
         self.chunks: list[tuple[Place, int]] = []
         """What the current decode span prefills; then it is one iteration."""
         self._decode_span: DecodeSpan | None = None
-        self._prefilling: list[Place] = []
-        """Those of the running that do not decode yet."""
+        self._prefilling: list[Place] = []  # those of the running that do not decode yet
         self._decode_batches = [
             DecodeBatch() for _ in range(CLASSES if hardware.drafts is not None else 1)
         ]
@@ -182,8 +221,7 @@ class ContinuousBatch:
         """Drafts of the current decode span; None: there are none at all."""
         self._growth: float = 0
         """Tokens that an iteration of the current decode span makes of those that decode."""
-        self._cached: float = 0
-        """Tokens in the cache."""
+        self._cached: float = 0  # tokens in the cache
         self._owed = 0
         """Tokens still to be prefilled by those that run; their room is taken already."""
 

@@ -27,14 +27,11 @@ Counts = tuple[int, int]
 class Choice(NamedTuple):
     """What is drafted in every iteration until something changes. Means over each class."""
 
-    drafts: tuple[float, ...]
-    """Tokens drafted for one, by class."""
-    gains: tuple[float, ...]
-    """Tokens that one gets, by class."""
+    drafts: tuple[float, ...]  # tokens drafted for one, by class
+    gains: tuple[float, ...]  # tokens that one gets, by class
     rows: int
     """Computed in an iteration: one for each trajectory, and the drafted tokens."""
-    generated: float
-    """Tokens that all of them get in an iteration."""
+    generated: float  # tokens that all of them get in an iteration
     until: float
     """It holds while there are fewer tokens than this in the cache, by more than `ROUNDING`."""
 
@@ -56,8 +53,7 @@ class Drafts:
         kv_capacity: int,
     ) -> None:
         self.cost, self.max_draft = cost, max_draft
-        self.acceptance = (first_acceptance, acceptance)
-        """By class."""
+        self.acceptance = (first_acceptance, acceptance)  # by class
         self._corner = floor((cost.k2 - cost.c) / cost.k3) if cost.k3 > 0 else 0
         """Most rows that are computed while weights are read."""
         self._edges = _edges(cost, kv_capacity)

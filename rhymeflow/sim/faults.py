@@ -44,8 +44,7 @@ class Recovery:
     """What is lost by a death, and how long it takes to go on; times in seconds."""
 
     instance: float
-    learner: float
-    """Of the learner, and of the controller: see `FaultsConfig`."""
+    learner: float  # of the learner, and of the controller: see `FaultsConfig`
     save_seconds: float
     save_steps: int
     evaluates: Callable[[Version], bool]
@@ -54,8 +53,7 @@ class Recovery:
     store: float | None = 1.0
     """How often the tokens in flight are stored, as in real runs; None: only when a response is
     interrupted or complete, and at pulls."""
-    checkpoint_copy: float = 1.0
-    """How long the learner waits for a copy, at each checkpoint."""
+    checkpoint_copy: float = 1.0  # how long the learner waits for a copy, at each checkpoint
     checkpoint_write: float = 60.0
     """How long it is written then, in the background, before it counts."""
 
@@ -66,8 +64,7 @@ class Devices:
 
     num_instances: int
     per_instance: int
-    learner: int
-    """Devices that train; with `colocated` all there are."""
+    learner: int  # devices that train; with `colocated` all there are
     colocated: bool
 
     @property
@@ -157,14 +154,16 @@ class Deaths:
 
     def _lose_instance(self, place: int, recovery: Recovery) -> None:
         cluster = self._cluster
-        lost = cluster.instances.lose(place, cluster.now, recovery.store)
-        if lost is not None:
-            name, responses = lost
+        struck = cluster.places[place]
+        struck.losses, struck.is_ready = struck.losses + 1, False
+        name, struck.instance = struck.instance, None
+        if name is not None:
+            responses = cluster.live.pop(name).crash(cluster.now, recovery.store)
             stored = [TrajectoryInterrupted(r.id, name, 0, r.stored) for r in responses]
             noticed = recovery.detection + cluster.latencies.message_seconds
             cluster.report([*stored, InstanceLeft(name, "failure")], noticed)
         up = max(cluster.now + recovery.detection + recovery.instance, self.silent_until)
-        cluster.at(up, cluster.join, (place, cluster.instances.losses(place)))
+        cluster.at(up, cluster.join, (place, struck.losses))
 
     def _lose_learner(self, recovery: Recovery) -> None:
         cluster = self._cluster
@@ -180,6 +179,7 @@ class Deaths:
         self._restored_at = inf
         cluster.learner.restored(died, cluster.now)
         cluster.report([LearnerReady(cluster.published)])
-        for place in cluster.instances.waiting():
-            cluster.join((place, cluster.instances.losses(place)))
+        for number, place in enumerate(cluster.places):
+            if place.is_ready:
+                cluster.join((number, place.losses))
         cluster.expect_version()

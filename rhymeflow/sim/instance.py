@@ -1,8 +1,7 @@
-"""A simulated rollout instance, advanced from event to event; and who is at which place.
+"""A simulated rollout instance, advanced from event to event.
 
 It runs what the engine runs (`continuous_batching.py`), iteration by iteration in effect, but never
-one by one. Commands are carried out between iterations, in order. Every token of a response is
-generated under the version that the instance holds.
+one by one. Commands are carried out between iterations, in order.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from rhymeflow.core.events import (
     TurnEnded,
 )
 from rhymeflow.core.types import FinishReason, InstanceId, TrajectoryId, Version
-from rhymeflow.sim.continuous_batching import ContinuousBatch, DecodeSpan
-from rhymeflow.sim.hardware import Hardware, Tally
+from rhymeflow.sim.continuous_batching import ContinuousBatch, DecodeSpan, Hardware, Tally
 from rhymeflow.sim.response import Response
 
 if TYPE_CHECKING:
@@ -50,8 +48,7 @@ class Instance:
         row: Row | None = None,
     ) -> None:
         self.name, self.hardware, self.version = name, hardware, version
-        self.next = inf
-        """The time at which it must be advanced."""
+        self.next = inf  # the time at which it must be advanced
         self.last_number = 0
         self.tally = Tally()
         self.joined, self.left = now, inf
@@ -218,55 +215,3 @@ class Instance:
                 "length" if response.sampled_length >= self.hardware.max_length else "stop"
             )
             events.append(TrajectoryFinished(response.id, self.name, response.length, reason))
-
-
-class Instances:
-    """All instances of a cluster.
-
-    `make` makes one of this name.
-    """
-
-    def __init__(self, make: Callable[[InstanceId], Instance], num_places: int) -> None:
-        self.ever: list[Instance] = []
-        """All that ever were, in the order they joined."""
-        self.live: dict[InstanceId, Instance] = {}
-        self._make = make
-        self._at: list[InstanceId | None] = [None] * num_places
-        self._joined = [0] * num_places
-        self._losses = [0] * num_places
-        self._waiting: set[int] = set()
-
-    def losses(self, place: int) -> int:
-        """How often this place was struck; whoever was started before the last time is gone."""
-        return self._losses[place]
-
-    def join(self, place: int) -> Instance:
-        """One more is up, at a place that is free."""
-        assert self._at[place] is None, f"place {place} is taken"
-        name, before = f"rollout-{place}", self._joined[place]
-        instance = self._make(f"{name}.{before}" if before else name)
-        self._joined[place] += 1
-        self._at[place] = instance.name
-        self.live[instance.name] = instance
-        self.ever.append(instance)
-        return instance
-
-    def wait(self, place: int) -> None:
-        """One is up, but there is no learner."""
-        self._waiting.add(place)
-
-    def waiting(self) -> list[int]:
-        """The places of those that wait, which wait no longer."""
-        places, self._waiting = sorted(self._waiting), set()
-        return places
-
-    def lose(
-        self, place: int, now: float, store_seconds: float | None
-    ) -> tuple[InstanceId, list[Response]] | None:
-        """Whoever is at this place is gone; its name and what it had, as far as it was stored."""
-        self._losses[place] += 1
-        self._waiting.discard(place)
-        name, self._at[place] = self._at[place], None
-        if name is None:
-            return None
-        return name, self.live.pop(name).crash(now, store_seconds)

@@ -27,12 +27,10 @@ class _Batch:
     """What is trained on."""
 
     version: Version
-    token_seconds: float
-    """Of the whole of it."""
+    token_seconds: float  # of the whole of it
     start: float = inf
     trained: float = inf
-    is_saved: bool = False
-    """Whether the version that it makes is."""
+    is_saved: bool = False  # whether the version that it makes is
 
 
 class Learner:
@@ -42,32 +40,24 @@ class Learner:
     """
 
     def __init__(self, cost: CostModel, recovery: Recovery | None, row: Row | None) -> None:
-        self.next = inf
-        """The time at which it publishes."""
+        self.next = inf  # the time at which it publishes
         self.is_there = True
         self.busy = 0.0
         """Seconds in which it trained and pushed, by what it has published and what died with it;
         what it trains again is not counted."""
-        self.retrained = 0
-        """Batches that were trained on again."""
+        self.retrained = 0  # batches that were trained on again
         self._cost, self._recovery, self._row = cost, recovery, row
         self._batch: _Batch | None = None
         self._free = 0.0
         self.accumulated = inf
         """The time at which it is done with the groups that it was given early."""
-        self.parts = 0
-        """How often it was given some of the next batch."""
-        self._begun = 0.0
-        """When it began with these."""
+        self.parts = 0  # how often it was given some of the next batch
+        self._begun = 0.0  # when it began with these
         self._early_version: Version = 0
-        self._early = 0.0
-        """Seconds of the next batch's tokens that are behind it."""
-        self._seconds: list[float] = []
-        """Of training, for each batch."""
-        self._unsaved = 0.0
-        """Seconds of training since the last checkpoint was begun."""
-        self._checkpoints: list[tuple[float, Version]] = []
-        """(when it is written, version)."""
+        self._early = 0.0  # seconds of the next batch's tokens that are behind it
+        self._seconds: list[float] = []  # of training, for each batch
+        self._unsaved = 0.0  # seconds of training since the last checkpoint was begun
+        self._checkpoints: list[tuple[float, Version]] = []  # (when it is written, version)
 
     def accumulate(self, version: Version, token_seconds: float, now: float) -> None:
         """Begin batch `version` with groups that take so long; if it is not there, this is lost."""

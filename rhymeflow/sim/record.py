@@ -1,5 +1,4 @@
-"""A simulated run as a run directory: its log and what became of each response, for everything that
-looks at runs (docs/inspecting.md).
+"""A simulated run as a run directory, for everything that looks at runs (docs/inspecting.md).
 
 Events and commands are those of the coordinator, with virtual times. There are no tokens, texts or
 losses; of a response's iterations and drafted tokens its instance's mean is written.
@@ -15,15 +14,9 @@ from pathlib import Path
 
 from rhymeflow import build
 from rhymeflow.config import Config
+from rhymeflow.core import events
 from rhymeflow.core.commands import Command, Drop, FinishEarly, Route, Train
-from rhymeflow.core.events import (
-    Event,
-    GroupCreated,
-    TrajectoryFinished,
-    TrajectoryRewarded,
-    TurnEnded,
-    VersionPublished,
-)
+from rhymeflow.core.events import Event
 from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
@@ -79,26 +72,21 @@ class Record:
         """The coordinator is told of this now."""
         if not self._is_open:
             self._open()
-        store, now = self._store, cluster.now
-        self._event = store.record(now, [event])
+        store = self._store
+        self._event = store.record(cluster.now, [event])
         match event:
-            case GroupCreated(group, row, epoch, tokens):
-                prompt = f"simulated prompt {row}"
+            case events.GroupCreated(group, row, epoch, tokens):
+                text, ids = f"simulated prompt {row}", [0] * tokens
                 store.put_group(
-                    group,
-                    row=row,
-                    epoch=epoch,
-                    prompt=prompt,
-                    prompt_tokens=[0] * tokens,
-                    columns={},
+                    group, row=row, epoch=epoch, prompt=text, prompt_tokens=ids, columns={}
                 )
-            case TurnEnded(trajectory=trajectory, length=length) if trajectory in self._cuts:
+            case events.TurnEnded(trajectory=trajectory, length=length) if trajectory in self._cuts:
                 self._cuts[trajectory].append((length, ENVIRONMENT))
-            case TrajectoryFinished(trajectory, _, length, reason):
+            case events.TrajectoryFinished(trajectory, _, length, reason):
                 store.put_finished(trajectory, length=length, reason=reason)
-            case TrajectoryRewarded(trajectory=trajectory, reward=reward):
+            case events.TrajectoryRewarded(trajectory=trajectory, reward=reward):
                 store.put_reward(trajectory, reward=reward, components={})
-            case VersionPublished():
+            case events.VersionPublished():
                 self._step(cluster)
 
     def obey(self, cluster: Cluster, commands: Sequence[Command]) -> None:
@@ -148,14 +136,9 @@ class Record:
                     steps = max(1, round((end - start) / rate))
                     drafted = round(share * steps)
                 self._store.put_span(
-                    trajectory,
-                    start=start,
-                    length=end - start,
-                    version=versions[-1],
-                    instance=instance,
-                    steps=steps,
-                    drafted=drafted,
-                )
+                    trajectory, start=start, length=end - start, version=versions[-1],
+                    instance=instance, steps=steps, drafted=drafted,
+                )  # fmt: skip
 
     def _drafts(self, cluster: Cluster, name: InstanceId) -> tuple[float, float]:
         """Tokens of an iteration, and drafted ones, of this instance until now."""

@@ -14,12 +14,9 @@ from rhymeflow.core.types import TrajectoryId, Version
 class Answer(NamedTuple):
     """What an environment will say to a turn."""
 
-    after: int
-    """Tokens that the policy has generated when the turn ends."""
-    tokens: int
-    """Of the answer."""
-    seconds: float
-    """Until it comes."""
+    after: int  # tokens that the policy has generated when the turn ends
+    tokens: int  # of the answer
+    seconds: float  # until it comes
 
 
 @dataclass(slots=True, eq=False)
@@ -28,25 +25,20 @@ class Response:
 
     id: TrajectoryId
     prompt_tokens: int
-    sampled_length: int
-    """Tokens that the policy will generate, at least 1."""
-    known: bool = False
-    """Its prompt was answered in an earlier epoch."""
+    sampled_length: int  # tokens that the policy will generate, at least 1
+    known: bool = False  # its prompt was answered in an earlier epoch
     answers: Sequence[Answer] = ()
-    turn: int = 0
-    """Turns that the environment has answered."""
+    turn: int = 0  # turns that the environment has answered
     length: int = 0
     """Tokens, those of answers included, at which the policy's turn will end."""
     generated: int = 0
     """Tokens of it; while an instance decodes it, as of when it was last looked at."""
-    stored: int = 0
-    """Tokens that the trajectory store has."""
+    stored: int = 0  # tokens that the trajectory store has
     routed_version: Version | None = None
     """V_traj: the version its instance was to hold when it was first routed."""
     oldest_version: Version | None = None
     """The least version a token of it was generated under; None: it has none."""
-    stored_oldest: Version | None = None
-    """The same of what is stored."""
+    stored_oldest: Version | None = None  # the same of what is stored
     parts: list[tuple[int, Version]] = field(default_factory=list)
     """From which token on it was generated under which version, in order."""
 

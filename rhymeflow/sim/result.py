@@ -35,8 +35,7 @@ class Quantile:
     shortest: int
     longest: int
     responses: int
-    endings: dict[str, int]
-    """`consumed`, `filtered`, or `aborted: REASON`."""
+    endings: dict[str, int]  # `consumed`, `filtered`, or `aborted: REASON`
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +46,19 @@ class Result:
     schedule: str
     max_staleness: int
     num_instances: int
-    devices: str
-    """What the cluster is made of, in words."""
+    devices: str  # what the cluster is made of, in words
     steps: int
     skipped: int
     """Steps at the beginning that the rates and idle shares leave out."""
-    uncounted: int
-    """Steps at the end that they leave out."""
-    seconds: float
-    """Of the whole run."""
-    step_seconds: tuple[float, ...]
-    """From the publication of one version to that of the next."""
+    uncounted: int  # steps at the end that they leave out
+    seconds: float  # of the whole run
+    step_seconds: tuple[float, ...]  # from the publication of one version to that of the next
     steps_per_second: float
-    throughput: float
-    """Trained tokens, of responses and prompts, per second."""
+    throughput: float  # trained tokens, of responses and prompts, per second
     response_throughput: float
     """Trained tokens of responses per second, answers of environments included."""
-    trajectories_per_second: float
-    """Trained responses per second."""
-    idle_rollout: float
-    """Share of the instances' time in which they did nothing."""
+    trajectories_per_second: float  # trained responses per second
+    idle_rollout: float  # share of the instances' time in which they did nothing
     idle_instances: tuple[float, ...]
     """The same of each instance, in the order they joined, over the whole run."""
     idle_learner: float
@@ -75,24 +67,18 @@ class Result:
     staleness: dict[int, int]
     """Trained responses by the age of their oldest token, in versions."""
     quantiles: tuple[Quantile, ...]
-    mean_length: float
-    """Of trained responses."""
-    tokens_generated: int
-    """Of responses, trained on or not."""
-    tokens_wasted: int
-    """Those of them that were not trained on."""
+    mean_length: float  # of trained responses
+    tokens_generated: int  # of responses, trained on or not
+    tokens_wasted: int  # those of them that were not trained on
     tokens_recomputed: int
     """Of responses that had begun, after pulls, moves and preemptions."""
     pulls: int
     preemptions: int
     interrupts: int
     """Responses stopped in order to be moved, for a pull, or to be concluded."""
-    tokens_per_iteration: float
-    """That a trajectory makes while it decodes; 1 without drafts."""
-    drafted: int
-    """Tokens."""
-    accepted: int
-    """Those of them that were."""
+    tokens_per_iteration: float  # that a trajectory makes while it decodes; 1 without drafts
+    drafted: int  # tokens
+    accepted: int  # those of them that were
     rank_correlation: float | None
     """Lengths predicted from history when a group was requested, against the truth, at the end of
     the run (Spearman's); None where no prompt came twice."""
@@ -101,8 +87,7 @@ class Result:
     run. Empty: nothing did."""
     tokens_lost: int
     """Generated tokens that were not stored when their instance died; they are wasted too."""
-    batches_retrained: int
-    """Batches that a learner that had died trained on once more."""
+    batches_retrained: int  # batches that a learner that had died trained on once more
     events: int
     commands: int
     ticks: int

@@ -1,13 +1,13 @@
 """`rhymeflow simulate`: a configuration on a simulated cluster.
 
-The coordinator gets the events that it would get in a real run of this configuration (`build`), but
-for held-out evaluation. Two calls with equal arguments have equal results.
+The coordinator gets the events that it would get in a real run of this configuration, but for
+held-out evaluation. Two calls with equal arguments have equal results.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,9 @@ from rhymeflow.core.plan import Plan
 from rhymeflow.errors import UserError
 from rhymeflow.profiles import Profile
 from rhymeflow.sim.cluster import Cluster
+from rhymeflow.sim.continuous_batching import Hardware
 from rhymeflow.sim.drafts import Drafts
 from rhymeflow.sim.faults import Devices, Failure, Recovery, failures
-from rhymeflow.sim.hardware import Hardware
 from rhymeflow.sim.record import Record
 from rhymeflow.sim.result import Result, counted, result
 from rhymeflow.sim.timeline import Timeline, draw
@@ -72,6 +72,7 @@ def run(
     workload: Workload,
     *,
     timeline: Timeline | None = None,
+    profile: Profile | None = None,
     dying: Iterable[Failure] | None = None,
     uncounted: int = 0,
     log: Record | None = None,
@@ -79,8 +80,9 @@ def run(
     """Simulate a run on these lengths. Writes nothing.
 
     `uncounted` steps at the end are left out of rates and idle shares: nothing runs ahead of the
-    last steps, so where they count, a run that ran ahead at the beginning gains by it. `dying` is
-    what dies when; None: as `simulation.faults` says. `log` is told of events and commands.
+    last steps, so where they count, a run that ran ahead at the beginning gains by it. `profile`,
+    and `dying`, what dies when, are by default what the configuration says. `log` is told of events
+    and commands.
 
     Raises:
         UserError: the configuration cannot be simulated, or so much fails that it never ends.
@@ -94,13 +96,18 @@ def run(
             f"learner.max_steps = {config.learner.max_steps}"
         )
     config = build.with_cost_model(config)
-    profile = profiles.load(simulation.profile or config.schedule.cost_model)
+    profile = profile or profiles.load(simulation.profile or config.schedule.cost_model)
     num_instances, each = config.rollout.num_instances, profile.devices_per_instance
     train_devices = num_instances * each if simulation.colocated else config.learner.num_ranks
     plan = build.plan(config)
-    if dying is None:
-        devices = Devices(num_instances, each, train_devices, simulation.colocated)
-        dying = _failures(config, devices)
+    faults = simulation.faults
+    if dying is None and (faults.device_mtbf_hours or faults.controller_mtbf_hours):
+        dying = failures(
+            _FAILURE_SEED,
+            Devices(num_instances, each, train_devices, simulation.colocated),
+            device_mtbf_hours=faults.device_mtbf_hours,
+            controller_mtbf_hours=faults.controller_mtbf_hours,
+        )
     cluster = Cluster(
         dataclasses.replace(plan, eval_steps={}),
         build.schedule(config),
@@ -122,19 +129,6 @@ def run(
         f"{counted(train_devices, 'device')}",
         skipped=simulation.skip_steps,
         uncounted=uncounted,
-    )
-
-
-def _failures(config: Config, devices: Devices) -> Iterator[Failure] | None:
-    """What dies when; None: nothing ever does."""
-    faults = config.simulation.faults
-    if faults.device_mtbf_hours is None and faults.controller_mtbf_hours is None:
-        return None
-    return failures(
-        _FAILURE_SEED,
-        devices,
-        device_mtbf_hours=faults.device_mtbf_hours,
-        controller_mtbf_hours=faults.controller_mtbf_hours,
     )
 
 

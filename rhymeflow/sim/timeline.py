@@ -43,8 +43,7 @@ class Row:
 
     name: str
     joined: float
-    left: float | None = None
-    """None: it was there at the end."""
+    left: float | None = None  # None: it was there at the end
     spans: list[Span] = field(default_factory=list)
     loads: list[tuple[float, int, int]] = field(default_factory=list)
     """(from when on, trajectories that run, tokens in the cache)."""

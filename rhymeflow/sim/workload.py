@@ -273,8 +273,7 @@ class Recorded:
 
 
 class _Response(NamedTuple):
-    sampled: int
-    """Tokens of the policy."""
+    sampled: int  # tokens of the policy
     reward: float
     answers: list[Answer]
 

@@ -14,8 +14,7 @@ class Extra(NamedTuple):
     """An extra of pyproject.toml."""
 
     purpose: str
-    packages: tuple[str, ...]
-    """What must be installed, by distribution."""
+    packages: tuple[str, ...]  # what must be installed, by distribution
     without_dependencies: tuple[str, ...] = ()
     """Those of them that the extra leaves to `pip install --no-deps`."""
 

@@ -131,11 +131,7 @@ def write(path: Path, out: Path, about: str) -> None:
     """Write the stream of a log."""
     lines = list(replayed(path))
     rows = [line for line in lines if isinstance(line, list)]
-    head = {
-        "about": about,
-        "events": kinds(Event),
-        "commands": kinds(Command),
-    }
+    head = {"about": about, "events": kinds(Event), "commands": kinds(Command)}
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in [head, *lines])
     out.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
     given = Counter(command[0] for _, commands, _ in rows for command in commands)

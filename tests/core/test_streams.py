@@ -32,7 +32,7 @@ STREAMS = sorted((Path(__file__).parent / "streams").glob("*.jsonl.gz"))
 KINDS: dict[str, type] = {}
 """Recorded kinds of events and commands whose class has another name today."""
 FIELDS: dict[str, dict[str, str | None]] = {
-    "layout": {"alternate_order": None, "balance_instances": None},  # always done
+    "layout": {"alternate_order": None, "balance_instances": None}  # always done
 }
 """By recorded kind, or `plan`, `schedule`, `settings`, `cost`, `layout`: today's names; None: it is
 gone."""

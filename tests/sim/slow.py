@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from rhymeflow.core.commands import Abort, InstanceCommand, Interrupt, Pull, Route
 from rhymeflow.core.events import Event, Pulled, TrajectoryFinished, TrajectoryInterrupted
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.sim.hardware import Hardware
+from rhymeflow.sim.continuous_batching import Hardware
 
 
 @dataclass(eq=False)

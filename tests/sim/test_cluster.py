@@ -22,9 +22,9 @@ from rhymeflow.core.cost import CostModel
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.sim.audit import Audit, InvariantViolation
 from rhymeflow.sim.cluster import Cluster
+from rhymeflow.sim.continuous_batching import Hardware
 from rhymeflow.sim.drafts import Drafts
 from rhymeflow.sim.faults import Failure, Recovery
-from rhymeflow.sim.hardware import Hardware
 from rhymeflow.sim.response import Answer, Response
 from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import Prompt, uniform

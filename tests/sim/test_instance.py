@@ -14,9 +14,8 @@ from rhymeflow.core.commands import Abort, Interrupt, Pull, Route
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.events import Event, Snapshot
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.sim.continuous_batching import DecodeSpan
+from rhymeflow.sim.continuous_batching import DecodeSpan, Hardware
 from rhymeflow.sim.drafts import Drafts
-from rhymeflow.sim.hardware import Hardware
 from rhymeflow.sim.instance import Instance
 from rhymeflow.sim.response import Response
 from tests.sim.slow import Sequence, SlowInstance

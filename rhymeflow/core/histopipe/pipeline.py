@@ -29,8 +29,7 @@ class Pipeline:
     """The layouts computed so far, as far as their groups have not ended."""
 
     def __init__(self) -> None:
-        self.num_steps = 0
-        """Steps laid out."""
+        self.num_steps = 0  # steps laid out
         self._groups: dict[GroupId, tuple[int, tuple[InstanceId, ...]]] = {}
         """The step of each, and the instances that its members are dealt out to."""
         self._moved: dict[GroupId, dict[TrajectoryId, Place]] = {}

@@ -23,10 +23,8 @@ class TrajectoryView(NamedTuple):
     """A trajectory that waits to be routed."""
 
     id: TrajectoryId
-    version: Version | None
-    """V_traj, the version it was started under; None: it is new."""
-    min_version: Version
-    """The lowest version an instance may hold to be given it."""
+    version: Version | None  # V_traj, the version it was started under; None: it is new
+    min_version: Version  # the lowest version an instance may hold to be given it
     tokens: int
     """Tokens that it takes in a cache: the prompt, and what there is of the response."""
     home: InstanceId | None = None
@@ -46,8 +44,7 @@ class InstanceView(NamedTuple):
     """Trajectories that are there or on their way, with their tokens when they were routed."""
     waiting: tuple[TrajectoryId, ...]
     """Those of them that are not decoded: no room yet, or preempted."""
-    accepts: bool
-    """Whether anything may be routed to it now."""
+    accepts: bool  # whether anything may be routed to it now
 
     def has_room(self) -> bool:
         """Whether anything at all may be routed to it."""

@@ -146,8 +146,7 @@ class Gains:
         self.classes: dict[Version, Class] = {}
         self._views: tuple[InstanceView, ...] = ()
         self._places: dict[InstanceId, int] = {}
-        self._versions: dict[int, Version] = {}
-        """For each place that has a load, its class."""
+        self._versions: dict[int, Version] = {}  # for each place that has a load, its class
         self._given: set[int] = set()
         """Places whose load counts what was given since the last view."""
 

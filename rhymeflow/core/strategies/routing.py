@@ -23,12 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
 
-from rhymeflow.core.strategies.base import (
-    Assignment,
-    FleetView,
-    TrajectoryView,
-    most_assignments,
-)
+from rhymeflow.core.strategies.base import Assignment, FleetView, TrajectoryView, most_assignments
 from rhymeflow.core.strategies.gains import Class, Gains, Load
 from rhymeflow.core.types import InstanceId, Version
 

@@ -10,10 +10,7 @@ from hypothesis import given
 
 from rhymeflow.core.strategies.base import FleetView, InstanceView, TrajectoryView
 from rhymeflow.core.strategies.schedules import SYNC
-from rhymeflow.core.strategies.sync import (
-    gather_stragglers,
-    when_version_unusable,
-)
+from rhymeflow.core.strategies.sync import gather_stragglers, when_version_unusable
 from tests.core.strategies.fleets import fleet, fleets, instance, new, partial, shown
 
 BUSY = instance("a", 1, running=3)
