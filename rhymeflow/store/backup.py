@@ -1,7 +1,7 @@
 """A copy of a run in other storage, made at each checkpoint, and the run rebuilt from there.
 
 ATTEMPT/beginning.json   which run it is of, and which backup its log goes on from
-ATTEMPT/step-N/...       a checkpoint; `inputs/` are what a Trainer was given as objects
+ATTEMPT/checkpoints/...  checkpoints; `inputs/` are what a Trainer was given as objects
 ATTEMPT/NNNNNNNN.db      what the store has got since the backup before, as tables of SQLite
 ATTEMPT/NNNNNNNN.json    the marker: with it the backup is whole
 """
@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -27,6 +27,7 @@ from rhymeflow.errors import UserError, to_resume
 from rhymeflow.store import schema
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.store.schema import EVENTS, NOTED, PUBLISHED, SCHEMA_VERSION
+from rhymeflow.utils import disk
 from rhymeflow.utils.disk import flush
 
 STATE, HELD = "backup.json", "backup-upload"
@@ -56,20 +57,27 @@ class Tree(msgspec.Struct, frozen=True):
     files: dict[str, str]
 
 
-class Marker(msgspec.Struct, frozen=True):
-    """A backup that is whole."""
+class State(msgspec.Struct, frozen=True):
+    """Of the store, at some time."""
 
-    previous: tuple[str, int] | None
-    """Attempt and number of the one before, of which the rows go on; None: it has all rows."""
     position: dict[str, int]
     """The last row of each table that only grows."""
     last_event: tuple[int, float]
     """Number and time."""
     published: int
+    pruned_before: int
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """A backup that is whole."""
+
+    previous: tuple[str, int] | None
+    """Attempt and number of the one before, of which the rows go on; None: it has all rows."""
+    state: State
     version: int
     """Of the checkpoint."""
-    checkpoint: Tree
-    inputs: Tree | None
+    trees: dict[str, Tree]
+    """The checkpoint and the inputs, by where they belong in the run directory."""
     rows: str
     """Digest of the file."""
     run_dir: str
@@ -247,16 +255,7 @@ _LAST_EVENT = "SELECT seq, time FROM main.events ORDER BY seq DESC LIMIT 1"
 _PRUNED_BEFORE = "SELECT value FROM main.meta WHERE key = 'pruned_before'"
 
 
-class Now(NamedTuple):
-    """A state of the store."""
-
-    position: dict[str, int]
-    last_event: tuple[int, float]
-    published: int
-    pruned_before: int
-
-
-def read_rows(connection: sqlite3.Connection, target: Path, since: dict[str, int]) -> Now:
+def read_rows(connection: sqlite3.Connection, target: Path, since: dict[str, int]) -> State:
     """Write what is new after a position to the file `target`, in one read transaction.
 
     Of tables that grow, the new rows; of the others those that `changes` names, as they are now. So
@@ -289,13 +288,13 @@ def read_rows(connection: sqlite3.Connection, target: Path, since: dict[str, int
             ((last,),) = ask(f"SELECT MAX({column}) FROM part.{table}")
             position[table] = position.get(table, 0) if last is None else last
         found = [ask(query).fetchone() or (0,) for query in (PUBLISHED, _PRUNED_BEFORE)]
-        now = Now(position, ask(_LAST_EVENT).fetchone() or (0, 0.0), found[0][0], found[1][0])
+        state = State(position, ask(_LAST_EVENT).fetchone() or (0, 0.0), found[0][0], found[1][0])
         ask("COMMIT")
     finally:
         if connection.in_transaction:
             ask("ROLLBACK")
         ask("DETACH part")
-    return now
+    return state
 
 
 def apply_rows(connection: sqlite3.Connection, part: Path) -> None:
@@ -349,8 +348,7 @@ def get_files(part: Path, run_dir: Path) -> None:
 class BackupThread:
     """Makes the backups of one attempt at the run in `run_dir`.
 
-    The run waits for it only at its end, and then not for long. Where the storage fails, it is
-    tried again; what is to be copied is in the store meanwhile.
+    The run waits for it only at its end, and then not for long. What fails is tried again.
     """
 
     def __init__(self, run_dir: Path, url: str) -> None:
@@ -364,8 +362,10 @@ class BackupThread:
         self._defect: BaseException | None = None
         self._attempt = ""
         self._last: Backup | None = None
-        self._checkpoints: dict[int, Tree] = {}
-        """Of this attempt, that are there."""
+        self._trees: dict[str, Tree] = {}
+        """What is there, by where it is in the run directory."""
+        self._marked: list[str] = []
+        """Checkpoints of backups that are whole, the newest last."""
         self._metrics = 0
 
     def start(self) -> None:
@@ -438,11 +438,9 @@ class BackupThread:
 
     def _note(self) -> None:
         if self._run_dir.is_dir():
-            event = self._last.marker.last_event if self._last else (0, 0.0)
+            event = self._last.marker.state.last_event if self._last else (0, 0.0)
             state = Copied(self._storage.url, *event, self._problem)
-            unfinished = self._run_dir / f"{STATE}.unfinished"
-            unfinished.write_bytes(msgspec.json.encode(state))
-            unfinished.replace(self._run_dir / STATE)
+            disk.replace(self._run_dir / STATE, msgspec.json.encode(state))
 
     def _begin(self, connection: sqlite3.Connection) -> None:
         """Claim a directory, the first time that the storage can be reached."""
@@ -455,7 +453,8 @@ class BackupThread:
         found = self._storage.backups(newest, known, []) if known else []
         self._last = next((each for each in found if _is_of(connection, each.marker)), None)
         if self._last is not None:
-            self._checkpoints[self._last.marker.version] = self._last.marker.checkpoint
+            self._trees = dict(self._last.marker.trees)
+            self._marked = [name for name in self._trees if name.startswith(CHECKPOINTS)]
         name = f"{int(newest[:6]) + 1:06d}-{uuid.uuid4().hex[:12]}"
         beginning = Beginning(run, SCHEMA_VERSION, self._last and self._last[:2])
         self._storage.put(f"{name}/beginning.json", beginning)
@@ -465,82 +464,87 @@ class BackupThread:
         """Copy the newest checkpoint and what is new; whether nothing is left to be copied."""
         if not self._attempt:
             self._begin(connection)
+        self._check_place()
+        ((published,),) = connection.execute(PUBLISHED).fetchall() or [(0,)]
+        every = checkpoints_up_to(self._run_dir / CHECKPOINTS, sys.maxsize)
+        version = max((each for each in every if each <= published), default=None)
+        is_newest = is_last or version == max(every, default=None)  # or its event is not stored yet
+        last = self._last.marker if self._last else None
+        if version is None or (not is_last and last is not None and version == last.version):
+            return is_newest
+        began, names = time.monotonic(), (f"{CHECKPOINTS}/{every[version].name}", "inputs")
+        # Links hold the checkpoint while it is copied. The store is read once it is held and before
+        # it is copied: the tokens that it goes on from are not deleted yet.
+        try:
+            self._hold(names)
+        except OSError:
+            if every[version].is_dir():
+                raise
+            return False  # a newer one is complete
+        rows = self._run_dir / HELD / "rows.db"
+        state = read_rows(connection, rows, last.state.position if last else {})
+        if state.pruned_before > version:
+            return False
+        if last and (last.version, last.state.position) == (version, state.position):
+            return True
+        metrics = put_files(rows, self._run_dir, self._metrics)
+        for name in names:
+            if name not in self._trees and (self._run_dir / HELD / name).is_dir():
+                self._trees[name] = self._copy(name)
+        self._mark(state, version, names)
+        self._metrics, self._made_at = metrics, began
+        return is_newest
+
+    def _check_place(self) -> None:
         names = self._storage.names("")
         if self._attempt not in names:
             raise Unreachable(f"{self._attempt} is not there any more")
         if later := [name for name in names if name > self._attempt and self._storage.began(name)]:
             raise Unreachable(f"{later[-1]} goes on with this run, which is copied no further")
-        ((published,),) = connection.execute(PUBLISHED).fetchall() or [(0,)]
-        every = checkpoints_up_to(self._run_dir / CHECKPOINTS, sys.maxsize)
-        there = {each: path for each, path in every.items() if each <= published}
-        is_newest = is_last or len(there) == len(every)  # or its event is about to be stored
-        last = self._last.marker if self._last else None
-        if not there or (not is_last and last is not None and max(there) == last.version):
-            return is_newest
-        began, version = time.monotonic(), max(there)
-        trees = {"checkpoint": self._checkpoints.get(version), "inputs": last and last.inputs}
-        sources = {"checkpoint": there[version], "inputs": self._run_dir / "inputs"}
+
+    def _hold(self, names: Sequence[str]) -> None:
+        """Link what is to be copied."""
         held = self._run_dir / HELD
-        # Links hold the checkpoint while it is copied. The store is read once it is held and before
-        # it is copied: the tokens that it goes on from are not deleted yet.
-        try:
-            shutil.rmtree(held, ignore_errors=True)
-            held.mkdir()
-            for name, source in sources.items():
-                if trees[name] is None and source.is_dir():
-                    shutil.copytree(source, held / name, copy_function=os.link)
-        except OSError:
-            if there[version].is_dir():
-                raise
-            return False  # a newer one is complete
-        now = read_rows(connection, held / "rows.db", last.position if last else {})
-        if now.pruned_before > version:
-            return False
-        if last and (last.version, last.position) == (version, now.position):
-            return True
-        metrics = put_files(held / "rows.db", self._run_dir, self._metrics)
-        checkpoint = trees["checkpoint"] or self._copy(held / "checkpoint", f"step-{version}")
-        inputs = trees["inputs"] or self._copy(held / "inputs", "inputs")
-        assert checkpoint is not None
-        self._mark(now, version, checkpoint, inputs)
-        self._metrics, self._made_at = metrics, began
-        return is_newest
+        shutil.rmtree(held, ignore_errors=True)
+        held.mkdir()
+        for name in names:
+            if name not in self._trees and (source := self._run_dir / name).is_dir():
+                shutil.copytree(source, held / name, copy_function=os.link)
 
-    def _copy(self, source: Path, name: str) -> Tree | None:
-        """Copy a directory, if it is there."""
-        if not source.is_dir():
-            return None
-        path, files = f"{self._attempt}/{name}", sorted(source.rglob("*"))
-        found = {file.relative_to(source).as_posix(): file for file in files if file.is_file()}
-        put = self._storage.put
-        return Tree(path, {each: put(f"{path}/{each}", file) for each, file in found.items()})
+    def _copy(self, name: str) -> Tree:
+        """Copy a directory that is held."""
+        source, path, found = self._run_dir / HELD / name, f"{self._attempt}/{name}", {}
+        for file in sorted(source.rglob("*")):
+            if file.is_file():
+                inside = file.relative_to(source).as_posix()
+                found[inside] = self._storage.put(f"{path}/{inside}", file)
+        return Tree(path, found)
 
-    def _mark(self, now: Now, version: int, checkpoint: Tree, inputs: Tree | None) -> None:
+    def _mark(self, state: State, version: int, names: Sequence[str]) -> None:
         """Copy the rows, and then say that all is there."""
         last, own = self._last, self._attempt
         number = last.number + 1 if last and last.attempt == own else 1
         rows = self._storage.put(f"{own}/{number:08d}.db", self._run_dir / HELD / "rows.db")
-        marker = Marker(
-            last and last[:2], now.position, now.last_event, now.published, version, checkpoint,
-            inputs, rows, str(self._run_dir.resolve()),
-        )  # fmt: skip
+        trees = {name: self._trees[name] for name in names if name in self._trees}
+        where = str(self._run_dir.resolve())
+        marker = Marker(last and last[:2], state, version, trees, rows, where)
         self._storage.put(f"{own}/{number:08d}.json", marker)
         self._last, self._problem = Backup(own, number, marker), None
-        self._checkpoints[version] = checkpoint
         self._note()
-        for old in sorted(self._checkpoints)[:-KEPT]:
-            if self._checkpoints[old].path.startswith(own):
-                self._storage.remove(self._checkpoints[old].path)
-            del self._checkpoints[old]
+        self._marked = [*(each for each in self._marked if each != names[0]), names[0]][-KEPT:]
+        for old in [name for name in self._trees if name not in (*self._marked, "inputs")]:
+            if self._trees[old].path.startswith(own):
+                self._storage.remove(self._trees[old].path)
+            del self._trees[old]
 
 
 def _is_of(connection: sqlite3.Connection, marker: Marker) -> bool:
     """Whether the store goes on from this backup: not if its end was lost with the power."""
-    number, when = marker.last_event
+    number, when = marker.state.last_event
     found = connection.execute("SELECT time FROM events WHERE seq = ?", (number,)).fetchone()
     grown = [
         connection.execute(f"SELECT COALESCE(MAX({column}), 0) FROM {table}").fetchone()[0]
-        >= marker.position[table]
+        >= marker.state.position[table]
         for table, column in GROWING.items()
     ]
     return found == (when,) and all(grown)
@@ -571,8 +575,8 @@ def restore(url: str, run_dir: Path | None = None) -> tuple[Path, list[str]]:
                 target = run_dir or Path(newest.run_dir)
                 problem = _rebuild(storage, found, target)
                 if problem is None:
-                    told = f"{url}: the log until event {newest.last_event[0]:,}"
-                    return target, [f"{told}, version {newest.published}", *said]
+                    told = f"{url}: the log until event {newest.state.last_event[0]:,}"
+                    return target, [f"{told}, version {newest.state.published}", *said]
                 said.append(f"{problem}: what needs it is left out")
     except Unreachable as error:
         raise UserError(f"{url}: {error}") from None
@@ -585,13 +589,9 @@ def _rebuild(storage: Storage, backups: list[Backup], run_dir: Path) -> str | No
     if run_dir.exists() and any(run_dir.iterdir()):
         raise UserError(f"--output_dir {run_dir}: is not empty; name a new directory")
     unfinished = run_dir.with_name(f"{run_dir.name}.from-backup-{os.getpid()}")
-    last = backups[0].marker
-    trees = {f"{CHECKPOINTS}/step-{last.version}": last.checkpoint, "inputs": last.inputs}
     try:
         unfinished.mkdir(parents=True)
-        for path, tree in trees.items():
-            if tree is None:
-                continue
+        for path, tree in backups[0].marker.trees.items():
             for name, expected in tree.files.items():
                 file = unfinished / path / name
                 if problem := storage.get_file(f"{tree.path}/{name}", file, expected):
@@ -610,9 +610,9 @@ def _rebuild(storage: Storage, backups: list[Backup], run_dir: Path) -> str | No
 
 
 def _rebuild_store(storage: Storage, backups: list[Backup], folder: Path) -> str | None:
-    schema.create(folder / EVENTS)
     part = folder / "part.db"
     with closing(sqlite3.connect(folder / EVENTS, isolation_level=None, uri=True)) as connection:
+        schema.create(connection)
         connection.execute("PRAGMA journal_mode = OFF")  # it is thrown away if it fails
         connection.execute("PRAGMA synchronous = OFF")
         for index in range(len(backups) - 1, -1, -1):

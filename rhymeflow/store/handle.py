@@ -1,7 +1,7 @@
 """How a worker reaches a run's store: as a file, or by asking the process that has the file.
 
-    serve()                         in the process beside the file
-    store_in(config, dir).open()    anywhere: both readers answer alike
+    serve()                       in the process beside the file
+    store_reader(config, dir)     anywhere: both readers answer alike
 
 A batch that several ranks ask for is read once, and fetched once to each node.
 """
@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import GroupId
-from rhymeflow.store.damage import damage_of, explained
+from rhymeflow.store import damage
 from rhymeflow.store.reader import Attempt, TrajectoryReader, TrajectoryRecord
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.utils import objects
@@ -53,10 +53,10 @@ def serve() -> None:
             last = asked, objects.here().put(packed)
         return [last[1]]  # in something: else it would arrive as what it refers to
 
-    def damage(path: str, error: Exception) -> str | None:
-        return damage_of(Path(path), error)
+    def damage_of(path: str, error: Exception) -> str | None:
+        return damage.damage_of(Path(path), error)
 
-    for answer in (query, attempts, batch, damage):
+    for answer in (query, attempts, batch, damage_of):
         objects.here().offer(answer.__name__, answer)
 
 
@@ -71,29 +71,24 @@ class RemoteTrajectoryReader:
         """Nothing is held."""
 
     def query(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Rows of one SQL statement; see `TrajectoryReader`."""
-        found: list[tuple[Any, ...]] = self._ask("query", statement, values)
+        """Rows of one SQL statement."""
+        found: list[tuple[Any, ...]] = self.ask("query", statement, values)
         return found
 
     def attempts(self) -> list[Attempt]:
         """The attempts at this run, in order."""
-        found: list[Attempt] = self._ask("attempts")
+        found: list[Attempt] = self.ask("attempts")
         return found
 
     def batch(
         self, groups: Sequence[GroupId], members: Sequence[Sequence[int]]
     ) -> list[TrajectoryRecord]:
-        """Records of these members of each group; see `TrajectoryReader`."""
-        references = self._ask("batch", groups, members)
-        (packed,) = self._objects.get(references)
+        """Records of these members of each group."""
+        (packed,) = self._objects.get(self.ask("batch", groups, members))
         return _decoder.decode(packed.data)
 
-    def damage(self, error: Exception) -> str | None:
-        """What is wrong with the file; see `damage_of`."""
-        found: str | None = self._ask("damage", error)
-        return found
-
-    def _ask(self, what: str, *arguments: Any) -> Any:
+    def ask(self, what: str, *arguments: Any) -> Any:
+        """The owner's answer."""
         return self._objects.ask(self._owner, what, str(self.path), *arguments)
 
 
@@ -101,36 +96,17 @@ Reader = TrajectoryReader | RemoteTrajectoryReader
 """What workers ask a store by."""
 
 
-class StoreFile(NamedTuple):
-    """A store on this machine."""
-
-    path: Path
-
-    def open(self) -> TrajectoryReader:
-        """Open the file."""
-        return TrajectoryReader(self.path)
-
-    def explained(self) -> AbstractContextManager[None]:
-        """Raise a `UserError` for an error in the block if the file is damaged."""
-        return explained(self.path)
-
-
-class StoreElsewhere(NamedTuple):
-    """A store on another node, which the process called `owner` answers for."""
-
-    owner: str
-    path: Path
-
-    def open(self) -> RemoteTrajectoryReader:
-        """Be able to ask."""
-        return RemoteTrajectoryReader(self.owner, self.path)
-
-    def explained(self) -> AbstractContextManager[None]:
-        """The same; who has the file looks at it."""
-        return explained(self.path, lambda _, error: self.open().damage(error))
-
-
-def store_in(config: Config, run_dir: Path) -> StoreFile | StoreElsewhere:
-    """The store of the run in `run_dir`, a directory of the controller's machine."""
+def store_reader(config: Config, run_dir: Path) -> Reader:
+    """Of the store of the run in `run_dir`, a directory of the controller's machine."""
     path = run_dir / EVENTS
-    return StoreElsewhere(STORE, path) if config.runtime == "ray" else StoreFile(path)
+    if config.runtime == "ray":
+        return RemoteTrajectoryReader(STORE, path)
+    return TrajectoryReader(path)
+
+
+def explained(reader: Reader) -> AbstractContextManager[None]:
+    """Raise a `UserError` for an error in the block if the store is damaged; who has the file looks
+    at it."""
+    if isinstance(reader, TrajectoryReader):
+        return damage.explained(reader.path)
+    return damage.explained(reader.path, lambda _, error: reader.ask("damage_of", error))

@@ -27,7 +27,7 @@ class IncompleteBatch(RuntimeError):  # noqa: N818 - it is what happened
 
 
 class Recorded(NamedTuple):
-    """One line of the log."""
+    """An event of the log."""
 
     seq: int
     time: float
@@ -42,9 +42,9 @@ class Attempt(NamedTuple):
     time: float
     """When it began, on the clock of the events: seconds, those between attempts not counted."""
     started: str
-    """When it began, date and time."""
+    """Date and time."""
     config: str
-    """Its configuration, the values in force, as JSON text."""
+    """The values in force, as JSON text."""
 
 
 class RecordedCommand(NamedTuple):

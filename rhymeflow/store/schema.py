@@ -36,57 +36,18 @@ LOCK = "writer.lock"
 
 # docs/run-directory.md describes each table, and has queries.
 #
-# An attempt begins where a run is started or resumed; its events are those from `first_event` on.
-# Blobs are little-endian: int32 tokens, float32 log-probabilities. A command belongs to the event
-# upon which it was given (for most, a `Tick`). `trajectories` holds what has finished, its `text`
-# once it was decoded; `trained` is the batch a trajectory was trained on in. A
-# member that its consumed group did not need (there were more than num_generations) counts as
-# aborted. `steps` is the number of iterations that generated a segment's tokens, `drafted` of the
-# tokens that were proposed in them. Groups below 0 are of a suite: they answer its prompts for the
-# evaluation of version `evaluates`; the view `evaluations` has the answers of those that are over,
-# and no other view has any. With `run.token_details` there is a byte for each token: in
-# `segments.accepted` 1 if it was drafted, in `token_details.flags` what the learner did about it
-# (`learner/token_details.py`).
+# An attempt's events are those from `first_event` on. Blobs are little-endian: int32 tokens,
+# float32 log-probabilities. A command belongs to the event upon which it was given (for most, a
+# `Tick`). `trained` is the batch a trajectory was trained on in; a member that its consumed group
+# did not need counts as aborted. `steps` is the number of iterations that generated a segment's
+# tokens, none for what an environment answered, `drafted` of the tokens that were proposed in them.
+# Groups below 0 are of a suite: they answer its prompts for the evaluation of version `evaluates`;
+# the view `evaluations` has the answers of those that are over, and no other view has any.
+# `segments.accepted` and `token_details` are of `run.token_details` (`learner/token_details.py`).
 # `pruned` has what is left of segments whose tokens were deleted (`pruning.py`), `spans` is both
-# together, but for what environments answered, which took no `steps`.
-# `changes` names each row, outside the tables that only grow, that was put, changed or taken out:
-# what copies the store (`backup.py`) reads from there on. An `a` and `b` of 0 may mean none.
-_PRUNED = """
-CREATE TABLE pruned (group_id INTEGER NOT NULL, member INTEGER NOT NULL, start INTEGER NOT NULL,
-    length INTEGER NOT NULL, version INTEGER NOT NULL, instance TEXT NOT NULL,
-    steps INTEGER NOT NULL, drafted INTEGER NOT NULL, PRIMARY KEY (group_id, member, start));
-CREATE TABLE changes (seq INTEGER PRIMARY KEY, what TEXT NOT NULL, a INTEGER NOT NULL,
-    b INTEGER NOT NULL);
-"""
-_VIEWS = """
-CREATE VIEW spans AS
-    SELECT group_id, member, start, LENGTH(tokens) / 4 AS length, version, instance, steps, drafted
-    FROM segments WHERE steps > 0 AND +group_id >= 0 UNION ALL
-    SELECT group_id, member, start, length, version, instance, steps, drafted FROM pruned
-    WHERE steps > 0;
-CREATE VIEW responses AS
-    SELECT group_id, member, s.length, s.first_version, t.reason, t.reward, t.trained,
-        CASE WHEN t.trained IS NOT NULL THEN 'consumed' WHEN g.ending = 'consumed' THEN 'aborted'
-            ELSE g.ending END AS ending
-    FROM (SELECT group_id, member, SUM(LENGTH(tokens)) / 4 AS length, MIN(version) AS first_version
-            FROM segments GROUP BY group_id, member UNION ALL
-        SELECT group_id, member, SUM(length), MIN(version) FROM pruned GROUP BY group_id, member) s
-    JOIN groups g USING (group_id) LEFT JOIN trajectories t USING (group_id, member)
-    WHERE g.suite IS NULL;
-CREATE VIEW evaluations AS
-    SELECT ending_version AS version, suite, row, member AS sample, group_id, length, text, reward
-    FROM groups JOIN trajectories USING (group_id)
-    WHERE ending = 'evaluated' AND reward IS NOT NULL;
-"""
-NOTED: Mapping[str, tuple[str, ...]] = {
-    "attempts": ("attempt",),
-    "groups": ("group_id",),
-    "trajectories": ("group_id", "member"),
-    "token_details": ("group_id", "member"),
-    "pruned": ("group_id",),
-}
-"""Tables whose rows `changes` names, and the columns that its `a` and `b` are."""
-_TABLES = f"""
+# together, but for environments' answers. `changes` names each row, outside the tables that only
+# grow, that was put, changed or taken out (`backup.py`); an `a` and `b` of 0 may mean none.
+_TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value);
 CREATE TABLE attempts (attempt INTEGER PRIMARY KEY, first_event INTEGER NOT NULL,
     time REAL NOT NULL, started TEXT NOT NULL, config TEXT NOT NULL);
@@ -109,7 +70,30 @@ CREATE TABLE trajectories (group_id INTEGER NOT NULL, member INTEGER NOT NULL,
     reward REAL, components TEXT, trained INTEGER, PRIMARY KEY (group_id, member));
 CREATE TABLE token_details (group_id INTEGER NOT NULL, member INTEGER NOT NULL, logprobs BLOB,
     flags BLOB NOT NULL, PRIMARY KEY (group_id, member));
-{_PRUNED}{_VIEWS}CREATE VIEW trained AS
+CREATE TABLE pruned (group_id INTEGER NOT NULL, member INTEGER NOT NULL, start INTEGER NOT NULL,
+    length INTEGER NOT NULL, version INTEGER NOT NULL, instance TEXT NOT NULL,
+    steps INTEGER NOT NULL, drafted INTEGER NOT NULL, PRIMARY KEY (group_id, member, start));
+CREATE TABLE changes (seq INTEGER PRIMARY KEY, what TEXT NOT NULL, a INTEGER NOT NULL,
+    b INTEGER NOT NULL);
+CREATE VIEW spans AS
+    SELECT group_id, member, start, LENGTH(tokens) / 4 AS length, version, instance, steps, drafted
+    FROM segments WHERE steps > 0 AND +group_id >= 0 UNION ALL
+    SELECT group_id, member, start, length, version, instance, steps, drafted FROM pruned
+    WHERE steps > 0;
+CREATE VIEW responses AS
+    SELECT group_id, member, s.length, s.first_version, t.reason, t.reward, t.trained,
+        CASE WHEN t.trained IS NOT NULL THEN 'consumed' WHEN g.ending = 'consumed' THEN 'aborted'
+            ELSE g.ending END AS ending
+    FROM (SELECT group_id, member, SUM(LENGTH(tokens)) / 4 AS length, MIN(version) AS first_version
+            FROM segments GROUP BY group_id, member UNION ALL
+        SELECT group_id, member, SUM(length), MIN(version) FROM pruned GROUP BY group_id, member) s
+    JOIN groups g USING (group_id) LEFT JOIN trajectories t USING (group_id, member)
+    WHERE g.suite IS NULL;
+CREATE VIEW evaluations AS
+    SELECT ending_version AS version, suite, row, member AS sample, group_id, length, text, reward
+    FROM groups JOIN trajectories USING (group_id)
+    WHERE ending = 'evaluated' AND reward IS NOT NULL;
+CREATE VIEW trained AS
     SELECT group_id, member, trained AS version, first_version,
         trained - first_version AS staleness, length, reason, reward
     FROM responses WHERE trained IS NOT NULL;
@@ -123,6 +107,14 @@ CREATE VIEW first_routes AS
     SELECT group_id, member, MIN(seq) AS seq, time, instance, version AS v_traj
     FROM routes GROUP BY group_id, member;
 """
+NOTED: Mapping[str, tuple[str, ...]] = {
+    "attempts": ("attempt",),
+    "groups": ("group_id",),
+    "trajectories": ("group_id", "member"),
+    "token_details": ("group_id", "member"),
+    "pruned": ("group_id",),
+}
+"""Tables whose rows `changes` names, and the columns that its `a` and `b` are."""
 
 
 def open_for_writing(path: Path, *, is_new: bool) -> tuple[sqlite3.Connection, int]:
@@ -143,15 +135,15 @@ def open_for_writing(path: Path, *, is_new: bool) -> tuple[sqlite3.Connection, i
         connection = sqlite3.connect(path, isolation_level=None)
         try:
             if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
-                _create(connection)
+                create(connection)
             check_version(connection, path)
             connection.execute("PRAGMA synchronous = NORMAL")
-        except sqlite3.DatabaseError as error:
-            connection.close()
-            raise UserError(f"{path}: cannot be opened as an event store: {error}") from error
-        except UserError:
+        except BaseException:
             connection.close()
             raise
+    except sqlite3.DatabaseError as error:
+        os.close(lock)
+        raise UserError(f"{path}: cannot be opened as an event store: {error}") from error
     except BaseException:
         os.close(lock)
         raise
@@ -192,28 +184,25 @@ def is_written(run_dir: Path) -> bool:
     except (FileNotFoundError, PermissionError):
         return False
     try:
-        if not _may_live(os.read(descriptor, 1024).decode(errors="replace")):
-            return False
-        try:
+        if _may_live(os.read(descriptor, 1024).decode(errors="replace")):
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
+    except BlockingIOError:
+        return True
     finally:
         os.close(descriptor)
+    return False
 
 
 def _may_live(text: str) -> bool:
     """Whether the process that locked last, as it wrote of itself, may still be there."""
     named = re.fullmatch(r"process (\d+) on (.*)", text)
-    if named is None or named[2] != socket.gethostname():
-        return True
-    try:
-        os.kill(int(named[1]), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # somebody else's
-        return True
+    if named is not None and named[2] == socket.gethostname():
+        try:
+            os.kill(int(named[1]), 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # somebody else's
+            pass
     return True
 
 
@@ -225,7 +214,8 @@ def _is_there(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _create(connection: sqlite3.Connection) -> None:
+def create(connection: sqlite3.Connection) -> None:
+    """Make the tables in an empty file."""
     # The journal mode stays with the file. The tables come in one transaction, so that a crash
     # leaves all of them or an empty file, which the next opening fills. They go into the
     # file at once: whatever becomes of the `-wal`, it is a store.
@@ -234,13 +224,6 @@ def _create(connection: sqlite3.Connection) -> None:
         f"BEGIN; {_TABLES} INSERT INTO meta VALUES ('schema_version', {SCHEMA_VERSION}); COMMIT;"
     )
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-
-def create(path: Path) -> None:
-    """Make an empty store, to be filled by somebody else than a run."""
-    connection = sqlite3.connect(path, isolation_level=None)
-    _create(connection)
-    connection.close()
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
@@ -260,11 +243,10 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
     try:
         check_version(connection, path)
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+    except BaseException as error:
         connection.close()
-        raise UserError(f"{path}: cannot be opened as an event store: {error}") from error
-    except UserError:
-        connection.close()
+        if isinstance(error, (sqlite3.DatabaseError, UnicodeDecodeError)):
+            raise UserError(f"{path}: cannot be opened as an event store: {error}") from error
         raise
     return connection
 

@@ -2,7 +2,7 @@
 
 Rows are kept and written at once, statement by statement: a fifth of what row by row would cost.
 Everything between two commits is there whole or not at all; after a fault of the disk nothing more
-is written, and each try says what it was.
+is written, and each try says what it was. In the end the file alone is the whole store.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rhymeflow.errors import StorageError
-from rhymeflow.store import final, schema
+from rhymeflow.errors import StorageError, to_resume
+from rhymeflow.store import schema
 from rhymeflow.store import statements as sql
-from rhymeflow.store.final import OnDisk
-from rhymeflow.utils.disk import fault_of
+from rhymeflow.utils.disk import fault_of, flush
+
+WAIT_SECONDS = 5.0
+"""For readers in the middle of something. The run's own are done within milliseconds."""
 
 
 class Transaction:
@@ -80,12 +82,12 @@ class Transaction:
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
             if self._file.is_missing:
-                final.replace(self.connection, self._path)
+                replace(self.connection, self._path)
             elif self._fault is None:
-                final.make_whole(self.connection, self._path)
+                make_whole(self.connection, self._path)
             else:
                 with suppress(sqlite3.Error, OSError):  # that there is a fault was said
-                    final.make_whole(self.connection, self._path)
+                    make_whole(self.connection, self._path)
         finally:
             self.connection.close()
             os.close(self._lock)
@@ -137,3 +139,85 @@ class Transaction:
             assert statement not in sql.CHANGES_ONE or changed == len(rows), (
                 f"{statement}: {len(rows)} rows were to change, and {changed} did"
             )
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+def make_whole(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring everything into the file at `path`; `connection`, its only writer, may be closed then.
+
+    SQLite keeps what was written last in `events.db-wal` until a checkpoint brings it into the
+    file, which a transaction that reads an older state hinders. Such a reader is waited for; if it
+    stays, a copy of the whole store takes the file's place.
+
+    Raises:
+        sqlite3.Error, OSError: there is no room for a copy, where one is needed. Nothing is lost:
+            file and `-wal` together are the store.
+    """
+    connection.execute(f"PRAGMA busy_timeout = {WAIT_SECONDS * 1000:.0f}")
+    is_busy, in_wal, copied = connection.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
+    if not is_busy or in_wal == copied >= 0:  # below 0: it could not even begin
+        connection.execute("PRAGMA busy_timeout = 0")  # it need not be empty, only superfluous
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return
+    try:
+        replace(connection, path)
+    except (sqlite3.Error, OSError) as error:
+        error.add_note(f"{path} has to be copied together with {path.name}-wal")
+        raise
+
+
+def replace(connection: sqlite3.Connection, path: Path) -> None:
+    """Put a copy of what `connection` has open at `path`, and close it."""
+    copy = path.with_name(f"{path.name}-copy")
+    copy.unlink(missing_ok=True)
+    target = sqlite3.connect(copy)
+    try:
+        connection.backup(target)
+    finally:
+        target.close()
+    flush(copy)
+    connection.close()
+    os.replace(copy, path)
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    flush(path.parent)
+
+
+class OnDisk:
+    """The file at `path`, as it was when this was made."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._run_dir = path, path.parent
+        there = path.stat()
+        self._identity, self._size = (there.st_dev, there.st_ino), there.st_size
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the file was deleted and its directory was not."""
+        return self._run_dir.is_dir() and not os.path.lexists(self._path)
+
+    def check(self) -> None:
+        """Raise `StorageError` if it was deleted, replaced or cut short. Costs microseconds."""
+        try:
+            there = self._path.stat()
+        except FileNotFoundError:
+            if self._run_dir.is_dir():
+                raise StorageError(
+                    f"{self._path}: was deleted while the run was writing to it; it is written "
+                    f"again from what is open. To go on: {to_resume(self._run_dir)}"
+                ) from None
+            raise StorageError(
+                f"{self._run_dir}: was deleted while the run was writing to it"
+            ) from None
+        if (there.st_dev, there.st_ino) != self._identity:
+            raise StorageError(f"{self._path}: was replaced while the run was writing to it")
+        if there.st_size < self._size:
+            raise StorageError(
+                f"{self._path}: was cut from {self._size:,} to {there.st_size:,} bytes while the "
+                "run was writing to it; what is missing is lost. With a copy of it in its place, "
+                f"{to_resume(self._run_dir)} goes on; checkpoints are in "
+                f"{self._run_dir / 'checkpoints'}"
+            )
+        self._size = there.st_size

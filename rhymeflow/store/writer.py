@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event
@@ -32,27 +32,6 @@ from rhymeflow.store import statements as sql
 from rhymeflow.store.pruning import Pruner
 from rhymeflow.store.schema import ENVIRONMENT
 from rhymeflow.store.transaction import Transaction
-
-_Given = ParamSpec("_Given")
-_Answer = TypeVar("_Answer")
-
-
-def _counted(
-    method: Callable[Concatenate[SqliteTrajectoryStore, _Given], _Answer],
-) -> Callable[Concatenate[SqliteTrajectoryStore, _Given], _Answer]:
-    """Count the time a method takes in `SqliteTrajectoryStore.seconds`."""
-
-    @wraps(method)
-    def counting(
-        self: SqliteTrajectoryStore, *args: _Given.args, **kwargs: _Given.kwargs
-    ) -> _Answer:
-        started = perf_counter()
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            self.seconds += perf_counter() - started
-
-    return counting
 
 
 class Progress(NamedTuple):
@@ -74,6 +53,30 @@ class Progress(NamedTuple):
     tokens there were before it and with it."""
 
 
+_Class = TypeVar("_Class", bound=type)
+
+
+def _counts_time(store: _Class) -> _Class:
+    """Count the time that its public methods take in `seconds`."""
+
+    def counted(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def counting(self: Any, *args: Any, **kwargs: Any) -> Any:
+            started = perf_counter()
+            try:
+                return method(self, *args, **kwargs)
+            finally:
+                self.seconds += perf_counter() - started
+
+        return counting
+
+    for name, method in list(vars(store).items()):
+        if not name.startswith("_"):
+            setattr(store, name, counted(method))
+    return store
+
+
+@_counts_time
 class SqliteTrajectoryStore:
     """The one writer of a run's `events.db`. What is delivered twice is stored once."""
 
@@ -97,7 +100,6 @@ class SqliteTrajectoryStore:
         self._attempt = self._last("attempts", "attempt")
         self._last_snapshot = self._last("snapshots", "event")
 
-    @_counted
     def begin_attempt(self, config: str, *, now: float, started: str) -> int:
         """Begin to write for an attempt at the run; return its number, from 1.
 
@@ -110,19 +112,16 @@ class SqliteTrajectoryStore:
         self._note("attempts", self._attempt)
         return self._attempt
 
-    @_counted
     def put_config(self, config: str) -> None:
         """Store this attempt's configuration as JSON text, in place of the one it began with."""
         self._put(sql.CONFIG, config, self._attempt)
         self._note("attempts", self._attempt)
 
-    @_counted
     def digests(self) -> dict[str, str]:
         """What the rows were that the run began with, by what they are for."""
         found = self._connection.execute("SELECT value FROM meta WHERE key = 'rows'").fetchone()
         return json.loads(found[0]) if found else {}
 
-    @_counted
     def put_digests(self, digests: Mapping[str, str]) -> None:
         """Store what rows are."""
         with self._transaction.writing():
@@ -130,7 +129,6 @@ class SqliteTrajectoryStore:
                 "INSERT OR REPLACE INTO meta VALUES ('rows', ?)", (json.dumps(digests),)
             )
 
-    @_counted
     def forget_groups(self, first: GroupId) -> None:
         """Take out groups from `first` on: their prompts were stored, and no event names them."""
         self._transaction.write()
@@ -138,7 +136,6 @@ class SqliteTrajectoryStore:
         for (group,) in self._connection.execute(gone, (first,)).fetchall():
             self._note("groups", group)
 
-    @_counted
     def endings(self) -> dict[str, int]:
         """How many groups ended in each way."""
         self._transaction.write()
@@ -148,7 +145,6 @@ class SqliteTrajectoryStore:
         )
         return dict(found.fetchall())
 
-    @_counted
     def record(self, now: float, events: Sequence[Event]) -> int:
         """Append events in this order; return the number of the first.
 
@@ -160,20 +156,17 @@ class SqliteTrajectoryStore:
             self._put(sql.EVENT, self._last_seq, now, *codec.encode(event))
         return first
 
-    @_counted
     def record_command(self, event: int, command: Command) -> None:
         """Append what was commanded upon the event of this number."""
         self._last_command += 1
         self._put(sql.COMMAND, self._last_command, event, *codec.encode(command))
 
-    @_counted
     def put_snapshot(self, event: int, state: bytes) -> None:
         """Store the coordinator's state after this event; all but the last two are dropped."""
         self._put(sql.SNAPSHOT, event, state)
         self._put(sql.OLD_SNAPSHOTS, self._last_snapshot)
         self._last_snapshot = event
 
-    @_counted
     def put_group(
         self,
         group: GroupId,
@@ -192,7 +185,6 @@ class SqliteTrajectoryStore:
         self._put(sql.GROUP, group, row, epoch, *given, suite, version)
         self._note("groups", group)
 
-    @_counted
     def suite_groups(self) -> tuple[GroupId, dict[GroupId, tuple[SuiteName, Version]]]:
         """The lowest number of a suite's group, and those that have not ended."""
         self._transaction.write()
@@ -202,7 +194,6 @@ class SqliteTrajectoryStore:
         )
         return min(lowest or 0, 0), {group: (suite, v) for group, suite, v in going_on}
 
-    @_counted
     def origin(self, group: GroupId) -> tuple[int, int]:
         """The row and epoch of a group that was requested."""
         self._transaction.write()
@@ -213,7 +204,6 @@ class SqliteTrajectoryStore:
         row, epoch = found
         return row, epoch
 
-    @_counted
     def progress(self, groups: Iterable[GroupId]) -> dict[GroupId, Progress]:
         """How far groups that were stored have come."""
         self._transaction.write()
@@ -236,7 +226,6 @@ class SqliteTrajectoryStore:
             found[group].finished[member] = reason
         return found
 
-    @_counted
     def put_segment(
         self,
         trajectory: TrajectoryId,
@@ -266,7 +255,6 @@ class SqliteTrajectoryStore:
         self._put(sql.SEGMENT, *trajectory, start, *made_by, *given)
         self._pruner.put(len(tokens))
 
-    @_counted
     def put_observed(
         self, trajectory: TrajectoryId, *, start: int, version: Version, tokens: Sequence[int]
     ) -> None:
@@ -278,7 +266,6 @@ class SqliteTrajectoryStore:
         self._put(sql.SEGMENT, *trajectory, start, version, ENVIRONMENT, 0, 0, blob, b"", None)
         self._pruner.put(len(tokens))
 
-    @_counted
     def put_span(
         self,
         trajectory: TrajectoryId,
@@ -295,19 +282,16 @@ class SqliteTrajectoryStore:
         self._put(sql.SPAN, *trajectory, *values)
         self._note("pruned", trajectory.group)
 
-    @_counted
     def put_finished(self, trajectory: TrajectoryId, *, length: int, reason: FinishReason) -> None:
         """Store that the response is complete with `length` tokens."""
         self._put(sql.FINISHED, *trajectory, length, reason)
         self._note("trajectories", *trajectory)
 
-    @_counted
     def put_text(self, trajectory: TrajectoryId, text: str) -> None:
         """Store the text of a finished response."""
         self._put(sql.TEXT, text, *trajectory)
         self._note("trajectories", *trajectory)
 
-    @_counted
     def put_reward(
         self, trajectory: TrajectoryId, *, reward: float, components: Mapping[str, float]
     ) -> None:
@@ -315,7 +299,6 @@ class SqliteTrajectoryStore:
         self._put(sql.REWARD, float(reward), codec.to_json(components), *trajectory)
         self._note("trajectories", *trajectory)
 
-    @_counted
     def put_consumed(self, group: GroupId, *, version: Version, members: Sequence[int]) -> None:
         """Store that these members of the group are trained on as part of batch `version`."""
         self._end(group, "consumed", version, None)
@@ -323,7 +306,6 @@ class SqliteTrajectoryStore:
             self._put(sql.TRAINED, version, group, member)
             self._note("trajectories", group, member)
 
-    @_counted
     def put_token_details(
         self, trajectory: TrajectoryId, logprobs: bytes | None, flags: bytes
     ) -> None:
@@ -331,24 +313,20 @@ class SqliteTrajectoryStore:
         self._put(sql.TOKEN_DETAILS, *trajectory, logprobs, flags)
         self._note("token_details", *trajectory)
 
-    @_counted
     def put_ending(self, group: GroupId, ending: Ending, *, version: Version, reason: str) -> None:
         """Store that the group was left out for `reason` when `version` was the newest."""
         self._end(group, ending, version, reason)
 
-    @_counted
     def put_evaluated(self, group: GroupId, version: Version) -> None:
         """Store that an evaluation of `version` is over, of which the group is a part."""
         self._end(group, "evaluated", version, None)
 
-    @_counted
     def prune(self, *, before: Version, history_tokens: int) -> None:
         """Delete tokens that nobody needs, some with each commit; see `pruning.py`."""
         self._transaction.write()
         with self._transaction.writing():
             self._pruner.prune(before, history_tokens)
 
-    @_counted
     def commit(self, *, durable: bool = False) -> None:
         """End the transaction: readers see it, and it survives the death of this process.
 

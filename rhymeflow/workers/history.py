@@ -18,7 +18,7 @@ from rhymeflow.histospec.configured import rehearse
 from rhymeflow.histospec.index import Index, prompt_key
 from rhymeflow.histospec.noise_sharing import epoch_of_noise
 from rhymeflow.store.follow import Follower, NewSegment
-from rhymeflow.store.handle import store_in
+from rhymeflow.store.handle import store_reader
 from rhymeflow.store.previous_run import config_of
 from rhymeflow.utils import progress, shared_memory
 from rhymeflow.workers.channel import Channel
@@ -77,9 +77,8 @@ class History:
         self._writers = []
         if config.drafting.history_run is not None:
             self._writers.append(_previous_run(self.index, config))
-        follower = Follower(
-            store_in(config, run_dir).open(), num_tokens=config.drafting.history_tokens
-        )
+        reader = store_reader(config, run_dir)
+        follower = Follower(reader, num_tokens=config.drafting.history_tokens)
         self._writers.append(IndexWriter(self.index, follower, config))
 
     def serve(self) -> None:
@@ -108,7 +107,7 @@ def _previous_run(index: Index, config: Config) -> IndexWriter:
     else its responses are aligned with none.
     """
     assert config.drafting.history_run is not None
-    reader = store_in(config, Path(config.drafting.history_run)).open()
+    reader = store_reader(config, Path(config.drafting.history_run))
     previous = config_of(reader.attempts()[-1], reader.path)
     follower = Follower(reader, num_tokens=config.drafting.history_tokens)
     is_same_noise = previous.run.seed == config.run.seed and (

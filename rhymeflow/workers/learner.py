@@ -31,7 +31,7 @@ from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, re
 from rhymeflow.models.rope import settled
 from rhymeflow.models.rows import WeightRows
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS
-from rhymeflow.store.handle import store_in
+from rhymeflow.store.handle import explained, store_reader
 from rhymeflow.store.reader import TrajectoryRecord
 from rhymeflow.utils import objects, progress
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
@@ -149,10 +149,9 @@ class LearnerProcess:
         device = ranks.device or resolve_device(config.model)
         dtype = resolve_dtype(config.model, device)
         self.learner = self._load(device, dtype)
-        store = store_in(config, run_dir)
-        self._reader = store.open()
+        self._reader = store_reader(config, run_dir)
         self._saver = Saver(run_dir / CHECKPOINTS, is_lead=ranks.is_lead)
-        with store.explained():
+        with explained(self._reader):
             damaged, retrain_seconds = self._restore(run_dir / CHECKPOINTS)
         self.weights: WeightStore | None = None
         """Rank 0's."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rhymeflow.core.events import VersionPublished
-from rhymeflow.store import final
+from rhymeflow.store import transaction
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
@@ -73,7 +73,7 @@ def grown(path: Path, count: int, store: SqliteTrajectoryStore | None = None):
 def test_the_file_alone_is_whole_while_another_process_reads_it(
     tmp_path, monkeypatch, reader_of, how
 ):
-    monkeypatch.setattr(final, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(transaction, "WAIT_SECONDS", 0.2)
     path = tmp_path / "events.db"
     store = grown(path, BEFORE)
     if how == "reading the newest":
@@ -114,7 +114,7 @@ def test_a_reader_that_ends_soon_is_waited_for(tmp_path, reader_of):
 def test_a_reader_that_hangs_in_a_transaction_holds_up_the_end_for_so_long(
     tmp_path, monkeypatch, reader_of
 ):
-    monkeypatch.setattr(final, "WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(transaction, "WAIT_SECONDS", 0.5)
     path = tmp_path / "events.db"
     store = grown(path, BEFORE)
     reader, pipe = reader_of(path, "reading an older state")
@@ -129,7 +129,7 @@ def test_a_reader_that_hangs_in_a_transaction_holds_up_the_end_for_so_long(
 
 def test_another_process_that_was_about_to_write_does_not_leave_it_short(tmp_path, monkeypatch):
     """Nobody should, but the file can be opened by whoever likes."""
-    monkeypatch.setattr(final, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(transaction, "WAIT_SECONDS", 0.2)
     path = tmp_path / "events.db"
     store = grown(path, BEFORE)
     other = sqlite3.connect(path, isolation_level=None)

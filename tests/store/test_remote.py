@@ -10,10 +10,9 @@ from rhymeflow.errors import UserError
 from rhymeflow.store.handle import (
     STORE,
     RemoteTrajectoryReader,
-    StoreElsewhere,
-    StoreFile,
+    explained,
     serve,
-    store_in,
+    store_reader,
 )
 from rhymeflow.store.reader import IncompleteBatch, TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -47,18 +46,18 @@ def path(tmp_path):
 
 def test_it_answers_as_the_file_does(shared, path):
     here = TrajectoryReader(path)
-    there = store_in(ON_RAY, path.parent).open()
+    there = store_reader(ON_RAY, path.parent)
     assert isinstance(there, RemoteTrajectoryReader)
     statement = "SELECT group_id, member, tokens FROM segments WHERE version = ?"
     assert there.query(statement, 4) == here.query(statement, 4) != []
     assert there.attempts() == here.attempts()
     assert there.batch((7,), ((1, 0),)) == here.batch((7,), ((1, 0),))
-    assert store_in(Config(), path.parent) == StoreFile(path)
+    assert isinstance(store_reader(Config(), path.parent), TrajectoryReader)
     here.close()
 
 
 def test_a_batch_is_read_once_for_all_ranks(shared, path):
-    readers = [StoreElsewhere(STORE, path).open() for _ in range(2)]
+    readers = [RemoteTrajectoryReader(STORE, path) for _ in range(2)]
     put_before = shared.num_put
     assert readers[0].batch((7,), ((0, 1),)) == readers[1].batch((7,), ((0, 1),))
     assert shared.num_put == put_before + 1
@@ -67,14 +66,13 @@ def test_a_batch_is_read_once_for_all_ranks(shared, path):
 
 
 def test_errors_come_through(shared, path):
-    reader = StoreElsewhere(STORE, path).open()
+    reader = RemoteTrajectoryReader(STORE, path)
     with pytest.raises(IncompleteBatch, match="has not finished"):
         reader.batch((8,), ((0,),))
-    handle = StoreElsewhere(STORE, path)
-    with pytest.raises(UserError, match="is damaged: trajectory 8"), handle.explained():
+    with pytest.raises(UserError, match="is damaged: trajectory 8"), explained(reader):
         reader.batch((8,), ((0,),))
-    with pytest.raises(KeyError), handle.explained():
+    with pytest.raises(KeyError), explained(reader):
         raise KeyError("the file is as it should be")
-    elsewhere = StoreElsewhere(STORE, path.with_name("nothing.db")).open()
+    elsewhere = RemoteTrajectoryReader(STORE, path.with_name("nothing.db"))
     with pytest.raises(UserError, match=r"nothing\.db"):
         elsewhere.attempts()
