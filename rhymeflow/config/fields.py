@@ -1,8 +1,5 @@
-"""The fields of a configuration: their paths, and what is said when one is wrong.
-
-Whatever `validate` refuses, it refuses in one `UserError` line that names the place, the field's
-path, what was given, what is allowed and the nearest existing name.
-"""
+"""The fields of a configuration: their paths, and what is said when one is wrong: one line with
+the place, the field's path, what was given, what is allowed and the nearest existing name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Reads a recipe or a YAML file plus command-line overrides into a `Config`, and writes it back.
-
-Every mistake is one `UserError` line with the field's path, where it stands, what was given, what
-is allowed and the nearest existing name; `parse_config(dump_config(config)) == config`.
-"""
+"""Reads a recipe or a YAML file plus command-line overrides into a `Config`, and writes it back:
+`parse_config(dump_config(config)) == config`."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ from rhymeflow.config import Config, fields, yaml
 from rhymeflow.errors import UserError, suggestion
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-"""The folder of ready configurations, one `NAME.yaml` each."""
 
 SHORT = {
     "model": "model.name",
@@ -52,7 +48,6 @@ def read_config(
     """Read a recipe by name, or a YAML file, with `overrides` put over it.
 
     With `None` there are the defaults below the overrides, which then give what is `needed`.
-
     Raises `UserError` for a name or file that is not there, broken YAML, and each wrong field.
     """
     if recipe_or_file is None:
@@ -68,8 +63,8 @@ def read_config(
 
 def parse_config(text: str, overrides: Overrides | None = None, *, where: str = "<text>") -> Config:
     """Read YAML text, with `overrides` put over it; `where` names the text in messages."""
-    node = yaml.compose(text, where)
-    values = yaml.construct(node, where) if node is not None else {}
+    node, values = yaml.read(text, where)
+    values = {} if node is None else values
     if not isinstance(values, dict):
         raise UserError(f"{where}: should be a mapping of sections, such as `learner:`")
     # A section whose every line is commented out reads as null, and means its defaults. Through
@@ -84,10 +79,7 @@ def parse_config(text: str, overrides: Overrides | None = None, *, where: str = 
 
 
 def config_from_json(text: str, *, where: str) -> Config:
-    """Read what `Config.model_dump_json` wrote; `where` names it.
-
-    Raises `UserError`.
-    """
+    """Read what `Config.model_dump_json` wrote; `where` names it."""
     try:
         values = json.loads(text)
     except ValueError as error:
@@ -120,9 +112,7 @@ def dump_config(config: Config) -> str:
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Part `--section.field VALUE` and `--section.field=VALUE` from the other arguments.
 
-    `SHORT` has the options that stand for a field. `--reward` may be given several times: the
-    reward is the sum of the functions.
-
+    `--reward` may be given several times: the reward is the sum of the functions.
     Raises `UserError` for a field given twice or without a value.
     """
     rest: list[str] = []
@@ -251,5 +241,4 @@ def _value(text: str, name: str) -> Any:
     """Read an override's text; a field that takes text gets it as it was typed, but for `null`."""
     if fields.takes_text(name) and text != "null":
         return text
-    node = yaml.compose(text, f"--{name}")
-    return yaml.construct(node, f"--{name}") if node is not None else None
+    return yaml.read(text, f"--{name}")[1]

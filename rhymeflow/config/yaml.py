@@ -42,21 +42,17 @@ _SCALARS = (
 """Kind, possible first characters and pattern of what is not text; the first match counts."""
 
 
-def compose(text: str, where: str) -> Node | None:
-    """Return the text's tree with its line numbers; None for an empty text."""
+def read(text: str, where: str) -> tuple[Node | None, Any]:
+    """The text's tree with its line numbers, None for an empty text; and its values: dicts with
+    text keys, lists, text, numbers, booleans, None."""
     try:
         node: Node | None = _yaml().compose(text)
+        return node, None if node is None else _value(node, ())
+    except MarkedYAMLError as error:
+        mark, problem = error.problem_mark, " ".join(str(error.problem).split())
+        raise UserError(f"{where}:{mark.line + 1}:{mark.column + 1}: {problem}") from None
     except YAMLError as error:
-        raise _user_error(error, where) from None
-    return node
-
-
-def construct(node: Node, where: str) -> Any:
-    """Return the tree's values: dicts with text keys, lists, text, numbers, booleans, None."""
-    try:
-        return _value(node, ())
-    except YAMLError as error:
-        raise _user_error(error, where) from None
+        raise UserError(f"{where}: is not YAML: {' '.join(str(error).split())}") from None
 
 
 def write(values: Any) -> str:
@@ -155,11 +151,3 @@ def _scalar(node: ScalarNode, kind: str) -> Any:
 
 def _mistake(problem: str, node: Node) -> MarkedYAMLError:
     return MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-
-
-def _user_error(error: YAMLError, where: str) -> UserError:
-    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
-        problem = " ".join(str(error.problem).split())
-        return UserError(f"{where}:{mark.line + 1}:{mark.column + 1}: {problem}")
-    return UserError(f"{where}: is not YAML: {' '.join(str(error).split())}")

@@ -82,7 +82,7 @@ def test_slurm_gives_the_gpus_of_its_recipe() -> None:
 
 
 def test_kubernetes_gives_the_gpus_of_its_recipe() -> None:
-    job = yaml.construct(yaml.compose(text("kuberay_rayjob.yaml"), "job"), "job")
+    _, job = yaml.read(text("kuberay_rayjob.yaml"), "job")
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     spec = job["spec"]["rayClusterSpec"]
     cluster = read_config(shlex.split(job["spec"]["entrypoint"])[2]).cluster

@@ -5,7 +5,7 @@
 
 One step of about nine characters per term, so a response is 16 to 441 tokens long. The number of
 terms is log-normal: most sums are short and a few are very long, as with reasoning models. Only
-the final answer is judged; it is right or wrong. Knows nothing of torch or tokenizers.
+the final answer is judged; it is right or wrong.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ LABELS = string.ascii_lowercase + string.ascii_uppercase[:16]
 """One label a term, so the longest sum has 42 terms."""
 
 ALPHABET = string.digits + LABELS + " +=?"
-"""Every character of prompts and responses."""
-
 _ANSWER = re.compile(r" =(\d+)$")
 
 

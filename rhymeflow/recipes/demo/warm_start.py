@@ -4,8 +4,7 @@
 
 The teacher forgets every other carry. So the model knows how a sum is written out, finds each term
 and ends in time, but is right only about four times in ten: what is left for reinforcement
-learning, which sees nothing but the final answer, is to find out that carries matter. Knows no
-torch.
+learning, which sees nothing but the final answer, is to find out that carries matter.
 
 The shipped weights were made by an earlier command with other batches of the same solutions, in
 1600 steps; `warm_start.json` has their digest. Another CPU or torch may round differently and so

@@ -9,8 +9,7 @@
 
 The hint is the hidden number's side of the guess: `<` says that it is smaller. What is no number is
 answered by `?`. The episode ends with the right guess, or after six turns: just enough for who
-always halves what is left. A prompt's number means nothing, it only makes prompts distinct. Knows
-nothing of torch or tokenizers.
+always halves what is left. A prompt's number means nothing, it only makes prompts distinct.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ALPHABET = string.digits + "#?<>"
-"""Every character of prompts, turns and answers."""
-
 LARGEST = 63
 """Numbers from 1 to this one are guessed."""
 
@@ -31,8 +28,6 @@ MAX_TURNS = 6
 """2^6 - 1 = 63: halving finds every number within so many turns."""
 
 UNREADABLE = "?"
-"""The answer to a turn that is no number."""
-
 _GUESS = re.compile(r"[1-9]\d{0,2}")
 
 

@@ -5,7 +5,7 @@
 The teacher begins in the middle and heeds every hint, but more often than not it goes only one step
 to the side that a hint points to. Otherwise it halves what is left. So the model knows the rules
 and the middles, and finds a third of the numbers in time; what is left for reinforcement learning
-is to find out that halving is quicker. Knows no torch.
+is to find out that halving is quicker.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A calculator as a plain function, which the policy calls by a JSON object in its turn.
 
-Holds true: nothing but arithmetic is carried out. Knows nothing of torch or tokenizers.
+Nothing but arithmetic is carried out.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 
 A call is one operation; two to seven numbers take one to six calls. What is in brackets and is no
 call is answered by `?`, and the episode goes on; a turn that begins with `=` ends it. Only the
-final number is judged. Knows nothing of torch or tokenizers.
+final number is judged.
 """
 
 from __future__ import annotations
@@ -24,14 +24,8 @@ LABELS = string.ascii_lowercase[:7]
 """One label a number, so there are seven at most."""
 
 ALPHABET = string.digits + LABELS + " +-[]=?\n"
-"""Every character of prompts, turns and answers."""
-
-MOST_DIGITS = 5
-"""Of each number."""
-
+MOST_DIGITS = 5  # of each number
 UNREADABLE = "?\n"
-"""The answer to a turn that is no call."""
-
 _CALL = re.compile(r"\[[a-g]?(-?\d{1,9}) [a-g]([+-])(\d{1,9})\]")
 _END = re.compile(r"=(-?\d+)")
 

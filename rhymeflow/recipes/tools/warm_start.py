@@ -5,7 +5,7 @@
 The teacher adds more often than not what it should take away, sometimes answers before all numbers
 are in, and now and then drops a character of a call. So the model knows how to call, copies numbers
 and ends in time, but is right only about three times in ten: what is left for reinforcement
-learning is to find out that signs matter, and that all numbers do. Knows no torch.
+learning is to find out that signs matter, and that all numbers do.
 """
 
 from __future__ import annotations
