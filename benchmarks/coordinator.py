@@ -45,8 +45,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     rows.append(row("all calls", everything))
     # Of the call that plans: among a million small ones its times do not show.
     planning = driver.times[e.Tick.__name__]
+    p99 = harness.percentile(planning, 0.99) * 1e3
     targets = [
-        harness.Target("coordinator/Tick, p99 ms", percentile(planning, 0.99), 10, at_most=True),
+        harness.Target("coordinator/Tick, p99 ms", p99, 10, at_most=True),
         harness.Target("coordinator/Tick, greatest ms", max(planning) * 1e3, 100, at_most=True),
     ]
     notes = (
@@ -58,17 +59,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return harness.report("coordinator", rows, targets, args, notes=notes)
 
 
-def percentile(values: list[float], share: float) -> float:
-    """The least of the values that this share does not pass, in milliseconds."""
-    return sorted(values)[min(int(share * len(values)), len(values) - 1)] * 1e3
-
-
 def row(name: str, times: list[float]) -> dict[str, Any]:
     return {
         "call": name,
         "calls": len(times),
-        "median ms": percentile(times, 0.5),
-        "p99 ms": percentile(times, 0.99),
+        "median ms": harness.percentile(times, 0.5) * 1e3,
+        "p99 ms": harness.percentile(times, 0.99) * 1e3,
         "greatest ms": max(times) * 1e3,
         "sum s": sum(times),
     }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import statistics
 import sys
@@ -109,8 +108,8 @@ def pages(folder: Path, args: argparse.Namespace) -> harness.Found:
 
 def _slowest(name: str, times: dict[str, list[float]], limit: float) -> harness.Target:
     """The kind of question whose percentile is the greatest."""
-    worst = max(times, key=lambda kind: _percentile(times[kind], 0.95))
-    value = _percentile(times[worst], 0.95)
+    worst = max(times, key=lambda kind: harness.percentile(times[kind], 0.95))
+    value = harness.percentile(times[worst], 0.95)
     return harness.Target(f"dashboard/{name} of {worst!r}, ms", value, limit, at_most=True)
 
 
@@ -184,10 +183,5 @@ def _percentiles(times: list[float], prefix: str = "") -> dict[str, float]:
         return {}
     return {
         f"{prefix}p50, ms": round(statistics.median(times), 1),
-        f"{prefix}p95, ms": round(_percentile(times, 0.95), 1),
+        f"{prefix}p95, ms": round(harness.percentile(times, 0.95), 1),
     }
-
-
-def _percentile(values: list[float], share: float) -> float:
-    """The least of the values that so great a share of them does not exceed."""
-    return sorted(values)[math.ceil(share * len(values)) - 1]

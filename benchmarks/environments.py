@@ -15,11 +15,11 @@ import random
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.training.train import published
+from benchmarks.training.train import train
+from rhymeflow.config.load import read_config
 from rhymeflow.recipes.smollm2_tools import task as smollm2_task
 from rhymeflow.recipes.tools import task
 from rhymeflow.store.reader import TrajectoryReader
@@ -30,6 +30,7 @@ MEAN = "RHYMEFLOW_BENCH_SECONDS"
 """The environment variable by which `calculate` knows how slow it is to be."""
 _TOKENS = """SELECT SUM(s.length) FROM spans s JOIN trajectories t USING (group_id, member)
     WHERE t.trained > 0"""
+_TIMES = "SELECT time FROM events WHERE kind = 'VersionPublished' ORDER BY seq"
 _ANSWERS = "SELECT AVG(json_extract(body, '$.seconds')) FROM events WHERE kind = 'Observed'"
 
 
@@ -60,7 +61,7 @@ def latency(mean: float, of: object) -> float:
     return random.Random(repr(of)).lognormvariate(math.log(mean) - SIGMA**2 / 2, SIGMA)
 
 
-def slowed(recipe: str, mean: float) -> dict[str, object]:
+def slowed(recipe: str, mean: float) -> dict[str, str]:
     """Fields by which the recipe's calculator takes so many seconds."""
     if recipe == "tools":
         known = f"[{{environment: '{__file__}:Delayed', options: {{mean: {mean}}}}}]"
@@ -108,16 +109,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def trained(mean: float, args: argparse.Namespace) -> tuple[float, float]:
     """Trained tokens per second of a run, and the mean seconds of an answer."""
     with tempfile.TemporaryDirectory(prefix="rhymeflow-bench-") as folder:
-        run_dir = Path(folder) / "run"
         fields = {
             **slowed(args.recipe, mean),
-            "learner.max_steps": args.steps,
-            "schedule.max_staleness": args.bound,
-            "run.output_dir": run_dir,
-            "run.eval_steps": 0,
+            "learner.max_steps": str(args.steps),
+            "schedule.max_staleness": str(args.bound),
+            "run.output_dir": f"{folder}/run",
+            "run.eval_steps": "0",
         }
-        times = published(args.recipe, fields)
+        run_dir = train(read_config(args.recipe, fields))
         with closing(TrajectoryReader(run_dir / "events.db")) as log:
+            times = [seconds for (seconds,) in log.query(_TIMES)]
             ((tokens,),), ((answer,),) = log.query(_TOKENS), log.query(_ANSWERS)
     assert len(times) == args.steps
     return tokens / (times[-1] - times[0]), answer

@@ -21,11 +21,12 @@ from typing import Any
 import torch
 
 from benchmarks import harness
+from benchmarks.rollouts.policy import random_batch
+from benchmarks.rollouts.recorded import enter
 from rhymeflow.config.load import read_config
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
-from rhymeflow.histospec.index import Index, prompt_key
+from rhymeflow.histospec.index import Index
 from rhymeflow.learner.learner import Learner
-from rhymeflow.learner.sample import Sample
 from rhymeflow.models.load import load_model, resolve_device
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
@@ -129,12 +130,7 @@ def tokens_per_second(
     seconds = time.perf_counter() - start
     for request in requests if history is not None else ():
         assert history is not None
-        number = history.begin(
-            prompt_key(request.prompt_ids), request.prompt_ids[-16:],
-            sample=batch, noise_epoch=0, version=0,
-        )  # fmt: skip
-        history.extend(number, request.tokens)
-        history.finish(number, 1.0)
+        enter(history, request.prompt_ids, request.tokens, 1.0, sample=batch)
     return batch * num_tokens / seconds
 
 
@@ -145,7 +141,7 @@ def learner_row(args: argparse.Namespace, attention: str) -> dict[str, Any]:
     device = resolve_device(config.model)
     model = load_model(config.model, dtype=torch.float32, device=device)
     learner = Learner(model, None, config.learner, config.rollout, torch.bfloat16)
-    batch = samples(args.groups, args.tokens, model.config.vocab_size)
+    batch = random_batch(args.groups, 8, 40, args.tokens, model.config.vocab_size)
     prompts = args.groups * len(batch[0].prompt_ids)
     num_tokens = prompts + sum(len(sample.completion_ids) - 1 for sample in batch)
     seconds = [learner.train(batch, step)["step_time"] for step in range(4)]
@@ -156,19 +152,3 @@ def learner_row(args: argparse.Namespace, attention: str) -> dict[str, Any]:
         if part in name:
             row["MFU"] = round(6 * learner.num_parameters * speed / peak / 1e12, 4)
     return row
-
-
-def samples(num_groups: int, num_tokens: int, vocabulary: int) -> list[Sample]:
-    """Groups of 8; every other response is rewarded."""
-    rng = random.Random(0)
-
-    def tokens(count: int) -> list[int]:
-        return [rng.randrange(3, vocabulary) for _ in range(count)]
-
-    prompts = [tokens(40) for _ in range(num_groups)]
-    zeros = [0] * num_tokens
-    return [
-        Sample(g, prompts[g], tokens(num_tokens), [-9.0] * num_tokens, zeros, float(m % 2), False)
-        for g in range(num_groups)
-        for m in range(8)
-    ]

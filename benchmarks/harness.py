@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -151,6 +152,11 @@ def interleave(
 def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """Return the median of the pairwise ratios ours / theirs."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The least of the values that so great a share of them does not exceed."""
+    return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 def spread(name: str, values: Sequence[float], digits: int = 4) -> dict[str, float]:

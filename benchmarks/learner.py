@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,7 @@ def _speed(peer: Peer, batch: int) -> float:
 
 def batches(config: Config, count: int) -> list[list[dict[str, Any]]]:
     """Batches of rewarded responses of the recipe's first policy, as fields of `Sample`."""
-    from benchmarks.rollouts.policy import Policy, drain, one_core
+    from benchmarks.rollouts.policy import Policy, drain, one_core, sample_of
 
     groups, found = config.learner.groups_per_batch, []
     with one_core():
@@ -158,18 +159,6 @@ def batches(config: Config, count: int) -> list[list[dict[str, Any]]]:
             rows = range(batch * groups, (batch + 1) * groups)
             requests = policy.requests(rows, 0, config.rollout.temperature)
             drain(policy.engine(config.rollout.max_num_seqs), requests)
-            found.append(
-                [
-                    {
-                        "group": request.noise_key.prompt,
-                        "prompt_ids": request.prompt_ids,
-                        "completion_ids": request.tokens,
-                        "logprobs": request.logprobs,
-                        "versions": [0] * len(request.tokens),
-                        "reward": reward,
-                        "truncated": request.finish_reason() == "length",
-                    }
-                    for request, reward in zip(requests, policy.rewards(requests), strict=True)
-                ]
-            )
+            rewarded = zip(requests, policy.rewards(requests), strict=True)
+            found.append([asdict(sample_of(each, 0, reward)) for each, reward in rewarded])
     return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import random
+import os
 import statistics
 import threading
 import time
@@ -104,9 +104,9 @@ def measure(num_ranks: int, args: argparse.Namespace) -> list[dict[str, float]]:
 
 
 def _rank(pipe: Connection, rank: int, num_ranks: int, args: dict[str, Any], out: str) -> None:
-    import os
-
     import torch
+
+    from benchmarks.rollouts.policy import random_batch
 
     torch.set_num_threads(1)
     cores = sorted(os.sched_getaffinity(0))
@@ -120,7 +120,7 @@ def _rank(pipe: Connection, rank: int, num_ranks: int, args: dict[str, Any], out
             learner, publish = _single(config, dtype)
         else:
             learner, publish = _sharded(pipe, rank, num_ranks, config, dtype)
-    batch = _batch(learner.model.config.vocab_size, args["length"])
+    batch = random_batch(4, 8, 8, args["length"], learner.model.config.vocab_size)
     learner.train(batch, 0)
     seconds = []
     with memory.peak(row, "train MB"):
@@ -198,23 +198,6 @@ def _sharded(
 
 def _learner_config(num_ranks: int) -> LearnerConfig:
     return LearnerConfig(num_ranks=num_ranks, logits_chunk_size=256, max_tokens_per_microbatch=1024)
-
-
-def _batch(vocabulary: int, length: int) -> list[Any]:
-    """Four groups of eight responses; every other one is rewarded."""
-    from rhymeflow.learner.sample import Sample
-
-    rng = random.Random(0)
-
-    def tokens(count: int) -> list[int]:
-        return [rng.randrange(vocabulary) for _ in range(count)]
-
-    prompts = [tokens(8) for _ in range(4)]
-    return [
-        Sample(g, prompts[g], tokens(length), [-9.0] * length, [0] * length, float(m % 2), False)
-        for g in range(4)
-        for m in range(8)
-    ]
 
 
 class Memory:

@@ -11,18 +11,23 @@ import argparse
 import functools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from benchmarks import harness
 from benchmarks.simulated import schedules as simulated
 from benchmarks.simulated import splits
-from benchmarks.training import log
-from benchmarks.training.log import Run
 from benchmarks.training.train import cores, pinned, repeated, train
 from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
+from rhymeflow.core.events import Evaluated, InstanceJoined, LearnerReady, VersionPublished
+from rhymeflow.dashboard.timeline import Body, Fold
 from rhymeflow.observe import metrics
+from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.schema import EVENTS
 
 RECORD = "schedules-learning"
 NAMES = simulated.NAMES
@@ -38,7 +43,7 @@ INSTANCES, EVAL_STEPS, MAX_STEPS = 2, 2, 96
 TARGET = 0.5
 """Seconds of `rhymeflow` over those of `synchronous`."""
 OVER_ALLOWED = 1.1
-"""That ratio at bound 1, over what the phases of `synchronous` allow (`log.phases_allow`)."""
+"""That ratio at bound 1, over what the phases of `synchronous` allow (`phases_allow`)."""
 
 
 class Side(NamedTuple):
@@ -73,7 +78,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.drafting_only:
         chosen = [side for side in chosen if side.has_drafts]
     measures = {side: functools.partial(measure, side, args.goal) for side in chosen}
-    seen = repeated(measures, args.seeds, lambda run: log.reached(run, args.goal).seconds)
+    seen = repeated(measures, args.seeds, lambda run: reached(run, args.goal).seconds)
     rows = table(seen, args.goal)
     name = RECORD if args.schedule is None else f"{RECORD}-chosen"
     return harness.report(name, rows, targets(rows, args), args, notes=notes(args))
@@ -89,7 +94,7 @@ def sides(names: Iterable[str], bounds: Sequence[int]) -> list[Side]:
 
 def measure(side: Side, goal: float, seed: int, run_dir: Path) -> Run:
     config = configure(side, seed, run_dir)
-    found = log.read(train(config, is_enough=functools.partial(is_enough, goal=goal)))
+    found = read(train(config, is_enough=functools.partial(is_enough, goal=goal)))
     assert found.staleness <= side.bound, f"{side}: staleness {found.staleness}"
     return found
 
@@ -119,15 +124,120 @@ def is_enough(run_dir: Path, *, goal: float) -> bool:
     return steps >= LEAST_STEPS and max(rewards, default=0.0) >= goal
 
 
+# -- the log of a run -----------------------------------------------------------------------------
+
+
+_LINES = """SELECT time, kind, body FROM (
+    SELECT time, kind, body, seq AS event, 0 AS command FROM events
+    UNION ALL
+    SELECT time, c.kind, c.body, event, c.seq FROM commands c JOIN events e ON e.seq = event)
+    ORDER BY event, command"""
+"""The log in order, commands after the event upon which they were given."""
+
+
+class Evaluation(NamedTuple):
+    seconds: float
+    version: int
+    reward: float
+
+
+class Run(NamedTuple):
+    """What the log of one run says; seconds are those of the log.
+
+    It is ready when the first response could begin: a version is published and an instance has
+    joined. An evaluation counts from when its result is known.
+    """
+
+    ready: float
+    evaluations: list[Evaluation]
+    """In the order their results were known."""
+    published: list[float]
+    """Seconds of version 1, 2 and so on."""
+    staleness: int
+    """Greatest of all trained trajectories."""
+    rollout: float = 0.0
+    """Seconds in which an instance generated or evaluated."""
+    training: float = 0.0
+    """Seconds in which the learner trained."""
+
+
+class Reached(NamedTuple):
+    """When held-out reward reached the goal; `is_goal` is false if the run ended before."""
+
+    is_goal: bool
+    seconds: float
+    """From ready to the evaluation's result."""
+    steps: int
+
+
+def read(run_dir: Path) -> Run:
+    with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
+        first: dict[type, float] = {}
+        evaluations, published = [], []
+        for _, time, event in reader.events():
+            match event:
+                case LearnerReady() | InstanceJoined():
+                    first.setdefault(type(event), time)
+                case Evaluated():
+                    evaluations.append(Evaluation(time, event.version, event.reward))
+                case VersionPublished():
+                    published.append(time)
+        ((staleness,),) = reader.query("SELECT MAX(staleness) FROM trained")
+        fold = Fold()
+        for time, kind, body in reader.query(_LINES):
+            fold.take(time, kind, msgspec.json.decode(body, type=Body))
+    spans = fold.ended + fold.open()
+    ready = max(first[LearnerReady], first[InstanceJoined])
+    rollout, training = (
+        sum(b - a for a, b in joined((s.start, s.end) for s in spans if s.kind in kinds))
+        for kinds in (("generating", "evaluation"), ("training",))
+    )
+    return Run(ready, evaluations, published, staleness, rollout, training)
+
+
+def reached(run: Run, goal: float) -> Reached:
+    """The first evaluation at or above the goal; no interpolation between evaluations.
+
+    A run that ended before the goal counts with all its time.
+    """
+    for evaluation in run.evaluations:
+        if evaluation.reward >= goal:
+            return Reached(True, evaluation.seconds - run.ready, evaluation.version)
+    last = max([run.published[-1], *(e.seconds for e in run.evaluations)])
+    return Reached(False, last - run.ready, len(run.published))
+
+
+def phases_allow(run: Run) -> float:
+    """What part of a synchronous run's time would be left if rollout and training went on at once
+    and neither ever waited: the longer of the two over their sum."""
+    return max(run.rollout, run.training) / (run.rollout + run.training)
+
+
+def joined(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """What is in at least one of these: intervals that do not touch, in order."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        elif end > start:
+            found.append((start, end))
+    return found
+
+
+def steps_per_second(run: Run) -> float:
+    """From the first version to the last."""
+    return (len(run.published) - 1) / (run.published[-1] - run.published[0])
+
+
 # -- report ----------------------------------------------------------------------------------------
 
 
 def table(seen: Mapping[Side, list[Run]], goal: float) -> list[dict[str, Any]]:
     """A row for each side: medians over seeds; ratios are paired by seed."""
-    reached = {side: [log.reached(run, goal) for run in found] for side, found in seen.items()}
+    found = {side: [reached(run, goal) for run in runs] for side, runs in seen.items()}
     base = next((s for s in seen if s.schedule == "synchronous" and s.has_drafts), None)
     rows = []
-    for side, goals in reached.items():
+    for side, goals in found.items():
         row = {
             "schedule": side.schedule,
             "bound": side.bound,
@@ -135,14 +245,14 @@ def table(seen: Mapping[Side, list[Run]], goal: float) -> list[dict[str, Any]]:
             "reached": f"{sum(each.is_goal for each in goals)} of {len(goals)}",
             **harness.spread("seconds", [each.seconds for each in goals], 2),
             "steps to goal": statistics.median(each.steps for each in goals),
-            "steps/s": round(statistics.median(map(log.steps_per_second, seen[side])), 3),
+            "steps/s": round(statistics.median(map(steps_per_second, seen[side])), 3),
             "greatest staleness": max(run.staleness for run in seen[side]),
         }
         if base is not None:
-            pairs = zip(goals, reached[base], strict=True)
+            pairs = zip(goals, found[base], strict=True)
             ratios = harness.spread("ratio", [a.seconds / b.seconds for a, b in pairs], 3)
             row["ratio"] = ratios.pop("ratio")
-            row["allowed"] = round(statistics.median(map(log.phases_allow, seen[base])), 3)
+            row["allowed"] = round(statistics.median(map(phases_allow, seen[base])), 3)
             row |= {f"ratio, {name}": value for name, value in ratios.items()}
         rows.append(row)
     return rows

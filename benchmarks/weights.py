@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from benchmarks import harness
-from benchmarks.rollouts.policy import Policy, drain
+from benchmarks.rollouts.policy import Policy, drain, sample_of
 from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
-from rhymeflow.engine.base import Request
 from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.sample import Sample
 from rhymeflow.models.load import load_model
@@ -124,21 +123,9 @@ def _batch(policy: Policy, engine: Any, config: Config, version: int) -> list[Sa
     requests = policy.requests(rows, version, config.rollout.temperature)
     drain(engine, requests)
     return [
-        _sample(each, version - 1, reward)
+        sample_of(each, version - 1, reward)
         for each, reward in zip(requests, policy.rewards(requests), strict=True)
     ]
-
-
-def _sample(request: Request, version: int, reward: float) -> Sample:
-    return Sample(
-        group=request.noise_key.prompt,
-        prompt_ids=request.prompt_ids,
-        completion_ids=request.tokens,
-        logprobs=request.logprobs,
-        versions=[version] * len(request.tokens),
-        reward=reward,
-        truncated=request.finish_reason() == "length",
-    )
 
 
 def _compare(

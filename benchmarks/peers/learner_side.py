@@ -9,11 +9,9 @@ with `peak MB` over what the process had before it loaded the model, and `parame
 from __future__ import annotations
 
 import json
-import random
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 
 def main() -> None:
@@ -23,6 +21,7 @@ def main() -> None:
 
     import rhymeflow
     from benchmarks.ranks import Memory
+    from benchmarks.rollouts.policy import random_batch
     from rhymeflow.config.load import read_config
     from rhymeflow.learner.learner import Learner
     from rhymeflow.learner.sample import Sample
@@ -49,7 +48,7 @@ def main() -> None:
 
     def peak(tokens: int) -> dict[str, float]:
         row: dict[str, float] = {}
-        batch = [Sample(**fields) for fields in made_up(tokens, model.config.vocab_size)]
+        batch = random_batch(2, 4, 1, tokens // 8, model.config.vocab_size)
         memory.held()
         with memory.peak(row, "peak MB"):
             learner.train(batch, 1)
@@ -60,24 +59,6 @@ def main() -> None:
         asked = json.loads(line)
         answer = speed(batches[asked["batch"]]) if "batch" in asked else peak(asked["tokens"])
         print("answer:", json.dumps(answer), flush=True)
-
-
-def made_up(tokens: int, vocabulary: int) -> list[dict[str, Any]]:
-    """Two groups of four responses, of random tokens; every other one is rewarded."""
-    rng, length = random.Random(0), tokens // 8
-    return [
-        {
-            "group": group,
-            "prompt_ids": [group],
-            "completion_ids": [rng.randrange(vocabulary) for _ in range(length)],
-            "logprobs": [-9.0] * length,
-            "versions": [0] * length,
-            "reward": float(member % 2),
-            "truncated": False,
-        }
-        for group in range(2)
-        for member in range(4)
-    ]
 
 
 if __name__ == "__main__":

@@ -100,19 +100,10 @@ class Ours:
         return {"seconds": time.process_time() - start}
 
     def _remember(self, responses: list[dict[str, Any]]) -> dict[str, Any]:
-        from rhymeflow.histospec.index import prompt_key
+        from benchmarks.rollouts.recorded import enter
 
         for each in responses:
-            prompt = each["prompt"]
-            number = self._history.begin(
-                prompt_key(prompt),
-                prompt[-16:],
-                sample=each["sample"],
-                noise_epoch=each["noise_epoch"],
-                version=self._engine.version,
-            )
-            self._history.extend(number, each["tokens"])
-            self._history.finish(number, 1.0)
+            enter(self._history, reward=1.0, version=self._engine.version, **each)
         return {}
 
     def _generate(self, request: dict[str, Any]) -> dict[str, Any]:

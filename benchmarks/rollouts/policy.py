@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.load import load_prompts
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
+from rhymeflow.learner.sample import Sample
 from rhymeflow.models.load import (
     load_model,
     load_tokenizer,
@@ -94,6 +96,34 @@ class Policy:
                 )
                 found += [value or 0.0 for value in judge(asked, runner)]
         return found
+
+
+def sample_of(request: Request, version: int, reward: float) -> Sample:
+    """What the learner gets of a complete response."""
+    return Sample(
+        group=request.noise_key.prompt,
+        prompt_ids=request.prompt_ids,
+        completion_ids=request.tokens,
+        logprobs=request.logprobs,
+        versions=[version] * len(request.tokens),
+        reward=reward,
+        truncated=request.finish_reason() == "length",
+    )
+
+
+def random_batch(groups: int, members: int, prompt: int, length: int, vocabulary: int) -> list[Any]:
+    """Groups of responses of so many random tokens; every other one is rewarded."""
+    rng = random.Random(0)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(vocabulary) for _ in range(count)]
+
+    prompts = [tokens(prompt) for _ in range(groups)]
+    return [
+        Sample(g, prompts[g], tokens(length), [-9.0] * length, [0] * length, float(m % 2), False)
+        for g in range(groups)
+        for m in range(members)
+    ]
 
 
 def drain(engine: Engine, requests: Iterable[Request]) -> float:

@@ -75,16 +75,28 @@ def empty_history(rollouts: Sequence[Rollout]) -> Index:
 
 def remember(history: Index, rollouts: Sequence[Rollout]) -> None:
     """Enter finished responses with their rewards."""
-    for rollout in rollouts:
-        response = history.begin(
-            prompt_key(rollout.prompt),
-            rollout.prompt[-PROMPT_TAIL:],
-            sample=rollout.sample,
-            noise_epoch=rollout.noise_epoch,
-            version=rollout.version,
-        )
-        history.extend(response, rollout.tokens)
-        history.finish(response, rollout.reward)
+    for one in rollouts:
+        noise = {"sample": one.sample, "noise_epoch": one.noise_epoch}
+        enter(history, one.prompt, one.tokens, one.reward, version=one.version, **noise)
+
+
+def enter(
+    history: Index,
+    prompt: list[int],
+    tokens: Sequence[int],
+    reward: float,
+    *,
+    sample: int,
+    noise_epoch: int = 0,
+    version: int = 0,
+) -> None:
+    """Enter one finished response."""
+    tail = prompt[-PROMPT_TAIL:]
+    response = history.begin(
+        prompt_key(prompt), tail, sample=sample, noise_epoch=noise_epoch, version=version
+    )
+    history.extend(response, tokens)
+    history.finish(response, reward)
 
 
 def requests_of(request: dict[str, Any]) -> list[Request]:

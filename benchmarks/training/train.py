@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks import harness
-from benchmarks.training import log
 from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
 from rhymeflow.errors import UserError
@@ -79,16 +78,6 @@ def train(
     watch = is_enough and functools.partial(is_enough, run_dir)
     call(command, num_cores=num_cores, is_enough=watch)
     return run_dir
-
-
-def published(recipe: str, fields: Mapping[str, object]) -> list[float]:
-    """Seconds from the beginning of a run, with these options, to each of its versions.
-
-    `fields` has the run directory.
-    """
-    options = [part for name, value in fields.items() for part in (f"--{name}", str(value))]
-    call([sys.executable, "-m", "rhymeflow", "train", recipe, *options])
-    return log.read(Path(str(fields["run.output_dir"]))).published
 
 
 def call(

@@ -132,12 +132,8 @@ def test_processes_are_found_by_kind_among_the_controllers_descendants() -> None
     assert found[-1] == processes.Process(17, 11, "a (b) c", "S")
     kinds = {kind: processes.of_kind(found, 10, kind) for kind in PROCESSES}
     assert kinds == {
-        "controller": [10],
-        "learner": [14],
-        "rollout": [12, 13],
-        "history": [],
-        "reward": [15],
-    }
+        "controller": [10], "learner": [14], "rollout": [12, 13], "history": [], "reward": [15],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("num_bytes", [1, 5000, 300_000, 10**9])

@@ -26,6 +26,8 @@ def test_sides_take_turns_and_the_order_turns_round() -> None:
 
 def test_the_ratio_is_of_pairs() -> None:
     assert harness.median_ratio([2, 30, 4], [1, 10, 4]) == 2
+    for count, p95 in ((1, 1), (20, 19), (50, 48), (100, 95)):
+        assert harness.percentile(list(range(count, 0, -1)), 0.95) == p95, "one that was measured"
     with pytest.raises(ValueError, match="longer"):
         harness.median_ratio([1], [1, 2])
 
@@ -75,9 +77,7 @@ def test_the_report_ends_in_one_json_line(
 
 
 @pytest.mark.parametrize("path", sorted(harness.RESULTS.glob("*.json")), ids=lambda p: p.stem)
-def test_a_record_says_which_command_made_it_and_the_command_works(
-    path: Path,
-) -> None:
+def test_a_record_says_which_command_made_it_and_the_command_works(path: Path) -> None:
     """Today's options take the command, or the one it is now called; or it is archived."""
     result, text = json.loads(path.read_text()), path.with_suffix(".md").read_text()
     assert result["machine"]["cores"]
