@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
-from rhymeflow.trainer.callbacks import Callbacks
-from rhymeflow.trainer.history import History, Rhythm
+from rhymeflow.trainer.callbacks import Callbacks, History, Rhythm
 
 
 def row(version: int) -> dict[str, float]:
@@ -86,7 +86,7 @@ for _name in (
 def test_events_come_in_the_order_of_transformers() -> None:
     recorder, rhythm = Recorder(), Rhythm(every=2, steps_per_version=2, versions_per_epoch=2.0)
     state = TrainerState(max_steps=4)
-    made = Callbacks([recorder], None, state, rhythm, processing_class=lambda: None, warn=print)
+    made = Callbacks([recorder], None, state, rhythm, lambda: None)
     made.begin({})
     made.evaluated(0, {"eval/reward": 1.0})
     made.step_ended(1, row(1))
@@ -122,14 +122,12 @@ class Asks(TrainerCallback):
 def test_what_the_control_asks_for(
     wanted: dict[str, bool], stops: bool, saves: bool, warns: bool
 ) -> None:
-    said: list[str] = []
-    made = Callbacks(
-        [Asks(**wanted)], None, TrainerState(max_steps=4), Rhythm(),
-        processing_class=lambda: None, warn=said.append,
-    )  # fmt: skip
+    state, asks = TrainerState(max_steps=4), Asks(**wanted)
+    made = Callbacks([asks], None, state, Rhythm(), lambda: None)
     made.begin({})
-    made.step_ended(1, row(1))
-    assert (made.stop_asked, made.save_asked, bool(said)) == (stops, saves, warns)
+    with pytest.warns(match="eval_steps says when") if warns else nullcontext():
+        made.step_ended(1, row(1))
+    assert (made.stop_asked, made.save_asked) == (stops, saves)
 
 
 def test_names_of_suites_may_have_slashes() -> None:

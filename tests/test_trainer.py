@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rhymeflow import Config, Trainer, UserError
+from rhymeflow import Trainer, UserError
 from rhymeflow.config import RewardFunction
 from rhymeflow.data.load import load_prompts
 from rhymeflow.reward.functions import Judge
@@ -74,13 +74,6 @@ def test_trl_names_are_fields(tmp_path: Path) -> None:
         homes = [section for section in (config.rollout, config.learner, config.run, config.data,
                                          config.schedule) if hasattr(section, name)]  # fmt: skip
         assert [getattr(home, name) for home in homes] == [value]
-
-
-def test_args_is_config_under_trls_name(tmp_path: Path) -> None:
-    made = Trainer(args={"output_dir": str(tmp_path), "max_steps": 7})
-    assert made.config.learner.max_steps == 7
-    with pytest.raises(UserError, match="config and args"):
-        Trainer(config=Config(), args=Config())
 
 
 def test_datasets_are_written_down(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 Sequences are gathered out of the row into a few padded rectangles of nearly equal length, attended
 to causally by SDPA, and put back. Padding comes after each sequence, so the causal rule alone hides
-it and no mask is built. Sequences may share tokens of the row (a common prompt); a shared token's
-gradient is the sum over the sequences it is in.
-The result for a sequence does not depend on the others in the row (beyond float rounding).
+it. Of tokens that sequences share, the gradient is the sum over the sequences they are in.
 """
 
 from __future__ import annotations

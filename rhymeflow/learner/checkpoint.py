@@ -16,9 +16,8 @@ import pickle
 import shutil
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,11 +63,8 @@ class Snapshot(NamedTuple):
     def write(self, directory: Path) -> None:
         """Write everything beside `directory` and put it in place with one rename.
 
-        Every rank has to call this; it returns when the directory is there.
-
-        Raises:
-            OSError: on every rank: one of them could not write; nothing is left of it.
-            RuntimeError: a rank is gone.
+        Every rank has to call this. If one of them cannot write, all raise `OSError`, and nothing
+        is left of it; if one is gone, `RuntimeError`.
         """
         unfinished = directory.with_name(directory.name + UNFINISHED)
         try:
@@ -247,8 +243,7 @@ def snapshot(
 def load(directory: Path, optimizer: Optimizer, ranks: Ranks) -> dict[str, int]:
     """Bring this rank's rows to the checkpoint in `directory`; return how far it had come.
 
-    Raises:
-        UserError: there is none, or it cannot be read; nothing has changed.
+    After a `UserError` nothing has changed.
     """
     shards = directory / LEARNER
     if not (shards / PROGRESS).is_file():
@@ -259,31 +254,20 @@ def load(directory: Path, optimizer: Optimizer, ranks: Ranks) -> dict[str, int]:
         for name, (parameter, rows) in optimizer.trained().items()
         for kind in KINDS
     }
-    with _readable(directory):
+    is_alone = ranks.count == 1
+    try:
         progress: dict[str, int] = json.loads((shards / PROGRESS).read_text())
-        is_alone = ranks.count == 1
         dcp.load(state, checkpoint_id=shards, process_group=ranks.saving, no_dist=is_alone)
+    except (CheckpointException, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        reason: BaseException = error
+        if isinstance(error, CheckpointException):  # it is the same on all ranks
+            _, (reason, _) = min(error.failures.items())
+        said = (str(reason).strip() or type(reason).__name__).splitlines()[0]
+        raise UserError(f"{directory}: cannot be read: {said}") from error
     optimizer.load(
         progress["optimizer_steps"], lambda kind, name: ranks.local(state[f"{kind}.{name}"])
     )
     return progress
-
-
-@contextmanager
-def _readable(directory: Path) -> Iterator[None]:
-    """Raise `UserError`, on every rank, if files are damaged."""
-    try:
-        yield
-    except CheckpointException as error:  # it is the same on all ranks
-        _, (reason, _) = min(error.failures.items())
-        raise _unreadable(directory, reason) from error
-    except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise _unreadable(directory, error) from error
-
-
-def _unreadable(path: Path, error: BaseException) -> UserError:
-    reason = str(error).strip() or type(error).__name__
-    return UserError(f"{path}: cannot be read: {reason.splitlines()[0]}")
 
 
 def _distributed(rows: Tensor, like: Tensor, ranks: Ranks) -> Tensor:
@@ -358,13 +342,10 @@ class Saver:
 
 
 def remove_others(directory: Path, keep: Collection[Path]) -> None:
-    """Delete the checkpoints in `directory` that are not in `keep`, and what was left unfinished.
-
-    A checkpoint is renamed first, so that one that is half deleted has no final name.
-    """
+    """Delete the checkpoints in `directory` that are not to `keep`, and what is unfinished."""
     for path in directory.glob("step-*"):
         if path in keep:
             continue
-        if not path.name.endswith(UNFINISHED):
+        if not path.name.endswith(UNFINISHED):  # what is half deleted must not have its name
             path = path.rename(path.with_name(path.name + UNFINISHED))
         shutil.rmtree(path)

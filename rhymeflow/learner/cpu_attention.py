@@ -1,9 +1,7 @@
 """Attention within each sequence of a packed row on a CPU, by `cpu.packed_attention`.
 
-The row is attended to as it lies: nothing is gathered into rectangles, and the tokens of a shared
-prompt attend once. With more than one thread of torch's the work is dealt out to as many threads,
-which the kernels let run at once.
-What it returns, and gradients, do not depend on the number of threads.
+The row is attended to as it lies: nothing is gathered, and the tokens of a shared prompt attend
+once. The work is dealt out to as many threads as torch has; the result does not depend on that.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Attention within each sequence of a packed row by PyTorch's FlexAttention, on GPUs.
 
-The row is attended to as it lies: a token sees itself and those that its sequences have before it.
-So what sequences share is computed once here too, and blocks of the mask that nothing sees are
-skipped. Rows are padded to whole blocks, which bounds how many
-shapes are compiled. On CPUs FlexAttention has no backward pass; there only the result is compared
-with the padded rectangles of `attention.py`.
+The row is attended to as it lies, so what sequences share is computed once here too; blocks of the
+mask that nothing sees are skipped. Rows are padded to whole blocks, which bounds how many shapes
+are compiled. On CPUs FlexAttention has no backward pass.
 """
 
 from __future__ import annotations

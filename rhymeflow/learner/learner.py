@@ -22,11 +22,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.learner import checkpoint
-from rhymeflow.learner.algorithms.advantages import (
-    Advantages,
-    decoupled_advantages,
-    group_advantages,
-)
+from rhymeflow.learner.algorithms import advantages
+from rhymeflow.learner.algorithms.advantages import Advantages
 from rhymeflow.learner.algorithms.losses import (
     clip_extremes,
     diagnose,
@@ -146,19 +143,13 @@ class Learner:
         )
 
     def save(self, directory: Path) -> None:
-        """Write a checkpoint.
-
-        The directory appears in one rename, complete; one that is there is replaced.
-        """
+        """Write a checkpoint: in one rename, complete; one that is there is replaced."""
         self.snapshot().write(directory)
 
     def restore(self, directory: Path) -> int:
         """Continue from what any number of ranks saved; return the version.
 
         The reference model, if there is one, stays what the learner was made with.
-
-        Raises:
-            UserError: it cannot be read; nothing has changed.
         """
         so_far = checkpoint.load(directory, self._optimizer, self._ranks)
         self.version, self.num_tokens = so_far["version"], so_far["num_tokens"]
@@ -204,20 +195,15 @@ class Learner:
     ) -> dict[str, float]:
         """Consume one batch as version `step`, making version `step + 1`; return the metrics.
 
-        An optimizer step whose gradient is not finite changes nothing: see `skipped`.
-
-        Args:
-            batch: what was not accumulated of it.
-            step: the version.
-            details: if given, of `batch`; filled in.
-            skip: optimizer steps that are not to be taken, by number.
+        `batch` is what was not accumulated of it, and `details`, if given, of that. Optimizer steps
+        with the numbers in `skip` are not taken; one whose gradient is not finite changes nothing.
         """
         started = time.perf_counter()
         config = self._config
         early = self._so_far()
         whole, totals, self._early = [*early.samples, *batch], early.totals, None
-        advantages = _advantages(whole, config)
-        minibatches = self._split(batch, advantages.values[len(early.samples) :])
+        earned = _advantages(whole, config)
+        minibatches = self._split(batch, earned.values[len(early.samples) :])
         self._score_fixed_policies(minibatches)
         scales, rate = step_scales(whole, config, self._rollout), learning_rate(step, config)
         self.skipped = {}
@@ -237,7 +223,7 @@ class Learner:
         return {
             **self._whole(totals).means(),
             **batch_metrics(whole),
-            "frac_reward_zero_std": advantages.frac_zero_std,
+            "frac_reward_zero_std": earned.frac_zero_std,
             "skipped_steps": float(len(self.skipped)),
             "learning_rate": rate,
             "num_tokens": float(self.num_tokens),
@@ -265,9 +251,7 @@ class Learner:
         return TokenDetails.merged(parts) if parts else details
 
     def _score_fixed_policies(self, minibatches: list[list[MicroBatch]]) -> None:
-        """Log-probabilities of the proximal policy, where it is not the policy itself, and of the
-        reference, where there is one.
-        """
+        """Those of the proximal policy, where it is not the policy itself, and of a reference."""
         config = self._config
         is_one_step = config.num_iterations == 1 and len(minibatches) == 1
         needs_proximal = config.off_policy_correction != "none" and not is_one_step
@@ -324,5 +308,7 @@ class Learner:
 def _advantages(batch: Sequence[Sample], config: LearnerConfig) -> Advantages:
     groups = [sample.group for sample in batch]
     if config.multi_objective_aggregation == "normalize_then_sum":
-        return decoupled_advantages([s.components for s in batch], batch[0].weights, groups)
-    return group_advantages([sample.reward for sample in batch], groups, config.scale_rewards)
+        components = [sample.components for sample in batch]
+        return advantages.decoupled_advantages(components, batch[0].weights, groups)
+    rewards = [sample.reward for sample in batch]
+    return advantages.group_advantages(rewards, groups, config.scale_rewards)

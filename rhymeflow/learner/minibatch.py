@@ -1,8 +1,8 @@
 """A consumed batch, split into optimizer steps and packed into each rank's micro-batches.
 
-Whole groups go to one optimizer step, in the order of the batch. Every sample whose tokens are in
-the loss is in exactly one micro-batch of its step, on one rank; a sample that cannot move the
-policy is never differentiated. A pure function of the batch: ranks need not talk about it.
+Whole groups go to one optimizer step, in the order of the batch. Every sample in the loss is in one
+micro-batch of its step, on one rank; one that cannot move the policy is never differentiated.
+A pure function of the batch: ranks need not talk about it.
 """
 
 from __future__ import annotations

@@ -43,11 +43,7 @@ def learning_rate(step: int, config: LearnerConfig) -> float:
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Stop the parameters that a pattern matches from being trained, by any of their names.
-
-    Raises:
-        UserError: a pattern matches none, or no parameter is left.
-    """
+    """Stop the parameters that a pattern matches from being trained, by any of their names."""
     named = list(model.named_parameters(remove_duplicate=False))
     for pattern in patterns:
         found = [parameter for name, parameter in named if fnmatchcase(name, pattern)]
@@ -104,10 +100,7 @@ class Optimizer:
     @torch.no_grad()
     def step(self, rate: float, scale: float = 1.0) -> float:
         """Apply the gradients times `scale` at learning rate `rate`, clear them, return their norm
-        unclipped.
-
-        If it is not finite they are not applied, and `skipped` says so.
-        """
+        unclipped. If it is not finite they are not applied, and `skipped` says so."""
         for name, master in self._masters.items():
             if self._ranks.count > 1:
                 self._take_gradient(master, self._parameters[name])

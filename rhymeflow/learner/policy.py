@@ -41,9 +41,6 @@ class Policy:
     """Scores under `model`, whose parameters are spread if there are `shards`.
 
     What is computed is proved against the model itself.
-
-    Raises:
-        UserError: something else is computed, or the learner's attention cannot be had.
     """
 
     def __init__(
@@ -81,11 +78,7 @@ class Policy:
 
 
 def attention_kind(learner: LearnerConfig, model: PreTrainedModel) -> AttentionKind:
-    """What `learner.attention` is on this model's device; all give the same numbers up to rounding.
-
-    Raises:
-        UserError: as `check_attention`.
-    """
+    """What `learner.attention` is on this model's device; all give the same but for rounding."""
     check_attention(learner, model.device)
     if learner.attention == "flex":
         return FlexAttention
@@ -151,10 +144,8 @@ class Shards:
         return self._root(work)
 
     def reshard(self) -> None:
-        """Let go of what a pass without a backward pass has left gathered.
-
-        The next pass would take it for the weights of then.
-        """
+        """Let go of what a pass without a backward pass has left gathered: the next pass would take
+        it for the weights of then."""
         self._root.reshard()
 
 

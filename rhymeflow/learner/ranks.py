@@ -241,11 +241,7 @@ def _blocks_of(model: PreTrainedModel) -> list[list[str]]:
 
 
 def device_of(rank: int, count: int, device: torch.device) -> torch.device:
-    """The device of a rank on this machine.
-
-    Raises:
-        UserError: there are fewer GPUs than ranks.
-    """
+    """The device of a rank on this machine."""
     check_gpus(count, device)
     if device.type != "cuda":
         return device
@@ -264,10 +260,8 @@ def check_gpus(count: int, device: torch.device) -> None:
 
 
 def interface_towards(address: str) -> str | None:
-    """The network interface of this machine by which `address` (host:port) is reached.
-
-    None where the system does not tell (Linux does).
-    """
+    """The network interface of this machine by which `address` (host:port) is reached; None where
+    the system does not tell (Linux does)."""
     host, _, port = address.rpartition(":")
     if host == LOOPBACK:
         return "lo" if sys.platform == "linux" else "lo0"

@@ -30,13 +30,7 @@ class Segment(NamedTuple):
 
 
 class RowEncoder:
-    """Encodes rows of one run.
-
-    `stops`: tokens that end a response. `max_length`: the model's context.
-
-    Raises:
-        UserError: the configuration and the tokenizer do not fit together.
-    """
+    """Encodes rows; `stops`: tokens that end a response, `max_length`: the model's context."""
 
     def __init__(
         self,
@@ -56,12 +50,7 @@ class RowEncoder:
         self._template_kwargs = data.chat_template_kwargs
 
     def encode(self, row: Row) -> Sample:
-        """The row as a sample, of which the tokens that are not learnt count as observed.
-
-        Raises:
-            UserError: the row does not have the columns, they do not hold what they should, it
-                does not fit the chat template, or it is longer than the model's context.
-        """
+        """The row as a sample, of which the tokens that are not learnt count as observed."""
         prompt, turns = self._parts(row)
         tools = self._tools(row)
         prompt_ids = self._prompts.encode(prompt, tools)

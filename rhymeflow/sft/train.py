@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rhymeflow.config import Config, DataConfig, LearnerConfig, RolloutConfig
@@ -23,6 +24,9 @@ from rhymeflow.data.load import GENERATED_COLUMN, load_rows
 from rhymeflow.data.stream import order
 from rhymeflow.errors import UserError
 from rhymeflow.learner import checkpoint
+from rhymeflow.learner.learner import Learner
+from rhymeflow.learner.optimizer import learning_rate
+from rhymeflow.learner.packing import PackedRow, pack
 from rhymeflow.learner.sample import Sample
 from rhymeflow.models.files import check_files
 from rhymeflow.models.load import (
@@ -35,7 +39,6 @@ from rhymeflow.models.load import (
 )
 from rhymeflow.models.rope import settled
 from rhymeflow.models.tokenizer import max_length
-from rhymeflow.sft.learner import SupervisedLearner
 from rhymeflow.sft.rows import RowEncoder
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.utils.disk import check_writable, make, remove_if_empty
@@ -47,6 +50,48 @@ MADE = "warm_start.json"
 """Beside the weights: the seed, the number of steps, the held-out loss and the digest."""
 
 
+class SupervisedLearner(Learner):
+    """Trains on samples as the right ones; what is observed in them is read and not learnt.
+
+    The loss is the mean over a batch's learnt tokens, however the batch is cut into micro-batches.
+    """
+
+    def fit(self, batch: Sequence[Sample], step: int) -> dict[str, float]:
+        """Take optimizer step `step`, from 0, on a batch; return the metrics.
+
+        A gradient that is not finite changes nothing: see `skipped`.
+        """
+        num_learnt = _num_learnt(batch)
+
+        def loss_of(logprob_C: Tensor, chunk: slice) -> Tensor:
+            return -logprob_C.sum() / num_learnt
+
+        logprob = sum(float(self._policy.backward(r, loss_of)[0].sum()) for r in self._pack(batch))
+        rate = learning_rate(step, self._config)
+        norm = self._optimizer.step(rate)
+        self.skipped = {0: self._optimizer.skipped} if self._optimizer.skipped else {}
+        self.version = step + 1
+        self.num_tokens += sum(len(s.prompt_ids) + len(s.completion_ids) for s in batch)
+        return {
+            "loss": -logprob / num_learnt,
+            "grad_norm": norm,
+            "learning_rate": rate,
+            "num_tokens": float(self.num_tokens),
+        }
+
+    def loss(self, samples: Sequence[Sample]) -> float:
+        """The mean over learnt tokens, without learning."""
+        logprob = sum(float(self._policy.score(row)[0].sum()) for row in self._pack(samples))
+        return -logprob / _num_learnt(samples)
+
+    def _pack(self, samples: Sequence[Sample]) -> list[PackedRow]:
+        return pack(samples, range(len(samples)), self._config.max_tokens_per_microbatch)
+
+
+def _num_learnt(samples: Sequence[Sample]) -> int:
+    return sum(sample.num_sampled for sample in samples)
+
+
 class Rows(NamedTuple):
     """What is learnt from, and what the loss is measured on."""
 
@@ -55,13 +100,12 @@ class Rows(NamedTuple):
 
 
 def train(config: Config, say: Callable[[str], None]) -> Path:
-    """Fine-tune as section `sft` says; return the checkpoint's directory.
-
-    Raises:
-        UserError: the directory is there already, or model, rows or numbers are wrong.
-    """
+    """Fine-tune as section `sft` says; return the checkpoint's directory."""
     directory = check(config)
-    made = _made(directory)
+    try:  # made at once, so that no other has it
+        made = make(directory, exist_ok=False)
+    except FileExistsError:
+        raise UserError(f"sft.output_dir: {directory} is there already; name another") from None
     try:
         _train(config, say, directory)
     except BaseException:
@@ -92,11 +136,7 @@ def _train(config: Config, say: Callable[[str], None], directory: Path) -> None:
 
 
 def check(config: Config) -> Path:
-    """Look for what takes no loading; return the checkpoint's directory.
-
-    Raises:
-        UserError: it is there already or cannot be written, or something else would not do.
-    """
+    """Look for what takes no loading; return the checkpoint's directory."""
     directory = Path(config.sft.output_dir or f"runs/{config.name}-sft").expanduser()
     if directory.exists():
         raise UserError(f"sft.output_dir: {directory} is there already; name another")
@@ -109,11 +149,7 @@ def check(config: Config) -> Path:
 
 
 def load(config: Config, tokenizer: PreTrainedTokenizerBase) -> Rows:
-    """Read and encode all rows.
-
-    Raises:
-        UserError: one is wrong, with its place; or there are none.
-    """
+    """Read and encode all rows."""
     data = _data(config)
     stops = configured_stop_token_ids(config.model, tokenizer)
     encoder = RowEncoder(tokenizer, data, config.sft, stops, max_length(config.model))
@@ -143,14 +179,6 @@ def digest(directory: Path) -> str:
         if path.name in ("config.json", "tokenizer.json") or path.suffix == ".safetensors":
             content.update(path.read_bytes())
     return content.hexdigest()
-
-
-def _made(directory: Path) -> list[Path]:
-    """Make it at once, so that no other has it; return it with parents that were made for it."""
-    try:
-        return make(directory, exist_ok=False)
-    except FileExistsError:
-        raise UserError(f"sft.output_dir: {directory} is there already; name another") from None
 
 
 def _data(config: Config) -> DataConfig:

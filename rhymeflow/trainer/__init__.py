@@ -1,8 +1,3 @@
-"""A run from Python objects; `Trainer` is the entry point.
+"""A run from Python objects; `Trainer` is the entry point. Loads neither torch nor transformers."""
 
-Importing it loads neither torch nor transformers.
-"""
-
-from rhymeflow.trainer.trainer import Trainer
-
-__all__ = ["Trainer"]
+from rhymeflow.trainer.trainer import Trainer as Trainer

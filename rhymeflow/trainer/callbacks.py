@@ -1,4 +1,4 @@
-"""transformers' `TrainerCallback`s, called as a run goes on, in the controller's process.
+"""transformers' `TrainerCallback`s, called as a run goes on, and `state.log_history` for them.
 
 Each call has the state of its own step, also where an evaluation or a checkpoint comes later. What
 `control` asks for is done where the run can (stop, save), and else said. `model` is None.
@@ -6,19 +6,106 @@ Each call has the state of its own step, also where an evaluation or a checkpoin
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rhymeflow.observe.metrics import is_of_time, mean
 from rhymeflow.runtime.observer import Observer
-from rhymeflow.trainer.history import History, Rhythm
 
 if TYPE_CHECKING:
     from transformers.trainer_callback import TrainerState
 
+_LATEST = ("num_tokens", "learning_rate", "time", "step_time", "endings/", "backup/")
+"""How the names of metrics begin of which the latest value counts."""
+
+
+class Rhythm(NamedTuple):
+    """How rows become entries."""
+
+    every: int = 1
+    """Versions between two entries; 0: there are none."""
+    has_first: bool = False
+    """Whether there is one for the first version in any case."""
+    steps_per_version: int = 1
+    """Optimizer steps, which transformers counts."""
+    versions_per_epoch: float = 0.0
+    """0: not known."""
+
+    def epoch(self, version: int) -> float:
+        """How often the dataset was gone through."""
+        return version / self.versions_per_epoch if self.versions_per_epoch else 0.0
+
+
+class History:
+    """The entries, in `entries`, of the rows that it is given."""
+
+    def __init__(self, rhythm: Rhythm) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self._rhythm, self._rows = rhythm, list[Mapping[str, Any]]()
+
+    def trained(self, version: int, row: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Take a version's row; return the entry that it completes."""
+        self._rows.append(row)
+        every = self._rhythm.every
+        is_first = version == 1 and self._rhythm.has_first
+        if not every or (version % every and not is_first):
+            return None
+        means = _joined(self._rows)
+        self._rows = []
+        return self._add(version, means)
+
+    def evaluated(self, version: int, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Take the metrics of an evaluation; return the entry."""
+        return self._add(version, {eval_name(name): value for name, value in row.items()})
+
+    def read(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
+        """Take the rows of a run, by version."""
+        for version, row in rows.items():
+            evaluation = {k: v for k, v in row.items() if k.startswith("eval/")}
+            training = {k: v for k, v in row.items() if k not in (*evaluation, "step", "time")}
+            if "loss" in training:
+                self.trained(version, training)
+            if evaluation:
+                self.evaluated(version, evaluation)
+
+    def _add(self, version: int, metrics: dict[str, Any]) -> dict[str, Any]:
+        rhythm = self._rhythm
+        epoch, step = round(rhythm.epoch(version), 4), version * rhythm.steps_per_version
+        self.entries.append({**metrics, "epoch": epoch, "step": step})
+        return self.entries[-1]
+
+
+def eval_name(name: str) -> str:
+    """`eval/reward` as transformers writes it, `eval_reward`; of a suite the reward of its only
+    answers, `eval/NAME/avg@1`, as `eval_NAME_reward`."""
+    if not name.startswith("eval/"):
+        return name
+    suite, _, figure = name.removeprefix("eval/").rpartition("/")
+    if "@" in figure:
+        return f"eval_{suite}_{'reward' if figure == 'avg@1' else figure}"
+    return "_".join(name.split("/", 2))
+
+
+def _joined(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
+    joined = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        # What is not finite, as the loss of a skipped step, is null where the rows are read later.
+        given = [row[name] for row in rows if row.get(name) is not None]
+        values = [each for each in given if not isinstance(each, float) or math.isfinite(each)]
+        if values and name.startswith(_LATEST):
+            joined[name] = values[-1]
+        elif is_of_time(name):
+            joined[name] = mean(rows, name)
+        else:
+            joined[name] = sum(values) / len(values) if values else None
+    return joined
+
 
 class Callbacks(Observer):
-    """Calls the callbacks with `args`, the `state` and the control."""
+    """Calls the callbacks with `args`, the `state`, which has `max_steps`, and the control."""
 
     def __init__(
         self,
@@ -26,15 +113,12 @@ class Callbacks(Observer):
         args: Any,
         state: TrainerState,
         rhythm: Rhythm,
-        *,
         processing_class: Callable[[], Any],
-        warn: Callable[[str], None],
     ) -> None:
-        """`state` has `max_steps`, and is kept up to date."""
         from transformers.trainer_callback import TrainerControl  # loads torch
 
         self._callbacks, self._args, self._rhythm = list(callbacks), args, rhythm
-        self.state, self._control, self._warn = state, TrainerControl(), warn
+        self.state, self._control = state, TrainerControl()
         self._processing_class = processing_class
         self._history = History(rhythm)
         self._epochs, self._is_in_epoch = 0, False
@@ -123,5 +207,6 @@ class Callbacks(Observer):
             self.save_asked, control.should_save = True, False
         if control.should_evaluate:
             control.should_evaluate = False
-            self._warn("control.should_evaluate has no effect: run.eval_steps says when")
+            said = "control.should_evaluate has no effect: run.eval_steps says when"
+            warnings.warn(said, stacklevel=2)
         control.should_log = False  # entries come every logging_steps

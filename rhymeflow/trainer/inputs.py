@@ -78,11 +78,7 @@ class Inputs:
         return self._saved(name, model, tokenizer)
 
     def rows(self, dataset: Any, name: str, most: int | None = None) -> tuple[str, int | None]:
-        """Of a dataset: the file, and how many rows there are, if they were counted.
-
-        Raises:
-            UserError: it is empty, or a row holds what cannot be written.
-        """
+        """Of a dataset: the file, and how many rows there are, if they were counted."""
         if isinstance(dataset, str | os.PathLike):
             given = os.fspath(dataset)
             is_file = Path(given).exists() or ":" in given or Path(given).suffix
@@ -95,11 +91,7 @@ class Inputs:
         return str(self.folder / file), len(lines)
 
     def name(self, given: Any, what: str) -> str:
-        """Of a function or a class: its name, or where it will be by value.
-
-        Raises:
-            UserError: it holds something that is of this process only.
-        """
+        """Of a function or a class: its name, or where it will be by value."""
         if isinstance(given, str):
             return given
         if not callable(given):
@@ -180,11 +172,7 @@ def _check_same(path: Path, text: str) -> None:
 
 
 def lines_of(dataset: Iterable[Any], name: str, most: int | None = None) -> list[str]:
-    """Write the first `most` rows; all of them if that is None.
-
-    Raises:
-        UserError: there are none, or one cannot be written.
-    """
+    """Write the first `most` rows, or all; there has to be one."""
     lines = [_line(row, f"{name}, row {i}") for i, row in enumerate(islice(dataset, most))]
     if not lines:
         raise UserError(f"Trainer: {name} is empty")
@@ -198,11 +186,7 @@ def is_stream(dataset: Any) -> bool:
 
 
 def from_hub(name: str, what: str) -> Any:
-    """The split `train` of a dataset of the Hugging Face hub.
-
-    Raises:
-        UserError: `datasets` is not installed, or cannot have it.
-    """
+    """The split `train` of a dataset of the Hugging Face hub."""
     datasets = extra("datasets", f"Trainer: {what} = {name!r}: a dataset of the hub", "data")
     try:
         return datasets.load_dataset(name, split="train")

@@ -1,12 +1,10 @@
 """What a trainer has beside `train`: its state and what came of it, from the run directory, or from
-what it was given if it did not train. Loads torch and transformers when it is asked.
-"""
+what it was given if it did not train."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import count
@@ -19,7 +17,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.store.schema import EVENTS
-from rhymeflow.trainer.history import History, Rhythm, eval_name
+from rhymeflow.trainer.callbacks import Callbacks, History, Rhythm, eval_name
 from rhymeflow.trainer.inputs import Inputs
 
 _NEWEST = 2**62
@@ -74,16 +72,9 @@ class Outcome:
     remove_callback = pop_callback
 
     def _callback_observer(self) -> Any:
-        from rhymeflow.trainer.callbacks import Callbacks
-
         self._state = self._new_state()
         return Callbacks(
-            self._callbacks,
-            self.args,
-            self._state,
-            self.rhythm,
-            processing_class=lambda: self.processing_class,
-            warn=lambda text: warnings.warn(text, stacklevel=2),
+            self._callbacks, self.args, self._state, self.rhythm, lambda: self.processing_class
         )
 
     def _new_state(self) -> Any:

@@ -1,10 +1,8 @@
 """`Trainer`: the same run from Python objects, for a user of TRL's `GRPOTrainer`.
 
-A trainer is a `Config` plus files: what is handed in as objects is written down or named, so that
-other processes can load it and the run can be repeated from its run directory.
-Reward functions, environments and tools run in processes of their own: those that a module has are
-imported there, all others (lambdas, closures, methods, what was typed into a notebook) are carried
-over by value. So what they change is changed in those processes, and not in this one.
+What is handed in as objects is written down or named, so that other processes can load it and the
+run can be repeated. Reward functions, environments and tools run in processes of their own, by name
+or carried over by value: what they change is changed there, and not in this process.
 """
 
 from __future__ import annotations
@@ -44,14 +42,11 @@ class Trainer(Outcome):
     that the policy may call: see docs/environments.md. `callbacks` are transformers'
     `TrainerCallback`s, which are called in this process.
     `config` is a `Config` or a mapping of its fields, for which the last name will do where only
-    one field is so called: `{"learning_rate": 1e-5, "num_generations": 8}`. `args` is the same
-    under TRL's name.
+    one field is so called: `{"learning_rate": 1e-5, "num_generations": 8}`.
 
         trainer = Trainer(model="some/model", reward_funcs=reward, train_dataset=rows,
                           config={"max_steps": 100})
         summary = trainer.train()
-
-    Raises `UserError` for whatever cannot be carried over to the workers.
     """
 
     def __init__(
@@ -62,7 +57,6 @@ class Trainer(Outcome):
         eval_dataset: Rows | Mapping[str, Rows] | None = None,
         config: Config | Mapping[str, Any] | None = None,
         *,
-        args: Config | Mapping[str, Any] | None = None,
         processing_class: Any = None,
         reward_processing_classes: Any = None,
         reward_weights: Sequence[float] | None = None,
@@ -70,9 +64,7 @@ class Trainer(Outcome):
         tools: list[str | Callable[..., Any]] | None = None,
         callbacks: list[Any] | None = None,
     ) -> None:
-        if config is not None and args is not None:
-            raise UserError("Trainer: config and args are two names of one thing; give one")
-        given = _config(config if config is not None else args)
+        given = _config(config)
         path = run_dir.choose_run_dir(given)
         inputs = Inputs(path)
         fields: dict[str, Any] = {"run.output_dir": str(path)}
@@ -145,14 +137,11 @@ class Trainer(Outcome):
                     f"Trainer: resume_from_checkpoint = {resume_from_checkpoint!r}: is not of the "
                     f"run in {self.run_dir}"
                 )
-        return self._watched(
-            partial(
-                resume, self.run_dir, lambda old: with_values(old, self.config), begin=self._go_on
-            )
-        )
+        change = partial(with_values, given=self.config)
+        return self._watched(partial(resume, self.run_dir, change, begin=self._go_on))
 
     def _watched(self, run: Callable[..., Summary]) -> Summary:
-        """Run with callbacks, if there are any."""
+        """Run with the callbacks, if there are any."""
         observer = self._callback_observer() if self._callbacks else None
         try:
             summary = run(observer=observer)

@@ -7,7 +7,5 @@ from rhymeflow.data.files import extra
 
 extra("trl", "rhymeflow.trl", "trl")
 
-from rhymeflow.trl.config import GRPOConfig  # noqa: E402 - it needs TRL
-from rhymeflow.trl.trainer import GRPOTrainer, TrainOutput  # noqa: E402
-
-__all__ = ["GRPOConfig", "GRPOTrainer", "TrainOutput"]
+from rhymeflow.trl.fields import GRPOConfig as GRPOConfig  # noqa: E402 - it needs TRL
+from rhymeflow.trl.trainer import GRPOTrainer as GRPOTrainer  # noqa: E402

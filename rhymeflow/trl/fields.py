@@ -1,6 +1,5 @@
-"""What becomes of every field of TRL's `GRPOConfig`: the table that docs/from-trl.md shows.
-
-A field that is in none of its three parts is refused unless it has TRL's default.
+"""`GRPOConfig`, TRL's own with one field more, and what becomes of every field: the table that
+docs/from-trl.md shows. A field that is in no part of it is refused unless it has TRL's default.
 """
 
 from __future__ import annotations
@@ -8,12 +7,51 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import trl
 
-from rhymeflow.errors import UserError
+from rhymeflow.errors import UserError, suggestion
+
+REMOVED = {
+    "max_prompt_length": "give rhymeflow={'data.max_prompt_length': N}; a longer prompt is refused "
+    "with its row, not cut",
+    "warmup_ratio": "warmup_steps takes a share below 1, too",
+}
+"""Fields that scripts for earlier versions of TRL give, and what to do."""
+
+
+@dataclasses.dataclass(init=False)
+class GRPOConfig(trl.GRPOConfig):
+    """TRL's `GRPOConfig`; docs/from-trl.md says what becomes of its fields.
+
+    `rhymeflow` is the one field more, a mapping of fields of ours, which win:
+    `{"schedule.name": "synchronous"}`.
+
+    """
+
+    rhymeflow: dict[str, Any] | str | None = None
+
+    def __init__(self, *arguments: Any, rhymeflow: Any = None, **named: Any) -> None:
+        check_one_process()
+        known = [each.name for each in dataclasses.fields(self)]
+        for name in named:
+            if name in REMOVED:
+                gone = f"{name}: TRL has no such field any more; {REMOVED[name]}"
+                raise UserError(f"GRPOConfig: {gone}")
+            if name not in known:
+                raise UserError(f"GRPOConfig: there is no field {name!r}{suggestion(name, known)}")
+        self.rhymeflow = rhymeflow
+        if not torch.cuda.is_available():  # TRL refuses such a machine unless it is told
+            named.setdefault("use_cpu", True)
+        try:
+            super().__init__(*arguments, **named)
+        except ValueError as error:
+            raise UserError(f"GRPOConfig: {' '.join(str(error).split())}") from None
+
 
 SAME: Mapping[str, str] = {
     "learner": "learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon beta epsilon "
@@ -144,13 +182,19 @@ _SAME: Mapping[str, tuple[Any, ...]] = {
 """Further values that mean what TRL's default means."""
 
 
+def check_one_process() -> None:
+    """Raise `UserError` in a script that `torchrun` or `accelerate launch` started."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(
+            "GRPOTrainer: the script was started as several processes (WORLD_SIZE is "
+            f"{os.environ['WORLD_SIZE']}); start it once, by python: a run starts its own, "
+            "rhymeflow={'learner.num_ranks': N, 'rollout.num_instances': M}"
+        )
+
+
 def values_of(args: Any) -> tuple[dict[str, Any], list[str]]:
     """The fields of a `GRPOConfig` by name, in plain types, and what is to be said of those that
-    have no effect.
-
-    Raises:
-        UserError: it is no such configuration, or asks for something that there is not.
-    """
+    have no effect."""
     if not isinstance(args, trl.GRPOConfig):
         raise UserError(
             f"GRPOTrainer: args is a {type(args).__name__}, should be a GRPOConfig of "

@@ -13,12 +13,17 @@ from typing import Any, NamedTuple
 from rhymeflow.config import RewardFunction
 from rhymeflow.errors import UserError
 from rhymeflow.trainer import Trainer
-from rhymeflow.trainer.history import Rhythm
+from rhymeflow.trainer.callbacks import Rhythm
 from rhymeflow.trainer.outcome import beside, latest
-from rhymeflow.trl.config import GRPOConfig, check_one_process
-from rhymeflow.trl.fields import ours, values_of
-from rhymeflow.trl.steps import Steps
-from rhymeflow.trl.translate import UNLIMITED_TURNS, Values, optimizer_steps, run_fields, steps_in
+from rhymeflow.trl.fields import GRPOConfig, check_one_process, ours, values_of
+from rhymeflow.trl.translate import (
+    UNLIMITED_TURNS,
+    Steps,
+    Values,
+    optimizer_steps,
+    run_fields,
+    steps_in,
+)
 
 NOT_THERE: Mapping[str, str] = {
     "optimizers": "the learner makes its own AdamW; adam_*, learning_rate and lr_scheduler_type "
@@ -45,8 +50,6 @@ class GRPOTrainer(Trainer):
 
     `args` is a `GRPOConfig` of this package or of TRL; docs/from-trl.md says what becomes of each
     field. Reward functions are given as to `Trainer`; a name is that of a reward model.
-
-    Raises `UserError` for what is not there.
     """
 
     def __init__(

@@ -1,28 +1,25 @@
-"""From the values of a `GRPOConfig` to a run's fields.
+"""From the values of a `GRPOConfig` to a run's fields, and TRL's batches and steps to ours.
 
-What TRL has by default and we do not (a linear schedule, `epsilon_high` as `epsilon`, seed 42) is
-set. Knows nothing of models, datasets or rewards but how many rows there are.
+TRL generates for `steps_per_generation` micro-batches at a time and passes over them
+`num_iterations` times, `gradient_accumulation_steps` of them to an optimizer step. Here a batch
+makes a version: `num_minibatches` parts, passed over `num_iterations` times, with an optimizer step
+for each. So an optimizer step has as many responses as in TRL, and a version as many steps.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from rhymeflow.errors import UserError
 from rhymeflow.trl.fields import SAME, by_name
-from rhymeflow.trl.steps import Steps, steps_of, steps_per_epoch
 
 Values = Mapping[str, Any]
 """Of TRL's fields, by name."""
 
-SCHEDULES = {
-    "constant": "constant",
-    "constant_with_warmup": "constant",
-    "linear": "linear",
-    "cosine": "cosine",
-}
+SCHEDULES = {"constant_with_warmup": "constant"}
+SCHEDULES |= {name: name for name in ("constant", "linear", "cosine")}
 """transformers' learning rate schedules, and ours."""
 
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
@@ -33,8 +30,27 @@ UNLIMITED_TURNS = 1_000_000
 """TRL's default has no limit; `max_completion_length` ends every response."""
 
 
-def steps_in(given: Values) -> Steps:
+class Steps(NamedTuple):
     """What a version is made of."""
+
+    groups_per_batch: int
+    num_minibatches: int
+    num_iterations: int
+    generations: int = 1
+    """Of TRL's generations, how many a batch has the responses of."""
+
+    @property
+    def per_version(self) -> int:
+        """Optimizer steps, which TRL counts."""
+        return self.num_minibatches * self.num_iterations
+
+    def versions(self, optimizer_steps: float) -> int:
+        """Versions of so many of TRL's steps; a version that is begun is made."""
+        return max(1, math.ceil(optimizer_steps / self.per_version))
+
+
+def steps_in(given: Values) -> Steps:
+    """Bring TRL's five numbers to ours."""
     return steps_of(
         given["per_device_train_batch_size"],
         given["gradient_accumulation_steps"],
@@ -44,12 +60,63 @@ def steps_in(given: Values) -> Steps:
     )
 
 
-def optimizer_steps(given: Values, steps: Steps, num_rows: int | None) -> int:
-    """How many of TRL's steps the run has; `num_rows` is None where nobody can say.
+def steps_of(
+    batch_size: int,
+    accumulation: int,
+    num_generations: int,
+    per_generation: int,
+    num_iterations: int = 1,
+) -> Steps:
+    """`UserError` where a step would end within a group or a generation batch."""
+    generated = batch_size * per_generation
+    if num_generations < 2 or generated % num_generations:  # set after TRL looked at it
+        raise UserError(
+            f"GRPOConfig: num_generations = {num_generations}, should be 2 at least, and divide "
+            f"the {generated} responses that are generated at a time "
+            f"(per_device_train_batch_size times {per_generation})"
+        )
+    if per_generation <= accumulation:  # one optimizer step takes all that was generated, or more
+        if accumulation % per_generation or (per_generation < accumulation and num_iterations > 1):
+            raise UserError(_uneven(per_generation, accumulation, num_iterations))
+        groups = batch_size * accumulation // num_generations
+        return Steps(groups, 1, num_iterations, accumulation // per_generation)
+    if per_generation % accumulation:
+        raise UserError(_uneven(per_generation, accumulation, num_iterations))
+    if batch_size * accumulation % num_generations:
+        raise UserError(
+            f"GRPOConfig: an optimizer step has {batch_size * accumulation} responses, which are "
+            f"no whole groups of num_generations = {num_generations}; raise "
+            "gradient_accumulation_steps or lower steps_per_generation"
+        )
+    minibatches = per_generation // accumulation
+    return Steps(generated // num_generations, minibatches, num_iterations)
 
-    Raises:
-        UserError: the number of rows decides, and is not known or too small.
-    """
+
+def steps_per_epoch(steps: Steps, num_rows: int) -> int:
+    """TRL's optimizer steps in an epoch: prompts that make no whole batch are left to the next."""
+    generations = num_rows // (steps.groups_per_batch // steps.generations)
+    batches = math.ceil(generations / steps.generations)
+    if not batches:
+        raise UserError(
+            f"GRPOTrainer: train_dataset has {num_rows} rows, fewer than the "
+            f"{steps.groups_per_batch // steps.generations} prompts that are generated for at a "
+            "time (per_device_train_batch_size, gradient_accumulation_steps and "
+            "steps_per_generation over num_generations)"
+        )
+    return batches * steps.per_version
+
+
+def _uneven(per_generation: int, accumulation: int, num_iterations: int) -> str:
+    return (
+        f"GRPOConfig: with steps_per_generation = {per_generation}, gradient_accumulation_steps = "
+        f"{accumulation} and num_iterations = {num_iterations} an optimizer step would take parts "
+        "of several generations; let steps_per_generation be a multiple of "
+        "gradient_accumulation_steps, or leave it out"
+    )
+
+
+def optimizer_steps(given: Values, steps: Steps, num_rows: int | None) -> int:
+    """How many of TRL's steps the run has; `num_rows` is None where nobody can say."""
     if given["max_steps"] > 0:
         return int(given["max_steps"])
     if num_rows is None:
@@ -61,11 +128,8 @@ def optimizer_steps(given: Values, steps: Steps, num_rows: int | None) -> int:
 
 
 def run_fields(given: Values, steps: Steps, max_steps: int, num_rows: int | None) -> dict[str, Any]:
-    """The run's fields by path; `max_steps` are TRL's.
-
-    Raises:
-        UserError: a value asks for something that there is not.
-    """
+    """The run's fields by path; `max_steps` are TRL's. What TRL has by default and we do not (a
+    linear schedule, `epsilon_high` as `epsilon`, seed 42) is set."""
     fields = {f"{section}.{name}": given[name] for name, section in by_name(SAME).items()}
     fields |= {
         "learner.groups_per_batch": steps.groups_per_batch,

@@ -2,7 +2,7 @@
 
     store.publish(version, tensors)                    in the learner
     reader = handle.open()                             in the process that holds the tensors
-    pulled = install(reader, into, version)            `weights/install.py`
+    pulled = Installation(into).pull(reader, version)  `weights/install.py`
 
 A pull neither waits for a publication nor holds one up, and a puller that dies in the middle blocks
 no other process. Knows no torch.
@@ -139,6 +139,7 @@ class WeightReader:
     was sent (law 5). Between the two the puller may do as it likes with a tensor: copy it in place,
     or hand it to an engine that repacks weights. `changes` is the shorter way for a puller whose
     weights were proved; its digests need not be taken anew, for a change's share in them is known.
+    All raise `StoreLost` where what they need cannot be fetched any more.
     """
 
     def __init__(self, handle: WeightHandle) -> None:
@@ -153,12 +154,7 @@ class WeightReader:
         raise NotImplementedError
 
     def _fetch(self, have: Pulled | None, want: Version | None) -> Fetched:
-        """What a pull of `want` (None: the newest) takes, by changes since `have` if that does.
-
-        Raises:
-            VersionUnavailable: `want` is not there, or nothing is.
-            StoreLost: it cannot be fetched any more.
-        """
+        """What a pull of `want` (None: the newest) takes, by changes since `have` if that does."""
         raise NotImplementedError
 
     def prepare(self, have: Pulled | None, want: Version) -> bool:
@@ -166,9 +162,6 @@ class WeightReader:
 
         To be asked again until it is. Nothing depends on it but how long `changes` takes, or, for
         None, `pull`.
-
-        Raises:
-            StoreLost: it cannot be fetched any more.
         """
         if self._fetching is None or self._fetching[:2] != (have, want):
             self._fetching = have, want, self._executor.submit(self._fetch, have, want)
@@ -182,9 +175,6 @@ class WeightReader:
         """What turns `have` into the weights of `want` (None: the newest).
 
         None if it is not known, or takes longer than `pull`. To be proved as a pull is.
-
-        Raises:
-            StoreLost: it cannot be fetched any more.
         """
         fetching, self._fetching = self._fetching, None
         if fetching is None or fetching[:2] != (have, want):
@@ -211,7 +201,6 @@ class WeightReader:
 
         Raises:
             VersionUnavailable: `want` is not there, or nothing is.
-            StoreLost: before the first tensor.
         """
         fetching, self._fetching = self._fetching, None
         is_prepared = fetching is not None and fetching[1] == want
@@ -245,9 +234,6 @@ def given(
     """The bytes of each tensor of the manifest, in its order.
 
     Each is looked up once, so a mapping may make them (gather them from ranks) one after the other.
-
-    Raises:
-        ManifestMismatch: one has another shape or dtype.
     """
     for spec in manifest:
         tensor = tensors[spec.name]

@@ -117,7 +117,6 @@ class Changes:
         self.buffer = buffer
         self.base = Pulled(int(words[1]), int(words[2]))
         self.made = Pulled(int(words[3]), int(words[4]))
-        self.num_changed = int(words[5])
         self.digests, self._changed, self._entries = words[_WORDS:].reshape(3, count).tolist()
         self._manifest = manifest
 

@@ -18,9 +18,8 @@ from rhymeflow.core.types import Version
 from rhymeflow.utils import progress
 from rhymeflow.weights import on_device
 from rhymeflow.weights.base import Overtaken, Update, VersionUnavailable, WeightReader
-from rhymeflow.weights.keys import INNER
 from rhymeflow.weights.manifest import require
-from rhymeflow.weights.proof import MASK, Pulled, bytes_of, copy_and_digest
+from rhymeflow.weights.proof import INNER, MASK, Pulled, bytes_of, copy_and_digest
 
 _MAX_OVERTAKEN = 1000
 """A reader is overtaken once per two publications; more often means that they never pause."""
@@ -43,12 +42,8 @@ class Installation:
     def pull(self, reader: WeightReader, want: Version | None = None) -> Pulled:
         """Bring `want`, or the newest weights for None, into the tensors.
 
-        Only what differs from what they hold, where the reader knows it.
-
-        Raises:
-            ManifestMismatch: they are not the manifest's tensors.
-            VersionUnavailable: nothing is published, or not `want`.
-            ChecksumMismatch: what arrived is not what was published.
+        Only what differs from what they hold, where the reader knows it. Raises `ManifestMismatch`
+        if they are not the manifest's tensors, and else as the reader.
         """
         held, self.holds = self.holds, None
         if held is not None:
@@ -127,10 +122,3 @@ def or_newer(pull: Callable[[Version | None], Pulled], want: Version | None) -> 
         pulled = pull(None)
         assert pulled.version > want, "a version is published before it is pulled"
         return pulled
-
-
-def install(
-    reader: WeightReader, into: Mapping[str, Tensor], want: Version | None = None
-) -> Pulled:
-    """Bring `want`, or the newest weights for None, into these tensors; see `Installation.pull`."""
-    return Installation(into).pull(reader, want)

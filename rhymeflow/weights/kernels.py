@@ -1,6 +1,6 @@
 """Compiled loops over weights: their hash, what changed between two versions, and putting it in.
 
-Tensors are read as 16-bit units, and hashed as `keys.py` says.
+Tensors are read as 16-bit units, and hashed as `proof.py` says.
 No index is checked: callers know that arrays fit.
 """
 
@@ -15,7 +15,7 @@ code_cache.ensure()  # before numba is imported
 from numba import int64, njit, uint64  # noqa: E402
 
 from rhymeflow.cpu.prefetch import prefetch  # noqa: E402
-from rhymeflow.weights.keys import GOLDEN, HASH_BLOCK, MIX_1, MIX_2  # noqa: E402
+from rhymeflow.weights.proof import GOLDEN, HASH_BLOCK, MIX_1, MIX_2  # noqa: E402
 
 BLOCK = 1 << 16
 """Units whose places, counted from the first of them, fit 16 bits."""

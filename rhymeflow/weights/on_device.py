@@ -13,8 +13,7 @@ from torch import Tensor
 
 from rhymeflow.weights import proof
 from rhymeflow.weights.changes import Listed
-from rhymeflow.weights.keys import HASH_BLOCK, INNER, outer
-from rhymeflow.weights.proof import MASK
+from rhymeflow.weights.proof import HASH_BLOCK, INNER, MASK, outer
 
 _AT_A_TIME = 1 << 24
 """Units that are hashed at a time: each takes 16 bytes meanwhile."""

@@ -129,9 +129,6 @@ class SharedMemoryWeightStore:
         """Make shared memory for two copies of the weights, with nothing published.
 
         The changes to the last `keep` publications are kept; all names begin with `prefix`.
-
-        Raises:
-            UserError: the machine has too little shared memory; `publish` may find that, too.
         """
         self.handle = SharedMemoryWeightHandle(shared_memory.new_name(prefix), manifest, keep > 0)
         size, what = _slot_ranges(manifest)[-1][1], "two copies of the weights"

@@ -21,9 +21,6 @@ def make_store(config: Config, manifest: Manifest, run_dir: Path) -> WeightStore
 
     On one machine it is named after the run's directory, and what a learner that was killed left
     is removed first: there is one learner at a time.
-
-    Raises:
-        UserError: the machine has too little shared memory.
     """
     keep = config.schedule.bound + SPARE_VERSIONS if config.weights.transport == "delta" else 0
     if config.runtime == "ray":

@@ -24,7 +24,6 @@ from rhymeflow.models import attention
 from rhymeflow.weights import proof
 from rhymeflow.weights.changes import Finder
 from rhymeflow.weights.kernels import put_changes
-from rhymeflow.weights.keys import INNER
 from rhymeflow.weights.manifest import plan
 
 HEAD_DIM = 64
@@ -62,8 +61,8 @@ def compile_weights() -> None:
     assert finder.find(new, fixed).changed == 1
     found = finder.find(new, old)
     assert found.listed is not None
-    proof.by_kernel(old, 0)
-    put_changes(old.view(np.uint16), *found.listed, INNER)
+    proof.digest(old)
+    put_changes(old.view(np.uint16), *found.listed, proof.INNER)
     assert (old == new).all()
 
 

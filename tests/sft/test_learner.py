@@ -11,8 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from rhymeflow.learner.sample import Sample
-from rhymeflow.sft.learner import SupervisedLearner
-from rhymeflow.sft.train import batches
+from rhymeflow.sft.train import SupervisedLearner, batches
 from tests.learner.builders import VOCAB, close, learner_config, rollout_config, tiny_model
 
 

@@ -11,8 +11,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rhymeflow import Trainer, UserError, recipes
-from rhymeflow.trainer.callbacks import Callbacks
-from rhymeflow.trainer.history import Rhythm
+from rhymeflow.trainer.callbacks import Callbacks, Rhythm
 from rhymeflow.trl import GRPOConfig, GRPOTrainer
 
 ROWS = [{"prompt": f"a{n} b{n}?", "answer": 2 * n} for n in range(8)]
@@ -147,10 +146,7 @@ def test_callbacks_see_the_state_of_their_own_step() -> None:
             )
 
     rhythm = Rhythm(steps_per_version=2, versions_per_epoch=2.0)
-    told = Callbacks(
-        [Records()], None, TrainerState(max_steps=6), rhythm,
-        processing_class=lambda: None, warn=print,
-    )  # fmt: skip
+    told = Callbacks([Records()], None, TrainerState(max_steps=6), rhythm, lambda: None)
     told.begin({})
     for version in (1, 2):
         told.step_ended(version, {"loss": 1.0})

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rhymeflow.errors import UserError
-from rhymeflow.trl.steps import steps_of, steps_per_epoch
+from rhymeflow.trl.translate import steps_of, steps_per_epoch
 
 small = st.integers(1, 6)
 

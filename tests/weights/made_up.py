@@ -6,6 +6,8 @@ import numpy as np
 import torch
 
 from rhymeflow.weights import proof
+from rhymeflow.weights.install import Installation
+from rhymeflow.weights.manifest import manifest_of
 
 PATTERNS = (0x0000, 0x8000, 0x7FC0, 0x7FC1, 0xFFFF, 0x7F80, 0x3F80, 0x3F81)
 """bfloat16: 0, -0, two NaNs, a NaN of all ones, infinity, 1 and the next number."""
@@ -15,6 +17,15 @@ def random_bits(shape, dtype, rng):
     num_bytes = int(np.prod(shape)) * dtype.itemsize
     raw = torch.from_numpy(rng.integers(0, 256, num_bytes, dtype=np.uint8))
     return raw.view(dtype).reshape(shape) if num_bytes else torch.empty(shape, dtype=dtype)
+
+
+def checksum_of(tensors):
+    digests = [proof.digest(proof.bytes_of(tensor)) for tensor in tensors.values()]
+    return proof.combine(manifest_of(tensors), digests)
+
+
+def install(reader, into, want=None):
+    return Installation(into).pull(reader, want)
 
 
 def bits(tensors):

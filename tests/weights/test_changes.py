@@ -19,14 +19,13 @@ from hypothesis import strategies as st
 from rhymeflow.weights import objects, on_device, proof
 from rhymeflow.weights.base import StoreLost, VersionUnavailable, WeightHandle
 from rhymeflow.weights.changes import MOST, Changes, Finder, pack
-from rhymeflow.weights.install import Installation, install
+from rhymeflow.weights.install import Installation
 from rhymeflow.weights.kernels import BLOCK
-from rhymeflow.weights.keys import HASH_BLOCK, INNER, mixed
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.objects import ObjectWeightStore
-from rhymeflow.weights.proof import ChecksumMismatch, Pulled
+from rhymeflow.weights.proof import HASH_BLOCK, INNER, ChecksumMismatch, Pulled, mixed
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
-from tests.weights.made_up import bits, changed, random_bits, weights
+from tests.weights.made_up import bits, changed, checksum_of, install, random_bits, weights
 from tests.weights.shared_objects import sharing
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.uint8, torch.float64)
@@ -96,7 +95,7 @@ def test_an_updated_instance_has_the_bits_of_what_was_published(kind, story):
                 version += 1
                 tensors = {name: changed(t, value, rng) for name, t in tensors.items()}
                 checksum = store.publish(version, tensors)
-                assert checksum == proof.checksum_of(store.handle.manifest, tensors)
+                assert checksum == checksum_of(tensors)
                 continue
             if what == "prepare":
                 prepared(readers[value], installed[value].holds, version)
@@ -106,7 +105,7 @@ def test_an_updated_instance_has_the_bits_of_what_was_published(kind, story):
 
 
 def slow_digest(data):
-    """The formula of `keys.py`, term by term."""
+    """The formula of `proof.py`, term by term."""
     units = np.frombuffer(bytes(data) + b"\0" * (len(data) % 2), np.uint16)
     blocks = np.arange(len(units) // HASH_BLOCK + 1, dtype=np.uint64)
     outer = [int(key) for key in mixed(blocks)]
@@ -125,8 +124,6 @@ def test_digests_of_shards_add_up_and_follow_the_formula(raw, data):
     ends = [0, *cuts, len(raw)]
     parts = [proof.digest(whole[a:b].copy(), a) for a, b in pairwise(ends)]
     assert sum(parts) % 2**64 == slow_digest(raw)
-    start = data.draw(st.integers(0, 5000))
-    assert proof.by_kernel(whole, start) == proof.by_numpy(whole, start)
 
 
 @given(st.integers(0, 2**32), st.sampled_from([torch.bfloat16, torch.float32]))
@@ -160,7 +157,7 @@ def test_the_buffer_says_all_there_is():
     read = Changes(manifest, buffer)
     assert (read.base, read.made) == ((7, 2**64 - 1), (8, 2**63))
     assert read.digests == [1, 2, 2**64 - 1]
-    assert (read.whole, set(read.listed), read.num_changed) == (set(), {"embed.weight"}, 9)
+    assert (read.whole, set(read.listed)) == (set(), {"embed.weight"})
     assert MOST < 0.5
 
 
@@ -213,9 +210,9 @@ def test_changes_are_put_into_nothing_else_than_what_they_were_found_against(sto
     store.publish(4, weights(4))
     store.publish(5, weights(5))
     reader = store.handle.open()
-    other = Pulled(4, proof.checksum_of(store.handle.manifest, weights(3)))
+    other = Pulled(4, checksum_of(weights(3)))
     assert reader.changes(other, 5) is None
-    assert reader.changes(Pulled(4, proof.checksum_of(reader.manifest, weights(4))), 5) is not None
+    assert reader.changes(Pulled(4, checksum_of(weights(4))), 5) is not None
 
 
 def test_an_instance_that_was_changed_by_somebody_else_is_found_out(store):

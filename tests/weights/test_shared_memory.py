@@ -17,13 +17,13 @@ from torch import Tensor
 
 from rhymeflow.errors import UserError
 from rhymeflow.utils import shared_memory
-from rhymeflow.weights import manifest, proof
+from rhymeflow.weights import manifest
 from rhymeflow.weights.base import SharedMemoryWeightHandle, VersionUnavailable
-from rhymeflow.weights.install import Installation, install
+from rhymeflow.weights.install import Installation
 from rhymeflow.weights.manifest import ManifestMismatch
 from rhymeflow.weights.proof import ChecksumMismatch
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
-from tests.weights.made_up import bits, weights
+from tests.weights.made_up import bits, checksum_of, install, weights
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -110,7 +110,7 @@ def test_pull_brings_what_was_pushed(device):
     into["b"] = torch.nn.Parameter(into["b"])
     assert install(store.handle.open(), into) == (3, checksum)
     assert all(torch.equal(into[name], pushed[name]) for name in pushed)
-    assert proof.checksum_of(store.handle.manifest, into) == checksum
+    assert checksum_of(into) == checksum
     store.close()
 
 
