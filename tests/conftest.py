@@ -10,6 +10,8 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import settings
 
@@ -19,6 +21,26 @@ pytest.register_assert_rewrite("tests.engine", "tests.runtime", "tests.store", "
 # How long an example takes depends on what else the machine does.
 settings.register_profile("rhymeflow", deadline=None)
 settings.load_profile("rhymeflow")
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that is refused: nothing is printed but one line on stderr, which is returned.
+
+    `stray`: what a user's file prints may stand before it.
+    """
+    from rhymeflow import cli
+
+    def run(*arguments: str, stray: bool = False) -> str:
+        assert cli.main(list(arguments)) == 2
+        out, err = capsys.readouterr()
+        assert not out
+        lines = err.splitlines()
+        assert len(lines) == 1 or stray
+        assert lines[-1].startswith("rhymeflow: ")
+        return str(lines[-1])
+
+    return run
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -40,12 +40,10 @@ LIMIT = 3
 """
 
 SHORT = [
-    *("--learner.max_steps", "1"),
-    *("--learner.groups_per_batch", "2"),
-    *("--rollout.num_generations", "2"),
-    *("--rollout.max_completion_length", "12"),
-    *("--drafting.window", "off"),
+    *("--learner.max_steps=1", "--learner.groups_per_batch=2", "--rollout.num_generations=2"),
+    *("--rollout.max_completion_length=12", "--drafting.window=off"),
 ]
+Mistake = Callable[[list[str]], str]
 ONE_LINE = ["train", "--model", "model", "--data", "sums.csv", "--reward", "judges.py:even"]
 
 
@@ -90,16 +88,18 @@ def with_(**options: str) -> list[str]:
     return line
 
 
-def mistake(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Run the command, which is to fail with one line and leave nothing."""
-    before = sorted(Path().rglob("*"))
-    assert cli.main(arguments) == 2
-    out, err = capsys.readouterr()
-    (line,) = [each for each in err.splitlines() if each.startswith("rhymeflow: ")]
-    assert not out
-    after = [each for each in sorted(Path().rglob("*")) if "__pycache__" not in each.parts]
-    assert after == before
-    return line
+@pytest.fixture
+def mistake(folder: Path, refused: Callable[..., str]) -> Callable[[list[str]], str]:
+    """Run a command that is refused and leaves nothing in the folder."""
+
+    def run(arguments: list[str]) -> str:
+        before = sorted(Path().rglob("*"))
+        line = refused(*arguments, stray=True)
+        after = [each for each in sorted(Path().rglob("*")) if "__pycache__" not in each.parts]
+        assert after == before
+        return line
+
+    return run
 
 
 # -- what is said at once: nothing is started -------------------------------------------------------
@@ -119,14 +119,12 @@ AT_ONCE = {
     "one option alone": (["train", "--data", "sums.csv"], "--model and --reward must be given too"),
     "nothing": (["train"], "a YAML file, or a task of"),
     "options of a file": ([*ONE_LINE, "--data.options", "{foo: 1}"], "options are for reasoning_"),
-    "cost model": ([*ONE_LINE, "--schedule.cost_model", "demo-cp"], "did you mean demo-cpu?"),
     "strategy": ([*ONE_LINE, "--schedule.routing", "watrfall"], "did you mean waterfall?"),
     "history": ([*ONE_LINE, "--history", "nowhere"], "drafting.history_run: nowhere: no such"),
     "two names": ([*ONE_LINE, "--reward.functions", "[]"], "two names of one thing"),
     "option": ([*ONE_LINE, "--modle", "x"], "--modle: there is no such argument; did you mean --mo"),
     "underscore": ([*ONE_LINE, "--dry_run"], "did you mean --dry-run?"),
     "dry-run of what": ([*ONE_LINE, "--dry-run=pln"], "invalid choice: 'pln'"),
-    "field": ([*ONE_LINE, "--max_steps", "3"], "did you mean --learner.max_steps?"),
     "data as a recipe": (["train", "sums.csv"], "sums.csv: is no YAML; prompts are given as --data sums"),
     "a model as a recipe": (["train", "Qwen/Qwen3-8B"], "a model is given as --model Qwen/Qwen3-8B"),
     "rewards as a recipe": (["train", "judges.py"], "rewards are given as --reward judges.py:FUNCTION"),
@@ -137,9 +135,9 @@ AT_ONCE = {
 
 @pytest.mark.parametrize(("arguments", "said"), AT_ONCE.values(), ids=AT_ONCE)
 def test_a_mistake_is_one_line_and_leaves_nothing(
-    arguments: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], said: str, mistake: Mistake
 ) -> None:
-    assert said in mistake(arguments, capsys)
+    assert said in mistake(arguments)
 
 
 # -- what is said when things are loaded -----------------------------------------------------------
@@ -189,25 +187,19 @@ LOADED: dict[str, tuple[Callable[[], object], list[str], str]] = {
 
 @pytest.mark.parametrize(("spoil", "arguments", "said"), LOADED.values(), ids=LOADED)
 def test_a_dry_run_finds_what_would_not_start(
-    spoil: Callable[[], object],
-    arguments: list[str],
-    said: str,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
+    spoil: Callable[[], object], arguments: list[str], said: str, mistake: Mistake
 ) -> None:
     spoil()
     more = [] if "leaves no room" in said else SHORT
-    assert said in mistake([*arguments, "--dry-run", *more], capsys)
+    assert said in mistake([*arguments, "--dry-run", *more])
 
 
-def test_a_directory_that_holds_a_run_is_named(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_directory_that_holds_a_run_is_named(mistake: Mistake) -> None:
     Path("run").mkdir()
     Path("run/events.db").write_text("")
     arguments = [*ONE_LINE, *SHORT, "--run.output_dir", "run"]
     for more in ([], ["--dry-run"], ["--dry-run=plan"]):
-        assert "run holds a run already" in mistake(arguments + more, capsys)
+        assert "run holds a run already" in mistake(arguments + more)
 
 
 def test_fewer_gpus_than_ranks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +250,8 @@ def test_a_dry_run_prints_what_loads_back(folder: Path, capsys: pytest.CaptureFi
     assert (config.model.name, config.data.source) == ("model", "sums.csv")
     assert [each.function for each in config.reward.functions] == ["judges.py:even", "exact_match"]
     assert "# prompts of up to 5 tokens, as the data has them" in out
+    for what in ("# memory:", "rollout", "learner", "weight store"):
+        assert what in out
     assert "hello" in err
     assert not Path("runs").exists()
 
@@ -398,20 +392,22 @@ def test_all_of_help_has_every_field_with_its_meaning(capsys: pytest.CaptureFixt
         assert len(lines[at + 1].strip()) > 8, path
 
 
-def test_help_of_simulate_has_its_section(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_on_a_section_or_a_field(
+    capsys: pytest.CaptureFixture[str], refused: Callable[..., str]
+) -> None:
     assert "--simulation.workload.sigma" in shown(["simulate", "--help"], capsys)
     assert "simulation" not in shown(["train", "--help"], capsys)
+    section = shown(["train", "--help=learner"], capsys)
+    assert section.startswith("learner: ")
+    assert "--learner.adam_beta1" in section
+    assert shown(["train", "-h", "learner"], capsys) == section, "as a word of its own"
+    assert shown(["train", "--help=learner.beta"], capsys).count("--learner.") == 1
+    assert "did you mean learner?" in refused("train", "--help=learnr")
 
 
-def test_help_on_a_section_or_a_field(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--learner.adam_beta1" in shown(["train", "--help=learner"], capsys)
-    text = shown(["train", "--help=learner.beta"], capsys)
-    assert text.count("--learner.") == 1
-    assert cli.main(["train", "--help=learnr"]) == 2
-    assert "did you mean learner?" in capsys.readouterr().err
-
-
-def test_the_bare_command_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_may_be_asked_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ([], ["train"]):
+        assert shown(["help", *command], capsys) == shown([*command, "--help"], capsys)
     text = shown([], capsys)
     assert text == shown(["--help"], capsys)
     assert "train a policy" in text

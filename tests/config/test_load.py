@@ -204,10 +204,10 @@ def test_usual_names_are_those_of_fields() -> None:
 
 
 def test_split_overrides() -> None:
-    arguments = ["demo", "--learner.beta", "-1", "--dry-run", "--name=x", "--rollout.cpus=[[0]]"]
+    arguments = ["demo", "--learner.beta", "-1", "--dry-run", "--name=x", "--schedule=partial"]
     rest, overrides = split_overrides(arguments)
     assert rest == ["demo", "--dry-run"]
-    assert overrides == {"learner.beta": "-1", "name": "x", "rollout.cpus": "[[0]]"}
+    assert overrides == {"learner.beta": "-1", "name": "x", "schedule.name": "partial"}
 
 
 # -- mistakes -------------------------------------------------------------------------------------
