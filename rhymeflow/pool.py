@@ -61,14 +61,10 @@ class Close(Message):
     """Nothing more is asked; not answered."""
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The user's code is imported."""
+class Imported(msgspec.Struct, frozen=True, tag=True):
+    """The user's code is imported, or cannot be: then the process ends."""
 
-
-class Unusable(msgspec.Struct, frozen=True, tag=True):
-    """It cannot be imported; the process ends."""
-
-    error: str
+    error: str | None = None
 
 
 class Begun(Message):
@@ -165,7 +161,7 @@ class Pool:
         self._config, self._named, self._max_concurrent = config, named, max_concurrent
         self._section = "reward" if isinstance(config, RewardConfig) else "environment"
         self._arguments = (str(log) if log else None, setup, *arguments)
-        every = Ready | Unusable | Begun | Failure | Stuck | replies
+        every = Imported | Begun | Failure | Stuck | replies
         self._decode = msgspec.msgpack.Decoder(every).decode
         self._processes: list[_Process] = []
         self._queue: deque[Task] = deque()
@@ -198,8 +194,10 @@ class Pool:
                         raise UserError(self._slow_start())
                     for reply in process.replies():
                         if reply is None:
-                            raise UserError(f"{self._named}: importing them ended the process "
-                                            f"({process.how_it_ended()})")  # fmt: skip
+                            how = process.how_it_ended()
+                            raise UserError(
+                                f"{self._named}: importing them ended the process {how}"
+                            )
                         self._take(process, self._decode(reply), 0.0)
         except BaseException:
             self.close()
@@ -270,8 +268,7 @@ class Pool:
                 if process not in self._processes:
                     break  # it was replaced for what came before
                 if reply is None:
-                    end = f"ended its process ({process.how_it_ended()})"
-                    self._replace(process, end, now)
+                    self._replace(process, f"ended its process {process.how_it_ended()}", now)
                 else:
                     self._take(process, self._decode(reply), now)
             if process in self._processes:
@@ -289,9 +286,9 @@ class Pool:
     # -- what a process says ----------------------------------------------------------------------
 
     def _take(self, process: _Process, reply: Any, now: float) -> None:
-        if isinstance(reply, Unusable):
-            raise UserError(reply.error)
-        if isinstance(reply, Ready):
+        if isinstance(reply, Imported):
+            if reply.error is not None:
+                raise UserError(reply.error)
             process.is_ready, process.deadline = True, math.inf
             return
         task = process.tasks.get(reply.id)
@@ -336,8 +333,9 @@ class Pool:
         task.process.send(question)
 
     def _release(self, task: Task) -> None:
-        """Nothing more is asked in the session."""
-        assert task.process is not None
+        """Nothing more is asked in the session, if there is one."""
+        if task.process is None:
+            return
         task.process.tasks.pop(task.id, None)
         if self._max_concurrent is not None:
             task.process.send(Close(task.id))
@@ -346,8 +344,7 @@ class Pool:
     # -- what goes wrong --------------------------------------------------------------------------
 
     def _charge(self, task: Task, error: str) -> None:
-        if task.process is not None:
-            self._release(task)
+        self._release(task)
         task.failures[task.part] += 1
         count = task.failures[task.part]
         if count <= self._config.retries:
@@ -387,8 +384,9 @@ class Pool:
         if not begun:
             self._failed_starts += 1
             if self._failed_starts == FAILED_STARTS:
-                raise UserError(f"{self._section} processes: {FAILED_STARTS} ended in a row; the "
-                                f"last one {end}")  # fmt: skip
+                raise UserError(
+                    f"{self._section} processes: {FAILED_STARTS} ended in a row; the last one {end}"
+                )
         if charged is None and len(begun) == 1:
             [charged] = begun
         for task in reversed(process.tasks.values()):
@@ -487,21 +485,20 @@ class _Process:
 
     def replies(self) -> Iterator[bytes | None]:
         """Yield the replies that have arrived, then None if the process has ended."""
-        has_ended = False
+        has_ended = True
         try:
             while data := os.read(self.connection.fileno(), 1 << 16):
                 self._received += data
-            has_ended = True
         except BlockingIOError:
-            pass
+            has_ended = False
         except OSError:
-            has_ended = True
+            pass
         received, self._received, place = bytes(self._received), bytearray(), 0
-        while len(received) >= place + _LENGTH.size:
-            end = place + _LENGTH.size + _LENGTH.unpack_from(received, place)[0]
+        while len(received) >= (begin := place + _LENGTH.size):
+            end = begin + _LENGTH.unpack_from(received, place)[0]
             if end > len(received):
                 break
-            yield received[place + _LENGTH.size : end]
+            yield received[begin:end]
             place = end
         self._received += received[place:]
         if has_ended:
@@ -510,10 +507,7 @@ class _Process:
     def how_it_ended(self) -> str:
         """Say how a process that closed its pipe came to its end."""
         self._process.join(timeout=5)  # the pipe closes a little before the process is gone
-        code = self._process.exitcode
-        if code is not None and code < 0:
-            return f"killed by {signal.Signals(-code).name}"
-        return f"exit code {code}"
+        return child.how_it_ended(self._process.exitcode)
 
     def kill(self) -> None:
         """End the process and those it started, also in sessions of their own, at once."""
@@ -539,13 +533,12 @@ def _main(
     detach(parent)
     if log is not None:
         redirect_output(Path(log))
-    try:
+    # If the pipe is closed the parent is gone, or wants no more.
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
             serve = setup(*arguments)
         except UserError as error:
-            connection.send_bytes(encode(Unusable(clipped(str(error)))))
+            connection.send_bytes(encode(Imported(clipped(str(error)))))
             return
-        connection.send_bytes(encode(Ready()))
+        connection.send_bytes(encode(Imported()))
         serve(connection)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the parent is gone, or wants no more

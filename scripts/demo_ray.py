@@ -30,7 +30,7 @@ def main() -> int:
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     from rhymeflow.config.load import read_config
-    from rhymeflow.runtime.run_dir import choose_run_dir
+    from rhymeflow.runtime.start import choose_run_dir
     from rhymeflow.runtime.train import train
     from tests.ray.nodes import logical_nodes
 

@@ -31,7 +31,6 @@ from rhymeflow.observe import metrics
 from rhymeflow.runtime import event_log
 from rhymeflow.runtime.event_log import EventLog
 from rhymeflow.runtime.replay import beginning
-from rhymeflow.runtime.retention import Retention
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
@@ -161,8 +160,7 @@ class Cluster:
             batch=None, published=0, checkpoints=SimpleNamespace(newest=None)
         )
         in_flight: Any = SimpleNamespace(seal_all=lambda: None)
-        retention = Retention(config, self.training, store)
-        self.log = EventLog(store, beginning(config), in_flight, self.training, retention)
+        self.log = EventLog(config, store, beginning(config), in_flight, self.training)
         self.metrics = (folder / metrics.FILE).open("wb")
         self.random = random.Random(0)
         self.rounds = self.num_events = self.num_groups = self.num_responses = 0

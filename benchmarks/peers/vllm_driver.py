@@ -17,17 +17,13 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).parents[2])  # this folder's names are not for import
 
-from rhymeflow.workers.launch import (  # noqa: E402 - from the root
-    keep_compiled_code_apart,
-    missing_openmp,
-)
+from rhymeflow.workers.launch import missing_openmp  # noqa: E402 - from the root
 
 
 def main() -> None:
     if library := missing_openmp(Path(sys.prefix), os.environ):
         os.environ["LD_PRELOAD"] = str(library)
         os.execv(sys.executable, sys.orig_argv)
-    keep_compiled_code_apart()
     how = json.loads(sys.argv[1])
     side = Ours(how) if how["engine"] == "ours" else ByHand(how)
     print("answer:{}", flush=True)

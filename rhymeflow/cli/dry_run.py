@@ -30,8 +30,7 @@ _LINES, _WIDTH = 24, 300
 def dry_run(config: Config, *, is_full: bool) -> None:
     """Print what `config` would do, its data read if `is_full`; raise what `train` would raise."""
     from rhymeflow import check
-    from rhymeflow.runtime.run_dir import check_run_dir, choose_run_dir
-    from rhymeflow.runtime.start import check_start
+    from rhymeflow.runtime.start import check_run_dir, check_start, choose_run_dir
 
     lines: list[str] = []
     longest = None
@@ -43,9 +42,9 @@ def dry_run(config: Config, *, is_full: bool) -> None:
         longest = loaded.longest_prompt
         lines += _what_is_trained_on(config, loaded)
     if config.cluster.nodes is not None:
-        from rhymeflow.cluster import plan
+        from rhymeflow import cluster
 
-        needs = plan.describe(config)
+        needs = cluster.describe(config)
     else:
         from rhymeflow import memory  # loads torch; mistakes are said without waiting for it
 

@@ -1,17 +1,8 @@
 """The seam between a run and the machines it runs on: starting workers, carrying messages.
 
-A run needs four things of a runtime: start a worker, send it a message, wait for what workers say,
-stop one. `runtime/local.py` does it with processes and pipes; another runtime does it with actors.
-Everything above this seam (the controller, and the supervisor that replaces dead instances) is the
-same code on each.
-
-Holds true of every implementation:
-- a name is used once, so what a stopped worker still says is dropped;
-- messages to and from one worker keep their order, and each arrives once; what carries them may
-  deliver some twice and late (`workers/channel.py`); `send` never waits;
-- a worker that ends is reported as `WorkerLost` exactly once, after everything it had said before.
-
-Knows nothing of what workers do.
+Of every implementation: a name is used once, so what a stopped worker still says is dropped;
+messages to and from one worker keep their order, and each arrives once; `send` never waits; a
+worker that ends is reported as `WorkerLost` exactly once, after everything it had said before.
 """
 
 from __future__ import annotations
@@ -73,10 +64,8 @@ class WorkerHandle(Protocol):
         """Where what it prints can be read."""
 
     def send(self, message: Sent) -> None:
-        """Send a message. Never waits, not for a worker that hangs or is gone either.
-
-        A runtime may hold it back until its next `wait`, and then hand over all of a turn at once.
-        """
+        """Send a message, at the latest with the runtime's next `wait`. Never waits, not for a
+        worker that hangs or is gone either."""
 
 
 class Runtime(Protocol):

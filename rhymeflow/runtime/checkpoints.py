@@ -1,7 +1,7 @@
 """When a checkpoint is due, and which of those there are stay.
 
-Holds true: the newest complete checkpoint is never given up before a newer one is complete; the
-best by `run.best_metric` of those that were evaluated stays. Knows nothing of how one is written.
+The newest complete checkpoint is never given up before a newer one is complete; the best by
+`run.best_metric` of those that were evaluated stays.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ class Checkpoints:
         self._pending: dict[Version, tuple[Version, ...]] = {}
         """Being written, with the earlier versions that stay when it is complete."""
         self._seconds = 0.0
-        self._found: dict[Version, float] = {}
-        """What the best has most of, by version."""
+        self._found: dict[Version, float] = {}  # `run.best_metric`
         for version, metrics in (known or {}).items():
             self.evaluated(version, metrics)
 
@@ -49,12 +48,12 @@ class Checkpoints:
 
     @property
     def newest(self) -> Version | None:
-        """Of those that are complete."""
+        """The newest that is complete."""
         return self._versions[-1] if self._versions else None
 
     @property
     def best(self) -> Version | None:
-        """Of those that are complete, the one with most of `run.best_metric`, if any has it."""
+        """The complete one with most of `run.best_metric`, if any has it."""
         known = [version for version in self._versions if version in self._found]
         return max(known, key=lambda version: (self._found[version], version), default=None)
 
@@ -67,11 +66,8 @@ class Checkpoints:
         self._seconds += seconds
 
     def restored(self, seconds: float) -> None:
-        """A learner was restored, and trained so long again: that is not in a checkpoint yet.
-
-        So it is soon. Else a run whose learner dies more often than checkpoints are due would never
-        get on.
-        """
+        """A learner was restored, and trained so long again. That counts: else a run whose learner
+        dies more often than checkpoints are due would never get on."""
         self._seconds = seconds
 
     def evaluated(self, version: Version, metrics: Mapping[str, float]) -> None:
@@ -91,15 +87,16 @@ class Checkpoints:
 
     def begin(self, version: Version) -> tuple[Version, ...]:
         """It is being written; return the earlier versions that are to stay then."""
-        kept = self._kept()
+        there, limit = sorted({*self._versions, *self._pending}), self._config.save_total_limit
+        newest = there[1 - limit :] if limit > 1 else there if limit == 0 else []
+        kept = tuple(sorted({*newest, *([] if self.best is None else [self.best])}))
         self._pending[version] = kept
         self._seconds = 0.0
         return kept
 
     def saved(self, version: Version) -> None:
         """It is complete, and what was not to stay is gone."""
-        kept = self._pending.pop(version)
-        self._versions = [*kept, version]
+        self._versions = [*self._pending.pop(version), version]
 
     def failed(self, version: Version) -> None:
         """It could not be written."""
@@ -114,9 +111,3 @@ class Checkpoints:
         lost = tuple(self._pending)
         self._pending.clear()
         return lost
-
-    def _kept(self) -> tuple[Version, ...]:
-        there = sorted({*self._versions, *self._pending})
-        limit = self._config.save_total_limit
-        newest = there[1 - limit :] if limit > 1 else there if limit == 0 else []
-        return tuple(sorted({*newest, *([] if self.best is None else [self.best])}))

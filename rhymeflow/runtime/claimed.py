@@ -18,7 +18,7 @@ from rhymeflow.config import Config
 from rhymeflow.config.run import RUNS
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
-from rhymeflow.runtime.run_dir import choose_run_dir, configured
+from rhymeflow.runtime.start import choose_run_dir, configured_dir
 from rhymeflow.store import backup, schema
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.store.reader import TrajectoryReader
@@ -46,7 +46,7 @@ def claimed(
     """
     made: list[Path] = []
     before: set[Path] | None = None
-    path = path or configured(config)
+    path = path or configured_dir(config)
     try:
         path, store = _begin(config, path, made)
         with one_line(path), closing(store):
@@ -65,22 +65,16 @@ def _begin(
 ) -> tuple[Path, SqliteTrajectoryStore]:
     """The directory and the store, which is nobody else's; `made` gets what was not there."""
     try:
-        if path is None:
-            path = _make(config, made)
-        else:
+        if path is not None:
             made += make(path, exist_ok=True)
+        while path is None:  # another run may begin in the one that was chosen
+            chosen = choose_run_dir(config)
+            with suppress(FileExistsError):
+                made += make(chosen, exist_ok=False)
+                path = chosen
         return path, SqliteTrajectoryStore(path / EVENTS, is_new=True)
     except OSError as error:
         raise UserError(f"run.output_dir: {path or RUNS} cannot be written: {error}") from error
-
-
-def _make(config: Config, made: list[Path]) -> Path:
-    """Make a directory that no other run has, also none that begins at the same moment."""
-    while True:
-        path = choose_run_dir(config)
-        with suppress(FileExistsError):
-            made += make(path, exist_ok=False)
-            return path
 
 
 def _was_trained(path: Path) -> bool:

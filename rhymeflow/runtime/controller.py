@@ -10,31 +10,23 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rhymeflow.config import Config
-from rhymeflow.core import commands
-from rhymeflow.core.events import (
-    Event,
-    InstanceJoined,
-    LearnerReady,
-    Pulled,
-    VersionPublished,
-)
+from rhymeflow.core import commands, events
+from rhymeflow.core.events import Event
 from rhymeflow.core.types import InstanceId, SuiteName, TrajectoryId
 from rhymeflow.data.load import RunPrompts
-from rhymeflow.runtime.base import News, Received, WorkerLost
+from rhymeflow.runtime.base import News, Received, WorkerHandle, WorkerLost
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.environments import Environments
 from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.event_log import EventLog
 from rhymeflow.runtime.histories import Histories
 from rhymeflow.runtime.in_flight import InFlight
-from rhymeflow.runtime.instances import Instances
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.resume import Past, take_up
-from rhymeflow.runtime.retention import Retention
 from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.runtime.training import Training
@@ -102,8 +94,7 @@ class Controller:
             on_model=on_model,
         )
         self.in_flight = InFlight(store, prompts, suites)
-        retention = Retention(config, self.training, store)
-        self.log = EventLog(store, past, self.in_flight, self.training, retention)
+        self.log = EventLog(config, store, past, self.in_flight, self.training)
         self.evaluations = Evaluations(
             suites,
             self.in_flight,
@@ -128,9 +119,8 @@ class Controller:
             reporter.throughput,
             config,
         )
-        self.instances = Instances(
-            self.in_flight, self.evaluations, self.environments, reporter.throughput
-        )
+        self._snapshots: dict[InstanceId, events.Snapshot | None] = {}
+        """The last of each instance that has joined."""
         self.stop_asked = self.end_asked = False
         self._events: list[Event] = take_up(
             past, self.in_flight, self.evaluations, self.environments
@@ -224,12 +214,7 @@ class Controller:
             case "learner" | "policy":
                 self._from_learner(message)
             case "rollout":
-                self._events += self.instances.events(worker, message)
-                if isinstance(message, messages.Carried) and isinstance(message.what, Pulled):
-                    self._pulling.discard(worker)
-                elif isinstance(message, InstanceJoined):
-                    self.reporter.begin_training()
-                    self.history.let_draft(self.supervisor.instances[worker])
+                self._events += self._from_instance(worker, message)
             case "reward":
                 self._events += self.rewards.take(message)
             case "environment":
@@ -240,13 +225,67 @@ class Controller:
                     for instance in self.supervisor.instances.values():
                         self.history.let_draft(instance)
 
+    def _from_instance(self, name: InstanceId, message: Any) -> Iterator[Event]:
+        """The events that a message makes; the data that comes with it is stored first. What is
+        heard of a response that is over makes none."""
+        throughput = self.reporter.throughput
+        match message:
+            case events.InstanceJoined():
+                self._snapshots[name] = None
+                self.reporter.begin_training()
+                self.history.let_draft(self.supervisor.instances[name])
+                yield message
+            case messages.TokensGenerated():
+                for part in message.parts:
+                    self.in_flight.take(name, part)
+                    if part.trajectory.group >= 0:
+                        throughput.add(part)
+            case events.TrajectoryFinished() | events.TurnEnded() | events.TrajectoryInterrupted():
+                if message.trajectory in self.in_flight:
+                    self._stopped(message)
+                    yield message
+            case messages.Carried(events.Pulled() as pulled, seconds):
+                throughput.pull_seconds.append(seconds)
+                self._pulling.discard(name)
+                yield pulled
+            case messages.Carried(events.Snapshot() as snapshot, status):
+                throughput.statuses[name] = status
+                if snapshot != self._snapshots[name]:  # with nothing to do it is the same for long
+                    self._snapshots[name] = snapshot
+                    yield snapshot
+            case _:
+                raise AssertionError(f"unexpected message {message}")
+
+    def _stopped(
+        self, event: events.TrajectoryFinished | events.TurnEnded | events.TrajectoryInterrupted
+    ) -> None:
+        """The instance has nothing more to do with a response for now; its tokens are stored."""
+        if isinstance(event, events.TrajectoryFinished):
+            length = self.environments.finished(event.trajectory, event.reason)
+        else:
+            length = self.in_flight.seal(event.trajectory)
+        assert length == event.length, (event, length)
+        if isinstance(event, events.TurnEnded):
+            self.environments.turn_ended(event.trajectory)
+
+    def _left(self, name: InstanceId, reason: str) -> Iterator[Event]:
+        """An instance is gone: keep the tokens it has sent; events only if it had joined."""
+        for trajectory, length in self.in_flight.seal_all(name):
+            yield events.TrajectoryInterrupted(trajectory, name, 0, length)
+        self.evaluations.leave(name)
+        self.reporter.throughput.leave(name)
+        self._pulling.discard(name)
+        if name in self._snapshots:
+            del self._snapshots[name]
+            yield events.InstanceLeft(name, reason)
+
     def _from_learner(self, message: Any) -> None:
         self._events += self.training.hear(message)
         match message:
-            case messages.Carried(LearnerReady(), _):
+            case messages.Carried(events.LearnerReady(), _):
                 for name in self.supervisor.instances:
                     self._connect(name)
-            case messages.Carried(VersionPublished(), _):
+            case messages.Carried(events.VersionPublished(), _):
                 self.reporter.end_step(
                     *self.training.last_step,
                     {**self.history.metrics(), **self.coordinator.state.lengths.metrics()},
@@ -258,32 +297,26 @@ class Controller:
 
     def _lose(self, loss: WorkerLost) -> None:
         """A worker died or hangs: put another in its place, where the run can go on without it."""
-        match self.supervisor.role(loss.worker):
+        match role := self.supervisor.role(loss.worker):
             case "rollout":
                 worker = self.supervisor.replace_instance(loss)
-                self._events += self.instances.leave(loss.worker, loss.reason)
-                self._pulling.discard(loss.worker)
+                self._events += self._left(loss.worker, loss.reason)
                 if worker is not None:
                     self._connect(worker.name)
                 what = "nobody" if worker is None else worker.name
                 self.reporter.warn(
                     f"{loss.reason}; its responses continue elsewhere, {what} replaces it"
                 )
-            case "reward":
-                self.supervisor.replace_rewards(loss)
-                self.rewards.ask_again()
-                self.reporter.warn(f"{loss.reason}; it was replaced")
-            case "environment":
-                self.supervisor.replace_environments(loss)
-                self.environments.ask_again()
+            case "reward" | "environment":
+                self.supervisor.replace(loss)
+                (self.rewards if role == "reward" else self.environments).ask_again()
                 self.reporter.warn(f"{loss.reason}; it was replaced")
             case "history":
                 self.history.lose(loss)
             case "learner" | "learner_rank" | "policy":
-                self.supervisor.replace_learner(loss)
+                another = self.supervisor.replace(loss)
                 self.training.lose()
-                another = self.supervisor.learner.name
-                self.reporter.warn(f"{loss.reason}; {another} restores what it was")
+                self.reporter.warn(f"{loss.reason}; {another.name} restores what it was")
 
     def _grow(self) -> None:
         """Let another instance join where there is room for it, now and then."""
@@ -308,8 +341,8 @@ class Controller:
         """Log what has happened, let the coordinator act on it, and again with what that caused."""
         more = self.coordinator.state.has_more
         while (self._events or more) and not self._finished:
-            events, self._events, more = self._events, [], False
-            for command in self.log.act_on(events, self.reporter.now):
+            happened, self._events, more = self._events, [], False
+            for command in self.log.act_on(happened, self.reporter.now):
                 self._carry_out(command)
         self._store_what_is_left()
         self.log.end_round(self.reporter.now)
@@ -328,13 +361,14 @@ class Controller:
                 for _ in range(command.count):
                     self._events += self.environments.request()
             case commands.RetryPrompt():
-                self._events += self.environments.retry(command.group)
+                self._events += self.environments.request(retries=command.group)
             case commands.FinishEarly():
                 self.environments.finished(command.trajectory, "finished_early")
             case commands.CloseEnvironments():
                 self._abort(command.trajectories)
             case commands.Accumulate():
-                self._accumulate(command)
+                self.log.commit(self.reporter.now)  # the learner reads the groups from the store
+                self.training.accumulate(command)
             case commands.Train():
                 self._train(command)
             case commands.Drop():
@@ -348,17 +382,24 @@ class Controller:
         if isinstance(command, commands.Abort):
             self._abort(command.trajectories)
         worker = self.supervisor.instances.get(command.instance)
-        if worker is not None:  # else it is gone, and the coordinator is about to learn of it
-            if isinstance(command, commands.Pull):
-                self._pulling.add(command.instance)
-            worker.send(self._with_data(command))
-            if isinstance(command, commands.Evaluate):
+        if worker is None:
+            return  # it is gone, and the coordinator is about to learn of it
+        match command:
+            case commands.Route():
+                self._route(worker, command)
+            case commands.Evaluate():
+                worker.send(command)
                 self._events += self.environments.evaluate(
                     command.instance,
                     command.suite,
                     command.version,
                     holds=command.instance not in self._pulling,
                 )
+            case commands.Pull():
+                self._pulling.add(command.instance)
+                worker.send(command)
+            case _:
+                worker.send(command)
 
     def _abort(self, trajectories: Iterable[TrajectoryId]) -> None:
         """Nothing more is wanted of these."""
@@ -372,25 +413,17 @@ class Controller:
         if worker is not None:
             version = self.in_flight[trajectory.group].evaluates
             assert version is not None
-            worker.send(self._with_data(commands.Route(instance, 0, trajectory, version)))
+            self._route(worker, commands.Route(instance, 0, trajectory, version))
 
-    def _with_data(self, command: commands.InstanceCommand) -> messages.Sent:
+    def _route(self, worker: WorkerHandle, command: commands.Route) -> None:
         """A response is sent with all that is stored of it, whichever instance generated it."""
-        if not isinstance(command, commands.Route):
-            return command
-        return messages.Carried(command, self.in_flight.continuation(command.trajectory))
-
-    def _accumulate(self, command: commands.Accumulate) -> None:
-        # As for a batch.
-        self.log.commit(self.reporter.now)
-        self.training.accumulate(command)
+        worker.send(messages.Carried(command, self.in_flight.continuation(command.trajectory)))
 
     def _train(self, command: commands.Train) -> None:
         for group, members in zip(command.groups, command.members, strict=True):
             self.store.put_consumed(group, version=command.version, members=members)
             self.in_flight.end(group)
         self.reporter.endings["consumed"] += len(command.groups)
-        # The learner reads the batch from the store, so it is committed before the message.
         self.log.commit(self.reporter.now)
         self.training.begin(command)
 

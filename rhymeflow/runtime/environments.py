@@ -1,25 +1,18 @@
 """Environments: prompts are opened and turns of the policy answered by the environment worker.
 
-The worker is sent the whole episode each time, and brings an environment to where it is if it has
-none that is; so nothing is lost with a worker. What an environment says when it begins is put after
-its prompt, for the whole group. Groups are reported in the order in which their prompts were drawn.
-An answer that cannot be had never becomes a number (law 6).
+The worker is sent the whole episode each time, so nothing is lost with a worker. What an
+environment says when it begins is put after its prompt, for the whole group. Groups are reported in
+the order in which their prompts were drawn. An answer that cannot be had never becomes a number
+(law 6).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
 
-from rhymeflow.config import Config, EnvironmentConfig
-from rhymeflow.core.events import (
-    EnvironmentFailed,
-    EpisodeEnded,
-    Event,
-    GroupCreated,
-    Observed,
-    RewardFailed,
-)
+from rhymeflow.config import Config
+from rhymeflow.core import events
+from rhymeflow.core.events import Event, GroupCreated
 from rhymeflow.core.types import (
     FinishReason,
     GroupId,
@@ -30,7 +23,7 @@ from rhymeflow.core.types import (
 )
 from rhymeflow.errors import UserError
 from rhymeflow.runtime.evaluation import Evaluations
-from rhymeflow.runtime.in_flight import Drawn, InFlight, group_name
+from rhymeflow.runtime.in_flight import Drawn, InFlight
 from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.throughput import Throughput
 from rhymeflow.suites.suite import RUN
@@ -44,13 +37,6 @@ ANSWERS: Mapping[str, type[Answered]] = {
     "reward": messages.EpisodeJudged,
 }
 """By what an environment is asked for: what it answers, unless it fails."""
-
-
-class _Section(NamedTuple):
-    """Section `environment` of the run or of a suite, and the most tokens of a response."""
-
-    config: EnvironmentConfig
-    max_length: int
 
 
 class Environments:
@@ -72,28 +58,21 @@ class Environments:
         self._failures = ConsecutiveFailures(
             config.environment.max_consecutive_failures, "environment.max_consecutive_failures"
         )
-        configs = {RUN: config} | {
+        self._configs: dict[SuiteName, Config] = {RUN: config} | {
             name: each.suite.config for name, each in evaluations.suites.items()
-        }
-        self._sections: dict[SuiteName, _Section] = {
-            name: _Section(each.environment, each.rollout.max_completion_length)
-            for name, each in configs.items()
         }
         self._asked: dict[str, tuple[TrajectoryId | Drawn, messages.AskEnvironment]] = {}
         """What the environment worker has not answered, by the key it was given."""
         self._pending: dict[GroupId, tuple[Drawn, str | None]] = {}
-        """Prompts in the order in which they were drawn, each with what was put after it, if it is
-        opened."""
+        """Prompts in the order in which they were drawn, with what was put after those opened."""
 
     # -- groups -------------------------------------------------------------------------------
 
-    def request(self) -> Iterator[GroupCreated]:
-        """Take the next prompt; report the group where it needs no opening."""
-        return self._add(self._in_flight.draw())
-
-    def retry(self, group: GroupId) -> Iterator[GroupCreated]:
-        """The same of an ended group's prompt."""
-        return self._add(self._in_flight.draw_again(group))
+    def request(self, retries: GroupId | None = None) -> Iterator[GroupCreated]:
+        """Take the next prompt, or that of an ended group; report the new group where it needs no
+        opening."""
+        draw = self._in_flight.draw() if retries is None else self._in_flight.draw_again(retries)
+        return self._add(draw)
 
     def evaluate(
         self, instance: InstanceId, suite: SuiteName, version: Version, *, holds: bool
@@ -107,15 +86,13 @@ class Environments:
         yield from self._evaluations.report(suite, version)
 
     def _add(self, drawn: Drawn) -> Iterator[GroupCreated]:
-        if not self._sections[drawn.suite].config.classes:
+        if not self._configs[drawn.suite].environment.classes:
             yield from self._create(drawn, "")
             return
-        row = drawn.prompt.row
-        key = group_name(drawn.group, drawn.suite, row, drawn.version)
         if drawn.suite == RUN:
             self._pending[drawn.group] = drawn, None
-        about = row, drawn.epoch, drawn.prompt.prompt, drawn.prompt.columns
-        episode = messages.Episode(key, *about, [], [], suite=drawn.suite)
+        about = drawn.prompt.row, drawn.epoch, drawn.prompt.prompt, drawn.prompt.columns
+        episode = messages.Episode(drawn.name, *about, [], [], suite=drawn.suite)
         self._put(drawn, messages.AskEnvironment(episode, "opening"))
 
     def _opened(self, drawn: Drawn, opening: str) -> Iterator[GroupCreated]:
@@ -144,7 +121,8 @@ class Environments:
         group = self._in_flight[trajectory.group]
         group.turns_ended[trajectory.member] = len(self._in_flight.turns(trajectory)) + 1
         episode, length = self._episode(trajectory)
-        room = self._section(trajectory).max_length - length - 1  # of the next turn one token
+        longest = self._config(trajectory).rollout.max_completion_length
+        room = longest - length - 1  # of the next turn one token
         self._put(trajectory, messages.AskEnvironment(episode, "answer", room))
 
     def finished(self, trajectory: TrajectoryId, reason: FinishReason) -> int:
@@ -156,7 +134,7 @@ class Environments:
     def judge(self, trajectory: TrajectoryId) -> None:
         """Have a response that is stored as complete rewarded: by its environment, if that judges,
         and then by reward functions."""
-        if self._section(trajectory).config.classes:
+        if self._config(trajectory).environment.classes:
             episode, _ = self._episode(trajectory)
             self._put(trajectory, messages.AskEnvironment(episode, "reward"))
         else:
@@ -165,14 +143,14 @@ class Environments:
 
     def close(self, trajectories: Iterable[TrajectoryId]) -> None:
         """Nobody waits for these any more."""
-        begun = [t for t in trajectories if self._in_flight.turns_ended(t)]
-        self._close(map(self._in_flight.name, begun))
+        begun = (each for each in trajectories if self._in_flight.turns_ended(each))
+        self._close([self._in_flight.name(each) for each in begun])
 
-    def _close(self, keys: Iterable[str]) -> None:
-        if chosen := list(keys):
-            for key in chosen:
+    def _close(self, keys: list[str]) -> None:
+        if keys:
+            for key in keys:
                 self._asked.pop(key, None)
-            self._send(messages.CloseEpisodes(chosen))
+            self._send(messages.CloseEpisodes(keys))
 
     def ask_again(self) -> None:
         """Another worker has taken the place of one that was lost."""
@@ -213,7 +191,7 @@ class Environments:
             yield from self._opened(drawn, message.opening)
             return
         # Without its opening a prompt cannot even become a group that is dropped.
-        if drawn.suite == RUN or self._sections[drawn.suite].config.on_failure == "stop":
+        if drawn.suite == RUN or self._configs[drawn.suite].environment.on_failure == "stop":
             raise UserError(message.error)
         yield from self._evaluations.not_created(drawn, message.error)
 
@@ -225,22 +203,22 @@ class Environments:
         took = figures.seconds, figures.calls, figures.failed_calls
         if isinstance(answer, str):
             self.finished(trajectory, answer)
-            yield EpisodeEnded(trajectory, message.turn, answer, *took)
+            yield events.EpisodeEnded(trajectory, message.turn, answer, *took)
             return
         length = self._in_flight.observe(trajectory, answer)
-        yield Observed(trajectory, message.turn, length, *took)
+        yield events.Observed(trajectory, message.turn, length, *took)
         if trajectory.group < 0:
             self._evaluations.observed(trajectory)
 
     def _failed(
         self, trajectory: TrajectoryId, message: messages.EpisodeFailed, *, is_judged: bool
     ) -> Iterator[Event]:
-        if self._section(trajectory).config.on_failure == "stop":
+        if self._config(trajectory).environment.on_failure == "stop":
             raise UserError(message.error)
         if is_judged:
-            yield RewardFailed(trajectory, message.error)
+            yield events.RewardFailed(trajectory, message.error)
         else:
-            yield EnvironmentFailed(trajectory, message.turn, message.error)
+            yield events.EnvironmentFailed(trajectory, message.turn, message.error)
         if trajectory.group < 0:  # else the coordinator says what is to be closed
             self._close([message.key])
             yield from self._rewards.left_out(trajectory, message.error)
@@ -262,18 +240,11 @@ class Environments:
         sampled = [tokens[a:b] for a, (b, _) in zip(ends, turns, strict=False)]
         if self._in_flight.turns_ended(trajectory) > len(turns):
             sampled.append(tokens[ends[-1] :])
-        episode = messages.Episode(
-            self._in_flight.name(trajectory),
-            group.prompt.row,
-            group.epoch,
-            group.prompt.prompt,
-            group.prompt.columns,
-            sampled,
-            [tokens[a:b] for a, b in turns],
-            group.opening,
-            group.suite,
-        )
+        about = group.prompt.row, group.epoch, group.prompt.prompt, group.prompt.columns
+        observed = [tokens[a:b] for a, b in turns]
+        name = self._in_flight.name(trajectory)
+        episode = messages.Episode(name, *about, sampled, observed, group.opening, group.suite)
         return episode, len(tokens)
 
-    def _section(self, trajectory: TrajectoryId) -> _Section:
-        return self._sections[self._in_flight[trajectory.group].suite]
+    def _config(self, trajectory: TrajectoryId) -> Config:
+        return self._configs[self._in_flight[trajectory.group].suite]

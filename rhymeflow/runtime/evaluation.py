@@ -1,7 +1,7 @@
 """Evaluations of versions on suites: groups that answer a suite's prompts, and figures of them.
 
-Holds true: figures are over every answer that could be judged; all answers of an evaluation are of
-one version. Groups of an instance that is lost go on where their version is evaluated next.
+Figures are over every answer that could be judged; all answers of an evaluation are of one version.
+Groups of an instance that is lost go on where their version is evaluated next.
 """
 
 from __future__ import annotations
@@ -36,11 +36,6 @@ class Evaluation:
     """By row and member; None: that could not be judged."""
     error: str | None = None
     """Why not, of the last of these."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every answer is judged, or never will be."""
-        return len(self.judged) == self.num_answers
 
     @property
     def num_answers(self) -> int:
@@ -180,7 +175,7 @@ class Evaluations:
 
     def _report(self, evaluation: Evaluation) -> Iterator[Evaluated]:
         """Report an evaluation, if it is complete."""
-        if not evaluation.is_complete or evaluation.instance is None:
+        if len(evaluation.judged) < evaluation.num_answers or evaluation.instance is None:
             return
         suite, found = evaluation.suite.suite, evaluation.figures()
         (held,) = self._versions(evaluation) or {evaluation.asked}

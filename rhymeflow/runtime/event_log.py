@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from rhymeflow.config import Config
 from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event, GroupCreated, LearnerReady, Tick, VersionPublished
 from rhymeflow.runtime import snapshot
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.resume import Past
-from rhymeflow.runtime.retention import Retention
 from rhymeflow.runtime.snapshot import Snapshot
 from rhymeflow.runtime.training import Training
 
@@ -37,13 +37,14 @@ class EventLog:
 
     def __init__(
         self,
+        config: Config,
         store: SqliteTrajectoryStore,
         past: Past,
         in_flight: InFlight,
         training: Training,
-        retention: Retention,
     ) -> None:
-        self._retention = retention
+        self._keep_tokens, drafting = config.run.keep_tokens, config.drafting
+        self._history_tokens = 0 if drafting.window == "off" else drafting.history_tokens
         self._store, self._coordinator = store, past.coordinator
         self._in_flight, self._training = in_flight, training
         self._num_drawn = past.num_drawn  # as the log has it; more may have been taken
@@ -69,7 +70,10 @@ class EventLog:
         for number, event in enumerate(events, start=first):
             self._num_drawn += isinstance(event, GroupCreated) and event.repeats is None
             self._last_handled = number
-            for command in self._handle(event):
+            started = time.perf_counter()
+            planned = self._coordinator.handle(event)
+            self.coordinator_seconds += time.perf_counter() - started
+            for command in planned:
                 self._store.record_command(number, command)
                 yield command
         self._num_events += len(events)
@@ -80,7 +84,7 @@ class EventLog:
             self.take_snapshot()
         if now - self._committed_at >= COMMIT_SECONDS:
             self._in_flight.seal_all()  # a death costs no more of a response than this
-            self._retention.prune()
+            self._prune()
             self.commit(now)
 
     def want_snapshot(self) -> None:
@@ -100,8 +104,17 @@ class EventLog:
         self._committed_at = now
         self._store.commit(durable=durable)
 
-    def _handle(self, event: Event) -> list[Command]:
-        started = time.perf_counter()
-        planned = self._coordinator.handle(event)
-        self.coordinator_seconds += time.perf_counter() - started
-        return planned
+    def _prune(self) -> None:
+        """Delete some of the tokens that the run needs no more, within the next commit.
+
+        A learner that is restored trains again on the batches since the newest checkpoint;
+        responses in flight go on from their tokens; drafts begin with the tokens stored last. If
+        the log's end is lost with the power, the newest checkpoint may be ahead of it, and what was
+        pruned since is lost with it, for the store prunes within its transactions.
+        """
+        newest = self._training.checkpoints.newest
+        if self._keep_tokens is None or newest is None:
+            return
+        before = min(newest, self._training.published - self._keep_tokens)
+        if before > 0:
+            self._store.prune(before=before, history_tokens=self._history_tokens)

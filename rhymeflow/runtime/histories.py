@@ -81,10 +81,10 @@ class Histories:
             instance.send(UseDrafter(node.index))
 
     def lose(self, loss: WorkerLost) -> None:
-        """A worker ended or hangs: put another in its place, if there still are instances."""
+        """Put another worker in the place of a lost one, if there still are instances."""
         node = self._of(loss.worker)
         (name,) = (name for name, each in self._nodes.items() if each is node)
-        self._supervisor.end_history(loss.worker)
+        self._supervisor.end(loss.worker)
         if node.index is not None:  # of this machine; elsewhere it is freed with its worker
             self._free(node.index.name)
             node.index = None

@@ -11,6 +11,7 @@ import json
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,25 +36,31 @@ if TYPE_CHECKING:
     from rhymeflow.store.writer import SqliteTrajectoryStore
 
 
-@dataclass(slots=True)
-class Segment:
-    """Tokens generated on one instance under one version, so far."""
+class Drawn(NamedTuple):
+    """A prompt that was taken from the data, and the number that its group will have."""
 
-    instance: InstanceId
-    version: Version
-    start: int
-    steps: int
-    drafted: int
-    tokens: list[int]
-    logprobs: list[float]
-    accepted: bytes
-    """For each token 1 if it was drafted; empty where that is not to be stored."""
+    group: GroupId
+    epoch: int
+    prompt: Prompt
+    repeats: GroupId | None = None
+    suite: SuiteName = RUN
+    version: Version | None = None
+    """Of a suite's prompt: what is evaluated."""
+
+    @property
+    def name(self) -> str:
+        """What names the group where it is asked about, for users too."""
+        if self.suite == RUN:
+            return f"group {self.group}"
+        of = "held-out row" if self.suite == HELD_OUT else f"suite {self.suite}, row"
+        return f"{of} {self.prompt.row} (group {self.group}, version {self.version})"
 
 
 @dataclass(slots=True)
 class Group:
     """What was requested, and how far its members are."""
 
+    name: str
     epoch: int
     prompt: Prompt
     """As it is in the data."""
@@ -63,8 +70,9 @@ class Group:
     suite: SuiteName = RUN
     evaluates: Version | None = None
     """Of a suite's group: the version that is evaluated."""
-    open: dict[int, Segment] = field(default_factory=dict)
-    """Of each member that is being generated, the segment that is not stored yet."""
+    open: dict[int, tuple[InstanceId, list[Part]]] = field(default_factory=dict)
+    """Of each member that is being generated: where, and the parts of the segment that is not
+    stored yet, all of one version."""
     stored: dict[int, array[int]] = field(default_factory=dict)
     """Of each member that there is anything of, the tokens that are stored."""
     versions: dict[int, Version] = field(default_factory=dict)
@@ -89,18 +97,6 @@ class Group:
     def whole_prompt(self) -> str | list[Message]:
         """The prompt as the policy is given it."""
         return opened(self.prompt.prompt, self.opening)
-
-
-class Drawn(NamedTuple):
-    """A prompt that was taken from the data, and the number that its group will have."""
-
-    group: GroupId
-    epoch: int
-    prompt: Prompt
-    repeats: GroupId | None = None
-    suite: SuiteName = RUN
-    version: Version | None = None
-    """Of a suite's prompt: what is evaluated."""
 
 
 class InFlight:
@@ -135,12 +131,7 @@ class InFlight:
         group = self._groups[trajectory.group]
         if group.suite == RUN:
             return f"trajectory {trajectory}"
-        return f"answer {trajectory.member} to {self.group_name(trajectory.group)}"
-
-    def group_name(self, group_id: GroupId) -> str:
-        """The same of a group."""
-        group = self._groups[group_id]
-        return group_name(group_id, group.suite, group.prompt.row, group.evaluates)
+        return f"answer {trajectory.member} to {group.name}"
 
     def begin_at(self, next_group: GroupId, num_drawn: int, now: Version) -> None:
         """Continue an earlier attempt, which took `num_drawn` prompts from the data.
@@ -156,7 +147,7 @@ class InFlight:
             if suite in self._suites and version == now:
                 self.of_suites[group] = suite, version
             else:
-                self._give_up(group, now)
+                self.give_up(group, now)
 
     def restore(self, aborted: Mapping[GroupId, Iterable[int]]) -> None:
         """Take up groups where they are stored, and those `of_suites`.
@@ -172,19 +163,21 @@ class InFlight:
             raise UserError(f"cannot be resumed: the log has group {min(lost)}, and not its prompt")
         for group_id, members in aborted.items():
             known = found[group_id]
-            row, prompt_ids = known.row, known.prompt_ids
+            row = known.row
             suite, evaluates = self.of_suites.get(group_id, (RUN, None))
             source = self._prompts.train if suite == RUN else self._suites[suite].prompts
             prompt = source[row] if row < len(source) else None
             opening = None if prompt is None else _opening(prompt, known.prompt)
             ids = [] if opening is None else self._encoded(prompt, opening, suite)
-            if opening is None or ids != prompt_ids:
+            if opening is None or ids != known.prompt_ids:
                 what = "data.source" if suite == RUN else f"eval.suites: {suite}"
                 raise UserError(
                     f"{what}: row {row} is not what it was when group {group_id} was made of "
                     "it; a run can be resumed only with the data that it began with"
                 )
+            drawn = Drawn(group_id, known.epoch, prompt, None, suite, evaluates)
             self._groups[group_id] = Group(
+                drawn.name,
                 known.epoch,
                 prompt,
                 opening,
@@ -202,7 +195,8 @@ class InFlight:
         """Take the next prompt."""
         epoch, prompt = self._prompts.stream.at(self.num_drawn)
         self.num_drawn += 1
-        return self._drawn(epoch, prompt, None)
+        self._next_group_id += 1
+        return Drawn(self._next_group_id - 1, epoch, prompt)
 
     def draw_for(self, suite: SuiteName, row: int, version: Version) -> Drawn:
         """Take a suite's prompt, to evaluate `version`."""
@@ -217,17 +211,14 @@ class InFlight:
         before: retrying does not favour prompts' shorter answers.
         """
         row, epoch = self._store.origin(group)
-        return self._drawn(epoch, self._prompts.train[row], group)
-
-    def _drawn(self, epoch: int, prompt: Prompt, repeats: GroupId | None) -> Drawn:
         self._next_group_id += 1
-        return Drawn(self._next_group_id - 1, epoch, prompt, repeats)
+        return Drawn(self._next_group_id - 1, epoch, self._prompts.train[row], group)
 
     def add(self, drawn: Drawn, opening: str = "") -> GroupCreated:
         """Store a prompt, and what its environment put after it, as a new group."""
         group_id, epoch, prompt, repeats, suite, version = drawn
         ids = self._encoded(prompt, opening, suite)
-        self._groups[group_id] = Group(epoch, prompt, opening, ids, suite, version)
+        self._groups[group_id] = Group(drawn.name, epoch, prompt, opening, ids, suite, version)
         self._store.put_group(
             group_id,
             row=prompt.row,
@@ -250,10 +241,8 @@ class InFlight:
 
     def give_up(self, group: GroupId, version: Version) -> None:
         """The evaluation of `version` that a suite's group is of goes on no further."""
-        self.end(group)
-        self._give_up(group, version)
-
-    def _give_up(self, group: GroupId, version: Version) -> None:
+        if group in self._groups:
+            self.end(group)
         reason = "its evaluation was given up"
         self._store.put_ending(group, "aborted", version=version, reason=reason)
 
@@ -269,50 +258,37 @@ class InFlight:
         """Receive a part of a response."""
         if part.trajectory not in self:
             return
-        open_segments, member = self._groups[part.trajectory.group].open, part.trajectory.member
-        segment = open_segments.get(member)
-        if segment is not None and segment.version != part.version:
+        opened, member = self._groups[part.trajectory.group].open, part.trajectory.member
+        if member in opened and opened[member][1][0].version != part.version:
             self.seal(part.trajectory)
-            segment = None
-        if segment is None:
+        if member not in opened:
             assert part.start == self.num_stored(part.trajectory), (instance, part)
-            open_segments[member] = Segment(
-                instance,
-                part.version,
-                part.start,
-                part.steps,
-                part.drafted,
-                part.tokens,
-                part.logprobs,
-                part.accepted,
-            )
+            opened[member] = instance, [part]
             return
-        assert segment.instance == instance, (segment.instance, instance, part.trajectory)
-        assert part.start == segment.start + len(segment.tokens), (instance, part)
-        segment.steps += part.steps
-        segment.drafted += part.drafted
-        segment.tokens += part.tokens
-        segment.logprobs += part.logprobs
-        segment.accepted += part.accepted
+        where, parts = opened[member]
+        assert where == instance, (where, instance, part.trajectory)
+        assert part.start == parts[-1].start + len(parts[-1].tokens), (instance, part)
+        parts.append(part)
 
     def seal(self, trajectory: TrajectoryId) -> int:
         """Store what is not stored of a response; return how many tokens it has."""
-        group = self._groups[trajectory.group]
-        segment = group.open.pop(trajectory.member, None)
-        if segment is not None:
+        group, member = self._groups[trajectory.group], trajectory.member
+        if member in group.open:
+            instance, parts = group.open.pop(member)
+            tokens = list(chain.from_iterable(part.tokens for part in parts))
             self._store.put_segment(
                 trajectory,
-                start=segment.start,
-                version=segment.version,
-                instance=segment.instance,
-                steps=segment.steps,
-                drafted=segment.drafted,
-                tokens=segment.tokens,
-                logprobs=segment.logprobs,
-                accepted=segment.accepted or None,
+                start=parts[0].start,
+                version=parts[0].version,
+                instance=instance,
+                steps=sum(part.steps for part in parts),
+                drafted=sum(part.drafted for part in parts),
+                tokens=tokens,
+                logprobs=list(chain.from_iterable(part.logprobs for part in parts)),
+                accepted=b"".join(part.accepted for part in parts) or None,
             )
-            group.stored.setdefault(trajectory.member, array("i")).extend(segment.tokens)
-            group.versions[trajectory.member] = segment.version
+            group.stored.setdefault(member, array("i")).extend(tokens)
+            group.versions[member] = parts[0].version
         return self.num_stored(trajectory)
 
     def observe(self, trajectory: TrajectoryId, tokens: list[int]) -> int:
@@ -350,8 +326,8 @@ class InFlight:
         chosen = [
             TrajectoryId(group_id, member)
             for group_id, group in self._groups.items()
-            for member, segment in group.open.items()
-            if instance in (None, segment.instance)
+            for member, (where, _) in group.open.items()
+            if instance in (None, where)
         ]
         return [(trajectory, self.seal(trajectory)) for trajectory in chosen]
 
@@ -390,11 +366,3 @@ def _opening(prompt: Prompt, stored: str) -> str | None:
     """What an environment put after the prompt, of which this is stored; None: it is another."""
     whole = stored if isinstance(prompt.prompt, str) else json.loads(stored)
     return opening_of(prompt.prompt, whole)
-
-
-def group_name(group: GroupId, suite: SuiteName, row: int, version: Version | None) -> str:
-    """What names a group where it is asked about, for users too."""
-    if suite == RUN:
-        return f"group {group}"
-    of = "held-out row" if suite == HELD_OUT else f"suite {suite}, row"
-    return f"{of} {row} (group {group}, version {version})"

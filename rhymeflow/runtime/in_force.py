@@ -18,50 +18,45 @@ from rhymeflow.runtime.supervisor import num_computing, share_of_cores
 from rhymeflow.workers.messages import Model
 
 
+def changed(config: Config, **sections: dict[str, object]) -> Config:
+    """The configuration with these fields of sections replaced."""
+    update = {
+        name: getattr(config, name).model_copy(update=fields) for name, fields in sections.items()
+    }
+    return config.model_copy(update=update)
+
+
 def before_the_start(config: Config, run_dir: Path) -> Config:
     """What the configuration decides by itself, or the run's place and the machine do."""
-    learner, rollout = config.learner, config.rollout
-    share = share_of_cores(num_computing(config))
-    if config.runtime != "local":
-        share = 1  # of how many cores a node has nothing is known
+    learner, rollout, history_run = config.learner, config.rollout, config.drafting.history_run
+    epsilon_high = learner.epsilon if learner.epsilon_high is None else learner.epsilon_high
+    # Of how many cores a cluster's nodes have nothing is known.
+    share = share_of_cores(num_computing(config)) if config.runtime == "local" else 1
     cpus_of_rank = len(learner.cpus or ()) // learner.num_ranks
     sizes = {len(cpus) for cpus in rollout.cpus or ()}
     own_size = sizes.pop() if len(sizes) == 1 else None  # else each has as many as `cpus` says
-    history_run = config.drafting.history_run
-    epsilon_high = learner.epsilon if learner.epsilon_high is None else learner.epsilon_high
-    return config.model_copy(
-        update={
-            "schedule": build.rules_in_force(config),
-            "run": config.run.model_copy(update={"output_dir": str(run_dir)}),
-            "learner": learner.model_copy(
-                update={
-                    "epsilon_high": epsilon_high,
-                    "num_threads": learner.num_threads or cpus_of_rank or share,
-                }
-            ),
-            "drafting": config.drafting.model_copy(
-                update={"history_run": history_run and os.path.abspath(history_run)}
-            ),
-            "rollout": rollout.model_copy(
-                update={
-                    "num_threads": rollout.num_threads or (own_size if rollout.cpus else share),
-                    "python": rollout.python and os.path.abspath(rollout.python),
-                }
-            ),
-        }
+    return changed(
+        config.model_copy(update={"schedule": build.rules_in_force(config)}),
+        run={"output_dir": str(run_dir)},
+        learner={
+            "epsilon_high": epsilon_high,
+            "num_threads": learner.num_threads or cpus_of_rank or share,
+        },
+        drafting={"history_run": history_run and os.path.abspath(history_run)},
+        rollout={
+            "num_threads": rollout.num_threads or (own_size if rollout.cpus else share),
+            "python": rollout.python and os.path.abspath(rollout.python),
+        },
     )
 
 
 def once_loaded(config: Config, tokenizer: Tokenizer, prompts: RunPrompts) -> Config:
     """What the data and the tokenizer decide, too."""
-    data = config.data
-    has_template = bool(tokenizer.chat_template)
-    found: dict[str, object] = {
-        "chat_template": has_template if data.chat_template is None else data.chat_template
-    }
+    given, found = config.data.chat_template, dict[str, object]()
+    found["chat_template"] = bool(tokenizer.chat_template) if given is None else given
     if config.learner.is_used:
         found |= {"size": len(prompts.train), "eval_size": len(prompts.held_out)}
-    return config.model_copy(update={"data": data.model_copy(update=found)})
+    return changed(config, data=found)
 
 
 def with_the_model(config: Config, ready: Model) -> Config:
@@ -73,10 +68,5 @@ def with_the_model(config: Config, ready: Model) -> Config:
     capacity = rollout.max_kv_tokens
     if rollout.engine == "native":
         capacity = capacity or rollout.max_num_seqs * ready.max_length
-    found = {"device": ready.device, "dtype": ready.dtype}
-    return config.model_copy(
-        update={
-            "model": config.model.model_copy(update=found),
-            "rollout": rollout.model_copy(update={"max_kv_tokens": capacity}),
-        }
-    )
+    found: dict[str, object] = {"device": ready.device, "dtype": ready.dtype}
+    return changed(config, model=found, rollout={"max_kv_tokens": capacity})

@@ -1,27 +1,29 @@
 """The runtime of one machine: every worker is a process, its messages go through a pipe.
 
-Holds true: the controller's process is never forked; a worker has its threads before it computes;
-whatever ends the run, `close` leaves no worker behind. Knows nothing of what workers do or say,
-except `Shutdown`.
+The controller's process is never forked; a worker has its threads before it computes; whatever ends
+the run, `close` leaves no worker behind.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import select
-import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import SimpleQueue
 
+import rhymeflow
 from rhymeflow.config import Config
-from rhymeflow.runtime import interpreters, processes
+from rhymeflow.runtime import processes
 from rhymeflow.runtime.base import News, Received, Resources, Role, WorkerLost
-from rhymeflow.runtime.interpreters import Interpreter
 from rhymeflow.utils import child
 from rhymeflow.workers import entry
 from rhymeflow.workers.channel import Channel
@@ -122,54 +124,31 @@ class LocalWorker:
         run_dir: Path,
         logs: Path,
     ) -> None:
-        self.name = name
-        self._log = logs / f"{name}.log"
+        self.name, self.node, self.log = name, "", str(logs / f"{name}.log")
         ours, theirs = self.pipe()
         self.connection = Channel(ours)
-        given = {
-            "config": config.model_dump_json(),
-            "run_dir": str(run_dir),
-            "log": str(self._log),
-            "cpus": resources.cpus,
-        }
-        environment = {**os.environ, "OMP_NUM_THREADS": str(resources.num_threads)}
+        where = str(run_dir), self.log
+        threads, cpus = resources.num_threads, resources.cpus
+        given = entry.Given(role, name, config.model_dump_json(), *where, threads, cpus)
         # No daemons: the reward worker has processes of its own. `LocalRuntime.close` ends all.
         self._process: BaseProcess | Interpreter
-        if interpreters.is_needed(role, config):
-            self._process = Interpreter(config, role, name, ours, theirs, given, environment)
+        if needs_interpreter(role, config):
+            self._process = Interpreter(config, given, ours, theirs)
         else:
             self._process = processes.context().Process(  # type: ignore[attr-defined]
-                target=entry.enter,
-                args=(theirs, role, name, *given.values(), environment),
-                name=name,
+                target=entry.enter, args=(theirs, given, dict(os.environ)), name=name
             )
-        # A child that is spawned must find this in its environment: importing what it was given to
-        # run may load torch, and torch's thread pool reads it once. Two processes that each take
-        # all cores slow each other tenfold.
-        threads = processes.environment(OMP_NUM_THREADS=str(resources.num_threads))
-        with threads, child.left_out():
-            self._process.start()
+            # A child that is spawned must find this in its environment: importing what it was given
+            # to run may load torch, and torch's thread pool reads it once. Two processes that each
+            # take all cores slow each other tenfold.
+            with processes.environment(OMP_NUM_THREADS=str(threads)), child.left_out():
+                self._process.start()
+        self.pid = self._process.pid
         theirs.close()  # so that the end of the child is the end of the pipe
         self._sent: list[bytes] = []
         self._outbox: SimpleQueue[list[bytes] | None] = SimpleQueue()
         self._sender = threading.Thread(target=self._deliver, daemon=True, name=f"to {name}")
         self._sender.start()
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        assert self._process.pid is not None
-        return self._process.pid
-
-    @property
-    def node(self) -> str:
-        """There is one."""
-        return ""
-
-    @property
-    def log(self) -> str:
-        """The file that has what it prints."""
-        return str(self._log)
 
     def send(self, message: Sent) -> None:
         """Send a message with the next `hand_over`; see `base.WorkerHandle`."""
@@ -188,9 +167,10 @@ class LocalWorker:
             return None if message is None else Received(self.name, decode(message))
         except (EOFError, ConnectionResetError):
             self._process.join(timeout=5)  # the pipe closes a little before the process is gone
+            code = self._process.exitcode
+            how = "(its connection broke)" if code is None else child.how_it_ended(code)
             return WorkerLost(
-                self.name,
-                f"{self.name} died {self._how_it_ended()}; what it printed is in {self.log}",
+                self.name, f"{self.name} died {how}; what it printed is in {self.log}"
             )
 
     def end(self, deadline: float) -> None:
@@ -213,10 +193,53 @@ class LocalWorker:
             except OSError:  # it is gone, which `news` will report
                 return
 
-    def _how_it_ended(self) -> str:
-        code = self._process.exitcode
-        if code is None:
-            return "(its connection broke)"
-        if code < 0:
-            return f"(killed by {signal.Signals(-code).name})"
-        return f"(exit code {code})"
+
+def needs_interpreter(role: str, config: Config) -> bool:
+    """Whether such a worker cannot be forked: its libraries differ from the controller's."""
+    rollout = config.rollout
+    return role == "rollout" and (rollout.engine == "vllm" or rollout.python is not None)
+
+
+class Interpreter(subprocess.Popen[bytes]):
+    """A worker's process that is a program, see `workers/launch.py`, with the methods of
+    `multiprocessing.Process` that `LocalWorker` uses. Its package is the controller's."""
+
+    def __init__(
+        self, config: Config, given: entry.Given, ours: Connection, theirs: Connection
+    ) -> None:
+        """`ours`, `theirs`: the two ends of its pipe."""
+        python = config.rollout.python or sys.executable
+        command = [python, "-m", "rhymeflow.workers.launch", str(theirs.fileno())]
+        if config.rollout.engine == "vllm":
+            command.append("openmp")
+        packages = [str(Path(rhymeflow.__file__).parents[1]), os.environ.get("PYTHONPATH")]
+        changed = {
+            "PYTHONPATH": os.pathsep.join(filter(None, packages)),
+            "OMP_NUM_THREADS": str(given.num_threads),
+        }
+        log = Path(given.log)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:  # what it prints before it has a log of its own
+            super().__init__(
+                command,
+                env={**os.environ, **changed},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+            )
+        ours.send_bytes(json.dumps(given).encode())
+
+    @property
+    def exitcode(self) -> int | None:
+        """How it ended, None while it runs; a signal's number negated."""
+        return self.poll()
+
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self.poll() is None
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, so many seconds at most."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(timeout)

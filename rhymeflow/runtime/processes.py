@@ -1,13 +1,10 @@
 """How the processes of workers begin: forked from a server that has loaded what they all need.
 
 torch and transformers cost every process that imports them three to four seconds of a core. On
-Linux one process, the server, imports them while the controller starts, and workers are forked from
-it. Elsewhere workers are spawned and import for themselves: macOS has libraries that do not survive
-a fork.
-
-Holds true: the server computes nothing, so it has one thread and no GPU when it forks; it was
-started with the present values of the variables that libraries read when they are imported; it ends
-with the controller. Knows nothing of what workers do.
+Linux one process, the server, imports them while the controller starts. It computes nothing, so it
+has one thread and no GPU when it forks; it was started with the present values of the variables
+that libraries read when they are imported. Elsewhere workers are spawned and import for themselves:
+macOS has libraries that do not survive a fork.
 """
 
 from __future__ import annotations
@@ -74,10 +71,8 @@ def ended_by_interrupt() -> Iterator[None]:
 
 
 def start_resource_tracker() -> None:
-    """Start the process that frees what a killed process leaves, for this one and its workers.
-
-    It does so in silence: that memory was left is news to nobody, its warnings would come after the
-    end, on a terminal that is used for something else by then.
+    """Start the process that frees what a killed process leaves, for this one and its workers, in
+    silence: its warnings would come after the end, on a terminal used for something else by then.
     """
     ignored = "ignore:resource_tracker"
     known = os.environ.get("PYTHONWARNINGS")

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
 
 from rhymeflow import build
 from rhymeflow.config import Config
@@ -32,7 +31,7 @@ from rhymeflow.runtime.resume import Past
 from rhymeflow.runtime.resume_options import check_change
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import config_of
-from rhymeflow.store.reader import Attempt, TrajectoryReader
+from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 
 _IMPOSSIBLE = (ProtocolError, AssertionError, LookupError, TypeError, ValueError, AttributeError)
@@ -41,18 +40,6 @@ _IMPOSSIBLE = (ProtocolError, AssertionError, LookupError, TypeError, ValueError
 
 class Differs(Exception):  # noqa: N818 - it is what happened
     """The events do not give the commands that the log has: the message says where."""
-
-
-class _Start(NamedTuple):
-    """Where a replay begins."""
-
-    done: int
-    """The last event that need not be replayed; 0: none."""
-    coordinator: Coordinator
-    num_drawn: int = 0
-    training: Train | None = None
-    unreadable: int = 0
-    """The event of the newest snapshot, if that cannot be read."""
 
 
 def configured(config: Config, coordinator: Coordinator | None) -> Coordinator:
@@ -120,9 +107,39 @@ class _Replay:
     ) -> None:
         self._reader, self._path, self._decisions = reader, path, decisions
         self._attempts = reader.attempts()
-        self._start = _start(reader, self._attempts, path)
-        self._coordinator, self._num_drawn = self._start.coordinator, self._start.num_drawn
-        self._training, self._unrecorded = self._start.training, list[tuple[int, Command]]()
+        self._done = self._num_drawn = 0
+        """The last event that need not be replayed; prompts drawn by then."""
+        self._training: Train | None = None
+        self._unrecorded: list[tuple[int, Command]] = []
+        self._unreadable = 0
+        """The event of the newest snapshot, if that cannot be read."""
+        self._coordinator = self._begin()
+
+    def _begin(self) -> Coordinator:
+        """The coordinator of the newest snapshot that can be read, or of the beginning."""
+        for done, blob in reversed(self._reader.snapshots()):
+            try:
+                found = snapshot.read(blob)
+            except pickle.UnpicklingError as error:
+                raise UserError(
+                    f"{self._path}: cannot be resumed: the coordinator's state after event {done} "
+                    f"is none: {error}"
+                ) from None
+            if found is None:
+                self._unreadable = max(self._unreadable, done)
+                continue
+            self._done, self._num_drawn, self._training = done, found.num_drawn, found.training
+            coordinator = self._coordinator_at(done)
+            found.state.restore(coordinator.state.plan, coordinator.state.schedule)
+            coordinator.state = found.state
+            return coordinator
+        return self._coordinator_at(self._attempts[0].first_event)
+
+    def _coordinator_at(self, event: int) -> Coordinator:
+        """A new one, under the configuration of the attempt that the event is of."""
+        begun = (attempt for attempt in self._attempts if attempt.first_event <= event)
+        attempt = max(begun, key=lambda attempt: attempt.number)
+        return configured(config_of(attempt, self._path), None)
 
     def run(self) -> Past:
         """Replay to the end. Raises `Differs`."""
@@ -131,9 +148,9 @@ class _Replay:
         self._follow_decisions()
         recorded = self._recorded()
         upon = next(recorded, None)
-        for seq, time, event in self._reader.events(max(self._start.done, 1)):
+        for seq, time, event in self._reader.events(max(self._done, 1)):
             seconds, last = max(seconds, time), seq
-            if seq <= self._start.done:
+            if seq <= self._done:
                 continue  # the snapshot knows it
             if (attempt := begins.get(seq)) and seq > 1:
                 configured(config_of(attempt, self._path), self._coordinator)
@@ -175,7 +192,7 @@ class _Replay:
 
     def _recorded(self) -> Iterator[tuple[int, list[Command]]]:
         """The commands of the log after the start, by the event upon which they were given."""
-        commands = self._reader.commands(self._start.done)
+        commands = self._reader.commands(self._done)
         for event, found in groupby(commands, key=lambda recorded: recorded.event):
             yield event, [recorded.command for recorded in found]
 
@@ -185,35 +202,12 @@ class _Replay:
             state.schedule = self._decisions.in_place_of(state.schedule)
 
     def _notes(self) -> tuple[str, ...]:
-        if not self._start.unreadable:
+        if not self._unreadable:
             return ()
         return (
-            f"the coordinator's state after event {self._start.unreadable:,} was written by "
-            f"another version; all events from {self._start.done + 1:,} on were replayed",
+            f"the coordinator's state after event {self._unreadable:,} was written by "
+            f"another version; all events from {self._done + 1:,} on were replayed",
         )
-
-
-def _start(reader: TrajectoryReader, attempts: list[Attempt], path: Path) -> _Start:
-    """From the newest snapshot that can be read, or the beginning."""
-    unreadable = 0
-    for done, blob in reversed(reader.snapshots()):
-        try:
-            found = snapshot.read(blob)
-        except pickle.UnpicklingError as error:
-            raise UserError(
-                f"{path}: cannot be resumed: the coordinator's state after event {done} is none: "
-                f"{error}"
-            ) from None
-        if found is None:
-            unreadable = max(unreadable, done)
-            continue
-        begun = max((a for a in attempts if a.first_event <= done), key=lambda a: a.number)
-        coordinator = configured(config_of(begun, path), None)
-        found.state.restore(coordinator.state.plan, coordinator.state.schedule)
-        coordinator.state = found.state
-        return _Start(done, coordinator, found.num_drawn, found.training, unreadable)
-    coordinator = configured(config_of(attempts[0], path), None)
-    return _Start(0, coordinator, unreadable=unreadable)
 
 
 def _difference(seq: int, logged: list[Command], given: list[Command]) -> Differs:

@@ -1,7 +1,6 @@
 """What the user sees of a run while it goes on: metrics, step by step, and the live display.
 
-Holds true: a row of metrics is written for each version, and one for each evaluation. Decides
-nothing.
+A row of metrics is written for each version, and one for each evaluation.
 """
 
 from __future__ import annotations
@@ -54,7 +53,8 @@ class Reporter:
         )
         self._limits = Limits(config.schedule.bound)
         self._trained_tokens = 0.0
-        self._earlier: Mapping[Version, Mapping[str, Any]] = {}
+        self.earlier: Mapping[Version, Mapping[str, Any]] = {}
+        """Metrics of earlier attempts, by version, until this one begins to train."""
         self._noted: dict[tuple[str, str], list[float]] = {}
         """By the prefix and the name that it was given."""
         self._suites = {HELD_OUT, *(each.name for each in config.eval.suites)}
@@ -62,14 +62,13 @@ class Reporter:
         self.space: DiskSpace | None = None
         """Of the run directory, once it is known how large a checkpoint is."""
         self.backup: BackupThread | None = None
-        """Of the run, if it has one."""
 
     def continue_from(
         self, rows: Mapping[Version, Mapping[str, Any]], endings: Mapping[str, int]
     ) -> None:
         """Show what earlier attempts came to: their metrics by step, and how groups ended."""
         self.endings |= endings
-        self._earlier = rows
+        self.earlier = rows
         state = self._state
         state.step = state.resumed_at = max(rows, default=0)
         state.rewards += [row["reward"] for row in rows.values() if "reward" in row]
@@ -90,8 +89,8 @@ class Reporter:
             return
         self._state.first_step_at = self.now
         self.throughput.begin(self.now, {"cpu": time.process_time()}, self._trained_tokens)
-        self.observer.begin(self._earlier)
-        self._earlier = {}
+        self.observer.begin(self.earlier)
+        self.earlier = {}
 
     def end_step(
         self,
@@ -140,11 +139,9 @@ class Reporter:
         state.staleness_mean = metrics["staleness/mean"]
         state.staleness_max = int(metrics["staleness/max"])
         state.rollout_tokens_per_s = metrics["rollout/tokens_per_s"]
-        state.mean_acceptance_length = metrics.get(
-            "draft/mean_acceptance_length", state.mean_acceptance_length
-        )
-        state.acceptance_rate = metrics.get("draft/acceptance_rate", state.acceptance_rate)
-        state.time_saved_share = metrics.get("draft/time_saved_share", state.time_saved_share)
+        for name in ("mean_acceptance_length", "acceptance_rate", "time_saved_share"):
+            if f"draft/{name}" in metrics:
+                setattr(state, name, metrics[f"draft/{name}"])
         state.idle_rollout = metrics["idle/rollout"]
         state.idle_learner = metrics["idle/learner"]
         self._limits.add(

@@ -75,7 +75,7 @@ def take_up(
     plain = state.num_requested - len(state.retries)
     return [
         *_departures(past, in_flight),
-        *chain.from_iterable(map(environments.retry, state.retries)),
+        *chain.from_iterable(map(environments.request, state.retries)),
         *chain.from_iterable(environments.request() for _ in range(plain)),
     ]
 

@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 Answer = messages.RewardComputed | messages.NoReward
 
 
-class Members(NamedTuple):
-    """Members of a group that are judged together, and the rewards that each has by itself."""
+class _Asked(NamedTuple):
+    """Responses that the reward worker was asked about, and the rewards that each has already."""
 
-    group: GroupId
-    members: tuple[int, ...]
-    components: tuple[dict[str, float], ...]
+    trajectories: list[TrajectoryId]
+    components: list[dict[str, float]]
+    is_group: bool
+    """Whether they are members of a group that are judged together."""
+    message: messages.ComputeReward
 
 
 class _Judging(NamedTuple):
@@ -65,10 +67,8 @@ class _Judging(NamedTuple):
 
 
 class Rewards:
-    """Sends complete responses to the reward worker, and makes events of its answers.
-
-    `send` reaches the reward worker. `published_version` says which version is published. `log` is
-    called with each answer, and the prefix of metrics in it.
+    """Sends complete responses to the reward worker, which `send` reaches, and makes events of its
+    answers. `log` is called with each answer, and the prefix of metrics in it.
     """
 
     def __init__(
@@ -94,9 +94,7 @@ class Rewards:
             self._judging[name] = _Judging.of(each.suite.config, config, name, each.suite.n)
         aggregation = config.learner.multi_objective_aggregation
         self._compares_components = aggregation == "normalize_then_sum"
-        self._own: dict[TrajectoryId, dict[str, float]] = {}
-        """Of responses that functions are being called for: the reward of their environment."""
-        self._asked: dict[str, tuple[TrajectoryId | Members, messages.ComputeReward]] = {}
+        self._asked: dict[str, _Asked] = {}
         """What the reward worker has not answered, by the key it was given."""
 
     def ask(self, trajectory: TrajectoryId, own: dict[str, float]) -> None:
@@ -104,9 +102,7 @@ class Rewards:
         judging = self._judging_of(trajectory.group)
         # Without functions the reward worker still makes text of the response.
         if judging.alone or not judging.together:
-            self._own[trajectory] = own
-            name = self._in_flight.name(trajectory)
-            self._ask(trajectory, name, [trajectory], judging.alone)
+            self._ask(self._in_flight.name(trajectory), [trajectory], [own], judging.alone)
         else:
             self._collect(trajectory, own)
 
@@ -116,28 +112,33 @@ class Rewards:
         Raises:
             UserError: a reward cannot be had, and the run is to stop then; or too many in a row.
         """
-        key, _ = self._asked.pop(message.key)
-        self._failures.count(message.error if isinstance(message, messages.NoReward) else None)
-        if isinstance(message, messages.RewardComputed):
-            self._log(message, "eval/" if key.group < 0 else "")
-        if isinstance(key, Members):
-            yield from self._group_judged(key, message)
+        trajectories, known, is_group, _ = self._asked.pop(message.key)
+        is_failure, group = isinstance(message, messages.NoReward), trajectories[0].group
+        self._failures.count(message.error if is_failure else None)
+        if not is_failure:
+            self._log(message, "eval/" if group < 0 else "")
+        if trajectories[0] not in self._in_flight:
             return
-        own = self._own.pop(key)
-        if key not in self._in_flight:
+        for trajectory, text in zip(trajectories, message.texts, strict=True):
+            self._store.put_text(trajectory, text)
+        if is_failure:
+            for trajectory in trajectories:
+                yield from self._failed(trajectory, message.error)
+            if is_group and trajectories[0] in self._in_flight:
+                self._in_flight[group].is_judged = False
+                self._judge(group)
             return
-        self._store.put_text(key, message.texts[0])
-        if isinstance(message, messages.NoReward):
-            yield from self._failed(key, message.error)
-        elif self._judging_of(key.group).together:
-            self._collect(key, own | message.components[0])
+        pairs = zip(known, message.components, strict=True)
+        components = [earlier | found for earlier, found in pairs]
+        if self._judging_of(group).together and not is_group:
+            self._collect(trajectories[0], components[0])
         else:
-            yield from self._rewarded(message, [key], [own | message.components[0]])
+            yield from self._rewarded(message, trajectories, components)
 
     def ask_again(self) -> None:
         """Another reward worker has taken the place of one that was lost."""
-        for _, message in self._asked.values():
-            self._send(message)
+        for asked in self._asked.values():
+            self._send(asked.message)
 
     def left_out(self, trajectory: TrajectoryId, error: str) -> Iterator[Event]:
         """A suite's answer cannot be had or judged: the other members of its group go on."""
@@ -160,27 +161,9 @@ class Rewards:
             return
         group.is_judged = True
         members = sorted(islice(group.to_judge, size))
-        key = Members(group_id, tuple(members), tuple(map(group.to_judge.pop, members)))
         trajectories = [TrajectoryId(group_id, member) for member in members]
-        name = self._in_flight.group_name(group_id)
-        self._ask(key, name, trajectories, judging.together)
-
-    def _group_judged(self, key: Members, message: Answer) -> Iterator[Event]:
-        trajectories = [TrajectoryId(key.group, member) for member in key.members]
-        if trajectories[0] not in self._in_flight:
-            return
-        for trajectory, text in zip(trajectories, message.texts, strict=True):
-            self._store.put_text(trajectory, text)
-        if isinstance(message, messages.RewardComputed):
-            pairs = zip(key.components, message.components, strict=True)
-            components = [alone | together for alone, together in pairs]
-            yield from self._rewarded(message, trajectories, components)
-            return
-        for trajectory in trajectories:
-            yield from self._failed(trajectory, message.error)
-        if trajectories[0] in self._in_flight:
-            self._in_flight[key.group].is_judged = False
-            self._judge(key.group)
+        known = list(map(group.to_judge.pop, members))
+        self._ask(group.name, trajectories, known, judging.together, is_group=True)
 
     # -- rewards -----------------------------------------------------------------------------
 
@@ -196,9 +179,8 @@ class Rewards:
         total = self._judging_of(trajectories[0].group).sum
         rewards = [total(each) for each in components]
         last_turns = message.last_turns or message.texts
-        for trajectory, each, reward, last in zip(
-            trajectories, components, rewards, last_turns, strict=True
-        ):
+        rows = zip(trajectories, components, rewards, last_turns, strict=True)
+        for trajectory, each, reward, last in rows:
             problem = total.problem(message.key, [reward] if is_suite else rewards)
             if problem is not None:
                 yield from self._failed(trajectory, problem)
@@ -206,17 +188,12 @@ class Rewards:
             assert reward is not None
             ordered = total.ordered(each)
             self._store.put_reward(trajectory, reward=reward, components=ordered)
-            yield TrajectoryRewarded(trajectory, reward, self._compared(total, ordered))
+            compared = None
+            if self._compares_components:  # one by one in their group
+                compared = {name: (total.weights[name], value) for name, value in ordered.items()}
+            yield TrajectoryRewarded(trajectory, reward, compared)
             if is_suite:
                 yield from self._evaluations.judged(trajectory, reward, last)
-
-    def _compared(
-        self, total: WeightedSum, components: dict[str, float]
-    ) -> dict[str, tuple[float, float]] | None:
-        """Weight and value of each, if they are compared one by one in their group."""
-        if not self._compares_components:
-            return None
-        return {name: (total.weights[name], value) for name, value in components.items()}
 
     def _failed(self, trajectory: TrajectoryId, error: str) -> Iterator[Event]:
         if self._judging_of(trajectory.group).stops:
@@ -230,24 +207,24 @@ class Rewards:
 
     def _ask(
         self,
-        key: TrajectoryId | Members,
         name: str,
         trajectories: list[TrajectoryId],
+        known: list[dict[str, float]],
         functions: tuple[int, ...],
+        *,
+        is_group: bool = False,
     ) -> None:
-        group = self._in_flight[key.group]
-        responses = [self._in_flight.tokens(each) for each in trajectories]
-        turns = []
-        if self._judging_of(key.group).has_turns:
+        group, turns = self._in_flight[trajectories[0].group], []
+        if self._judging[group.suite].has_turns:
             turns = [self._in_flight.turns(each) for each in trajectories]
         message = messages.ComputeReward(
             name,
             group.whole_prompt,
-            responses,
+            [self._in_flight.tokens(each) for each in trajectories],
             group.prompt.columns,
             functions,
             TrainerState(self._published_version(), self._max_steps),
             turns,
         )
-        self._asked[name] = key, message
+        self._asked[name] = _Asked(trajectories, known, is_group, message)
         self._send(message)

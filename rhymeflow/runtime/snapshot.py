@@ -4,9 +4,6 @@ Pickle keeps the state exactly as it is. Reading allows the coordinator's own cl
 containers only, so that a run directory of another's cannot run code. Before it stand two digests:
 of what these classes hold, since pickle would put values of other classes into the wrong fields,
 and of the bytes themselves.
-
-Holds true: a coordinator that is read back gives the commands that the one written would give.
-Knows nothing of where snapshots are kept.
 """
 
 from __future__ import annotations
@@ -27,13 +24,8 @@ from rhymeflow import core
 from rhymeflow.core.commands import Train
 from rhymeflow.core.state import State
 
-_ALLOWED = {
-    ("builtins", "set"),
-    ("builtins", "frozenset"),
-    ("collections", "deque"),
-    ("collections", "defaultdict"),
-    ("collections", "OrderedDict"),
-}
+_ALLOWED = {("builtins", name) for name in ("set", "frozenset")}
+_ALLOWED |= {("collections", name) for name in ("deque", "defaultdict", "OrderedDict")}
 
 
 class Snapshot(NamedTuple):

@@ -8,7 +8,7 @@ history, without which it drafts less.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
@@ -35,7 +35,7 @@ class WorkerDied(RuntimeError):  # noqa: N818 - it is what happened
 
 @dataclass
 class _Signs:
-    """Of a worker: when it was heard last, and when its work advanced, and to what."""
+    """Of a worker: when it was heard last, when its work advanced, and to what."""
 
     heard: float
     advanced: float
@@ -58,7 +58,7 @@ class Supervisor:
         self._places: dict[InstanceId, int] = {}
         """The place of each instance; another in the same place has another name."""
         self._last_number: dict[int, int] = {}
-        """Of each place: the number of the last instance that it had."""
+        """Of the last instance in each place."""
         self._restarts_left = config.run.instance_restarts
         self._num_started: dict[Role, int] = {}
         self.instances: dict[InstanceId, WorkerHandle] = {}
@@ -82,13 +82,12 @@ class Supervisor:
         """What a worker does."""
         return self._roles[worker]
 
-    def wait(self, timeout: float, *, for_any_of: Iterable[str] | None = None) -> list[News]:
+    def wait(self, timeout: float, *, for_any_of: Collection[str] | None = None) -> list[News]:
         """Wait for news, as `Runtime.wait` does."""
-        names = None if for_any_of is None else tuple(for_any_of)
-        return self._runtime.wait(timeout, for_any_of=names)
+        return self._runtime.wait(timeout, for_any_of=for_any_of)
 
     def watch(self, news: Iterable[News], now: float) -> Iterator[News]:
-        """Pass on the news of workers that are there, and losses: of the dead and of the silent.
+        """Pass on news of workers that are there, and losses: of the dead and of the silent.
 
         Raises:
             UserError: a worker says that the user must change something.
@@ -141,7 +140,7 @@ class Supervisor:
             if self._restarts_left == 0:
                 raise WorkerDied(loss.reason)
             self._restarts_left -= 1
-        self._end(loss.worker)
+        self.end(loss.worker)
         del self.instances[loss.worker]
         place = self._places.pop(loss.worker)
         if len(self.instances) >= self._config.rollout.num_instances:
@@ -153,47 +152,45 @@ class Supervisor:
         rollout = self._config.rollout
         if len(self.instances) >= (rollout.max_instances or rollout.num_instances):
             return None
-        if not self._runtime.has_room("rollout", self._resources_of_instance(None)):
+        resources = Resources(rollout.num_threads or self._share)
+        if not self._runtime.has_room("rollout", resources):
             return None
         taken = set(self._places.values())
         return self._start_instance(next(place for place in count() if place not in taken))
 
-    def replace_learner(self, loss: WorkerLost) -> None:
-        """Make sure that the learner, of which a rank was lost, is gone; start another.
+    def replace(self, loss: WorkerLost) -> WorkerHandle:
+        """Make sure that the lost learner, of which it may be a rank, or reward or environment
+        worker is gone; start another.
 
         Raises:
             WorkerDied: as many were replaced as may be.
         """
-        self._may_replace(self.role(self.learner.name), loss)
-        for worker in (self.learner, *self.other_ranks):
-            self._end(worker.name)
-        self._start_learner()
-
-    def replace_rewards(self, loss: WorkerLost) -> None:
-        """Make sure that the lost reward worker is gone and start another.
-
-        Raises:
-            WorkerDied: as many were replaced as may be.
-        """
-        self._make_way("reward", loss)
-        self.rewards = self._start_another("reward")
-
-    def replace_environments(self, loss: WorkerLost) -> None:
-        """Make sure that the lost environment worker is gone and start another.
-
-        Raises:
-            WorkerDied: as many were replaced as may be.
-        """
-        self._make_way("environment", loss)
+        role = self.role(loss.worker)
+        if role == "learner_rank":
+            role = "learner"
+        if self._num_started[role] > self._config.run.instance_restarts:
+            raise WorkerDied(loss.reason)
+        if role in ("learner", "policy"):
+            for worker in (self.learner, *self.other_ranks):
+                self.end(worker.name)
+            self._start_learner()
+            return self.learner
+        self.end(loss.worker)
+        if role == "reward":
+            self.rewards = self._start_another("reward")
+            return self.rewards
         self.environments = self._start_another("environment")
+        return self.environments
 
     def start_history(self, node: str) -> WorkerHandle:
         """Start a history worker for the instances of one node."""
         return self._start_another("history", node=node)
 
-    def end_history(self, name: str) -> None:
-        """Make sure that a lost history worker is gone."""
-        self._end(name)
+    def end(self, name: str) -> None:
+        """Make sure that a worker is gone."""
+        self._runtime.stop(name, patience=0.0)
+        del self._roles[name], self._workers[name]
+        self._signs.pop(name, None)
 
     def _failure(self, name: str, message: Failed) -> WorkerLost:
         """A defect of history as a loss; any other failure ends the run."""
@@ -204,32 +201,15 @@ class Supervisor:
             return WorkerLost(name, f"{name} failed: {message.error.strip().splitlines()[-1]}")
         raise WorkerDied(f"{name} failed:\n{message.error}")
 
-    def _make_way(self, role: Role, loss: WorkerLost) -> None:
-        """End the lost one, or the run, if as many were replaced as may be."""
-        self._may_replace(role, loss)
-        self._end(loss.worker)
-
-    def _may_replace(self, role: Role, loss: WorkerLost) -> None:
-        if self._num_started[role] > self._config.run.instance_restarts:
-            raise WorkerDied(loss.reason)
-
-    def _end(self, name: str) -> None:
-        self._runtime.stop(name, patience=0.0)
-        del self._roles[name], self._workers[name]
-        self._signs.pop(name, None)
-
     def _start_instance(self, place: int) -> WorkerHandle:
         number = self._last_number.get(place, self._last_used(place)) + 1
         self._last_number[place] = number
         name = f"rollout-{place}.{number}" if number else f"rollout-{place}"
-        cpus = self._config.rollout.cpus
-        resources = self._resources_of_instance(cpus[place] if cpus else None)
-        worker = self._start("rollout", name, resources)
+        rollout = self._config.rollout
+        cpus = rollout.cpus[place] if rollout.cpus else None
+        worker = self._start("rollout", name, rollout.num_threads, cpus)
         self.instances[name], self._places[name] = worker, place
         return worker
-
-    def _resources_of_instance(self, cpus: tuple[int, ...] | None) -> Resources:
-        return self._resources(self._config.rollout.num_threads, cpus)
 
     def _last_used(self, place: int) -> int:
         """The last number that an instance of an earlier attempt had in this place; else -1.
@@ -249,9 +229,7 @@ class Supervisor:
         self.learner = self._start_another("learner", learner.num_threads, cpus[0])
         self.other_ranks = [
             self._start(
-                "learner_rank",
-                f"{self.learner.name}-rank-{rank}",
-                self._resources(learner.num_threads, own),
+                "learner_rank", f"{self.learner.name}-rank-{rank}", learner.num_threads, own
             )
             for rank, own in enumerate(cpus[1:], start=1)
         ]
@@ -265,18 +243,21 @@ class Supervisor:
     ) -> WorkerHandle:
         number = self._num_started.get(role, 0)
         self._num_started[role] = number + 1
-        resources = self._resources(num_threads, cpus, node)
-        return self._start(role, f"{role}.{number}" if number else role, resources)
+        name = f"{role}.{number}" if number else role
+        return self._start(role, name, num_threads, cpus, node)
 
-    def _start(self, role: Role, name: str, resources: Resources) -> WorkerHandle:
+    def _start(
+        self,
+        role: Role,
+        name: str,
+        num_threads: int | None,
+        cpus: tuple[int, ...] | None,
+        node: str | None = None,
+    ) -> WorkerHandle:
+        resources = Resources(num_threads or (len(cpus) if cpus else self._share), cpus, node)
         self._roles[name] = role
         self._workers[name] = self._runtime.start(role, name, resources)
         return self._workers[name]
-
-    def _resources(
-        self, num_threads: int | None, cpus: tuple[int, ...] | None, node: str | None = None
-    ) -> Resources:
-        return Resources(num_threads or (len(cpus) if cpus else self._share), cpus, node)
 
 
 def num_computing(config: Config) -> int:

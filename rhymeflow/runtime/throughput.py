@@ -1,16 +1,13 @@
-"""Rates and shares between two steps, from the totals that workers report.
+"""Rates and shares between two steps, from the totals that workers report; time is an argument.
 
-Holds true: idle shares are of the time since the last step ended, rates and the time that drafts
-saved of that of the last steps which took `WINDOW` together; what an instance did counts also
-when it is gone, and once: instances report a moment late, and what a step has no time for is of the
-next, so shares are right over several steps however short they are; pure arithmetic, time is an
-argument. Knows nothing of processes.
+Idle shares are of the time since the last step ended, rates and the time that drafts saved of that
+of the last steps which took `WINDOW` together. Instances report a moment late: what a step has no
+time for is of the next, so shares are right over several steps however short they are.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+from collections import Counter, deque
 from typing import NamedTuple
 
 from rhymeflow.core.types import InstanceId
@@ -30,59 +27,26 @@ class _Totals(NamedTuple):
     trained: float = 0.0
 
 
-@dataclass(slots=True)
-class Generated:
-    """What was generated of training responses in a step.
-
-    Held-out answers are drafted too, but not counted here: greedy ones repeat more.
-    """
-
-    tokens: int = 0
-    steps: int = 0
-    drafted: int = 0
-
-
-@dataclass(slots=True)
-class Turns:
-    """What environments were asked in a step."""
-
-    count: int = 0
-    seconds: float = 0.0
-    with_calls: int = 0
-    calls: int = 0
-    failed_calls: int = 0
-
-    def metrics(self) -> dict[str, float]:
-        """Under TRL's names, where it has them; a share of nothing is left out."""
-        if not self.count:
-            return {}
-        found = {
-            "env/step_s": self.seconds / self.count,
-            "tools/call_frequency": self.with_calls / self.count,
-        }
-        if self.calls:
-            found["tools/failure_frequency"] = self.failed_calls / self.calls
-        return found
-
-
-@dataclass
 class Throughput:
     """How fast the run goes."""
 
-    trained_tokens_per_s: float | None = None
-    """Prompts and responses, in the last steps."""
-    has_drafts: bool = False
-    """Whether the run drafts."""
-    statuses: dict[InstanceId, Status] = field(default_factory=dict)
-    pull_seconds: list[float] = field(default_factory=list)
-    _ends: deque[_Totals] = field(default_factory=deque)
-    """Of the last steps: the last that ended `WINDOW` ago, and those since."""
-    _late_busy: float = 0.0
-    """Seconds that instances were busy and that no step had time for yet."""
-    _coordination: dict[str, float] = field(default_factory=dict)
-    _left: list[Status] = field(default_factory=list)
-    _generated: Generated = field(default_factory=Generated)
-    _turns: Turns = field(default_factory=Turns)
+    def __init__(self, *, has_drafts: bool = False) -> None:
+        self._has_drafts = has_drafts
+        self.trained_tokens_per_s: float | None = None
+        """Prompts and responses, in the last steps."""
+        self.statuses: dict[InstanceId, Status] = {}
+        self.pull_seconds: list[float] = []
+        self._left: list[Status] = []
+        """Of instances that are gone: what they did stays counted."""
+        self._ends: deque[_Totals] = deque()
+        """Of the last steps: the last that ended `WINDOW` ago, and those since."""
+        self._late_busy = 0.0
+        """Seconds that instances were busy and that no step had time for yet."""
+        self._coordination: dict[str, float] = {}
+        self._step: Counter[str] = Counter()
+        """Of the step: tokens of training responses, iterations and drafted tokens (held-out
+        answers are drafted too, but greedy ones repeat more); turns that environments answered."""
+        self._turn_seconds = 0.0
 
     @property
     def running(self) -> int:
@@ -95,24 +59,23 @@ class Throughput:
         return sum(status.waiting for status in self.statuses.values())
 
     def leave(self, instance: InstanceId) -> None:
-        """An instance is gone; what it did stays counted."""
+        """An instance is gone."""
         if instance in self.statuses:
             self._left.append(self.statuses.pop(instance))
 
     def add(self, part: Part) -> None:
         """Part of a training response was generated."""
-        self._generated.tokens += len(part.tokens)
-        self._generated.steps += part.steps
-        self._generated.drafted += part.drafted
+        self._step["tokens"] += len(part.tokens)
+        self._step["iterations"] += part.steps
+        self._step["drafted"] += part.drafted
 
     def add_turn(self, figures: TurnFigures) -> None:
         """An environment answered a turn, or ended the response with it."""
-        turns = self._turns
-        turns.count += 1
-        turns.seconds += figures.seconds
-        turns.with_calls += figures.calls > 0
-        turns.calls += figures.calls
-        turns.failed_calls += figures.failed_calls
+        self._turn_seconds += figures.seconds
+        self._step["turns"] += 1
+        self._step["turns with calls"] += figures.calls > 0
+        self._step["calls"] += figures.calls
+        self._step["failed calls"] += figures.failed_calls
 
     def begin(self, now: float, coordination_seconds: dict[str, float], trained: float) -> None:
         """Open the first account, `trained` tokens into the run; what was before is in none."""
@@ -144,15 +107,16 @@ class Throughput:
             "step_time": seconds,
             "rollout/tokens_per_s": (total.tokens - first.tokens) / passed,
             "idle/rollout": 1 - self._busy_share(total.busy - before.busy, seconds),
-            "idle/learner": _share(1 - learner_seconds / seconds),
+            # Workers have clocks of their own, so a share can be a little off either end.
+            "idle/learner": min(max(1 - learner_seconds / seconds, 0.0), 1.0),
         }
-        metrics |= self._end_coordination(seconds, coordination_seconds)
-        metrics |= self._end_drafts(first, total.saved - before.saved, total)
-        metrics |= self._turns.metrics()
-        self._turns = Turns()
+        metrics |= self._coordination_metrics(seconds, coordination_seconds)
+        if self._has_drafts:
+            metrics |= self._draft_metrics(first, total.saved - before.saved, total)
+        metrics |= self._turn_metrics()
         if self.pull_seconds:
             metrics["params/pull_s"] = sum(self.pull_seconds) / len(self.pull_seconds)
-        self.pull_seconds = []
+        self.pull_seconds, self._step, self._turn_seconds = [], Counter(), 0.0
         return metrics
 
     def _totals(self, now: float, trained: float) -> _Totals:
@@ -172,27 +136,34 @@ class Throughput:
         self._late_busy += reported - busy
         return busy / available
 
-    def _end_drafts(self, first: _Totals, saved: float, total: _Totals) -> dict[str, float]:
-        """Figures of drafting; a share of nothing is left out. `saved`: seconds, in the step alone.
+    def _draft_metrics(self, first: _Totals, saved: float, total: _Totals) -> dict[str, float]:
+        """A share of nothing is left out. `saved`: seconds, in the step alone.
 
         Time is of all that instances did, held-out answers included.
         """
-        generated, self._generated = self._generated, Generated()
-        if not self.has_drafts:
-            return {}
-        metrics = {"draft/time_saved": saved}
-        if generated.steps:
-            metrics["draft/mean_acceptance_length"] = generated.tokens / generated.steps
-        if generated.drafted:
+        step, metrics = self._step, {"draft/time_saved": saved}
+        if step["iterations"]:
+            metrics["draft/mean_acceptance_length"] = step["tokens"] / step["iterations"]
+        if step["drafted"]:
             # Each iteration generates one token without any draft.
-            accepted = generated.tokens - generated.steps
-            metrics["draft/acceptance_rate"] = accepted / generated.drafted
+            accepted = step["tokens"] - step["iterations"]
+            metrics["draft/acceptance_rate"] = accepted / step["drafted"]
         saved = total.saved - first.saved
         if (undrafted := total.busy - first.busy + saved) > 0:
             metrics["draft/time_saved_share"] = saved / undrafted
         return metrics
 
-    def _end_coordination(self, seconds: float, totals: dict[str, float]) -> dict[str, float]:
+    def _turn_metrics(self) -> dict[str, float]:
+        """Under TRL's names, where it has them; a share of nothing is left out."""
+        step, metrics = self._step, dict[str, float]()
+        if step["turns"]:
+            metrics["env/step_s"] = self._turn_seconds / step["turns"]
+            metrics["tools/call_frequency"] = step["turns with calls"] / step["turns"]
+        if step["calls"]:
+            metrics["tools/failure_frequency"] = step["failed calls"] / step["calls"]
+        return metrics
+
+    def _coordination_metrics(self, seconds: float, totals: dict[str, float]) -> dict[str, float]:
         since = {part: total - self._coordination.get(part, 0.0) for part, total in totals.items()}
         self._coordination = totals
         cpu = since.pop("cpu")
@@ -201,8 +172,3 @@ class Throughput:
             "coordination/share": sum(since.values()) / seconds,
             "coordination/cpu_share": cpu / seconds,
         }
-
-
-def _share(value: float) -> float:
-    # Workers have clocks of their own, so a share can be a little off either end.
-    return min(max(value, 0.0), 1.0)

@@ -1,9 +1,7 @@
 """Training: the entry point, which puts a run together and gives everything back at its end.
 
-    summary = train(config)
-
-Holds true: whatever ends the run (its end, Ctrl-C, a mistake of the user's, a worker's death), all
-processes and the shared memory are given back and the run directory says what was reached.
+Whatever ends the run (its end, Ctrl-C, a mistake of the user's, a worker's death), all processes
+and the shared memory are given back and the run directory says what was reached.
 """
 
 from __future__ import annotations
@@ -30,19 +28,17 @@ from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.progress import Progress
 from rhymeflow.observe.summary import Summary
 from rhymeflow.runtime import in_force, processes
-from rhymeflow.runtime import run_dir as directories
 from rhymeflow.runtime.base import Runtime
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.claimed import claimed
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.disk_space import DiskSpace, is_full
 from rhymeflow.runtime.histories import Histories
-from rhymeflow.runtime.machines import runtime_of
 from rhymeflow.runtime.observer import Observer
 from rhymeflow.runtime.replay import beginning, recall
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.resume import Past
-from rhymeflow.runtime.start import check_start
+from rhymeflow.runtime.start import check_start, runtime_of, write_config
 from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
 from rhymeflow.store.backup import BackupThread
@@ -110,11 +106,9 @@ def train(
         check_start(config)
         prepare(config)
         config = in_force.before_the_start(config, path)
-        directories.write_config(config, path)
-        past = beginning(config)
-        return attempt(
-            config, path, store, past, console or Console(), observer=observer, progress=progress
-        )
+        write_config(config, path)
+        past, console = beginning(config), console or Console()
+        return attempt(config, path, store, past, console, observer=observer, progress=progress)
 
 
 def resume(
@@ -134,29 +128,20 @@ def resume(
         UserError: there is no run, another process carries it on, the change is not possible, or
             the log is damaged.
     """
-    with stopping.as_interrupts():
-        return _resume(run_dir, change, console or Console(), observer, begin)
-
-
-def _resume(
-    run_dir: Path,
-    change: Callable[[Config], Config],
-    console: Console,
-    observer: Observer | None,
-    begin: Callable[[Path], object],
-) -> Summary:
-    check_log(run_dir)
-    before = previous_run.open_run(str(run_dir), "resume")
-    before.reader.close()
-    prepare(before.config)
-    with (
-        one_line(run_dir),
-        closing(SqliteTrajectoryStore(run_dir / EVENTS)) as store,  # nobody else writes there now
-    ):
+    with stopping.as_interrupts(), ExitStack() as open_store:
+        check_log(run_dir)
+        before = previous_run.open_run(str(run_dir), "resume")
+        before.reader.close()
+        prepare(before.config)
+        open_store.enter_context(one_line(run_dir))
+        store = SqliteTrajectoryStore(run_dir / EVENTS)
+        open_store.enter_context(closing(store))  # nobody else writes there now
         past, config = recall(run_dir, change)
-        config = directories.located(config, run_dir)
+        config = in_force.changed(
+            config, run={"output_dir": str(run_dir)}
+        )  # it may have been moved
         begin(run_dir)
-        return attempt(config, run_dir, store, past, console, observer=observer)
+        return attempt(config, run_dir, store, past, console or Console(), observer=observer)
 
 
 def prepare(config: Config) -> None:
@@ -194,24 +179,16 @@ def attempt(
     results: list[Summary] = []
     backup = None if config.run.backup is None else BackupThread(path, config.run.backup)
     try:
-        with (
-            progress or Progress(console) as shown,
-            machine.runtime(config, path, logs) as runtime,
-        ):
+        display = progress or Progress(console)
+        with display as shown, machine.runtime(config, path, logs) as runtime:
+            seconds, clock = past.seconds, machine.clock
             reporter = Reporter(
-                config,
-                writer,
-                shown,
-                seconds=past.seconds,
-                clock=machine.clock,
-                observer=observer,
+                config, writer, shown, seconds=seconds, clock=clock, observer=observer
             )
             reporter.continue_from(metrics.read(path), store.endings())
             reporter.backup = backup
-            with (
-                assembled(config, path, store, past, runtime, reporter, machine) as controller,
-                interruptible(controller),
-            ):
+            controller = assembled(config, path, store, past, runtime, reporter, machine)
+            with interruptible(controller):
                 try:
                     controller.run()
                 except StorageError:
@@ -249,7 +226,6 @@ def report_end(console: Console, result: Summary, path: Path, controller: Contro
         raise KeyboardInterrupt
 
 
-@contextmanager
 def assembled(
     config: Config,
     path: Path,
@@ -258,7 +234,7 @@ def assembled(
     runtime: Runtime,
     reporter: Reporter,
     machine: Machine,
-) -> Iterator[Controller]:
+) -> Controller:
     """Start the workers, load what the controller needs meanwhile, and put it together."""
     state = past.coordinator.state
     supervisor = Supervisor(config, runtime, used_names=state.names)
@@ -280,7 +256,7 @@ def assembled(
         reporter.space.check(config.run.save_total_limit, len(saved))
 
     with explained(path / EVENTS):
-        controller = Controller(
+        return Controller(
             config,
             supervisor=supervisor,
             store=store,
@@ -294,11 +270,10 @@ def assembled(
                 partial(state.plan.evaluates, config.run.best_suite),
                 num_steps=config.learner.max_steps,
                 there=saved,
-                known=metrics.read(path),
+                known=reporter.earlier,
             ),
             on_model=on_model,
         )
-    yield controller
 
 
 def check_rows_are_the_same(config: Config, loaded: Loaded, store: SqliteTrajectoryStore) -> None:
@@ -317,7 +292,7 @@ def check_rows_are_the_same(config: Config, loaded: Loaded, store: SqliteTraject
 
 def record_config(config: Config, path: Path, store: SqliteTrajectoryStore) -> None:
     """Write down the values in force, as far as they are known: for people, and in the log."""
-    directories.write_config(config, path)
+    write_config(config, path)
     store.put_config(config.model_dump_json())
 
 

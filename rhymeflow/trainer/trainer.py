@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rhymeflow.config import Config, RewardFunction
 from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
-from rhymeflow.runtime import run_dir
+from rhymeflow.runtime import start
 from rhymeflow.trainer.inputs import Inputs, Rows, frozen_in, is_stream, title_of
 from rhymeflow.trainer.outcome import Outcome
 
@@ -65,7 +65,7 @@ class Trainer(Outcome):
         callbacks: list[Any] | None = None,
     ) -> None:
         given = _config(config)
-        path = run_dir.choose_run_dir(given)
+        path = start.choose_run_dir(given)
         inputs = Inputs(path)
         fields: dict[str, Any] = {"run.output_dir": str(path)}
         if model is not None:

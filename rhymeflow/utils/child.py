@@ -32,6 +32,13 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 _lock = threading.RLock()
 
 
+def how_it_ended(exitcode: int | None) -> str:
+    """Say how a process came to its end, in brackets."""
+    if exitcode is not None and exitcode < 0:
+        return f"(killed by {signal.Signals(-exitcode).name})"
+    return f"(exit code {exitcode})"
+
+
 def apart(function: Callable[..., Any], argument: Any, names: Iterable[str]) -> Any:
     """Return `function(argument)`, of a module's function.
 

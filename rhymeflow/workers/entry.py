@@ -14,11 +14,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import NamedTuple
 
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
@@ -37,51 +38,51 @@ START_SECONDS = 3600.0
 as progress. Reading the weights of the largest models from slow disks takes less."""
 
 
-def enter(
-    connection: Connection,
-    role: str,
-    name: str,
-    config_json: str,
-    run_dir: str,
-    log: str,
-    cpus: tuple[int, ...] | None,
-    environment: dict[str, str],
-) -> None:
-    """Run `rhymeflow.workers.<role>.main` until it returns or fails.
+class Given(NamedTuple):
+    """What a worker is started with; all of it can be written as JSON."""
 
-    `environment` is the controller's, with this worker's `OMP_NUM_THREADS`.
-    """
+    role: str
+    """Which module of `rhymeflow.workers` it runs."""
+    name: str
+    config: str
+    """As JSON."""
+    run_dir: str
+    """On the controller's node."""
+    log: str
+    """On the worker's own node."""
+    num_threads: int
+    cpus: Sequence[int] | None = None
+    """Cores it is pinned to."""
+
+
+def enter(connection: Connection, given: Given, environment: Mapping[str, str]) -> None:
+    """Be a worker until its `main` returns or fails; `environment` is the controller's."""
     gc.enable()  # see `preload`
-    channel = Channel(connection)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    set_process_name(name)
+    set_process_name(given.name)
     if (controller := parent_process()) is not None:  # else nobody started it as a worker
         end_with(controller.sentinel)
-    if role in ("reward", "environment"):
+    if given.role in ("reward", "environment"):
         os.setsid()  # a signal that user code sends to its parent's group is not the run's
-    redirect_output(Path(log))
     os.environ.clear()  # the server that this was forked from has an older one
     os.environ.update(environment)
     if "torch" in sys.modules:  # else it reads the variable
-        sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
-    work(channel, role, name, config_json, run_dir, cpus)
+        sys.modules["torch"].set_num_threads(given.num_threads)
+    work(connection, given)
 
 
-def work(
-    channel: Channel,
-    role: str,
-    name: str,
-    config_json: str,
-    run_dir: str,
-    cpus: tuple[int, ...] | None = None,
-) -> None:
+def work(connection: Connection, given: Given) -> None:
     """Run the role's `main`, and report what it fails by."""
+    redirect_output(Path(given.log))
+    os.environ["OMP_NUM_THREADS"] = str(given.num_threads)
+    channel = Channel(connection)
     try:
-        if cpus is not None:
-            os.sched_setaffinity(0, cpus)
+        if given.cpus is not None:
+            os.sched_setaffinity(0, given.cpus)
         with beating(channel):
-            main = importlib.import_module(f"rhymeflow.workers.{role}").main
-            main(channel, name, Config.model_validate_json(config_json), Path(run_dir))
+            main = importlib.import_module(f"rhymeflow.workers.{given.role}").main
+            config = Config.model_validate_json(given.config)
+            main(channel, given.name, config, Path(given.run_dir))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the controller is gone, and with it the run
     except UserError as error:

@@ -1,7 +1,7 @@
-"""A worker in an interpreter of its own: python -m rhymeflow.workers.launch FD ROLE NAME [openmp]
+"""A worker in an interpreter of its own: python -m rhymeflow.workers.launch FD [openmp]
 
 Where a worker's libraries differ from the controller's, it cannot be forked from the server of
-`processes`. FD is its end of the pipe, whose first message is what `entry.enter` needs. `openmp`:
+`processes`. FD is its end of the pipe, whose first message is its `entry.Given`. `openmp`:
 Intel's OpenMP is loaded before anything else if this environment has it, so nothing heavy is
 imported before that.
 """
@@ -21,7 +21,7 @@ long (docs/vllm.md)."""
 
 def main() -> None:
     """Become the worker."""
-    descriptor, role, name, *options = sys.argv[1:]
+    descriptor, *options = sys.argv[1:]
     if "openmp" in options and (library := missing_openmp(Path(sys.prefix), os.environ)):
         before = os.environ.get("LD_PRELOAD")
         # Threads that have nothing to do shall not keep others from the core for long.
@@ -33,18 +33,8 @@ def main() -> None:
     if hasattr(os, "pidfd_open"):  # elsewhere it ends when it next listens
         entry.end_with(os.pidfd_open(os.getppid()))
     connection = Connection(int(descriptor))
-    given = json.loads(connection.recv_bytes())
-    cpus = None if given["cpus"] is None else tuple(given["cpus"])
-    entry.enter(
-        connection,
-        role,
-        name,
-        given["config"],
-        given["run_dir"],
-        given["log"],
-        cpus,
-        dict(os.environ),
-    )
+    given = entry.Given(*json.loads(connection.recv_bytes()))
+    entry.enter(connection, given, dict(os.environ))
 
 
 def missing_openmp(prefix: Path, environment: os._Environ[str] | dict[str, str]) -> Path | None:

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from rhymeflow import cli, memory, profiles
-from rhymeflow.cluster import placement, plan
+from rhymeflow import cluster as plan
 from rhymeflow.config.load import parse_config, read_config
 from rhymeflow.errors import UserError
 from rhymeflow.models import load
@@ -56,16 +56,15 @@ def test_a_recipe_says_what_runs_where(recipe: str, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_worker_has_its_gpus(recipe: str) -> None:
     config = read_config(recipe)
-    nodes = placement.place(config)
-    assert sum(node.num_gpus for node in nodes) == RECIPES[recipe]
+    nodes, each = plan.place(config), config.rollout.vllm_tensor_parallel_size
+    assert len(nodes) * config.cluster.gpus_per_node == RECIPES[recipe]
     assert [r for node in nodes for r in node.ranks] == list(range(config.learner.num_ranks))
-    instances = {n: gpus for node in nodes for n, gpus in node.instances.items()}
-    assert sorted(instances) == list(range(config.rollout.num_instances))
-    assert {len(g) for g in instances.values()} == {config.rollout.vllm_tensor_parallel_size}
-    if not placement.shares_gpu(config):
+    instances = [i for node in nodes for i in node.instances]
+    assert instances == list(range(config.rollout.num_instances))
+    assert all(node.num_free == 0 for node in nodes)
+    if not plan.shares_gpu(config):
         for node in nodes:
-            given = [*node.ranks.values(), *(g for gpus in node.instances.values() for g in gpus)]
-            assert sorted(given) == list(range(node.num_gpus)), "one worker to a GPU, none free"
+            assert len(node.ranks) + each * len(node.instances) == config.cluster.gpus_per_node
 
 
 # -- as the simulator has it ----------------------------------------------------------------------

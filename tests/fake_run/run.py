@@ -25,7 +25,7 @@ from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import Event
 from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.errors import StorageError, UserError
-from rhymeflow.runtime import event_log, in_force, run_dir
+from rhymeflow.runtime import event_log, in_force, start
 from rhymeflow.runtime.replay import beginning, recall
 from rhymeflow.runtime.train import Machine, attempt
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS
@@ -170,18 +170,18 @@ def adapted(num_events: int) -> Iterator[None]:
     """Have the coordinator's state stored every so many events, and no `config.yaml` written twice:
     nobody reads it, and that takes longest.
     """
-    before, dump = event_log.SNAPSHOT_EVENTS, run_dir.dump_config
+    before, dump = event_log.SNAPSHOT_EVENTS, start.dump_config
     written: dict[str, str] = {}
 
     def dump_once(config: Config) -> str:
         key = config.model_dump_json()
         return written.get(key) or written.setdefault(key, dump(config))
 
-    event_log.SNAPSHOT_EVENTS, run_dir.dump_config = num_events, dump_once
+    event_log.SNAPSHOT_EVENTS, start.dump_config = num_events, dump_once
     try:
         yield
     finally:
-        event_log.SNAPSHOT_EVENTS, run_dir.dump_config = before, dump
+        event_log.SNAPSHOT_EVENTS, start.dump_config = before, dump
 
 
 def watch(coordinator: Coordinator, look: Look) -> None:
@@ -194,12 +194,6 @@ def watch(coordinator: Coordinator, look: Look) -> None:
         return commands
 
     coordinator.handle = watched  # type: ignore[method-assign]
-
-
-def with_steps(config: Config, max_steps: int) -> Config:
-    """The configuration of a run that ends there."""
-    learner = config.learner.model_copy(update={"max_steps": max_steps})
-    return config.model_copy(update={"learner": learner})
 
 
 class FakeRun:
@@ -216,7 +210,7 @@ class FakeRun:
         """What was stored when an attempt ended, and has to be in the end."""
         self._num_heirs = self._num_signals = 0
         self.path.mkdir(parents=True)
-        run_dir.write_config(config, self.path)
+        start.write_config(config, self.path)
 
     def carry_through(self) -> None:
         """Until it is finished."""
@@ -231,7 +225,7 @@ class FakeRun:
                     return
                 self._goes_on = False
                 steps = self.config.learner.max_steps + 1
-                self.config = with_steps(self.config, steps)
+                self.config = in_force.changed(self.config, learner={"max_steps": steps})
             except Killed:
                 self._inherit(store, heir)
             except StorageError:
@@ -262,17 +256,13 @@ class FakeRun:
 
     def _changed(self, config: Config) -> Config:
         """At times, other values of fields that may be changed when a run is resumed."""
-        config = with_steps(config, self.config.learner.max_steps)
+        steps = self.config.learner.max_steps
+        config = in_force.changed(config, learner={"max_steps": steps})
         if not self._world.chance(CHANGE_SHARE):
             return config
         choose = self._world.rng.choice
         rollout = {"num_instances": choose([1, 2, 3]), "max_num_seqs": choose([2, 4])}
-        return config.model_copy(
-            update={
-                "rollout": config.rollout.model_copy(update=rollout),
-                "run": config.run.model_copy(update={"save_steps": choose(SAVE_STEPS)}),
-            }
-        )
+        return in_force.changed(config, rollout=rollout, run={"save_steps": choose(SAVE_STEPS)})
 
     def _inherit(self, store: MortalStore, heir: Path) -> None:
         """Go on in the directory that is left; checkpoints are where they were."""

@@ -9,8 +9,8 @@ import pytest
 from rhymeflow import check
 from rhymeflow.config.load import read_config
 from rhymeflow.errors import UserError
-from rhymeflow.runtime.machines import runtime_of
 from rhymeflow.runtime.ray import library
+from rhymeflow.runtime.start import runtime_of
 
 RAY = {"runtime": "ray"}
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
-from rhymeflow.core.events import GroupCreated, InstanceJoined, InstanceLeft, TrajectoryInterrupted
+from rhymeflow.core.events import GroupCreated
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.data.load import RunPrompts
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.data.stream import PromptStream
 from rhymeflow.errors import UserError
 from rhymeflow.runtime.in_flight import InFlight
-from rhymeflow.runtime.instances import Instances
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from rhymeflow.workers.messages import Part, TokensGenerated
+from rhymeflow.workers.messages import Part
 
 SOURCE = [Prompt(row, "ab" * (row + 1), {"answer": row}) for row in range(3)]
 FIRST = TrajectoryId(0, 0)
@@ -128,22 +125,6 @@ def test_what_is_aborted_or_over_is_passed_over_and_what_there_was_is_stored(in_
     assert segments(store) == [(0, 2, 0, "a")]
     in_flight.seal_all()
     assert segments(store) == [(0, 2, 0, "a")]
-
-
-def test_what_is_stored_of_each_response_is_said_before_its_instance_has_left(in_flight):
-    in_flight.add(in_flight.draw())
-    other = SimpleNamespace(leave=lambda name: None, add=lambda part: None)
-    instances = Instances(in_flight, other, other, other)
-    second = FIRST._replace(member=1)
-    for name, *parts in (("a", part(0, 3), part(3, 4)), ("b", part(0, 2, trajectory=second))):
-        assert len(list(instances.events(name, InstanceJoined(name, 0, 4, 100, "0")))) == 1
-        assert not list(instances.events(name, TokensGenerated(parts)))
-    assert list(instances.leave("a", "killed")) == [
-        TrajectoryInterrupted(FIRST, "a", 0, 7),
-        InstanceLeft("a", "killed"),
-    ]
-    assert in_flight.tokens(FIRST) == list(range(7))
-    assert list(instances.leave("c", "never joined")) == []
 
 
 def test_what_an_environment_answers_follows_what_the_policy_said(in_flight, store, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
-from rhymeflow.runtime import interpreters
+from rhymeflow.runtime import local
 from rhymeflow.runtime.base import Received, Resources, WorkerLost
 from rhymeflow.runtime.local import LocalRuntime
 from rhymeflow.workers import launch
@@ -22,10 +22,12 @@ def in_python(python: str) -> Config:
 
 def test_only_instances_have_one() -> None:
     config = in_python(sys.executable)
-    assert interpreters.is_needed("rollout", config)
-    assert not interpreters.is_needed("learner", config)
-    assert not interpreters.is_needed("rollout", Config())
-    assert interpreters.is_needed("rollout", Config.model_validate({"rollout": {"engine": "vllm"}}))
+    assert local.needs_interpreter("rollout", config)
+    assert not local.needs_interpreter("learner", config)
+    assert not local.needs_interpreter("rollout", Config())
+    assert local.needs_interpreter(
+        "rollout", Config.model_validate({"rollout": {"engine": "vllm"}})
+    )
 
 
 def test_it_is_given_its_task_and_reports_what_it_dies_of(tmp_path: Path) -> None:

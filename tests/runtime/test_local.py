@@ -33,15 +33,16 @@ def runtime(tmp_path, monkeypatch, request):
         yield runtime
 
 
-def enter(connection, role, *rest):
+def enter(connection, given, environment):
     """In the child: `entry.enter`, to which the tests' roles are known; no heartbeat is heard."""
     from rhymeflow.workers import entry
     from tests.runtime import roles
 
+    role = given.role
     sys.modules[f"rhymeflow.workers.{role}"] = ModuleType(role)
     sys.modules[f"rhymeflow.workers.{role}"].main = getattr(roles, role)
     entry.beating = nullcontext
-    entry.enter(connection, role, *rest)
+    entry.enter(connection, given, environment)
 
 
 def until(runtime, count, **options):

@@ -11,7 +11,7 @@ from benchmarks.faults import wal
 from rhymeflow.config import Config
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import LearnerReady, Tick
-from rhymeflow.runtime import run_dir, snapshot
+from rhymeflow.runtime import snapshot, start
 from rhymeflow.runtime.replay import beginning, recall, replay
 from rhymeflow.runtime.snapshot import Snapshot
 from rhymeflow.runtime.supervisor import Supervisor
@@ -23,7 +23,7 @@ from rhymeflow.store.writer import SqliteTrajectoryStore
 def test_a_run_that_stored_nothing_begins_anew(tmp_path):
     """It was killed before its first commit."""
     config = Config(name="mine")
-    run_dir.write_config(config, tmp_path)
+    start.write_config(config, tmp_path)
     SqliteTrajectoryStore(tmp_path / "events.db").close()
     past, found = recall(tmp_path, lambda config: config)
     assert found == config

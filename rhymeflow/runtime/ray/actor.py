@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -22,25 +21,8 @@ import ray
 
 from rhymeflow.runtime.ray.objects import RayObjects
 from rhymeflow.utils import objects
-from rhymeflow.utils.process import redirect_output
 from rhymeflow.workers import entry
 from rhymeflow.workers.channel import Channel
-
-
-class Given(NamedTuple):
-    """What a worker is started with."""
-
-    role: str
-    name: str
-    namespace: str
-    """Of the run's actors."""
-    num_threads: int
-    config: str
-    """As JSON."""
-    run_dir: str
-    """Absolute, on the controller's node."""
-    log: str
-    """Absolute; on the worker's own node, where it is made if it is not there."""
 
 
 class Whereabouts(NamedTuple):
@@ -52,15 +34,16 @@ class Whereabouts(NamedTuple):
 
 
 class WorkerActor:
-    """The process of one worker; it is there before the worker is up."""
+    """The process of one worker; it is there before the worker is up. `namespace`: of the run's
+    actors."""
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: entry.Given, namespace: str) -> None:
         os.environ["OMP_NUM_THREADS"] = str(given.num_threads)  # torch reads it when it is imported
         assert "torch" not in sys.modules
         # Processes that the worker spawns import the main module again: Ray's program, which takes
         # seconds and is of no use to them.
         sys.modules["__main__"] = ModuleType("__main__")
-        self._objects = RayObjects(given.name, given.namespace)
+        self._objects = RayObjects(given.name, namespace)
         objects.use(self._objects)
         ours, theirs = multiprocessing.Pipe(duplex=True)
         self._channel = Channel(ours)
@@ -92,9 +75,7 @@ class WorkerActor:
         return self._objects.answer(what, arguments)
 
     def _work(self) -> None:
-        given = self._given
         try:
-            redirect_output(Path(given.log))
-            entry.work(Channel(self._theirs), given.role, given.name, given.config, given.run_dir)
+            entry.work(self._theirs, self._given)
         finally:
             self._theirs.close()

@@ -28,13 +28,8 @@ class RayObjects:
     `namespace`: of all actors of the run."""
 
     def __init__(self, name: str, namespace: str) -> None:
-        self._name, self._namespace = name, namespace
+        self.name, self._namespace = name, namespace
         self._answers: dict[str, Callable[..., Any]] = {}
-
-    @property
-    def name(self) -> str:
-        """Under which others ask this process."""
-        return self._name
 
     @property
     def address(self) -> str:

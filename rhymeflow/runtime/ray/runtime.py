@@ -3,6 +3,10 @@
 The controller is the driver, so actors end with it. Ray never restarts one (it would come back
 empty): one that died and one that cannot be reached are both lost, and the supervisor starts
 another under a new name; whatever a lost one says later is dropped by its name.
+
+An instance and a learner's rank take as many CPUs as they have threads, and GPUs of their own: an
+instance's actor has all of them, so Ray gives it those of one node. Other workers compute little,
+and take nothing.
 """
 
 from __future__ import annotations
@@ -16,15 +20,16 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from rhymeflow.config import Config
 from rhymeflow.runtime.base import News, Received, Resources, Role, WorkerLost
-from rhymeflow.runtime.ray import library, placement
-from rhymeflow.runtime.ray.actor import Given, Whereabouts, WorkerActor
+from rhymeflow.runtime.ray import library
+from rhymeflow.runtime.ray.actor import Whereabouts, WorkerActor
 from rhymeflow.runtime.ray.objects import ASKED, StoreActor
 from rhymeflow.store import handle
 from rhymeflow.utils.cores import usable_cores
+from rhymeflow.workers.entry import Given
 from rhymeflow.workers.messages import Sent, Shutdown, decode, encode
 
 CLOSE_SECONDS = 5.0
@@ -40,6 +45,33 @@ Arrived = SimpleQueue[tuple[str, Future[Any] | None]]
 """Names of workers, with what a call of `collect` came to; None: now it is known where it is."""
 
 
+class Need(NamedTuple):
+    """Logical resources of one worker."""
+
+    cpus: int
+    gpus: int = 0
+
+
+def need(role: Role, num_threads: int, config: Config, *, has_gpus: bool) -> Need:
+    """What a worker of this role takes. `has_gpus`: whether the run computes on GPUs."""
+    match role:
+        case "rollout":
+            parts = config.rollout.vllm_tensor_parallel_size
+            return Need(parts * num_threads, has_gpus * parts)
+        case "learner" | "learner_rank":
+            return Need(num_threads, int(has_gpus))
+    return Need(0)
+
+
+def least(config: Config, *, has_gpus: bool) -> Need:
+    """What a run takes at least: its learner, and all of its first instances."""
+    rollout, learner = config.rollout, config.learner
+    one = need("rollout", rollout.num_threads or 1, config, has_gpus=has_gpus)
+    rank = need("learner", learner.num_threads or 1, config, has_gpus=has_gpus)
+    instances, ranks = rollout.num_instances, learner.num_ranks
+    return Need(one.cpus * instances + rank.cpus * ranks, one.gpus * instances + rank.gpus * ranks)
+
+
 class RayRuntime:
     """Actors of one run; a context manager that ends them all. `logs` is where what workers print
     goes, on each one's node."""
@@ -52,16 +84,18 @@ class RayRuntime:
         self._namespace = f"rhymeflow-{secrets.token_hex(6)}"
         self._has_gpus = False
         self._ray: Any
+        self._ranks: Any = None
+        """The placement group of the learner that there is, if it has many ranks."""
+        self._num_placed = 0
 
     def __enter__(self) -> RayRuntime:
         config = self._config
-        own = placement.least(config, has_gpus=False).cpus
+        own = least(config, has_gpus=False).cpus
         connection = library.connected(config.ray.address, num_cpus=max(own, usable_cores()))
         self._ray = self._connection.enter_context(connection)
         total = self._ray.cluster_resources()
         device = config.model.device
         self._has_gpus = device == "cuda" or (device == "auto" and total.get("GPU", 0) > 0)
-        self._places = placement.Places(self._ray, config, has_gpus=self._has_gpus)
         self._store = self._start_store()
         return self
 
@@ -71,7 +105,7 @@ class RayRuntime:
 
     def start(self, role: Role, name: str, resources: Resources) -> RayWorker:
         """Create an actor; see `base.Runtime`."""
-        takes = placement.need(role, resources.num_threads, self._config, has_gpus=self._has_gpus)
+        takes = self._need(role, resources)
         log = self._logs / f"{name}.log"
         make = self._ray.remote(
             name=name,
@@ -81,11 +115,11 @@ class RayRuntime:
             max_restarts=0,
             max_task_retries=0,
             concurrency_groups=GROUPS,
-            scheduling_strategy=self._places.strategy(role, resources),
+            scheduling_strategy=self._strategy(role, resources),
         )(WorkerActor)
         config, run_dir = self._config.model_dump_json(), str(self._run_dir)
-        given = Given(role, name, self._namespace, resources.num_threads, config, run_dir, str(log))
-        worker = RayWorker(name, make.remote(given), log, self._arrived)
+        given = Given(role, name, config, run_dir, str(log), resources.num_threads)
+        worker = RayWorker(name, make.remote(given, self._namespace), log, self._arrived)
         self._workers[name] = worker
         worker.begin()
         return worker
@@ -132,8 +166,53 @@ class RayRuntime:
         for worker in self._workers.values():
             self._ray.kill(worker.actor, no_restart=True)
         self._workers.clear()
-        self._places.close()
+        self._forget_ranks()
         self._ray.kill(self._store)
+
+    def _need(self, role: Role, resources: Resources) -> Need:
+        return need(role, resources.num_threads, self._config, has_gpus=self._has_gpus)
+
+    def _strategy(self, role: Role, resources: Resources) -> Any:
+        """Where the next worker goes: what Ray calls the scheduling strategy.
+
+        Reward functions may be files of the controller's machine, so they run there; a learner's
+        ranks, which talk all the time, are packed; instances spread.
+        """
+        if role in ("reward", "environment"):
+            return self._own_node()
+        if role in ("learner", "learner_rank") and self._config.learner.num_ranks > 1:
+            return self._of_rank(role, resources)
+        if resources.node is not None:
+            return self._on(resources.node)
+        return "SPREAD" if role == "rollout" else "DEFAULT"
+
+    def _own_node(self) -> Any:
+        """The strategy of what has to be on the controller's node."""
+        return self._on(self._ray.get_runtime_context().get_node_id())
+
+    def _on(self, node: str) -> Any:
+        strategies = self._ray.util.scheduling_strategies
+        return strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+
+    def _of_rank(self, role: Role, resources: Resources) -> Any:
+        """A bundle of the group of all ranks; rank 0, which is started first, makes a new group."""
+        if role == "learner":
+            self._forget_ranks()
+            each = self._need(role, resources)
+            bundle = {"CPU": each.cpus} | ({"GPU": each.gpus} if each.gpus else {})
+            bundles = [bundle] * self._config.learner.num_ranks
+            self._ranks = self._ray.util.placement_group(bundles, strategy="PACK")
+            self._num_placed = 0
+        self._num_placed += 1
+        return self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+            self._ranks, placement_group_bundle_index=self._num_placed - 1
+        )
+
+    def _forget_ranks(self) -> None:
+        """Give back what is set aside for the learner's ranks; they are gone."""
+        if self._ranks is not None:
+            self._ray.util.remove_placement_group(self._ranks)
+            self._ranks = None
 
     def _start_store(self) -> Any:
         """The actor that reads the run's store for workers; Ray starts it anew as often as due."""
@@ -144,7 +223,7 @@ class RayRuntime:
             max_restarts=-1,
             max_task_retries=-1,
             concurrency_groups={ASKED: 1},
-            scheduling_strategy=self._places.own_node(),
+            scheduling_strategy=self._own_node(),
         )(StoreActor)
         return make.remote(self._namespace)
 
@@ -152,7 +231,7 @@ class RayRuntime:
         """Whether a node has room, and nobody waits for it; see `base.Runtime`."""
         if not all(worker.is_placed for worker in self._workers.values()):
             return False
-        takes = placement.need(role, resources.num_threads, self._config, has_gpus=self._has_gpus)
+        takes = self._need(role, resources)
         free = self._ray._private.state.available_resources_per_node().values()
         return any(
             node.get("CPU", 0) >= takes.cpus and node.get("GPU", 0) >= takes.gpus for node in free
@@ -165,11 +244,11 @@ class RayRuntime:
         for worker in self._workers.values():
             if not worker.is_placed and now - worker.asked_for > patience:
                 worker.asked_for = math.inf  # it is told once
-                least = placement.least(self._config, has_gpus=self._has_gpus)
+                wanted = least(self._config, has_gpus=self._has_gpus)
                 total = self._ray.cluster_resources()
                 reason = (
                     f"{worker.name} found no place for {patience:g} seconds (ray.wait_seconds); "
-                    f"the run takes {least.cpus} CPUs and {least.gpus} GPUs at least, and the "
+                    f"the run takes {wanted.cpus} CPUs and {wanted.gpus} GPUs at least, and the "
                     f"cluster has {total.get('CPU', 0):g} and {total.get('GPU', 0):g}"
                 )
                 news.append(WorkerLost(worker.name, reason))

@@ -1,16 +1,18 @@
 """A run on the machines of the section `cluster`: refused in one line, or described node by node.
 
-Starts nothing. What is described has its GPUs, and its memory by `memory.py`, on every node.
+Starts nothing. What is described has its GPUs, and its memory by `memory.py`, on every node. A rank
+has a GPU of its own, an instance as many as its model is spread over, all of one node, as with
+`runtime: ray`; with `runtime: local` both share the first GPU (docs/cluster.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
 from rhymeflow import build, memory, profiles
-from rhymeflow.cluster.placement import Node, place, shares_gpu
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 from rhymeflow.memory import GB, Model, Part, size_text, total
@@ -49,6 +51,65 @@ def describe(config: Config) -> str:
     return "\n".join(f"# {line}".rstrip() for line in lines)
 
 
+@dataclass(slots=True)
+class Node:
+    """A machine of the cluster, and what is on its GPUs."""
+
+    number: int
+    num_free: int
+    """GPUs that nothing is on."""
+    ranks: list[int] = field(default_factory=list)
+    instances: list[int] = field(default_factory=list)
+
+
+def shares_gpu(config: Config) -> bool:
+    """Whether learner and engine are on one GPU."""
+    return config.runtime == "local"
+
+
+def place(config: Config) -> list[Node]:
+    """The nodes of `config.cluster`, with their workers: ranks first, from node 0 on, and instances
+    in what is left.
+
+    Raises:
+        UserError: there are not so many GPUs, or not so many in one node.
+    """
+    cluster, ranks = config.cluster, config.learner.num_ranks
+    each, instances = config.rollout.vllm_tensor_parallel_size, config.rollout.num_instances
+    assert cluster.nodes is not None
+    if shares_gpu(config):
+        if (cluster.nodes, instances, each, ranks) != (1, 1, 1, 1) or not cluster.gpus_per_node:
+            raise UserError(
+                "runtime = 'local' computes on the first GPU of one machine, with one instance and "
+                "one rank; more GPUs than one need runtime = 'ray'"
+            )
+        return [Node(0, cluster.gpus_per_node - 1, [0], [0])]
+    needed, there = instances * each + ranks, cluster.nodes * cluster.gpus_per_node
+    if needed > there:
+        raise UserError(
+            f"rollout.num_instances = {instances} x rollout.vllm_tensor_parallel_size = {each} and "
+            f"learner.num_ranks = {ranks} take {needed} GPUs, and cluster.nodes = {cluster.nodes} "
+            f"x cluster.gpus_per_node = {cluster.gpus_per_node} are {there}"
+        )
+    nodes = [Node(number, cluster.gpus_per_node) for number in range(cluster.nodes)]
+    for rank in range(ranks):
+        node = nodes[rank // cluster.gpus_per_node]
+        node.ranks.append(rank)
+        node.num_free -= 1
+    for instance in range(instances):
+        node = next((node for node in nodes if node.num_free >= each), None)
+        if node is None:
+            raise UserError(
+                f"rollout.num_instances = {instances}: only {instance} of them find "
+                f"rollout.vllm_tensor_parallel_size = {each} free GPUs in one node of "
+                f"cluster.gpus_per_node = {cluster.gpus_per_node}, beside learner.num_ranks = "
+                f"{ranks}"
+            )
+        node.instances.append(instance)
+        node.num_free -= each
+    return nodes
+
+
 def model_of(config: Config) -> Model:
     """The model. Raises `UserError` if it cannot be spread over the GPUs of an instance."""
     model, parts = memory.model_on_gpus(config), config.rollout.vllm_tensor_parallel_size
@@ -66,9 +127,6 @@ def prompt_of(config: Config) -> int:
     return config.data.max_prompt_length or config.simulation.workload.prompt_tokens
 
 
-# -- memory ----------------------------------------------------------------------------------------
-
-
 def of_rank(config: Config, model: Model) -> list[Part]:
     """What one rank takes of its GPU."""
     optimizer = [] if config.learner.offload_optimizer else memory.of_optimizer(config, model)
@@ -77,7 +135,7 @@ def of_rank(config: Config, model: Model) -> list[Part]:
 
 def of_node(config: Config, model: Model, node: Node) -> list[Part]:
     """What the workers of a node take of its main memory."""
-    workers = len(node.ranks) + sum(map(len, node.instances.values()))
+    workers = len(node.ranks) + config.rollout.vllm_tensor_parallel_size * len(node.instances)
     if not workers:
         return []
     parts = [
@@ -130,9 +188,6 @@ def _check_node(config: Config, model: Model, node: Node) -> None:
         )
 
 
-# -- rates -----------------------------------------------------------------------------------------
-
-
 class Rates(NamedTuple):
     """Response tokens a second of all instances, and of the learner; bytes of the store a day."""
 
@@ -176,16 +231,11 @@ def rates(config: Config, model: Model) -> Rates:
     return Rates(profile.name, generated, trained, both, both * each * _DAY, mean)
 
 
-# -- for people ------------------------------------------------------------------------------------
-
-
 def _head(config: Config, model: Model) -> Iterator[str]:
-    cluster = config.cluster
-    experts = f", {model.num_experts} experts" if model.num_experts else ""
-    yield (
-        f"{config.model.name}: {model.num_parameters:,} parameters{experts}, computed in "
-        f"{model.name_of_dtype}"
-    )
+    cluster, parameters = config.cluster, f"{model.num_parameters:,} parameters"
+    if model.num_experts:
+        parameters += f", {model.num_experts} experts"
+    yield f"{config.model.name}: {parameters}, computed in {model.name_of_dtype}"
     yield (
         f"{cluster.nodes} x {cluster.gpus_per_node} GPUs of {cluster.gpu_memory_gb:g} GB, "
         f"{cluster.memory_gb:g} GB a node; runtime {config.runtime}"

@@ -1,1 +1,0 @@
-"""Plans for clusters: what runs where, its memory and its rates."""
