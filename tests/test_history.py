@@ -49,56 +49,48 @@ def test_rows_read_afterwards_give_the_same_entries(
     assert trained == first + every_or_never
 
 
-def test_what_is_not_finite_is_null_as_in_the_file() -> None:
-    history = History(Rhythm(every=2, steps_per_version=1, versions_per_epoch=4.0))
-    history.trained(1, {"loss": math.nan, "grad_norm": math.inf})
-    made = history.trained(2, {"loss": 2.0, "grad_norm": math.inf})
-    assert made is not None
-    assert (made["loss"], made["grad_norm"]) == (2.0, None)
+def test_what_is_null_or_not_finite_is_left_out_of_the_mean() -> None:
+    history = History(Rhythm(every=4))
+    for version, value in enumerate((None, 2.0, math.nan, 4.0), 1):
+        history.trained(version, {"loss": value, "kl": None, "grad_norm": math.inf})
+    (entry,) = history.entries
+    assert (entry["loss"], entry["kl"], entry["grad_norm"]) == (3.0, None, None)
 
 
-def test_a_null_is_left_out_of_the_mean() -> None:
-    history = History(Rhythm(every=3))
-    for version, value in ((1, None), (2, 2.0), (3, 4.0)):
-        history.trained(version, {"loss": value, "kl": None})
-    assert (history.entries[0]["loss"], history.entries[0]["kl"]) == (3.0, None)
+def test_callbacks_see_the_state_of_their_own_step() -> None:
+    """Also of a checkpoint and an evaluation that are ready two steps later."""
+    seen: list[tuple[Any, ...]] = []
 
+    class Records(TrainerCallback):
+        def __getattribute__(self, name: str) -> Any:
+            if not name.startswith("on_"):
+                return super().__getattribute__(name)
+            return lambda args, state, control, **more: seen.append(
+                (name.removeprefix("on_"), state.global_step, state.epoch)
+            )
 
-class Recorder(TrainerCallback):
-    def __init__(self) -> None:
-        self.heard: list[tuple[str, int]] = []
-
-
-def _records(name: str) -> Any:
-    def heard(self: Recorder, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.heard.append((name.removeprefix("on_"), state.global_step))
-
-    return heard
-
-
-for _name in (
-    "on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end", "on_step_begin",
-    "on_step_end", "on_log", "on_evaluate", "on_save",
-):  # fmt: skip
-    setattr(Recorder, _name, _records(_name))
-
-
-def test_events_come_in_the_order_of_transformers() -> None:
-    recorder, rhythm = Recorder(), Rhythm(every=2, steps_per_version=2, versions_per_epoch=2.0)
-    state = TrainerState(max_steps=4)
-    made = Callbacks([recorder], None, state, rhythm, lambda: None)
-    made.begin({})
-    made.evaluated(0, {"eval/reward": 1.0})
-    made.step_ended(1, row(1))
-    made.saved(1, "step-1")
-    made.step_ended(2, row(2))
-    made.end()
-    assert recorder.heard == [
-        ("train_begin", 0), ("epoch_begin", 0), ("step_begin", 0), ("log", 0), ("evaluate", 0),
-        ("step_end", 2), ("step_begin", 2), ("save", 2), ("step_end", 4), ("log", 4),
-        ("epoch_end", 4), ("log", 4), ("train_end", 4),
+    rhythm = Rhythm(steps_per_version=2, versions_per_epoch=2.0)
+    told = Callbacks([Records()], None, TrainerState(max_steps=6), rhythm, lambda: None)
+    told.begin({})
+    told.evaluated(0, {"eval/reward": 1.0})
+    for version in (1, 2):
+        told.step_ended(version, {"loss": 1.0})
+    told.evaluated(1, {"eval/reward": 0.5})
+    told.saved(1, "step-1")
+    told.step_ended(3, {"loss": 1.0})
+    told.saved(3, "step-3")
+    told.end()
+    assert seen == [
+        ("train_begin", 0, 0.0), ("epoch_begin", 0, 0.0), ("step_begin", 0, 0.0),
+        ("log", 0, 0.0), ("evaluate", 0, 0.0),
+        ("step_end", 2, 0.5), ("log", 2, 0.5), ("step_begin", 2, 0.5),
+        ("step_end", 4, 1.0), ("log", 4, 1.0), ("epoch_end", 4, 1.0),
+        ("epoch_begin", 4, 1.0), ("step_begin", 4, 1.0),
+        ("log", 2, 0.5), ("evaluate", 2, 0.5), ("save", 2, 0.5),
+        ("step_end", 6, 1.5), ("log", 6, 1.5), ("save", 6, 1.5),
+        ("epoch_end", 6, 1.5), ("log", 6, 1.5), ("train_end", 6, 1.5),
     ]  # fmt: skip
-    assert [each["step"] for each in state.log_history] == [0, 4]
+    assert [each["step"] for each in told.state.log_history] == [0, 2, 4, 2, 6]
 
 
 class Asks(TrainerCallback):

@@ -21,9 +21,9 @@ from rhymeflow import Trainer, UserError
 from rhymeflow.config import RewardFunction
 from rhymeflow.data.load import load_prompts
 from rhymeflow.reward.functions import Judge
-from rhymeflow.reward.messages import RewardRequest, TrainerState
 from rhymeflow.trainer.inputs import Inputs
 from rhymeflow.trainer.trainer import reward_function as named_function
+from tests.reward import judged
 
 
 def longest(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
@@ -34,18 +34,8 @@ def reward_function(given: Any) -> RewardFunction:
     return named_function(given, Inputs(Path("run")))
 
 
-def judged(given: Any, tmp_path: Path, **columns: Any) -> list[float | None]:
-    """What a function says of two responses in a process that only has its name."""
-    inputs = Inputs(tmp_path / "run")
-    judge = Judge(named_function(given, inputs))
-    inputs.write()
-    return judge_request(judge, **columns)
-
-
 def judge_request(judge: Judge, **columns: Any) -> list[float | None]:
-    request = RewardRequest("p", ["a", "abc"], [[1], [2]], columns, TrainerState(0, 1))
-    with asyncio.Runner() as runner:
-        return judge(request, runner)
+    return judged(judge, ["a", "abc"], columns)
 
 
 def trainer(tmp_path: Path, **arguments: Any) -> Trainer:

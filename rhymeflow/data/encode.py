@@ -154,7 +154,6 @@ class PromptEncoder:
 
 
 def _check_told(where: str, text: str, messages: list[Message], tools: list[Schema]) -> None:
-    """Look whether nothing that the policy is to be told is left out of the prompt's text."""
     where = f"{where}: the model's chat template"
     for message in messages:
         role, content = message["role"], message["content"]

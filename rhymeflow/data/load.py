@@ -71,7 +71,6 @@ class RunPrompts(NamedTuple):
 
 
 def _stream(train: PromptSource, config: Config) -> PromptStream | MixedStream:
-    """The order of prompts, of one kind or of several that have shares."""
     classes, seed, shuffle = config.environment.classes, config.run.seed, config.data.shuffle
     shares = [each.share for each in classes if each.share is not None]
     if len(shares) < 2:
@@ -167,7 +166,6 @@ def _check_numbers(config: DataConfig) -> None:
 
 
 def _eval_size(config: DataConfig, most: int | None = None) -> int:
-    """The configured number, or as many as there should be of `most`."""
     if config.eval_size is not None:
         return config.eval_size
     return EVAL_SIZE if most is None else min(EVAL_SIZE, most)

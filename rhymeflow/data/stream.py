@@ -83,7 +83,6 @@ class MixedStream:
         return self._streams[kind].at(block * self._counts[kind] + before)
 
     def _ordered(self, block: int) -> list[int]:
-        """The kinds of a block's prompts."""
         kinds = [kind for kind, count in enumerate(self._counts) for _ in range(count)]
         return [kinds[slot] for slot in _sorted(BLOCK, f"mix {self._seed} {block} ")]
 

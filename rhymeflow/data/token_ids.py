@@ -63,7 +63,6 @@ class TokenIds:
             return False  # it says so by itself
 
     def _encoded(self, text: str, *, looks: bool) -> tuple[list[int], str | None]:
-        """The ids, and the first character that is in none."""
         more = {"return_offsets_mapping": True} if looks else {}
         try:
             encoded = self._tokenizer(text, add_special_tokens=False, **more)

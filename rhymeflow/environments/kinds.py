@@ -91,7 +91,6 @@ def _kind(config: EnvironmentClass, functions: dict[str, Callable[..., Any]]) ->
 
 
 def _factory(spec: str, where: str) -> Callable[..., Any]:
-    """A class, or a function that makes an object of one."""
     kind, _, recipe = spec.partition(":")
     if kind == "recipe":
         return function_of(task_module(recipe, where), "Environment", where)

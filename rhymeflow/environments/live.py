@@ -219,7 +219,6 @@ class LiveEnvironment:
 
 
 def _checked(answer: Any) -> Answer:
-    """Look whether this is what `step` may return."""
     wanted = "should be a list of messages, text, or None"
     if answer is None or isinstance(answer, str):
         return answer
@@ -275,8 +274,6 @@ def imported(sections_json: str, schemas_json: str) -> Callable[[Connection], No
 
 
 class _Server:
-    """Answers questions about the environments of this process."""
-
     def __init__(
         self,
         connection: Connection,

@@ -194,7 +194,6 @@ def check_appends(
 def _conversations(
     thoughts: Sequence[str], reads_tools: bool, reads_users: bool
 ) -> list[tuple[str, list[Message]]]:
-    """Conversations of every shape that a run may have, with what to call it."""
     found = []
     for thought in thoughts:
         reasoning = "reasoning and " if thought else ""
@@ -271,7 +270,6 @@ def _bare(message: Message) -> str:
 
 
 def _difference(text: str, begin: str) -> str:
-    """Where a text stops beginning as it should."""
     place = next(
         (n for n, (a, b) in enumerate(zip(text, begin, strict=False)) if a != b), len(text)
     )

@@ -62,7 +62,6 @@ class PackedAttention(Attention):
         return out_NHD.index_select(0, self._source_T)
 
     def _gather(self, x_HTD: Tensor) -> list[Tensor]:
-        """The rectangles of `x`, each [B, H, L, D]."""
         x_NHD = x_HTD.transpose(0, 1).index_select(0, self._places_N)
         blocks = x_NHD.split([rows * length for rows, length in self._shapes])
         return [

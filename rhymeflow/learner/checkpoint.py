@@ -88,7 +88,6 @@ class Snapshot(NamedTuple):
         self._on_lead(lambda: (directory / PROGRESS).write_text(progress))
 
     def _export(self, directory: Path) -> None:
-        """Write the Hugging Face model, gathered one block at a time by rank 0."""
         export = Export(directory, self.model, self.buffers)
         self._on_lead(lambda: export.begin(self.tokenizer, self.weights.dtype))
         problem = None

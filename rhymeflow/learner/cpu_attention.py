@@ -94,8 +94,6 @@ class CpuPackedAttention(Attention):
 
 
 class _Attend(torch.autograd.Function):
-    """The kernels as a node of autograd's graph."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -128,5 +126,4 @@ class _Attend(torch.autograd.Function):
 
 
 def _flat(*tensors: Tensor) -> list[np.ndarray]:
-    """All elements in a row, in float32."""
     return [x.detach().float().reshape(-1).numpy() for x in tensors]

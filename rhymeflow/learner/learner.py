@@ -234,7 +234,6 @@ class Learner:
         return self._early or _Early([], Totals(diagnosis_names(self._config)), 0.0)
 
     def _split(self, batch: Sequence[Sample], advantage_N: np.ndarray) -> list[list[MicroBatch]]:
-        """The micro-batches of each optimizer step that are computed here."""
         ranks = self._ranks
         return split(
             batch, advantage_N, self._config, self._device, rank=ranks.rank, num_ranks=ranks.count
@@ -273,7 +272,6 @@ class Learner:
         *,
         is_first_pass: bool,
     ) -> None:
-        """Add one micro-batch's gradient to the step's, and its numbers to the totals."""
         config, inputs = self._config, micro.inputs
 
         def loss_of(logprob_C: Tensor, chunk: slice) -> Tensor:

@@ -276,7 +276,6 @@ def into_gradient(x_CV: Tensor, log_sum_C: Tensor, targets_C: Tensor, grad_C: Te
 
 
 def _parts(array: Tensor, x_CV: Tensor | None = None) -> tuple[Tensor, ...]:
-    """The array's rows as they are computed together."""
     x_CV = array if x_CV is None else x_CV
     if x_CV.device.type != "cpu":
         return (array,)
@@ -316,5 +315,4 @@ def recompute_layers(model: PreTrainedModel) -> None:
 
 
 def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Contexts of a layer's forward pass and of its recomputation."""
     return nullcontext(), attending(_attention.get())

@@ -156,13 +156,11 @@ class Optimizer:
         self._refresh()
 
     def _take_gradient(self, master: Tensor, parameter: Tensor) -> None:
-        """Give this rank's rows of a parameter the gradient that FSDP has for them."""
         local = self._ranks.local(parameter)
         assert local.data_ptr() == master.data_ptr(), "FSDP has moved a rank's rows"
         master.grad = None if parameter.grad is None else self._ranks.local(parameter.grad)
 
     def _norm(self) -> float:
-        """Of all gradients, on all ranks."""
         own = nn.utils.get_total_norm([master.grad for master in self._masters.values()])
         # In float64 the square and its root are exact.
         return math.sqrt(float(self._ranks.summed(own.double().square().cpu())))
@@ -188,7 +186,6 @@ class Optimizer:
 
 
 def _master(parameter: nn.Parameter, compute_dtype: torch.dtype) -> Tensor:
-    """The float32 master of `parameter`, whose gradient its gradients add to."""
     if compute_dtype == torch.float32:
         parameter.data = parameter.data.float()
         return parameter

@@ -150,8 +150,6 @@ class Shards:
 
 
 class _Inside(nn.Module):
-    """Runs what it is given inside a forward pass, where parameters are gathered."""
-
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model

@@ -193,7 +193,6 @@ class Gathering(Mapping[str, Tensor]):
                 yield self._gather(names)
 
     def _gather(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Gather one block: all its rows in one message."""
         lengths = [self._padded_size(self._shapes[name]) for name in names]
         ends = np.cumsum(lengths)
         starts = ends - lengths

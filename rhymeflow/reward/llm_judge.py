@@ -100,7 +100,6 @@ def llm_judge(
 
 
 def _asked(url: str, headers: dict[str, str], timeout: float, retries: int, **request: Any) -> str:
-    """The text that an OpenAI-compatible server answers."""
     body = json.dumps(request).encode()
     for attempt in itertools.count():
         try:

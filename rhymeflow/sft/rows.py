@@ -82,7 +82,6 @@ class RowEncoder:
         )
 
     def _parts(self, row: Row) -> tuple[Prompt, list[Message]]:
-        """The prompt, and the messages that follow it."""
         values, whole = row.values, self._messages_column
         # Parquet and CSV give every row all columns.
         is_whole, has_prompt = (
@@ -152,7 +151,6 @@ class RowEncoder:
         return value or None
 
     def _prompt(self, row: Row, column: str) -> Prompt:
-        """One column, checked: text or messages."""
         (prompt,) = checked([Row(row.where, {column: row.values[column]})], column)
         return prompt
 
@@ -208,7 +206,6 @@ class RowEncoder:
     def _text(
         self, messages: list[Message], tools: list[Schema] | None, where: str, *, opens: bool
     ) -> str:
-        """The conversation as the template writes it, with the beginning of an answer or not."""
         try:
             variables = self._template_kwargs
             return rendered(self._tokenizer, messages, tools, opens=opens, variables=variables)

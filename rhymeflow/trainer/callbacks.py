@@ -199,7 +199,6 @@ class Callbacks(Observer):
         self._do(event)
 
     def _do(self, event: str) -> None:
-        """What the control asks for."""
         control = self._control
         if control.should_training_stop or (control.should_epoch_stop and event == "on_epoch_end"):
             self.stop_asked = True

@@ -244,14 +244,12 @@ class Outcome:
     # -- its parts -------------------------------------------------------------------------------
 
     def _model_config(self) -> Any:
-        """Section `model` of the policy as it is."""
         if self.checkpoint is None:
             return self.config.model
         own = {"name": str(self.checkpoint), "tokenizer": None, "gguf_file": None}
         return self.config.model.model_copy(update=own)
 
     def _move(self, run_dir: Path) -> None:
-        """Have another run directory, before it is trained."""
         new = run_dir / "inputs"
         config = _with_inputs(self.config, self._inputs.folder, new)
         run = config.run.model_copy(update={"output_dir": str(run_dir)})
@@ -259,7 +257,6 @@ class Outcome:
         self.run_dir, self._inputs.folder = run_dir, new
 
     def _forget(self) -> None:
-        """What was read before is not so any more."""
         for name in ("model", "processing_class"):
             self.__dict__.pop(name, None)
         if not self._callbacks:
@@ -301,7 +298,6 @@ def latest(run_dir: Path) -> Path:
 
 
 def _suites(given: Any, folder: Path) -> list[EvalSuite]:
-    """Of datasets, which are written there."""
     several = given if isinstance(given, Mapping) else {"held_out": given}
     inputs = Inputs(folder)
     found = [

@@ -114,7 +114,6 @@ class Trainer(Outcome):
         return self._watched(partial(train, config, begin=self._begin))
 
     def _begin(self, run_dir: Path) -> Config:
-        """The run directory is this run's."""
         if run_dir != self.run_dir:
             self._move(run_dir)
         self._has_begun = self._is_named = True
@@ -141,7 +140,6 @@ class Trainer(Outcome):
         return self._watched(partial(resume, self.run_dir, change, begin=self._go_on))
 
     def _watched(self, run: Callable[..., Summary]) -> Summary:
-        """Run with the callbacks, if there are any."""
         observer = self._callback_observer() if self._callbacks else None
         try:
             summary = run(observer=observer)
@@ -161,7 +159,6 @@ def _judges(
     tokenizers: Any,
     environments: Environments | None,
 ) -> dict[str, Any]:
-    """From reward functions and environments to the sections `reward` and `environment`."""
     several = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     several = [each for each in several if each is not None]
     if weights is not None and len(weights) != len(several):
@@ -257,7 +254,6 @@ def _train_fields(inputs: Inputs, dataset: Rows, config: Config) -> dict[str, An
 def _eval_fields(
     inputs: Inputs, dataset: Rows | Mapping[str, Rows], config: Config
 ) -> dict[str, Any]:
-    """Of several datasets each is a suite."""
     if not isinstance(dataset, Mapping):
         path, num_rows = inputs.rows(dataset, "eval")
         return {"data.eval_source": path, "data.eval_size": num_rows or config.data.eval_size}

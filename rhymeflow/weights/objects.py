@@ -107,7 +107,6 @@ class ObjectWeightStore:
         self._catalogue = ()
 
     def _previous(self) -> _Here | None:
-        """The publication before, to compare with; it is on this node."""
         if not self._catalogue or not self._keep:
             return None
         parts = self._catalogue[-1].parts
@@ -115,7 +114,6 @@ class ObjectWeightStore:
         return _Here(parts, self._objects.get([part.reference for part in parts]))
 
     def _enter(self, new: Publication) -> None:
-        """Add to the catalogue, and let go of what is too old."""
         published = (*self._catalogue, new)[-max(self._keep, WHOLE_VERSIONS) :]
         self._catalogue = tuple(
             each._replace(
@@ -141,7 +139,6 @@ class ObjectWeightReader(WeightReader):
         return catalogue[-1].made.version if catalogue else None
 
     def _fetch(self, have: Pulled | None, want: Version | None) -> Fetched:
-        """The changes since `have` and the tensors that they leave out, or all of the weights."""
         catalogue = self._ask()
         wanted = [n for n, p in enumerate(catalogue) if want is None or p.made.version == want]
         if not wanted:
@@ -164,7 +161,6 @@ class ObjectWeightReader(WeightReader):
         return Fetched(publication.made, lambda: publication.digests, here.bytes_of, steps)
 
     def _get(self, parts: tuple[Part, ...], names: set[str]) -> _Here:
-        """Those that have the tensors of these names."""
         needed = [spec for spec in self.manifest if spec.name in names and spec.num_bytes]
         chosen = tuple(
             part for part in parts if any(part.start <= spec.offset < part.end for spec in needed)
@@ -178,8 +174,6 @@ class ObjectWeightReader(WeightReader):
 
 
 class _Writer:
-    """Puts tensors in the manifest's order, some in each part."""
-
     def __init__(self, store: objects.Objects, manifest: Manifest) -> None:
         self._store, self._parts = store, list[Part]()
         self._ranges = _ranges(manifest)
@@ -235,7 +229,6 @@ def _ranges(manifest: Manifest) -> list[tuple[int, int]]:
 
 @contextmanager
 def _lost_with(owner: str) -> Iterator[None]:
-    """Raise `StoreLost` where the block finds that the learner is gone."""
     try:
         yield
     except objects.OwnerLost as error:

@@ -62,7 +62,6 @@ def _unsigned(units_N: Tensor) -> Tensor:
 
 
 def _keys(index_N: Tensor) -> Tensor:
-    """The keys of these units, [N] int64."""
     inner, outer_keys = _tables(str(index_N.device), int(index_N.max()) // HASH_BLOCK + 1)
     return inner[index_N % HASH_BLOCK] * outer_keys[index_N // HASH_BLOCK]
 

@@ -100,8 +100,6 @@ class Slot:
 
 
 class _Memory:
-    """The mapped memory."""
-
     def __init__(self, manifest: Manifest, buffer: mmap.mmap) -> None:
         whole = np.frombuffer(buffer, np.uint8)
         self.header = whole[: shared_memory.LINE].view(np.uint64)
@@ -214,7 +212,6 @@ class SharedMemoryWeightReader(WeightReader):
         return have is None or not self._has_changes or super().prepare(have, want)
 
     def _fetch(self, have: Pulled | None, want: Version | None) -> Fetched:
-        """Slots are read in place; changes are copied."""
         found = None if have is None else self._changes_since(have, want)
         publication, steps = found or (self._find(want), None)
         slot = self._memory.slot(publication)
@@ -259,7 +256,6 @@ class SharedMemoryWeightReader(WeightReader):
     def _changes_since(
         self, have: Pulled, want: Version | None
     ) -> tuple[int, list[Changes]] | None:
-        """The publication of `want`, and copies of the changes that lead there from `have`."""
         target, links = 0, list[Link]()
         for publication in range(self._memory.published, 0, -1):
             link = self._link(publication)
@@ -289,7 +285,6 @@ class SharedMemoryWeightReader(WeightReader):
 
 
 def _slot_ranges(manifest: Manifest) -> list[tuple[int, int]]:
-    """Start and end of each slot in bytes."""
     size = shared_memory.whole_lines((_SLOT_WORDS + len(manifest)) * _WORD) + slot_bytes(manifest)
     first = shared_memory.LINE
     return [(first, first + size), (first + size, first + 2 * size)]

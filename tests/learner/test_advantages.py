@@ -68,13 +68,6 @@ def test_rewards_normalised_one_by_one_equal_trl(rewards, weights):
     np.testing.assert_allclose(found.values, expected.numpy(), atol=1e-7)
 
 
-def test_a_large_reward_does_not_drown_a_small_one():
-    components = [{"a": a, "b": b} for a, b in ((0, 0.0), (0, 0.1), (1000, 0.0), (1000, 0.1))]
-    values = decoupled_advantages(components, {"a": 1.0, "b": 1.0}, [0] * 4).values
-    assert values[1] == pytest.approx(values[2], abs=5e-3)
-    assert values[3] > values[1] > values[0]
-
-
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_equal_rewards_are_exactly_zero(scale: str):
     """0.1 has no exact mean in binary: without care 3 x 0.1 leaves a rounding error."""

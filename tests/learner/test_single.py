@@ -1,4 +1,3 @@
-import random
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import get_args
@@ -10,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rhymeflow.learner.algorithms.losses import LossType
+from rhymeflow.learner.metrics import batch_metrics
 from rhymeflow.learner.minibatch import split, step_scales
-from rhymeflow.learner.packing import pack
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.token_details import TokenDetails
 from tests.learner.builders import (
@@ -21,7 +20,6 @@ from tests.learner.builders import (
     made_up_batch,
     rollout_config,
     tiny_learner,
-    tiny_model,
 )
 
 VARIANTS = [
@@ -200,29 +198,6 @@ def test_several_steps_per_batch_clip_around_the_policy_at_the_start():
     assert metrics["off_policy/mismatch_kl"] == pytest.approx(once["off_policy/mismatch_kl"])
 
 
-def test_the_policy_scored_for_itself_has_no_mismatch():
-    learner = tiny_learner()
-    batch = made_up_batch()
-    (micros,) = split(batch, torch.ones(16).numpy(), learner_config(), torch.device("cpu"))
-    logprob, _ = learner._policy.score(micros[0].row)
-    scores = iter(logprob.tolist())
-    own = [replace(s, logprobs=[next(scores) for _ in s.completion_ids]) for s in batch]
-    metrics = learner.train(own, 0)
-    assert abs(metrics["off_policy/mismatch_kl"]) < 1e-9
-    assert metrics["off_policy/max_ratio"] == pytest.approx(1.0, abs=1e-5)
-
-
-def test_kl_to_the_reference_starts_at_zero_and_pulls_back():
-    learner = tiny_learner(beta=10.0, learning_rate=5e-3, max_grad_norm=None)
-    batch = made_up_batch()
-    kls = [learner.train(batch, step)["kl"] for step in range(6)]
-    assert abs(kls[0]) < 1e-6
-    assert kls[1] > 1e-3
-    free = tiny_learner(beta=1e-6, learning_rate=5e-3, max_grad_norm=None)
-    assert [free.train(batch, step)["kl"] for step in range(6)][-1] > kls[-1]
-    assert tiny_learner()._reference is None
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_recomputed_layers_have_the_same_gradient(dtype: torch.dtype):
     batch = made_up_batch()
@@ -278,26 +253,42 @@ def test_of_several_optimizer_steps_one_is_skipped_and_again():
     assert equal(learner.weights(), other.weights())
 
 
-@pytest.mark.parametrize("correction", ["none", "tis", "decoupled"])
-def test_reward_rises_on_a_bandit(correction: str):
-    """One prompt, answers of one token; token 5 is paid. From 1 in 23 to nearly always."""
-    learner = tiny_learner(
-        model=tiny_model(seed=3), learning_rate=1e-2, off_policy_correction=correction
+def rewarded(reward: float, **components: float) -> Sample:
+    return Sample(0, [1], [2, 3], [0.0, 0.0], [0, 0], reward, False, components)
+
+
+def test_each_reward_function_has_its_mean_and_deviation_over_what_it_applied_to() -> None:
+    metrics = batch_metrics(
+        [
+            rewarded(1.5, right=1.0, short=0.5),
+            rewarded(0.25, short=0.25),
+            rewarded(0.0, right=0.0),
+            rewarded(1.0, right=1.0, only=3.0),
+        ]
     )
-    rng = random.Random(0)
-    rewards = []
-    for step in range(25):
-        with torch.no_grad():
-            # The policy's distribution after [4].
-            one = [Sample(0, [4], [t], [0.0], [0], 0.0, False) for t in range(23)]
-            (row,) = pack(one, range(23), 1000)
-            log_p, _ = learner._policy.score(row)
-        batch = []
-        for group in range(4):
-            tokens = rng.choices(range(23), weights=log_p.exp().tolist(), k=16)
-            for t in tokens:
-                reward = float(t == 5)
-                batch.append(Sample(group, [4], [t], [float(log_p[t])], [step], reward, False))
-        rewards.append(learner.train(batch, step)["reward"])
-    assert rewards[0] < 0.5
-    assert rewards[-1] > 0.9
+    expected = {
+        "rewards/right/mean": np.mean([1.0, 0.0, 1.0]),
+        "rewards/right/std": np.std([1.0, 0.0, 1.0], ddof=1),
+        "rewards/short/mean": 0.375,
+        "rewards/short/std": np.std([0.5, 0.25], ddof=1),
+        "rewards/only/mean": 3.0,
+        "rewards/only/std": 0.0,
+        "reward": np.mean([1.5, 0.25, 0.0, 1.0]),
+        "reward_std": np.std([1.5, 0.25, 0.0, 1.0], ddof=1),
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+    assert {name for name in metrics if "reward" in name} == set(expected)
+
+
+def test_lengths_of_responses_that_ended_by_themselves() -> None:
+    """0 where none did, as in TRL."""
+
+    def of(length: int, truncated: bool) -> Sample:
+        some = [0] * length
+        return Sample(0, [1], some, [0.0] * length, some, 0.0, truncated)
+
+    batch = [of(3, False), of(9, True), of(6, False)]
+    for members, expected in ((batch, [4.5, 3, 6]), (batch[1:2], [0, 0, 0])):
+        metrics = batch_metrics(members)
+        names = [f"completions/{each}_terminated_length" for each in ("mean", "min", "max")]
+        assert [metrics[name] for name in names] == expected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,15 +12,12 @@ from rhymeflow.data.load import load_prompts
 from rhymeflow.errors import UserError
 from rhymeflow.reward.components import component_names
 from rhymeflow.reward.functions import Judge, NoReward
-from rhymeflow.reward.messages import RewardRequest, TrainerState
+from tests.reward import judged
 
 
 def score(function: str, completion: str, columns: dict[str, Any], **options: Any) -> Any:
-    judge = Judge(RewardFunction(function=function, options=options))
-    with asyncio.Runner() as runner:
-        request = RewardRequest("p", [completion], [[1]], columns, TrainerState(0, 1))
-        [reward] = judge(request, runner)
-        return reward
+    [reward] = judged(function, [completion], columns, **options)
+    return reward
 
 
 def failure(function: str, completion: str, columns: dict[str, Any], **options: Any) -> str:
@@ -228,5 +225,31 @@ def test_a_column_is_not_replaced_by_an_argument(function, column: str, is_repla
         return
     with pytest.raises(UserError, match=f"has a column '{column}', which is the name of an arg"):
         judge.check_columns(columns)
-    with asyncio.Runner() as runner, pytest.raises(NoReward, match=f"column '{column}'"):
-        judge(RewardRequest("p", ["a"], [[1]], columns, TrainerState(0, 1)), runner)
+    with pytest.raises(NoReward, match=f"column '{column}'"):
+        judged(judge, ["a"], columns)
+
+
+OF_VERL = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, factor=1.0):
+    assert data_source in (None, "gsm")
+    return {"score": factor * (solution_str == ground_truth), "acc": 1}
+
+
+async def later(data_source, solution_str, ground_truth, extra_info, **kwargs):
+    return float(solution_str == ground_truth) + (extra_info or {}).get("bonus", 0)
+"""
+
+
+def test_functions_with_verls_signature_work_by_name(tmp_path: Path) -> None:
+    (tmp_path / "score.py").write_text(OF_VERL)
+    score, later = f"{tmp_path}/score.py:compute_score", f"{tmp_path}/score.py:later"
+    columns = {"ground_truth": "4", "other": 3}
+    assert judged(score, ["4", "5"], columns) == [1.0, 0.0]
+    assert judged(score, ["4", "5"], columns | {"data_source": "gsm"}, factor=3.0) == [3, 0]
+    more = {"ground_truth": "5", "extra_info": {"bonus": 2}}
+    assert judged(later, ["4", "5"], more) == [2.0, 3.0]
+    judge = Judge(RewardFunction(function=score))
+    judge.check_columns(["ground_truth"])
+    with pytest.raises(UserError, match="takes an argument 'ground_truth'"):
+        judge.check_columns(["answer"])
+    assert "no option 'fuctor'; did you mean factor" in refused(score, fuctor=1)

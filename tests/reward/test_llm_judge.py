@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 import time
@@ -14,7 +13,7 @@ from rhymeflow.config import RewardFunction
 from rhymeflow.errors import UserError
 from rhymeflow.reward import llm_judge
 from rhymeflow.reward.functions import Judge, NoReward
-from rhymeflow.reward.messages import RewardRequest, TrainerState
+from tests.reward import judged
 
 KEY = "sk-not-to-be-seen"
 
@@ -74,9 +73,7 @@ def server(monkeypatch):
 def judge(server, texts, prompt='Rate "{completion}" to {prompt}, {answer}', **options):
     given = {"url": server.url, "model": "m", "prompt": prompt, **options}
     judging = Judge(RewardFunction(function="llm_judge", options=given))
-    request = RewardRequest("why", texts, [[1]] * len(texts), {"answer": "no"}, TrainerState(0, 1))
-    with asyncio.Runner() as runner:
-        return judging(request, runner), judging(request, runner)
+    return [judged(judging, texts, {"answer": "no"}, prompt="why") for _ in "12"]
 
 
 def test_each_response_is_judged_and_no_question_is_asked_twice(server):

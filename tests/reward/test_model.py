@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -14,7 +13,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassificat
 from rhymeflow import UserError, recipes
 from rhymeflow.config import RewardFunction
 from rhymeflow.reward.functions import Judge
-from rhymeflow.reward.messages import RewardRequest, TrainerState
+from tests.reward import judged
 
 
 @pytest.fixture(scope="module")
@@ -31,30 +30,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_prompt_and_response_are_scored_together(folder: Path) -> None:
-    given = RewardFunction(function="reward_model", options={"model": str(folder)})
-    assert given.per == "group"
-    judge = Judge(given)
-
-    def scores(prompt: Any, *completions: str) -> list[float | None]:
-        request = RewardRequest(
-            prompt, list(completions), [[1] for _ in completions], {}, TrainerState(0, 1)
-        )
-        with asyncio.Runner() as runner:
-            return judge(request, runner)
-
-    model = LlamaForSequenceClassification.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    texts = ["a1 b2? a1=1", "a1 b2? b2"]
-    alone = []
-    for text in texts:
-        ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)
-        with torch.inference_mode():
-            alone.append(float(model(input_ids=ids["input_ids"]).logits[0, 0]))
-    assert scores("a1 b2? ", "a1=1", "b2") == pytest.approx(alone, abs=1e-5)
-    assert alone[0] != alone[1]
-
-
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
@@ -69,13 +44,9 @@ def test_what_the_policy_was_given_is_scored_as_the_reward_models_template_write
     model = LlamaForSequenceClassification.from_pretrained(folder)
 
     def score(where: Path, seen: Any, turns: list[list[str]]) -> float | None:
-        judge = Judge(RewardFunction(function="reward_model", options={"model": str(where)}))
-        request = RewardRequest(
-            "a1?", ["".join(turns[0])], [[1]], {"seen": 1}, TrainerState(0, 1),
-            turns if len(turns[0]) > 1 else [], seen,
-        )  # fmt: skip
-        with asyncio.Runner() as runner:
-            return judge(request, runner)[0]
+        texts, parts = ["".join(turns[0])], turns if len(turns[0]) > 1 else []
+        own = {"prompt": "a1?", "turns": parts, "seen": seen, "model": str(where)}
+        return judged("reward_model", texts, {"seen": 1}, **own)[0]
 
     def expected(text: str) -> Any:
         ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
@@ -94,6 +65,9 @@ def test_what_the_policy_was_given_is_scored_as_the_reward_models_template_write
     assert score(tmp_path, "a1?", turns) == expected("a1?call3b2")
     assert score(folder, seen, [["2"]]) == expected("a1?2")  # it has no template
     assert score(tmp_path, None, [["2"]]) == expected("a1?2")
+    together = judged("reward_model", ["2", "a1=1 b2"], prompt="a1?", model=str(folder))
+    assert together == [expected("a1?2"), expected("a1?a1=1 b2")]
+    assert RewardFunction(function="reward_model").per == "group"
 
 
 def test_what_is_no_model_is_said(tmp_path: Path) -> None:

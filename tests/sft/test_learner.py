@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from itertools import islice
 
 import pytest
@@ -12,28 +11,14 @@ from torch.nn.functional import cross_entropy
 
 from rhymeflow.learner.sample import Sample
 from rhymeflow.sft.train import SupervisedLearner, batches
-from tests.learner.builders import VOCAB, close, learner_config, rollout_config, tiny_model
-
-
-def made_up(count: int, seed: int = 0, *, with_observed: bool = True) -> list[Sample]:
-    rng = random.Random(seed)
-    samples = []
-    for _ in range(count):
-        length = rng.randint(1, 15)
-        observed = [with_observed and rng.random() < 0.4 for _ in range(length - 1)] + [False]
-        samples.append(
-            Sample(
-                group=0,
-                prompt_ids=[rng.randrange(3, VOCAB) for _ in range(rng.randint(1, 6))],
-                completion_ids=[rng.randrange(3, VOCAB) for _ in range(length)],
-                logprobs=[0.0] * length,
-                versions=[0] * length,
-                reward=0.0,
-                truncated=False,
-                observed=observed,
-            )
-        )
-    return samples
+from tests.learner.builders import (
+    VOCAB,
+    close,
+    learner_config,
+    made_up_batch,
+    rollout_config,
+    tiny_model,
+)
 
 
 def learner(**changes: object) -> SupervisedLearner:
@@ -62,7 +47,7 @@ def direct(batch: list[Sample]) -> tuple[float, dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("max_tokens", [8192, 24])
 def test_loss_and_gradient_are_the_direct_formulas(max_tokens: int) -> None:
-    batch = made_up(12)
+    batch = made_up_batch(turns=True)
     ours = learner(max_tokens_per_microbatch=max_tokens, logits_chunk_size=7)
     kept: dict[str, torch.Tensor] = {}
 
@@ -79,17 +64,11 @@ def test_loss_and_gradient_are_the_direct_formulas(max_tokens: int) -> None:
 
 
 def test_what_is_observed_after_the_last_learnt_token_has_no_part() -> None:
-    sample = made_up(1, with_observed=False)[0]
+    sample, count = Sample(0, [4], [5, 6, 7], [0.0] * 3, [0] * 3, 0.0, False), 4
+    observed = [False, False, False, True]
     longer = Sample(
-        0,
-        sample.prompt_ids,
-        [*sample.completion_ids, 5],
-        [0.0] * (len(sample.completion_ids) + 1),
-        [0] * (len(sample.completion_ids) + 1),
-        0.0,
-        False,
-        observed=[False] * len(sample.completion_ids) + [True],
-    )
+        0, [4], [5, 6, 7, 8], [0.0] * count, [0] * count, 0.0, False, observed=observed
+    )  # fmt: skip
     assert learner().loss([longer]) == pytest.approx(learner().loss([sample]), rel=1e-6)
 
 
@@ -112,7 +91,7 @@ def test_the_loss_falls_to_what_cannot_be_known() -> None:
 
 
 def test_batches_have_every_row_once_an_epoch_and_the_tokens_asked_for() -> None:
-    samples = made_up(30)
+    samples = made_up_batch(groups=15, members=2, turns=True)
     number = {id(sample): place for place, sample in enumerate(samples)}
     some = list(islice(batches(samples, 40, 3, shuffle=True), 30))
     order = [number[id(sample)] for batch in some for sample in batch]
@@ -129,9 +108,9 @@ def test_a_step_whose_gradient_is_not_finite_is_skipped(monkeypatch) -> None:
     ours = learner()
     before = {name: each.clone() for name, each in ours.weights().items()}
     monkeypatch.setattr(ours._optimizer, "_norm", lambda: math.nan)
-    ours.fit(made_up(3), 0)
+    ours.fit(made_up_batch(), 0)
     assert "the gradient is not finite" in ours.skipped[0]
     assert all(torch.equal(before[name], each) for name, each in ours.weights().items())
     monkeypatch.undo()
-    ours.fit(made_up(3), 1)
+    ours.fit(made_up_batch(), 1)
     assert not ours.skipped

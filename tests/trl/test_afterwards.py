@@ -11,7 +11,6 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rhymeflow import Trainer, UserError, recipes
-from rhymeflow.trainer.callbacks import Callbacks, Rhythm
 from rhymeflow.trl import GRPOConfig, GRPOTrainer
 
 ROWS = [{"prompt": f"a{n} b{n}?", "answer": 2 * n} for n in range(8)]
@@ -129,42 +128,6 @@ def test_a_run_that_was_stopped_is_gone_on_with(tmp_path: Path) -> None:
     assert second.train(resume_from_checkpoint=True).global_step == 2
     assert [each["step"] for each in second.state.log_history[:2]] == [1, 2]
     assert second.run_dir == first.run_dir
-
-
-def test_callbacks_see_the_state_of_their_own_step() -> None:
-    """Also of a checkpoint and an evaluation that are ready two steps later."""
-    from transformers import TrainerCallback, TrainerState
-
-    seen: list[tuple[Any, ...]] = []
-
-    class Records(TrainerCallback):
-        def __getattribute__(self, name: str) -> Any:
-            if not name.startswith("on_"):
-                return super().__getattribute__(name)
-            return lambda args, state, control, **more: seen.append(
-                (name.removeprefix("on_"), state.global_step, state.epoch)
-            )
-
-    rhythm = Rhythm(steps_per_version=2, versions_per_epoch=2.0)
-    told = Callbacks([Records()], None, TrainerState(max_steps=6), rhythm, lambda: None)
-    told.begin({})
-    for version in (1, 2):
-        told.step_ended(version, {"loss": 1.0})
-    told.evaluated(1, {"eval/reward": 0.5})
-    told.saved(1, "step-1")
-    told.step_ended(3, {"loss": 1.0})
-    told.saved(3, "step-3")
-    told.end()
-    assert seen == [
-        ("train_begin", 0, 0.0), ("epoch_begin", 0, 0.0), ("step_begin", 0, 0.0),
-        ("step_end", 2, 0.5), ("log", 2, 0.5), ("step_begin", 2, 0.5),
-        ("step_end", 4, 1.0), ("log", 4, 1.0), ("epoch_end", 4, 1.0),
-        ("epoch_begin", 4, 1.0), ("step_begin", 4, 1.0),
-        ("log", 2, 0.5), ("evaluate", 2, 0.5), ("save", 2, 0.5),
-        ("step_end", 6, 1.5), ("log", 6, 1.5), ("save", 6, 1.5),
-        ("epoch_end", 6, 1.5), ("log", 6, 1.5), ("train_end", 6, 1.5),
-    ]  # fmt: skip
-    assert [each["step"] for each in told.state.log_history] == [2, 4, 2, 6]
 
 
 def test_of_a_trainer_that_did_not_train_there_is_what_it_was_given(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import time
 from contextlib import contextmanager
 from itertools import pairwise
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhymeflow.weights import objects, on_device, proof
-from rhymeflow.weights.base import StoreLost, VersionUnavailable, WeightHandle
-from rhymeflow.weights.changes import MOST, Changes, Finder, pack
+from rhymeflow.weights.base import StoreLost, VersionUnavailable
+from rhymeflow.weights.changes import Finder
 from rhymeflow.weights.install import Installation
 from rhymeflow.weights.kernels import BLOCK
 from rhymeflow.weights.manifest import manifest_of
@@ -142,25 +141,6 @@ def test_on_other_devices_the_hashes_and_bits_are_the_same(seed, dtype):
     assert on_device.digest(new) == expected
 
 
-def test_the_buffer_says_all_there_is():
-    """A transport needs to carry nothing but its bytes."""
-    old, new = weights(0), weights(3)
-    manifest = manifest_of(old)
-    finder = Finder(manifest)
-    found = [
-        finder.find(proof.bytes_of(new[spec.name]), proof.bytes_of(old[spec.name]))
-        for spec in manifest
-    ]
-    size, parts = pack(Pulled(7, 2**64 - 1), Pulled(8, 2**63), [1, 2, 2**64 - 1], found)
-    buffer = np.concatenate(parts)
-    assert len(buffer) == size
-    read = Changes(manifest, buffer)
-    assert (read.base, read.made) == ((7, 2**64 - 1), (8, 2**63))
-    assert read.digests == [1, 2, 2**64 - 1]
-    assert (read.whole, set(read.listed)) == (set(), {"embed.weight"})
-    assert MOST < 0.5
-
-
 # -- every store ----------------------------------------------------------------------------------
 
 
@@ -229,15 +209,6 @@ def test_an_instance_that_was_changed_by_somebody_else_is_found_out(store):
     assert bits(into) == bits(weights(1))
 
 
-def test_a_pull_of_all_needs_no_changes(store):
-    """What knows nothing of changes (another engine) pulls as ever."""
-    store.publish(0, weights(0))
-    store.publish(1, weights(1))
-    into = weights(9)
-    assert install(store.handle.open(), into).version == 1
-    assert bits(into) == bits(weights(1))
-
-
 def test_tied_tensors_of_a_model_arrive():
     """Tied parameters are given once, so both names show what was put in."""
     embed = torch.nn.Embedding(500, 8, dtype=torch.bfloat16)
@@ -255,11 +226,6 @@ def test_tied_tensors_of_a_model_arrive():
         assert installed.pull(store.handle.open(), 1).version == 1
     assert head.weight[7, 3] == 0
     assert torch.signbit(head.weight[7, 3])
-
-
-def test_a_handle_goes_by_value(store):
-    packed = msgspec.msgpack.encode(store.handle)
-    assert msgspec.msgpack.decode(packed, type=WeightHandle) == store.handle
 
 
 # -- objects --------------------------------------------------------------------------------------

@@ -73,6 +73,5 @@ def decoupled_advantages(
 
 
 def _members(groups: Sequence[int]) -> list[np.ndarray]:
-    """Indices of each group's samples."""
     _, group_N = np.unique(np.asarray(groups), return_inverse=True)
     return [np.flatnonzero(group_N == g) for g in range(int(group_N.max()) + 1)]
