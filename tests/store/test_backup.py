@@ -23,10 +23,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.config import Config
-from rhymeflow.config.load import dump_config
-from rhymeflow.core.commands import Pull
-from rhymeflow.core.events import VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
@@ -38,6 +34,8 @@ from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.utils import shared_memory
 from rhymeflow.utils.child import descendants
 from tests.runtime.test_resume import audit, learned, small, tokens
+from tests.store.made_up import MadeUpRun
+from tests.store.stores import segment
 
 NAMES = (f"flaky://backup-{n}" for n in itertools.count())
 TABLES = (
@@ -67,91 +65,6 @@ class FlakyFileSystem(MemoryFileSystem):
 register_implementation("flaky", FlakyFileSystem, clobber=True)
 
 
-class MadeUpRun:
-    """A run in `path`; what happens in it depends on `seed` only."""
-
-    def __init__(self, path: Path, seed: int = 0) -> None:
-        self.path, self.draw = path, random.Random(seed)
-        self.version = self.num_groups = self.checkpoint = 0
-        self.open: dict[int, int] = {}
-        path.mkdir()
-        (path / "config.yaml").write_text(dump_config(Config(run={"seed": seed})))
-        self.begin(f"of {seed}", seed)
-
-    def begin(self, started: str = "later", seed: int = 0) -> None:
-        """An attempt."""
-        self.store = SqliteTrajectoryStore(self.path / "events.db")
-        config = Config(run={"seed": seed}).model_dump_json()
-        self.store.begin_attempt(config, now=0.0, started=started)
-        self.store.commit()
-
-    def go_on(self, num_commits: int, *, prunes: bool = False) -> None:
-        for _ in range(num_commits):
-            self._generate()
-            if self.draw.random() < 0.5:
-                self._train()
-            if self.draw.random() < 0.3:
-                self.save()
-            if prunes and self.checkpoint:
-                self.store.prune(before=self.checkpoint, history_tokens=0)
-            self.store.commit()
-
-    def _generate(self) -> None:
-        store, group = self.store, self.num_groups
-        self.num_groups += 1
-        self.open[group] = 0
-        store.put_group(group, row=group, epoch=0, prompt="p", prompt_tokens=[1], columns={})
-        for group in self.open:
-            tokens = [self.draw.randrange(100) for _ in range(self.draw.randint(1, 5))]
-            store.put_segment(
-                TrajectoryId(group, 0), start=self.open[group], version=self.version,
-                instance="rollout-0", steps=1, drafted=0, tokens=tokens,
-                logprobs=[0.5] * len(tokens), accepted=None,
-            )  # fmt: skip
-            self.open[group] += len(tokens)
-        number = store.record(self.draw.random(), [VersionPublished(self.version, "a")])
-        store.record_command(number, Pull("rollout-0", number, self.version))
-        store.put_group(
-            -self.num_groups, row=0, epoch=0, prompt="p", prompt_tokens=[1], columns={}, suite="s",
-            version=self.version,
-        )  # fmt: skip
-
-    def _train(self) -> None:
-        group = self.draw.choice(list(self.open))
-        length, trajectory = self.open.pop(group), TrajectoryId(group, 0)
-        self.store.put_finished(trajectory, length=length, reason="stop")
-        self.store.put_text(trajectory, f"text {group}")
-        self.store.put_reward(trajectory, reward=self.draw.random(), components={"f": 1.0})
-        self.store.put_token_details(trajectory, None, bytes(length))
-        self.store.put_consumed(group, version=self.version, members=[0])
-        self.version += 1
-        self.store.record(self.draw.random(), [VersionPublished(self.version, "a")])
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(f'{{"step": {self.version}}}\n')
-
-    def step(self) -> None:
-        """One more, with a checkpoint."""
-        self._generate()
-        self._train()
-        self.store.commit()
-        self.save()
-
-    def save(self) -> None:
-        folder = self.path / "checkpoints" / f"step-{self.version}"
-        if folder.exists() or not self.version:
-            return
-        self.store.put_snapshot(self.store._last_seq, b"state" + bytes([self.version % 250]))
-        self.store.commit()
-        unfinished = folder.with_name("new.unfinished")
-        (unfinished / "deep").mkdir(parents=True)
-        (unfinished / "model").write_bytes(self.draw.randbytes(1000))
-        (unfinished / "deep" / "learner.pt").write_bytes(self.draw.randbytes(10))
-        unfinished.rename(folder)
-        for old in sorted(folder.parent.iterdir(), key=lambda p: int(p.name[5:]))[:-2]:
-            shutil.rmtree(old)
-        self.checkpoint = self.version
-
-
 def content(path: Path) -> dict[str, list]:
     """All that is in a store, and its metrics."""
     with closing(sqlite3.connect(path / "events.db")) as db:
@@ -160,6 +73,10 @@ def content(path: Path) -> dict[str, list]:
     found["snapshots"] = [max(found["snapshots"], default=None)]
     found["metrics"] = (path / "metrics.jsonl").read_text().splitlines()
     return found
+
+
+def until_copied(run: MadeUpRun) -> None:
+    until(lambda: copied(run.path) and copied(run.path).event == run.store._last_seq)
 
 
 def back_up(run: MadeUpRun, url: str) -> None:
@@ -211,7 +128,7 @@ def test_a_run_is_rebuilt_as_it_was(run, url, tmp_path, prunes, kind):
         run.go_on(10, prunes=prunes)
         run.step()
         thread.saved()
-        until(lambda: copied(run.path) and copied(run.path).event == run.store._last_seq)
+        until_copied(run)
     thread.close()
     path, (said,) = restore(url, tmp_path / "new")
     assert path == tmp_path / "new"
@@ -224,6 +141,9 @@ def test_a_run_is_rebuilt_as_it_was(run, url, tmp_path, prunes, kind):
         assert file.is_dir() or copy.read_bytes() == file.read_bytes()
     assert (path / "config.yaml").read_text() == (run.path / "config.yaml").read_text()
     SqliteTrajectoryStore(path / "events.db").close()
+    there = {path.split("/")[-2] for path in files(url) if path.endswith("/model")}
+    assert f"step-{run.checkpoint}" in there
+    assert len(there) <= backups.KEPT
 
 
 @settings(max_examples=12, deadline=None)
@@ -237,7 +157,7 @@ def test_whatever_fails_the_backup_comes_to_have_all(tmp_path_factory, seed, act
     folder, url = tmp_path_factory.mktemp("runs"), next(NAMES)
     FlakyFileSystem.rng, FlakyFileSystem.share = random.Random(seed), share
     run, number = MadeUpRun(folder / "run", seed), 0
-    run.go_on(8)
+    run.step()
     thread = BackupThread(run.path, url)
     thread.start()
     for act in [*acts, "move"]:
@@ -294,7 +214,7 @@ def test_an_attempt_that_was_taken_for_dead_does_no_harm(run, url, tmp_path):
     run.save()
     stale = BackupThread(run.path, url)
     stale.start()
-    until(lambda: copied(run.path) and copied(run.path).event == run.store._last_seq)
+    until_copied(run)
     restore(url, tmp_path / "new")
     storage = stale._storage
     storage.attempts = lambda: {stale._attempt: None}  # it looked before the other began
@@ -305,7 +225,7 @@ def test_an_attempt_that_was_taken_for_dead_does_no_harm(run, url, tmp_path):
         run.go_on(6)
         run.step()
         stale.saved()
-        until(lambda: copied(run.path).event == run.store._last_seq)
+        until_copied(run)
     heir.go_on(5, prunes=True)
     back_up(heir, url)
     heir.store.close()
@@ -341,10 +261,7 @@ def test_a_backup_costs_by_what_was_added_and_the_writer_does_not_wait(run, tmp_
     run.go_on(12)
     run.save()
     for n in range(500):  # a long past
-        run.store.put_segment(
-            TrajectoryId(0, n), start=0, version=0, instance="i", steps=1, drafted=0,
-            tokens=[n] * 2_000, logprobs=[0.0] * 2_000,
-        )  # fmt: skip
+        segment(run.store, TrajectoryId(0, n), [n] * 2_000)
     run.store.commit()
     run.store._connection.execute("PRAGMA busy_timeout = 0")  # to wait is an error
     thread = BackupThread(run.path, url)
@@ -360,7 +277,7 @@ def test_a_backup_costs_by_what_was_added_and_the_writer_does_not_wait(run, tmp_
 
 
 def test_another_run_is_not_mixed_in(run, url, tmp_path):
-    run.go_on(8)
+    run.step()
     back_up(run, url)
     with pytest.raises(UserError, match=f"{url} holds a run already; `rhymeflow resume {url}`"):
         check_free(url)
@@ -371,26 +288,12 @@ def test_another_run_is_not_mixed_in(run, url, tmp_path):
     other.store.close()
 
 
-def test_old_checkpoints_are_deleted_and_needed_ones_stay(run, url):
-    thread = BackupThread(run.path, url)
-    thread.start()
-    for _ in range(8):
-        run.go_on(10, prunes=True)
-        run.step()
-        thread.saved()
-        until(lambda: copied(run.path) and copied(run.path).event == run.store._last_seq)
-    thread.close()
-    there = {path.split("/")[-2] for path in files(url) if path.endswith("/model")}
-    assert f"step-{run.checkpoint}" in there
-    assert len(there) <= backups.KEPT
-
-
 def test_what_is_no_backup_is_said(run, url, tmp_path):
     for at, said in ((url, "is no backup of a run"), ("nix://x", "run.backup: nix://x: Protocol")):
         with pytest.raises(UserError, match=said) as refused:
             restore(at, tmp_path / "new")
         assert len(str(refused.value).splitlines()) == 1
-    run.go_on(8)
+    run.step()
     back_up(run, url)
     with pytest.raises(UserError, match="run: is not empty; name a new directory"):
         restore(url)
@@ -405,7 +308,7 @@ def test_what_is_no_backup_is_said(run, url, tmp_path):
 def test_a_backup_that_cannot_be_reached_is_said_once_and_tried_again(run, url, monkeypatch):
     monkeypatch.setattr(backups, "END_SECONDS", 0.2)
     FlakyFileSystem.share, FlakyFileSystem.rng = 1.0, random.Random(1)
-    run.go_on(8)
+    run.step()
     notices = []
 
     def say(text: str, thread: BackupThread) -> bool:
@@ -433,24 +336,24 @@ def test_a_backup_that_cannot_be_reached_is_said_once_and_tried_again(run, url, 
 
 
 def test_a_backup_that_is_deleted_is_said_and_costs_no_run(run, url):
-    run.go_on(8)
+    run.step()
     thread = BackupThread(run.path, url)
     thread.start()
     until(lambda: copied(run.path))
     FlakyFileSystem().rm(url, recursive=True)
-    run.go_on(8)
+    run.step()
     thread.saved()
     until(lambda: "is not there any more" in (thread.notice() or ""))
     thread.close()
 
 
 def test_a_defect_of_the_last_backup_is_raised(run, url, monkeypatch):
-    run.go_on(8)
+    run.step()
     thread = BackupThread(run.path, url)
     thread.start()
     until(lambda: copied(run.path))
     monkeypatch.setattr(backups, "read_rows", lambda *_: 1 / 0)
-    run.go_on(8)
+    run.step()
     with pytest.raises(ZeroDivisionError):
         thread.close()
 
