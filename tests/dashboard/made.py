@@ -9,7 +9,7 @@ import numpy as np
 from rhymeflow.core.events import InstanceJoined, LearnerReady
 from rhymeflow.core.types import TrajectoryId
 from tests.export.made import MadeRun, model
-from tests.observe.runs import finished, segment
+from tests.store.stores import finished, segment
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
@@ -25,14 +25,11 @@ def conversation(run_dir: Path, model_dir: Path) -> None:
         (0, "ab", 1, "rollout-0", 3, b"\0\1"),
         (4, "c", 2, "rollout-1", 0, b"\0"),
     ):
-        segment(
-            made.store, first, len(text), start=start, version=version, instance=instance,
-            drafted=drafted, tokens=made.ids(text), accepted=accepted,
-            logprobs=[-0.5, -1.0][: len(text)],
-        )  # fmt: skip
+        by = {"version": version, "instance": instance, "drafted": drafted, "accepted": accepted}
+        logprobs = [-0.5, -1.0][: len(text)]
+        segment(made.store, first, made.ids(text), start=start, logprobs=logprobs, **by)
     made.store.put_observed(first, start=2, version=1, tokens=made.ids("=3"))
-    finished(made.store, first, 5, 1.0, right=1.0)
-    made.store.put_text(first, "ab=3c")
+    finished(made.store, first, 5, 1.0, text="ab=3c", right=1.0)
     made.response(0, 1, "abd", 0.0)
     made.store.put_consumed(0, version=3, members=(0, 1))
     learner = np.array([-0.5, -1.5, 0, 0, -0.25], "<f4")

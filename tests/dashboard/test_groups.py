@@ -16,7 +16,8 @@ from rhymeflow.dashboard.groups import FILTERS, ORDERS, Asked
 from rhymeflow.dashboard.run import Run
 from rhymeflow.observe import query
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.observe.runs import finished, group, make_run, segment, stored
+from tests.observe.runs import make_run, stored
+from tests.store.stores import finished, group, segment
 
 BY_HAND = """SELECT g.group_id, g.row, g.epoch, g.ending,
     CASE WHEN g.ending = 'consumed' THEN g.ending_version + 1 END,

@@ -16,8 +16,8 @@ from rhymeflow.dashboard.server import COOKIE, STATIC
 from rhymeflow.errors import UserError
 from tests.dashboard.conftest import TOKEN, Client, damage, serving
 from tests.export.made import MadeRun
-from tests.observe.runs import begun, group, make_run, segment, stored
-from tests.store.stores import answered
+from tests.observe.runs import begun, make_run, stored
+from tests.store.stores import answered, group, segment
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 

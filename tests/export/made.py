@@ -10,7 +10,7 @@ from rhymeflow.config.load import build_config
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.recipes import characters
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.observe.runs import finished, group, segment
+from tests.store.stores import finished, group, segment
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 +=?[];<>"
 TEMPLATE = (
@@ -65,16 +65,16 @@ class MadeRun:
         tokens: list[int] = []
         for place, part in enumerate([parts] if isinstance(parts, str) else parts):
             ids = self.ids(part) if isinstance(part, str) else part
-            made = {"start": len(tokens), "version": version, "tokens": ids}
+            made = {"start": len(tokens), "version": version}
             if place % 2:
-                self.store.put_observed(which, **made)
+                self.store.put_observed(which, tokens=ids, **made)
             else:
-                segment(self.store, which, len(ids), steps=len(ids), **made)
+                segment(self.store, which, ids, steps=len(ids), **made)
             tokens += ids
         if reason is not None:
             components = {} if reward is None else {"right": reward}
-            finished(self.store, which, len(tokens), reward, reason, **components)
-            self.store.put_text(which, self.tokenizer.decode(tokens, skip_special_tokens=True))
+            text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+            finished(self.store, which, len(tokens), reward, reason, text, **components)
         return tokens
 
     def close(self) -> Path:

@@ -12,6 +12,7 @@ from rhymeflow.core.events import Evaluated, VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from tests.store.stores import finished, group, segment
 
 
 @contextmanager
@@ -27,35 +28,6 @@ def begun(run_dir: Path, **config: Any) -> None:
     """Let an attempt with these sections have begun."""
     with stored(run_dir) as store:
         store.begin_attempt(json.dumps(config), now=0.0, started="2026-01-02T03:04:05Z")
-
-
-def group(store: SqliteTrajectoryStore, number: int, **fields: Any) -> None:
-    """A prompt, of row `number` if nothing else is said."""
-    defaults = {"row": number, "epoch": 0, "prompt": "p", "prompt_tokens": [1], "columns": {}}
-    store.put_group(number, **defaults | fields)  # type: ignore[arg-type]
-
-
-def segment(
-    store: SqliteTrajectoryStore, which: tuple[int, int], length: int, **fields: Any
-) -> None:
-    """So many tokens of a response, made in one iteration if nothing else is said."""
-    defaults = {"start": 0, "version": 0, "instance": "rollout-0", "steps": 1, "drafted": 0}
-    defaults |= {"tokens": [7] * length, "logprobs": [-0.5] * length}
-    store.put_segment(TrajectoryId(*which), **defaults | fields)  # type: ignore[arg-type]
-
-
-def finished(
-    store: SqliteTrajectoryStore,
-    which: tuple[int, int],
-    length: int,
-    reward: float | None = None,
-    reason: str = "stop",
-    **components: float,
-) -> None:
-    """That is the whole response, with its reward if one is given."""
-    store.put_finished(TrajectoryId(*which), length=length, reason=reason)  # type: ignore[arg-type]
-    if reward is not None:
-        store.put_reward(TrajectoryId(*which), reward=reward, components=components)
 
 
 def make_run(run_dir: Path, num_steps: int = 4, words: str | None = None) -> Path:
@@ -92,10 +64,8 @@ def _put_group(
             count = end - start
             made = {"steps": -(-count // 2), "drafted": count} if made_under else {"steps": count}
             segment(store, which, count, start=start, version=made_under, **made)
-        reward = 1.0 - member
-        reason = "length" if member else "stop"
-        finished(store, which, length, reward, reason, exact=reward, short=0.5)
-        store.put_text(which, words or f"[/red] it is {number}")
+        text, reason = words or f"[/red] it is {number}", "length" if member else "stop"
+        finished(store, which, length, 1.0 - member, reason, text, exact=1.0 - member, short=0.5)
 
 
 def _write_metrics(run_dir: Path, num_steps: int) -> None:

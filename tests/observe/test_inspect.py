@@ -24,8 +24,8 @@ from rhymeflow.observe.inspect import Question, as_json, inspect
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.schema import ENVIRONMENT
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.observe.runs import begun, finished, group, make_run, segment, stored
-from tests.store.stores import answered
+from tests.observe.runs import begun, make_run, stored
+from tests.store.stores import answered, finished, group, segment
 
 ACTS = "\x1b[31m\u3053\u3093 \u202e \x9b5m\x7f \U0001f600 e\u0301\n" * 40
 

@@ -14,7 +14,8 @@ from rhymeflow.observe import query
 from rhymeflow.observe.tokens import Texts, TokenTexts
 from rhymeflow.store.previous_run import section_in_force
 from rhymeflow.store.reader import TrajectoryReader
-from tests.observe.runs import begun, finished, group, make_run, segment, stored
+from tests.observe.runs import begun, make_run, stored
+from tests.store.stores import finished, group, segment
 
 
 @pytest.fixture
@@ -26,14 +27,11 @@ def reader(tmp_path: Path) -> TrajectoryReader:
     which = TrajectoryId(10, 0)
     with stored(tmp_path) as store:
         group(store, 10, row=4, epoch=1, prompt=[{"role": "user", "content": "again"}])
-        segment(
-            store, which, 2, version=1, drafted=3, tokens=[5, 6], logprobs=[-0.5, -1.0],
-            accepted=b"\0\1",
-        )  # fmt: skip
+        logged = {"logprobs": [-0.5, -1.0], "accepted": b"\0\1"}
+        segment(store, which, [5, 6], version=1, drafted=3, **logged)
         store.put_observed(which, start=2, version=1, tokens=[7, 8])
-        segment(store, which, 1, start=4, version=2, tokens=[9], logprobs=[-0.25], accepted=b"\0")
-        finished(store, which, 5, 0.5, "finished_early", exact=0.5)
-        store.put_text(which, "said")
+        segment(store, which, [9], start=4, version=2, logprobs=[-0.25], accepted=b"\0")
+        finished(store, which, 5, 0.5, "finished_early", "said", exact=0.5)
         segment(store, (10, 1), 1, version=3)
         store.put_consumed(10, version=3, members=(0,))
         learner = np.array([-0.5, -1.5, 0, 0, -0.25], "<f4").tobytes()

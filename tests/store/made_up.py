@@ -12,7 +12,7 @@ from rhymeflow.core.commands import Pull
 from rhymeflow.core.events import VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.store.stores import segment
+from tests.store.stores import finished, group, segment
 
 
 class MadeUpRun:
@@ -50,20 +50,18 @@ class MadeUpRun:
             self.store.commit()
 
     def _generate(self) -> None:
-        store, group, asked = self.store, self.num_groups, {"prompt": "p", "columns": {}}
+        store = self.store
+        group(store, self.num_groups)
+        self.open[self.num_groups] = 0
         self.num_groups += 1
-        self.open[group] = 0
-        store.put_group(group, row=group, epoch=0, prompt_tokens=[1, group], **asked)
-        for group, start in self.open.items():
+        for number, start in self.open.items():
             tokens = [self.draw.randrange(100) for _ in range(self.draw.randint(1, 5))]
-            logprobs = [0.5] * len(tokens)
             version = self.draw.randint(max(self.version - 1, 0), self.version)
-            segment(store, TrajectoryId(group, 0), tokens, logprobs, start=start, version=version)
-            self.open[group] += len(tokens)
+            segment(store, (number, 0), tokens, start=start, version=version)
+            self.open[number] += len(tokens)
         number = store.record(self.draw.random(), [VersionPublished(self.version, "a")])
         store.record_command(number, Pull("rollout-0", number, self.version))
-        suite = {"suite": "s", "version": self.version}
-        store.put_group(-self.num_groups, row=0, epoch=0, prompt_tokens=[1], **asked, **suite)
+        group(store, -self.num_groups, suite="s", version=self.version)
 
     def _train(self) -> None:
         if self.draw.random() < 0.2:
@@ -71,13 +69,11 @@ class MadeUpRun:
             del self.open[dropped]
             self.store.put_ending(dropped, "aborted", version=self.version, reason="why not")
             return
-        group = self.trained[self.version] = self.draw.choice(list(self.open))
-        length, trajectory = self.open.pop(group), TrajectoryId(group, 0)
-        self.store.put_finished(trajectory, length=length, reason="stop")
-        self.store.put_text(trajectory, f"text {group}")
-        self.store.put_reward(trajectory, reward=self.draw.random(), components={"f": 1.0})
-        self.store.put_token_details(trajectory, None, bytes(length))
-        self.store.put_consumed(group, version=self.version, members=[0])
+        number = self.trained[self.version] = self.draw.choice(list(self.open))
+        length, which = self.open.pop(number), TrajectoryId(number, 0)
+        finished(self.store, which, length, self.draw.random(), text=f"text {number}", f=1.0)
+        self.store.put_token_details(which, None, bytes(length))
+        self.store.put_consumed(number, version=self.version, members=[0])
         self.version += 1
         self.store.record(self.draw.random(), [VersionPublished(self.version, "a")])
         with (self.path / "metrics.jsonl").open("a") as file:

@@ -8,7 +8,7 @@ from typing import Any
 from rhymeflow.core.events import TrajectoryRewarded, VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
-from rhymeflow.store.writer import SqliteTrajectoryStore
+from rhymeflow.store.writer import SqliteTrajectoryStore as Store
 
 
 def prompt_of(group: int) -> list[int]:
@@ -16,22 +16,42 @@ def prompt_of(group: int) -> list[int]:
     return list(range(40, 60 + group))
 
 
+def group(store: Store, number: int, **fields: Any) -> None:
+    """A prompt, of row `number` if nothing else is said."""
+    defaults = {"row": number, "epoch": 0, "prompt": "p", "prompt_tokens": [1], "columns": {}}
+    store.put_group(number, **defaults | fields)
+
+
 def segment(
-    store: SqliteTrajectoryStore,
-    trajectory: TrajectoryId,
-    tokens: Sequence[int],
-    logprobs: Sequence[float] | None = None,
-    **other: Any,
+    store: Store, which: tuple[int, int], tokens: int | Sequence[int], **fields: Any
 ) -> None:
-    """Tokens of an instance."""
-    fields = {"start": 0, "version": 0, "instance": "r", "steps": 1, "drafted": 0, **other}
-    given = [0.0] * len(tokens) if logprobs is None else logprobs
-    store.put_segment(trajectory, tokens=tokens, logprobs=given, **fields)
+    """Tokens of an instance, or so many, made in one iteration if nothing else is said."""
+    tokens = [7] * tokens if isinstance(tokens, int) else tokens
+    defaults = {"start": 0, "version": 0, "instance": "rollout-0", "steps": 1, "drafted": 0}
+    defaults["logprobs"] = [-0.5] * len(tokens)
+    store.put_segment(TrajectoryId(*which), tokens=tokens, **defaults | fields)
+
+
+def finished(
+    store: Store,
+    which: tuple[int, int],
+    length: int,
+    reward: float | None = None,
+    reason: Any = "stop",
+    text: str | None = None,
+    **components: float,
+) -> None:
+    """That is the whole response, with its reward and text if they are given."""
+    store.put_finished(TrajectoryId(*which), length=length, reason=reason)
+    if reward is not None:
+        store.put_reward(TrajectoryId(*which), reward=reward, components=components)
+    if text is not None:
+        store.put_text(TrajectoryId(*which), text)
 
 
 def put(
-    store: SqliteTrajectoryStore,
-    trajectory: TrajectoryId,
+    store: Store,
+    which: TrajectoryId,
     start: int,
     tokens: list[int],
     *,
@@ -39,47 +59,31 @@ def put(
     epoch: int = 0,
 ) -> None:
     """A segment, and its group if that is not there yet."""
-    store.put_group(
-        trajectory.group,
-        row=0,
-        epoch=epoch,
-        prompt="p",
-        prompt_tokens=prompt_of(trajectory.group),
-        columns={},
-    )
-    segment(store, trajectory, tokens, start=start, version=version)
+    group(store, which.group, row=0, epoch=epoch, prompt_tokens=prompt_of(which.group))
+    segment(store, which, tokens, start=start, version=version)
 
 
 def answered(
-    store: SqliteTrajectoryStore,
-    group: int,
+    store: Store,
+    number: int,
     rewards: Sequence[float],
     *,
-    row: int = 0,
     version: int = 0,
     suite: str = "held_out",
-    prompt_ids: Sequence[int] = (1,),
     tokens: Sequence[int] = (1,),
+    **fields: Any,
 ) -> None:
     """A suite's group, whose evaluation is over."""
-    store.put_group(
-        group, row=row, epoch=EVALUATION_EPOCH, prompt="p", prompt_tokens=prompt_ids, columns={},
-        suite=suite, version=version,
-    )  # fmt: skip
+    fields = {"row": 0, "epoch": EVALUATION_EPOCH, **fields}
+    group(store, number, suite=suite, version=version, **fields)
     for member, reward in enumerate(rewards):
-        trajectory = TrajectoryId(group, member)
-        named = {"instance": "rollout-0", "steps": len(tokens)}
-        segment(store, trajectory, tokens, version=version, **named)
-        store.put_finished(trajectory, length=len(tokens), reason="stop")
-        store.put_text(trajectory, "t")
-        store.put_reward(trajectory, reward=reward, components={})
-    store.put_evaluated(group, version)
+        which = TrajectoryId(number, member)
+        segment(store, which, tokens, version=version, steps=len(tokens))
+        finished(store, which, len(tokens), reward, text="t")
+    store.put_evaluated(number, version)
 
 
-def judge(
-    store: SqliteTrajectoryStore, trajectory: TrajectoryId, length: int, reward: float
-) -> None:
+def judge(store: Store, which: TrajectoryId, length: int, reward: float) -> None:
     """The response is complete and has its reward; other events stand in the log too."""
-    store.put_finished(trajectory, length=length, reason="stop")
-    store.put_reward(trajectory, reward=reward, components={})
-    store.record(0.0, [VersionPublished(1), TrajectoryRewarded(trajectory, reward)])
+    finished(store, which, length, reward)
+    store.record(0.0, [VersionPublished(1), TrajectoryRewarded(which, reward)])

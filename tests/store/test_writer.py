@@ -25,7 +25,7 @@ from rhymeflow.store import reader as reading
 from rhymeflow.store.reader import IncompleteBatch, TrajectoryReader
 from rhymeflow.store.schema import SCHEMA_VERSION
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.store.stores import answered, segment
+from tests.store.stores import answered, finished, segment
 
 SPAWN = multiprocessing.get_context("spawn")
 EVENTS_PER_TICK = 7
@@ -54,10 +54,9 @@ def put_trajectory(store: SqliteTrajectoryStore, group: int, member: int, length
     tokens = [group * 1000 + member * 100 + i for i in range(length)]
     for start, end, version in ((0, length // 2, 0), (length // 2, length, 1)):
         logprobs = [-0.25 * i for i in range(start, end)]
-        segment(store, trajectory, tokens[start:end], logprobs, start=start, version=version)
-    store.put_finished(trajectory, length=length, reason="stop")
-    store.put_text(trajectory, "text")
-    store.put_reward(trajectory, reward=0.5, components={"f": 0.5})
+        made = {"logprobs": logprobs, "start": start, "version": version}
+        segment(store, trajectory, tokens[start:end], **made)
+    finished(store, trajectory, length, 0.5, text="text", f=0.5)
 
 
 # -- events ---------------------------------------------------------------------------------------
@@ -234,9 +233,8 @@ def test_logprobs_come_back_to_the_bit(store, path):
     logprobs = np.random.default_rng(0).normal(size=50).astype(np.float32)
     trajectory = TrajectoryId(0, 0)
     put_group(store, 0)
-    segment(store, trajectory, range(50), logprobs)
-    store.put_finished(trajectory, length=50, reason="length")
-    store.put_reward(trajectory, reward=1.0, components={})
+    segment(store, trajectory, range(50), logprobs=logprobs)
+    finished(store, trajectory, 50, 1.0, "length")
     store.commit()
     (record,) = TrajectoryReader(path).batch([0], [(0,)])
     assert record.logprobs == logprobs.tolist()
@@ -283,7 +281,8 @@ def test_segments_delivered_again_in_any_order_are_stored_once(tmp_path, data):
     trajectory = TrajectoryId(0, 0)
     for version, start, end in deliveries:
         logprobs = [-float(i) for i in range(start, end)]
-        segment(store, trajectory, range(start, end), logprobs, start=start, version=version)
+        made = {"logprobs": logprobs, "start": start, "version": version}
+        segment(store, trajectory, range(start, end), **made)
     store.put_finished(trajectory, length=bounds[-1], reason="stop")
     store.put_finished(trajectory, length=bounds[-1], reason="stop")
     store.put_reward(trajectory, reward=1.0, components={})

@@ -100,7 +100,7 @@ def test_the_configuration_of_a_run_that_was_made_numbers_prompts_as_the_one_it_
 
 def test_a_suites_answers_are_entered_under_the_noise_they_all_have(store, reader):
     index, prompt_ids = FakeIndex(), list(range(20))
-    answered(store, -1, [0.5], prompt_ids=prompt_ids, tokens=[7, 8], version=4)
+    answered(store, -1, [0.5], prompt_tokens=prompt_ids, tokens=[7, 8], version=4)
     store.commit()
     writing = index_writer(index, reader)
     assert (writing.write(), writing.write()) == (1, 0)
