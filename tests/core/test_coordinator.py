@@ -1,4 +1,5 @@
-"""The coordinator against a fake runtime that orders, delays, repeats and loses as it likes."""
+"""The coordinator against a fake runtime that orders, delays, repeats and loses as it likes; then
+one test for each defect with events that come late, twice, or about what never was."""
 
 import random
 from dataclasses import replace
@@ -42,10 +43,11 @@ from rhymeflow.core.plan import BatchOrder
 from rhymeflow.core.strategies import base
 from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.core.types import TrajectoryId
+from tests.core import invariants
 from tests.helpers import FakeRuntime, a_plan, a_schedule
 
-HELD_OUT = {"held_out": 1}
 BOUNDS = {"synchronous": 0, "one_step": 1}
+A, B = TrajectoryId(0, 0), TrajectoryId(0, 1)
 
 
 @st.composite
@@ -95,6 +97,13 @@ def a_coordinator(plan, schedule="partial", instances=(("a", 4),)) -> Coordinato
     for name, capacity in instances:
         coordinator.handle(InstanceJoined(name, 0, capacity, 10_000))
     return coordinator
+
+
+def begun(schedule="partial", instances=(("a", 4),), groups=1, **plan):
+    """A coordinator that was told of so many groups, and what it commanded then."""
+    coordinator = a_coordinator(a_plan(**plan), schedule, instances)
+    tell(coordinator)
+    return coordinator, tell(coordinator, *(GroupCreated(g, g, 0, 5) for g in range(groups)))
 
 
 def done(group, member=0, instance="a", reward=1.0):
@@ -159,10 +168,7 @@ def test_batches_in_the_order_of_requests_are_the_same_whatever_finishes_first(c
 
 
 def test_one_step_admits_a_batch_only_when_the_one_before_is_complete():
-    plan = a_plan(num_batches=4, groups_per_batch=2, num_generations=1, max_staleness=1)
-    coordinator = a_coordinator(plan, "one_step", [("a", 16)])
-    tell(coordinator)
-    first = tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 1, 0, 5))
+    coordinator, first = begun("one_step", [("a", 16)], 2, num_batches=4, num_generations=1)
     assert routes(first) == [("0.0", "a"), ("1.0", "a")]
     more = tell(coordinator, GroupCreated(2, 2, 0, 5), GroupCreated(3, 3, 0, 5), *done(0))
     assert routes(more) == [], "there is room, but the batch is not complete"
@@ -198,13 +204,11 @@ def test_no_more_groups_are_under_way_than_the_schedule_wants():
 
 
 def test_kv_tokens_are_those_seen_and_those_commanded_since():
-    coordinator = a_coordinator(a_plan(groups_per_batch=2))
-    tell(coordinator)
-    tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 1, 0, 7))
+    coordinator, _ = begun(groups=2)
     instance = coordinator.state.instances["a"]
-    assert instance.kv_tokens == 2 * 5 + 2 * 7
+    assert instance.kv_tokens == 4 * 5
     tell(coordinator, Snapshot("a", 2, (), 13, 0.0))
-    assert instance.kv_tokens == 13 + 2 * 7, "commands 3 and 4 are not reflected"
+    assert instance.kv_tokens == 13 + 2 * 5, "commands 3 and 4 are not reflected"
     tell(coordinator, Snapshot("a", 4, (), 30, 0.0))
     assert instance.kv_tokens == 30
     tell(coordinator, done(0)[0])
@@ -212,10 +216,7 @@ def test_kv_tokens_are_those_seen_and_those_commanded_since():
 
 
 def test_a_partial_goes_on_elsewhere_and_keeps_its_version():
-    plan = a_plan(groups_per_batch=1, num_generations=2, max_staleness=2)
-    coordinator = a_coordinator(plan, "staleflow", [("a", 4)])
-    tell(coordinator)
-    tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 1, 0, 5))
+    coordinator, _ = begun("staleflow", groups=2, groups_per_batch=1, max_staleness=2)
     commands = tell(coordinator, *done(0, 0), *done(0, 1))
     assert Train(0, (0,), ((0, 1),)) in commands
     left = TrajectoryId(1, 0), TrajectoryId(1, 1)
@@ -233,10 +234,8 @@ def test_a_partial_goes_on_elsewhere_and_keeps_its_version():
 
 
 def test_what_an_instance_had_goes_on_elsewhere_when_it_has_left():
-    coordinator = a_coordinator(a_plan(groups_per_batch=1), "partial", [("a", 2), ("b", 2)])
-    tell(coordinator)
-    routed = dict(routes(tell(coordinator, GroupCreated(0, 0, 0, 5))))
-    assert routed == {"0.0": "a", "0.1": "b"}
+    coordinator, commands = begun(instances=[("a", 2), ("b", 2)], groups_per_batch=1)
+    assert dict(routes(commands)) == {"0.0": "a", "0.1": "b"}
     assert routes(tell(coordinator, InstanceLeft("a", "killed"))) == [("0.0", "b")]
     assert tell(coordinator, *done(0, 0, "a")) == [], "the word of one that left does not count"
     assert tell(coordinator, InstanceJoined("a", 0, 2, 100)) == [], "a name is used once"
@@ -254,10 +253,7 @@ def test_what_an_instance_had_goes_on_elsewhere_when_it_has_left():
 )
 def test_a_group_whose_rewards_teach_each_by_itself_is_not_filtered(components, is_filtered):
     """Rewards that are compared one by one: equal sums of them may teach."""
-    plan = a_plan(groups_per_batch=1, filter_zero_variance=True, max_filtered=1)
-    coordinator = a_coordinator(plan)
-    tell(coordinator)
-    tell(coordinator, GroupCreated(0, 0, 0, 5))
+    coordinator, _ = begun(groups_per_batch=1, filter_zero_variance=True, max_filtered=1)
     for member in range(2):
         finished, rewarded = done(0, member)
         if components is not None:
@@ -268,10 +264,7 @@ def test_a_group_whose_rewards_teach_each_by_itself_is_not_filtered(components, 
 
 def stuck_mind(**changes):
     """The learner waits for group 1 alone."""
-    plan = a_plan(groups_per_batch=2, num_generations=1, max_staleness=0, **changes)
-    coordinator = a_coordinator(plan, "partial")
-    tell(coordinator)
-    tell(coordinator, GroupCreated(0, 0, 0, 5), GroupCreated(1, 7, 0, 5))
+    coordinator, _ = begun(groups=2, num_generations=1, max_staleness=0, **changes)
     return coordinator, tell(coordinator, *done(0))
 
 
@@ -282,29 +275,25 @@ def test_a_stuck_group_is_retried():
         Drop(1, "aborted", "stuck; its prompt is retried"),
         RetryPrompt(1),
     ]
-    assert routes(tell(coordinator, GroupCreated(2, 7, 0, 5, repeats=1))) == [("2.0", "a")]
+    assert routes(tell(coordinator, GroupCreated(2, 1, 0, 5, repeats=1))) == [("2.0", "a")]
     assert tell(coordinator) == [], "it was tried again once; now it is waited for"
     assert Train(0, (0, 2), ((0,), (0,))) in tell(coordinator, *done(2))
 
 
-def test_a_stuck_group_is_trained_on_as_far_as_it_came():
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_stuck_group_is_trained_on_as_far_as_it_came(is_lost):
     coordinator, commands = stuck_mind(on_stuck="truncate")
-    assert commands == [Interrupt("a", 3, (TrajectoryId(1, 0),))]
+    stuck = TrajectoryId(1, 0)
+    assert commands == [Interrupt("a", 3, (stuck,))]
     assert tell(coordinator) == [], "it is being stopped"
-    assert tell(coordinator, TrajectoryInterrupted(TrajectoryId(1, 0), "a", 3, 9)) == [
-        FinishEarly(TrajectoryId(1, 0))
-    ]
-    assert Train(0, (0, 1), ((0,), (0,))) in tell(
-        coordinator, TrajectoryRewarded(TrajectoryId(1, 0), 0.0)
-    )
+    stored = [TrajectoryInterrupted(stuck, "a", 0 if is_lost else 3, 9)]
+    told = tell(coordinator, *stored, *[InstanceLeft("a", "killed")] * is_lost)
+    assert told == [FinishEarly(stuck)]
+    assert Train(0, (0, 1), ((0,), (0,))) in tell(coordinator, TrajectoryRewarded(stuck, 0.0))
 
 
 def test_a_group_without_a_reward_is_dropped_and_replaced():
-    coordinator = a_coordinator(
-        a_plan(num_batches=1, groups_per_batch=1, num_generations=1, max_staleness=0)
-    )
-    tell(coordinator)
-    tell(coordinator, GroupCreated(0, 0, 0, 5))
+    coordinator, _ = begun(num_batches=1, groups_per_batch=1, num_generations=1, max_staleness=0)
     commands = tell(coordinator, done(0)[0], RewardFailed(TrajectoryId(0, 0), "raised"))
     assert commands == [Drop(0, "aborted", "reward failed: raised"), RequestPrompts(1)]
     assert tell(coordinator, TrajectoryRewarded(TrajectoryId(0, 0), 1.0)) == []
@@ -455,3 +444,122 @@ def test_what_strategies_keep_from_tick_to_tick_changes_nothing(scenario, capaci
         view_of = planner.view_of
         patch.setattr(planner, "view_of", lambda state: replace(view_of(state), memo={}))
         assert run(*scenario, capacities, seed, crashes=2, duplicates=0.1).commands == kept.commands
+
+
+# -- snapshots -------------------------------------------------------------------------------------
+
+
+@given(st.permutations(range(8)), st.lists(st.integers(0, 7), max_size=8))
+def test_of_snapshots_the_newest_counts_whatever_order_they_come_in(order, again):
+    """Two after each of four commands; the one that has decoded more is newer."""
+    coordinator, _ = begun(groups=2)
+    instance = coordinator.state.instances["a"]
+    assert instance.commands == 4
+    seen = [Snapshot("a", 1 + i // 2, (A,) if i % 2 else (), 10 * i, float(i)) for i in range(8)]
+    for i in (*order, *again):
+        coordinator.handle(seen[i])
+    assert (instance.kv_tokens, instance.waiting, instance.decoded_tokens) == (70, (A,), 7.0)
+
+
+# -- instances -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before", "after"])
+def test_what_is_stored_of_a_response_is_known_when_its_instance_is_lost(early):
+    """Even if the report comes after that of the loss."""
+    coordinator, _ = begun(instances=[("a", 2)], groups_per_batch=1)
+    stored = TrajectoryInterrupted(A, "a", 0, 9), TrajectoryInterrupted(B, "a", 0, 3)
+    left = InstanceLeft("a", "killed")
+    assert tell(coordinator, *([*stored, left] if early else [left, *stored])) == []
+    assert [coordinator.state.member(t).length for t in (A, B)] == [9, 3]
+    assert tell(coordinator, stored[1], TrajectoryInterrupted(A, "a", 0, 4)) == []
+    assert coordinator.state.member(A).length == 9, "what is stored does not get less"
+    tell(coordinator, InstanceJoined("b", 0, 2, 10_000))
+    assert coordinator.state.instances["b"].assigned == {A: 5 + 9, B: 5 + 3}
+    tell(coordinator, TrajectoryInterrupted(A, "a", 0, 99))
+    assert coordinator.state.member(A).length == 9, "b has it: the word of another does not count"
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+
+@given(st.permutations(range(5)), st.lists(st.integers(0, 4), max_size=6), st.randoms())
+def test_groups_are_taken_in_the_order_of_the_data(order, again, rng):
+    """However their events come; none is lost, none is taken twice, none requested anew."""
+    plan = a_plan(groups_per_batch=5, num_batches=1, num_generations=1, max_staleness=0)
+    coordinator = a_coordinator(plan, "partial", [("a", 2)])
+    assert tell(coordinator) == [RequestPrompts(5)]
+    arriving = [*order, *again]
+    rng.shuffle(arriving)
+    for group in arriving:
+        assert coordinator.handle(GroupCreated(group, group, 0, 5)) == []
+    state = coordinator.state
+    assert (list(state.queue.unadmitted), state.num_requested, state.early) == ([*range(5)], 0, {})
+    assert routes(tell(coordinator)) == [("0.0", "a"), ("1.0", "a")]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(["synchronous", "partial"]))
+def test_disorder_does_not_change_what_a_synchronous_run_trains_on(seed, name):
+    """Law 4, as far as the coordinator goes."""
+    plan = a_plan(num_batches=3, groups_per_batch=3, max_staleness=0)
+    runtime = run(plan, a_schedule(name), seed=seed, disorder=0.5, duplicates=0.3, crashes=1)
+    assert runtime.batches == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
+
+
+# -- rewards ---------------------------------------------------------------------------------------
+
+
+def test_a_reward_before_the_end_of_its_response_is_kept_until_then():
+    coordinator, _ = begun(groups_per_batch=1, num_generations=1)
+    finished, rewarded = done(0)
+    assert not [c for c in tell(coordinator, rewarded, rewarded) if isinstance(c, Train)]
+    assert Train(0, (0,), ((0,),)) in tell(coordinator, finished)
+    assert tell(coordinator, rewarded, finished) == []
+
+
+# -- what never was --------------------------------------------------------------------------------
+
+
+def nonsense(rng: random.Random, state) -> object:
+    """An event about what never was, or was before, that must change nothing."""
+    group = rng.choice([*state.groups, 10**6])
+    unknown = TrajectoryId(group, rng.choice([-1, -2, 99]))
+    real = TrajectoryId(group, 0)
+    events = [
+        TrajectoryFinished(unknown, "rollout-0", 3, "stop"),
+        TrajectoryInterrupted(unknown, "rollout-0", 1, 9),
+        TrajectoryRewarded(unknown, 1.0),
+        RewardFailed(unknown, "broken"),
+        TrajectoryFinished(real, "nobody", 3, "stop"),
+        Snapshot("nobody", 5, (real,), 77, 3.0),
+        Pulled("nobody", 1, 9),
+        Evaluated("nobody", 0, 0.5),
+        InstanceLeft("nobody", "killed"),
+        VersionPublished((state.published or 0) + 5),
+    ]
+    member = state.member(real)
+    if member is not None and member.instance is not None:
+        events.append(TrajectoryInterrupted(real, "nobody", 3, 9))
+    if state.published is not None:
+        events += [LearnerReady(7), VersionPublished(state.published)]
+    if state.next_group:
+        events.append(GroupCreated(rng.randrange(state.next_group), 5, 0, 50))
+    return rng.choice(events)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(sorted(SCHEDULES)))
+def test_nonsense_and_repetition_change_nothing(seed, name):
+    """A run's log, with events between that tell nothing new, gives the same commands."""
+    plan = a_plan(num_batches=3, max_staleness=BOUNDS.get(name, 2), on_stuck="truncate")
+    runtime = run(plan, a_schedule(name), seed=seed, crashes=2, failures=0.05, disorder=0.2)
+    rng, replayed, commands = random.Random(seed), Coordinator(plan, a_schedule(name)), []
+    for number, event in enumerate(runtime.log):
+        commands += replayed.handle(event)
+        earlier = rng.choice(runtime.log[: number + 1])
+        told = [nonsense(rng, replayed.state)] + [earlier] * (not isinstance(earlier, Tick))
+        for extra in told:
+            assert replayed.handle(extra) == [], extra
+        invariants.check(replayed.state)
+    assert commands == runtime.commands

@@ -177,18 +177,11 @@ def test_a_prompt_that_an_epoch_left_out_makes_room(monkeypatch):
 # -- the means -------------------------------------------------------------------------------------
 
 
-def end(found: LengthPredictor, group: int, prompt: int, epoch: int, logs: Iterable[float]) -> None:
-    found.open(group, prompt, epoch)
-    for member, y in enumerate(logs):
-        found.finished(TrajectoryId(group, member), round(exp(y)))
-    found.close(group)
-
-
 def test_a_level_is_of_what_the_prompt_did_as_far_as_that_tells_and_of_the_group():
     """An epoch counts half as much as the next; what comes late, with the epoch that is there."""
     found = trained(World(), 2)
-    for group, (epoch, length) in enumerate([(0, 100), (2, 5000), (1, 9000)], NEW):
-        end(found, group, NEW, epoch, [log(length)] * MEMBERS)
+    for epoch, length in (0, 100), (2, 5000), (1, 9000):
+        play(found, [(NEW, [length] * MEMBERS)], epoch)
     weight, within = MEMBERS * (0.25 + 1 + 1), found._within[1] / found._within[0]
     total = MEMBERS * (0.25 * log(100) + log(5000) + log(9000))
     num, sum_usual, squares = found._usual
@@ -213,29 +206,39 @@ def test_a_level_is_of_what_the_prompt_did_as_far_as_that_tells_and_of_the_group
     assert found.quantile(1, 0.5) == pytest.approx(exp(unknown))
 
 
-def test_sums_are_decayed_by_group():
-    found, rng = predictor(), random.Random(4)
+def test_sums_are_decayed_and_metrics_are_of_what_was_predicted_at_the_opening():
+    found, rng, told, left, total = predictor(), random.Random(4), [], 0.0, 0.0
+    assert found.metrics() == {"lengths/explained_variance": 0.0}
     sums = {name: list(getattr(found, name)) for name in ("_within", "_usual", "_known")}
-    for epoch in range(4):
-        for prompt in range(30):
-            group = 100 * epoch + prompt
-            found.open(group, prompt, epoch)
-            for member in range(3):
-                length = round(exp(5 + prompt / 30 + rng.gauss(0, 0.5)))
-                found.finished(TrajectoryId(group, member), length)
-            opened = found._open[group]
-            logs = [*opened.logs.values()]
-            off, usual = found._history(opened), found._usual[1] / found._usual[0]
-            found.close(group)
-            new = {
-                "_within": (1.0, variance(logs)),
-                "_usual": (1.0, fmean(logs), (fmean(logs) - usual) ** 2),
-                "_known": (1.0, off**2, off * (fmean(logs) - usual), (fmean(logs) - usual) ** 2),
-            }
-            for name, values in new.items():
-                if epoch or name != "_known":
-                    sums[name] = [95 / 96 * a + b for a, b in zip(sums[name], values, strict=True)]
-                assert getattr(found, name) == pytest.approx(sums[name])
+    for group in range(80):
+        epoch, prompt = divmod(group, 20)
+        usual = found._usual[1] / found._usual[0]
+        found.open(group, prompt, epoch)
+        opened = found._open[group]
+        guess, _ = found._prior(opened)
+        for member in range(3):
+            length = round(exp(5 + prompt / 30 + rng.gauss(0, 0.5)))
+            found.finished(TrajectoryId(group, member), length)
+        logs, off = [*opened.logs.values()], found._history(opened)
+        found.close(group)
+        mean = fmean(logs)
+        new = {
+            "_within": (1.0, variance(logs)),
+            "_usual": (1.0, mean, (mean - usual) ** 2),
+            "_known": (1.0, off**2, off * (mean - usual), (mean - usual) ** 2),
+        }
+        for name, values in new.items():
+            if epoch or name != "_known":
+                sums[name] = [95 / 96 * a + b for a, b in zip(sums[name], values, strict=True)]
+            assert getattr(found, name) == pytest.approx(sums[name])
+        for y in logs:
+            left = 255 / 256 * left + (y - guess) ** 2
+            total = 255 / 256 * total + (y - usual) ** 2
+            told += [(guess, y)] if epoch else []
+        assert ("lengths/rank_correlation" in found.metrics()) == (len(told) >= 32)
+    metrics = found.metrics()
+    assert metrics["lengths/explained_variance"] == pytest.approx(max(0.0, 1 - left / total))
+    assert metrics["lengths/rank_correlation"] == pytest.approx(spearman(*zip(*told, strict=True)))
 
 
 def test_the_shape_is_that_of_the_last_responses():
@@ -303,27 +306,6 @@ def test_all_lengths_double():
     first, later = results[:64], results[128 * MEMBERS :]
     assert fmean(t[0] for t in first) / fmean(t[3] for t in first) < 0.75
     assert fmean(t[0] for t in later) / fmean(t[3] for t in later) == pytest.approx(1, abs=0.15)
-
-
-def test_metrics_are_of_what_was_predicted_when_a_group_was_opened():
-    found, told, rng = predictor(), [], random.Random(2)
-    assert found.metrics() == {"lengths/explained_variance": 0.0}
-    left = total = 0.0
-    for epoch in range(3):
-        for prompt in range(20):
-            usual, group = found._usual[1] / found._usual[0], 100 * epoch + prompt
-            found.open(group, prompt, epoch)
-            guess, _ = found._prior(found._open[group])
-            length = rng.randint(20, 900) * (1 + prompt)
-            found.finished(TrajectoryId(group, 0), length)
-            found.close(group)
-            left = 255 / 256 * left + (log(length) - guess) ** 2
-            total = 255 / 256 * total + (log(length) - usual) ** 2
-            told += [(guess, log(length))] if epoch else []
-        assert ("lengths/rank_correlation" in found.metrics()) == (epoch == 2), "too few are seen"
-    metrics = found.metrics()
-    assert metrics["lengths/explained_variance"] == pytest.approx(1 - left / total)
-    assert metrics["lengths/rank_correlation"] == pytest.approx(spearman(*zip(*told, strict=True)))
 
 
 def test_rank_correlation():

@@ -1,8 +1,7 @@
 """The coordinator gives the commands of recorded runs for their events, one by one.
 
-The streams are of real, fake and simulated runs (`record_stream.py`). `KINDS`, `FIELDS`, `SINCE`,
-`VALUES` translate names of the time of recording into today's. Lengths are predicted as they were
-then, so that a change of the predictor is no difference.
+The streams are of real, fake and simulated runs (`record_stream.py`). Lengths are predicted as they
+were then, so that a change of the predictor is no difference.
 """
 
 from __future__ import annotations
@@ -29,30 +28,15 @@ from tests.core import invariants
 
 STREAMS = sorted((Path(__file__).parent / "streams").glob("*.jsonl.gz"))
 
-KINDS: dict[str, type] = {}
-"""Recorded kinds of events and commands whose class has another name today."""
-FIELDS: dict[str, dict[str, str | None]] = {
-    "layout": {"alternate_order": None, "balance_instances": None}  # always done
-}
-"""By recorded kind, or `plan`, `schedule`, `settings`, `cost`, `layout`: today's names; None: it is
-gone."""
-SINCE: dict[str, dict[str, Any]] = {}
-"""By the same: fields that came later, by today's name, with their value in these runs."""
-VALUES: dict[str, str] = {}
-"""Values that are called otherwise today: rules, reasons."""
+GONE = {"layout": {"alternate_order", "balance_instances"}}
+"""By recorded kind, or `plan`, `schedule`, `settings`, `cost`, `layout`: fields that are gone."""
 
 Row = list[Any]
 
 
-def translated(kind: str, recorded: dict[str, Any]) -> dict[str, Any]:
-    """Fields by today's names."""
-    names = FIELDS.get(kind, {})
-    today = {
-        names.get(name, name): VALUES.get(x, x) if isinstance(x, str) else x
-        for name, x in recorded.items()
-    }
-    today.pop(None, None)
-    return today | SINCE.get(kind, {})
+def today(kind: str, recorded: dict[str, Any]) -> dict[str, Any]:
+    """The fields that there still are."""
+    return {name: x for name, x in recorded.items() if name not in GONE.get(kind, ())}
 
 
 class Stream:
@@ -65,20 +49,20 @@ class Stream:
     def item(self, table: str, module: Any, row: Row) -> Any:
         """An event or a command."""
         kind, *values = row
-        fields = translated(kind, dict(zip(self.head[table][kind], values, strict=True)))
-        return msgspec.convert(fields, KINDS.get(kind) or getattr(module, kind))
+        fields = today(kind, dict(zip(self.head[table][kind], values, strict=True)))
+        return msgspec.convert(fields, getattr(module, kind))
 
 
 def plan(recorded: dict[str, Any]) -> Plan:
-    return Plan(**translated("plan", recorded))
+    return Plan(**today("plan", recorded))
 
 
 def schedule(recorded: dict[str, Any]) -> Schedule:
-    values = translated("schedule", recorded)
-    settings = translated("settings", values["settings"])
-    cost = CostModel(**translated("cost", settings["cost"]))
+    values = today("schedule", recorded)
+    settings = today("settings", values["settings"])
+    cost = CostModel(**today("cost", settings["cost"]))
     rules = {"routing": ROUTING, "sync": SYNC, "migration": MIGRATION}
-    layout = values["layout"] and translated("layout", values["layout"])
+    layout = values["layout"] and today("layout", values["layout"])
     return Schedule(
         **values
         | {name: known[values[name]] for name, known in rules.items()}
@@ -161,7 +145,5 @@ def test_a_stream_names_all_fields_there_were() -> None:
     head = Stream(STREAMS[0]).head
     for table, module in (("events", events), ("commands", commands)):
         for kind, fields in head[table].items():
-            today = {
-                field.name for field in dataclasses.fields(KINDS.get(kind) or getattr(module, kind))
-            }
-            assert today == set(translated(kind, dict.fromkeys(fields)))
+            found = {field.name for field in dataclasses.fields(getattr(module, kind))}
+            assert found == set(today(kind, dict.fromkeys(fields)))

@@ -34,6 +34,8 @@ RESPONSES = GROUPS * MEMBERS
 STEP = rollout_seconds() + train_seconds() + PROFILE.push + PROFILE.pull
 """Seconds, from the second step on."""
 FIRST = STEP - PROFILE.pull
+THIRD = FIRST + STEP + PROFILE.pull + rollout_seconds() + 0.1
+"""While the third batch is trained on."""
 FAULTS = {
     "simulation__faults__instance_seconds": 1.0,
     "simulation__faults__learner_seconds": 2.0,
@@ -68,8 +70,7 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 def test_a_learner_trains_again_what_no_checkpoint_has(tmp_path: Path, quiet: Result) -> None:
     """It dies while it trains on the third batch, and there is no checkpoint."""
-    at = FIRST + STEP + PROFILE.pull + rollout_seconds() + 0.1
-    found = died(tmp_path, [Failure(at, "learner")])
+    found = died(tmp_path, [Failure(THIRD, "learner")])
     lost = 0.1 + 0.25 + 2.0 + 2 * train_seconds()
     assert found.seconds == pytest.approx(quiet.seconds + lost)
     assert (found.deaths, found.batches_retrained) == ({"learner": 1}, 2)
@@ -78,14 +79,13 @@ def test_a_learner_trains_again_what_no_checkpoint_has(tmp_path: Path, quiet: Re
 
 
 def test_a_checkpoint_is_where_training_again_begins(tmp_path: Path, quiet: Result) -> None:
-    at = FIRST + STEP + PROFILE.pull + rollout_seconds() + 0.1
     copy = {"checkpoint_copy": 0.1}
-    found = died(tmp_path, [Failure(at, "learner")], copy, run__save_steps=2)
+    found = died(tmp_path, [Failure(THIRD, "learner")], copy, run__save_steps=2)
     # The copy is made while rollout goes on, which is longer.
     assert found.seconds == pytest.approx(quiet.seconds + 0.1 + 0.25 + 2.0)
     assert found.batches_retrained == 0
     late = {**copy, "checkpoint_write": 1000.0}
-    found = died(tmp_path, [Failure(at, "learner")], late, run__save_steps=2)
+    found = died(tmp_path, [Failure(THIRD, "learner")], late, run__save_steps=2)
     assert found.batches_retrained == 2
 
 

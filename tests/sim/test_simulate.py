@@ -13,14 +13,18 @@ import pytest
 from rhymeflow import profiles
 from rhymeflow.cli import main
 from rhymeflow.config import Config
-from rhymeflow.config.load import build_config
+from rhymeflow.config.load import build_config, read_config
+from rhymeflow.core.events import Observed, TurnEnded
+from rhymeflow.core.strategies.schedules import SCHEDULES
+from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.profiles import Profile
 from rhymeflow.sim.audit import Outcome
 from rhymeflow.sim.response import Answer
-from rhymeflow.sim.result import quantiles
+from rhymeflow.sim.result import Result, quantiles
 from rhymeflow.sim.simulate import run, simulate
 from rhymeflow.sim.workload import Prompt, Recorded, workload
+from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.observe.runs import make_run
 
 PROFILE = Profile(
@@ -34,7 +38,10 @@ STEPS, GROUPS, MEMBERS, PROMPT, LENGTH = 4, 2, 2, 10, 50
 
 
 class Constant:
-    """All responses are of one length."""
+    """All responses are of one length, or what is given otherwise."""
+
+    def __init__(self, **other: object) -> None:
+        vars(self).update(other)
 
     longest_prompt = PROMPT
     most_observed = 0
@@ -93,43 +100,23 @@ def train_seconds() -> float:
     return PROFILE.train_step + PROFILE.train_token / 4 * tokens
 
 
-class Uneven(Constant):
-    """Every other prompt has responses of a fifth of the tokens."""
-
-    short = LENGTH // 5
-
-    def length(self, row: int, epoch: int, member: int) -> int:
-        return LENGTH if row % 2 else self.short
-
-
-EARLY = MEMBERS * (PROMPT + Uneven.short) * PROFILE.train_token / 4
-"""Seconds to train on the short ones of a step."""
-
-
 def test_groups_that_are_trained_on_early_cost_no_time(tmp_path: Path) -> None:
-    """Half of a batch is trained on while the other half is generated."""
-    off = run(a_config(tmp_path), Uneven())
-    on = run(a_config(tmp_path, schedule__accumulate_early=True), Uneven())
-    assert on.seconds == pytest.approx(off.seconds - STEPS * EARLY)
-
-
-class Alike(Constant):
-    """Of a batch's tokens a quarter are left."""
-
-    computed_share = 0.25
+    """Half of a batch is trained on while the other half is generated, of five times the tokens."""
+    short = LENGTH // 5
+    uneven = Constant(length=lambda row, epoch, member: LENGTH if row % 2 else short)
+    off = run(a_config(tmp_path), uneven)
+    on = run(a_config(tmp_path, schedule__accumulate_early=True), uneven)
+    early = MEMBERS * (PROMPT + short) * PROFILE.train_token / 4
+    assert on.seconds == pytest.approx(off.seconds - STEPS * early)
 
 
 def test_what_is_computed_once_is_trained_on_once(tmp_path: Path) -> None:
-    found, all_of_it = (run(a_config(tmp_path), each) for each in (Alike(), Constant()))
+    """Of a batch's tokens a quarter are left."""
+    found, all_of_it = (
+        run(a_config(tmp_path), each) for each in (Constant(computed_share=0.25), Constant())
+    )
     saved = 0.75 * (train_seconds() - PROFILE.train_step)
     assert found.seconds == pytest.approx(all_of_it.seconds - STEPS * saved)
-
-
-class Repeated(Constant):
-    """There are two prompts."""
-
-    def prompt(self, number: int) -> Prompt:
-        return Prompt(number % 2, number // 2, PROMPT)
 
 
 def test_drafts_make_as_many_tokens_as_their_chances_say(tmp_path: Path) -> None:
@@ -139,7 +126,8 @@ def test_drafts_make_as_many_tokens_as_their_chances_say(tmp_path: Path) -> None
         tmp_path, drafting__window="cost", drafting__max_draft=2, simulation__acceptance=0.5,
         schedule__cost_model=str(tmp_path / "free.json"),
     )  # fmt: skip
-    found = run(config, Repeated())
+    repeated = Constant(prompt=lambda number: Prompt(number % 2, number // 2, PROMPT))
+    found = run(config, repeated)
     in_first, later = ceil((LENGTH - 1) / 1.39), ceil((LENGTH - 1) / 1.75)
     responses, turns = GROUPS * MEMBERS, in_first + (STEPS - 1) * later
     assert found.drafted == 2 * responses * turns
@@ -155,20 +143,14 @@ def test_drafts_make_as_many_tokens_as_their_chances_say(tmp_path: Path) -> None
     step = seconds + train_seconds() + PROFILE.push + PROFILE.pull
     assert found.step_seconds[1:] == pytest.approx([step] * (STEPS - 1), rel=1e-6)
     assert "accepted" in found.text()
-    found = run(a_config(tmp_path, simulation__acceptance=0.95), Repeated())
+    found = run(a_config(tmp_path, simulation__acceptance=0.95), repeated)
     assert (found.tokens_per_iteration, found.drafted, found.accepted) == (1, 0, 0)
     assert "accepted" not in found.text()
 
 
-class Decided(Constant):
-    """All responses of every other prompt have one reward."""
-
-    def reward(self, row: int, epoch: int, member: int) -> float:
-        return float(member) * (row % 2)
-
-
 def test_groups_with_no_signal_are_only_measured(tmp_path: Path) -> None:
-    found = run(a_config(tmp_path), Decided())
+    decided = Constant(reward=lambda row, epoch, member: float(member) * (row % 2))
+    found = run(a_config(tmp_path), decided)
     saved = (PROFILE.train_token - PROFILE.measure_token) / 4 * MEMBERS * (PROMPT + LENGTH)
     step = rollout_seconds() + train_seconds() - saved + PROFILE.push + PROFILE.pull
     assert found.step_seconds[1:] == pytest.approx([step] * (STEPS - 1), rel=1e-6)
@@ -255,6 +237,58 @@ def test_quantiles_hold_every_response_once() -> None:
     assert [q.responses for q in quantiles(outcomes[:2])] == [1, 1]
 
 
+# -- turns -----------------------------------------------------------------------------------------
+
+
+TURNS = {"simulation.workload.mean_turns": 3, "simulation.workload.observation_tokens": 7}
+BOUNDS = {"synchronous": None, "one_step": None, "histopipe": None}
+
+
+def test_a_turn_takes_in_what_was_answered_and_keeps_the_rest(tmp_path: Path) -> None:
+    config = a_config(tmp_path, learner__groups_per_batch=1)
+    # The environment answers once, after 20 tokens: 5 tokens, which take 3 seconds.
+    found = run(config, Constant(most_observed=5, answers=lambda *_: [Answer(20, 5, 3.0)]))
+
+    def turn(before: int, tokens: int, kept: int = 0) -> float:
+        seconds = PROFILE.k2 + PROFILE.k4 + PROFILE.k1 * kept
+        seconds += PROFILE.prefill_token * (before - kept)
+        for generated in range(1, tokens):
+            kv_tokens = before + generated - 1
+            seconds += PROFILE.k1 * kv_tokens + PROFILE.k3 + PROFILE.k4
+        return seconds
+
+    rollout = turn(PROMPT, 20) + 3.0 + turn(PROMPT + 20 + 5, LENGTH - 20, kept=PROMPT + 20 - 1)
+    tokens = 2 * (PROMPT + LENGTH + 5)  # each of the two instances has one
+    train = PROFILE.train_step + PROFILE.train_token / 4 * tokens + PROFILE.push
+    assert found.step_seconds[0] == pytest.approx(rollout + train, abs=1e-6)
+    assert found.steps == STEPS
+    assert found.mean_length == LENGTH + 5
+    assert found.tokens_generated == STEPS * 2 * LENGTH
+    assert found.tokens_wasted == 0
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_every_schedule_keeps_the_laws_with_turns_and_deaths(name: str, tmp_path: Path) -> None:
+    """The audit of the simulated world raises where one does not."""
+    bound = BOUNDS.get(name, 2)
+    config = a_config(
+        tmp_path,
+        **TURNS,
+        **{
+            "schedule.name": name,
+            "schedule.max_staleness": bound,
+            "schedule.extra_generations": 1,
+            "learner.groups_per_batch": 4,
+            "simulation.faults.device_mtbf_hours": 0.02,
+            "simulation.faults.instance_seconds": 2.0,
+            "simulation.faults.learner_seconds": 2.0,
+        },
+    )
+    found = run(config, workload(config, None))
+    assert found.steps == STEPS
+    assert found.deaths, "nothing died"
+
+
 # -- where lengths come from -----------------------------------------------------------------------
 
 
@@ -281,9 +315,39 @@ def test_lengths_as_a_run_recorded_them(tmp_path: Path) -> None:
     assert found.quantiles[0].shortest == 10
 
 
-def test_a_run_without_responses(tmp_path: Path) -> None:
-    from rhymeflow.store.writer import SqliteTrajectoryStore
+def test_turns_as_a_run_recorded_them(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    make_run(run_dir, num_steps=4)
+    long, other = TrajectoryId(3, 1), TrajectoryId(3, 0)  # of 103 and 13 tokens
+    store = SqliteTrajectoryStore(run_dir / "events.db")
+    store.record(
+        99.0,
+        [
+            TurnEnded(long, "rollout-0", 1, 40),
+            TurnEnded(other, "rollout-1", 1, 6),
+            Observed(long, 1, 47, seconds=2.5),
+            Observed(other, 1, 7, seconds=0.25),
+            TurnEnded(long, "rollout-0", 2, 60),
+            Observed(long, 2, 70, seconds=0.5),
+        ],
+    )
+    store.commit()
+    store.close()
+    config = a_config(tmp_path, **{"rollout.max_completion_length": 500})
+    recorded = Recorded(run_dir, config)
+    assert recorded.length(3, 0, 1) == 86
+    assert recorded.answers(3, 0, 1, 86) == [Answer(40, 7, 2.5), Answer(53, 10, 0.5)]
+    assert recorded.answers(3, 0, 0, 12) == [Answer(6, 1, 0.25)]
+    assert recorded.answers(3, 0, 1, 53) == [Answer(40, 7, 2.5)], "it is cut before the second"
+    assert recorded.answers(4, 0, 1, 104) == []
+    assert recorded.most_observed == 17
+    config = build_config({"rollout.num_generations": 2}, over=config, where="test")
+    found = simulate(config, output=tmp_path / "out", workload=run_dir)
+    assert found.steps == STEPS
 
+
+def test_a_run_without_responses(tmp_path: Path) -> None:
     SqliteTrajectoryStore(tmp_path / "events.db").close()
     with pytest.raises(UserError, match="no response was finished"):
         workload(a_config(tmp_path), tmp_path)
@@ -370,3 +434,31 @@ def test_a_model_of_which_no_profile_is_known_is_refused() -> None:
     fields = {**LARGE, "model.name": "someone/else-8B", "simulation.profile": "demo-cpu"}
     config = build_config(fields, where="test")
     assert "recipe:demo" in run(config, workload(config, None)).devices
+
+
+HISTORIES = {
+    "shuffled": {"simulation.workload.epoch_correlation": "0"},
+    "of prompts that are all alike": {"simulation.workload.prompt_variance_share": "0"},
+}
+
+
+def simulated(schedule: str, bound: int, history: str) -> Result:
+    config = read_config(
+        "cluster",
+        {
+            "schedule.name": schedule, "schedule.max_staleness": str(bound),
+            "rollout.num_instances": "4", "learner.num_ranks": "20",
+            "simulation.workload.num_prompts": "64", "simulation.workload.prompt_tokens": "256",
+            "simulation.workload.mean_length": "2000", "rollout.max_completion_length": "8192",
+            "learner.groups_per_batch": "32", "learner.max_steps": "14", **HISTORIES[history],
+        },
+    )  # fmt: skip
+    return run(config, workload(config, None), uncounted=bound)
+
+
+@pytest.mark.parametrize("bound", [1, 3])
+@pytest.mark.parametrize("history", HISTORIES)
+def test_rhymeflow_falls_back(history: str, bound: int) -> None:
+    """Where history predicts nothing it loses nothing to staleflow, which does not ask it."""
+    ours, theirs = (simulated(name, bound, history) for name in ("rhymeflow", "staleflow"))
+    assert ours.throughput >= 0.97 * theirs.throughput

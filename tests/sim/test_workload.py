@@ -10,7 +10,7 @@ import pytest
 from rhymeflow.config import Config
 from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
-from rhymeflow.sim.workload import Synthetic, uniform
+from rhymeflow.sim.workload import MOST_TURNS, Synthetic, uniform
 
 
 def a_config(**workload: object) -> Config:
@@ -81,3 +81,16 @@ def test_uniform_is_uniform() -> None:
     assert statistics.fmean(values) == pytest.approx(0.5, abs=0.01)
     assert statistics.pstdev(values) == pytest.approx(12**-0.5, abs=0.005)
     assert all(0 < value < 1 for value in values)
+
+
+def test_turns_are_as_many_as_is_said_and_share_the_length() -> None:
+    made = Synthetic(a_config(mean_turns=3, observation_tokens=7, environment_seconds=2.0))
+    every = [made.answers(row, 0, 0, 60) for row in range(4000)]
+    assert statistics.fmean(1 + len(each) for each in every) == pytest.approx(3, rel=0.05)
+    assert max(1 + len(each) for each in every) <= MOST_TURNS * 3
+    assert statistics.fmean(a.seconds for each in every for a in each) == pytest.approx(2, rel=0.05)
+    ends = [[a.after for a in each] for each in every]
+    assert all(0 < end < 60 for each in ends for end in each)
+    assert all(each == sorted(set(each)) for each in ends)
+    assert [made.answers(row, 0, 0, 60) for row in range(4000)] == every
+    assert [made.answers(row, 1, 0, 60) for row in range(4000)] != every

@@ -3,7 +3,7 @@
 Most of a fleet is as it was in the last tick: an instance that has not changed is shown by the very
 same view, so only what is new is entered again, and what the last answer gave away was counted here
 already. A tick costs O(changes · log instances), and a comparison for each instance. Answers follow
-from the view alone (`test_gains.py`). Heaps hold entries that are out of date; they are left out
+from the view alone (`test_routing.py`). Heaps hold entries that are out of date; they are left out
 when they come first, and a heap in which they are most is made anew.
 """
 

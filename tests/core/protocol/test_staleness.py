@@ -5,15 +5,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from rhymeflow.core.protocol.ordered import OrderedBuffers
 from rhymeflow.core.protocol.staleness import ProtocolError, StalenessBuffers
 from tests.core.protocol.naive import Row, best_placement
 from tests.core.protocol.pair import Pair, rows_of
 
 
 def buffers(
-    groups_per_batch=2, max_staleness=1, num_batches=100, extra_groups=0
+    groups_per_batch=2, max_staleness=1, num_batches=100, extra_groups=0, kind=StalenessBuffers
 ) -> StalenessBuffers:
-    return StalenessBuffers(
+    return kind(
         groups_per_batch=groups_per_batch,
         extra_groups=extra_groups,
         max_staleness=max_staleness,
@@ -107,12 +108,9 @@ class Protocol(RuleBasedStateMachine):
     )
     def start(self, size, extra, eta, num_batches):
         self.pair = Pair(
-            is_ordered=self.is_ordered,
-            groups_per_batch=size,
-            extra_groups=extra,
-            max_staleness=eta,
-            num_batches=num_batches,
-        )
+            is_ordered=self.is_ordered, groups_per_batch=size, extra_groups=extra,
+            max_staleness=eta, num_batches=num_batches,
+        )  # fmt: skip
 
     def version(self, age: int) -> int:
         return max(0, self.pair.fast.first - age)
@@ -203,14 +201,37 @@ def test_no_placement_has_finished_work_earlier(target, extra, eta, steps):
         rows = [Row(*row) for row in rows_of(protocol)]
         if rows:
             best = best_placement(
-                rows,
-                target=target,
-                size=target + extra,
-                eta=eta,
-                first=protocol.first,
+                rows, target=target, size=target + extra, eta=eta, first=protocol.first,
                 num_batches=8,
-            )
+            )  # fmt: skip
             occupied = [0] * len(best)
             for row in rows:
                 occupied[row.place - protocol.first] += row.state == "occupied"
             assert occupied == best
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.sets(st.integers(0, 60), max_size=20),
+    st.lists(st.integers(0, 1000), min_size=120, max_size=120),
+)
+def test_batches_are_the_same_whatever_finishes_first(target, eta, filtered, picks):
+    """The first groups that are left; a group is filtered when it is finished, or is not."""
+    protocol = buffers(target, eta, 200, kind=OrderedBuffers)
+    trained: list[int] = []
+    running: list[int] = []
+    group = 0
+    for pick in picks:
+        while protocol.ready():
+            trained += protocol.consume()
+        while protocol.reserve(group, protocol.first) is not None:
+            running.append(group)
+            group += 1
+        done = running.pop(pick % len(running))
+        protocol.occupy(done)
+        if done in filtered:
+            protocol.release(done)
+    kept = [g for g in range(group) if g not in filtered]
+    assert trained == kept[: len(trained)]

@@ -8,12 +8,28 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.core.strategies.base import Assignment, FleetView, TrajectoryView, weighed
+from rhymeflow.core.strategies.base import (
+    Assignment,
+    FleetView,
+    InstanceView,
+    TrajectoryView,
+    weighed,
+)
+from rhymeflow.core.strategies.gains import Class, Gains
 from rhymeflow.core.strategies.routing import fewest_requests, waterfall
-from tests.core.strategies.fleets import COST_14B, fleet, fleets, instance, new, partial, shown
+from tests.core.strategies.fleets import (
+    COST_14B,
+    SETTINGS,
+    fleet,
+    fleets,
+    instance,
+    new,
+    partial,
+    shown,
+)
 
 Rule = Callable[[FleetView], list[Assignment]]
 RULES = pytest.mark.parametrize("rule", [fewest_requests, waterfall])
@@ -48,32 +64,6 @@ def test_an_assignment_is_allowed_and_made_once(rule: Rule, view: FleetView) -> 
         earlier.append(trajectory)
         order.append(proposal.trajectory)
     assert order == [t.id for t in view.queue if t.id in set(order)]
-
-
-@RULES
-@given(view=fleets())
-def test_one_view_has_one_answer_and_stays_as_it_is(rule: Rule, view: FleetView) -> None:
-    before = shown(view)
-    assert rule(view) == rule(view)
-    assert shown(view) == before
-
-
-@RULES
-@given(view=fleets(), data=st.data())
-def test_who_joined_first_only_tells_equals_apart(
-    rule: Rule, view: FleetView, data: st.DataObject
-) -> None:
-    """Whatever the order of joining, the first goes to the same load."""
-    other = replace(view, instances=tuple(data.draw(st.permutations(view.instances))))
-
-    def first(seen: FleetView) -> list[tuple[object, ...]]:
-        there = {x.name: x for x in seen.instances}
-        chosen = [(p.trajectory, there[p.instance]) for p in rule(seen)[:1]]
-        if rule is fewest_requests:
-            return [(trajectory, len(x.assigned)) for trajectory, x in chosen]
-        return [(trajectory, x.version, len(x.assigned), x.kv_tokens) for trajectory, x in chosen]
-
-    assert first(view) == first(other)
 
 
 class Endless:
@@ -120,11 +110,6 @@ def fewest_slowly(view: FleetView) -> list[Assignment]:
     return proposals
 
 
-@given(view=fleets())
-def test_fewest_requests_is_the_slow_formula(view: FleetView) -> None:
-    assert fewest_requests(view) == fewest_slowly(view)
-
-
 # -- waterfall ------------------------------------------------------------------------------------
 
 
@@ -164,9 +149,16 @@ def waterfall_slowly(view: FleetView) -> list[Assignment]:
     return proposals
 
 
+@pytest.mark.parametrize(
+    ("rule", "slow"), [(fewest_requests, fewest_slowly), (waterfall, waterfall_slowly)]
+)
 @given(view=fleets())
-def test_waterfall_is_the_slow_formula(view: FleetView) -> None:
-    assert waterfall(view) == waterfall_slowly(view)
+def test_a_rule_is_the_slow_formula_and_leaves_the_view_as_it_is(
+    rule: Rule, slow: Rule, view: FleetView
+) -> None:
+    before = shown(view)
+    assert rule(view) == slow(view)
+    assert shown(view) == before
 
 
 def test_new_ones_prefer_the_highest_version_partial_ones_the_lowest_they_may() -> None:
@@ -194,3 +186,78 @@ def test_weighed_is_the_power_of_two_below(tokens: int) -> None:
     size = weighed(tokens)
     assert size <= tokens <= max(0, 2 * size - 1)
     assert size & (size - 1) == 0
+
+
+# -- what is kept from one tick to the next, against the same made anew at every tick -------------
+
+TOKENS = (100, 900, 1500, 3000, 60_000)
+one = st.builds(
+    instance,
+    st.sampled_from("abc"),
+    st.integers(0, 2),
+    st.integers(0, 4),
+    tokens=st.sampled_from(TOKENS),
+    waiting=st.sampled_from([0, 0, 0, 1]),
+    capacity=st.integers(1, 5),
+    accepts=st.sampled_from([True, True, False]),
+)
+queues = st.lists(
+    st.one_of(
+        st.builds(new, st.integers(0, 99), st.sampled_from(TOKENS)),
+        st.builds(partial, st.integers(0, 99), st.integers(0, 2), st.sampled_from(TOKENS)),
+    ),
+    max_size=12,
+)
+
+
+def with_all(view: InstanceView, given: list[tuple[int, int]]) -> InstanceView:
+    """The instance with what routing gave it."""
+    extra = {(10_000 + group, 0): tokens for group, tokens in given}
+    more = sum(tokens for _, tokens in given)
+    return view._replace(assigned={**view.assigned, **extra}, kv_tokens=view.kv_tokens + more)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_what_is_kept_gives_the_answer_that_a_new_one_gives(data) -> None:
+    memo: dict = {}
+    views = data.draw(st.lists(one, min_size=1, max_size=6))
+    for _ in range(6):
+        queue = data.draw(queues)
+        view = replace(fleet(views, queue, kv_headroom=0.1), memo=memo, settings=SETTINGS)
+        found = waterfall(view)
+        assert found == waterfall(replace(view, memo={}))
+        tokens = {t.id: t.tokens for t in queue}
+        happens = data.draw(st.lists(st.sampled_from("gkc"), min_size=6, max_size=6))
+        for place, what in enumerate(happens[: len(views)]):
+            if what == "g":  # it got what was proposed
+                mine = [a for a in found if a.instance == views[place].name]
+                views[place] = with_all(
+                    views[place], [(a.trajectory.group, tokens[a.trajectory]) for a in mine]
+                )
+            elif what == "c":
+                views[place] = data.draw(one)
+        number = data.draw(st.integers(1, 6))  # some leave, some join
+        views = views[:number] + data.draw(st.lists(one, min_size=0, max_size=6 - number))
+
+
+def test_a_heap_does_not_grow_for_ever() -> None:
+    gains = Gains(SETTINGS)
+    for turn in range(500):
+        views = [instance("a", 0, turn % 7), instance("b", 0, turn % 5)]
+        classes = gains.show(fleet(views))
+        assert classes[0].accepting(new(0, 1000)) is not None
+    assert sum(len(heap) for heap in classes[0]._heaps.values()) < 100
+
+
+def test_an_instance_that_stays_as_it_was_is_not_entered_again(monkeypatch) -> None:
+    put: list[int] = []
+    kept = Class.put
+    monkeypatch.setattr(
+        Class, "put", lambda self, view, place: (put.append(place), kept(self, view, place))
+    )
+    gains, views = Gains(SETTINGS), [instance("a"), instance("b"), instance("c")]
+    gains.show(fleet(views))
+    put.clear()
+    gains.show(fleet([views[0], instance("b", 0, 2), views[2]]))
+    assert put == [1]
