@@ -69,7 +69,7 @@ class Replayed:
         )
         for _ in range(50):  # so that the model of iteration times is certain
             for drafted in (0, WIDTH * max_draft):
-                self.drafter.iteration_time.observe(WIDTH, drafted, 0, 0, ITERATION_SECONDS)
+                self.drafter.prices.observe(WIDTH, drafted, 0, 0, ITERATION_SECONDS)
         self.handles: list[int] = []
         self.rows = 0
 

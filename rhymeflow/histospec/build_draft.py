@@ -2,7 +2,7 @@
 
 Every candidate is a text that may come next and a weight. A node of the draft is a token together
 with the candidates that agree with the path to it (a mask, a bit per candidate); they vote on what
-follows. A token's probability, given its parent, is the acceptance rate of its bucket, of which its
+follows. A token's probability, given its parent, is the acceptance rate of its class, of which its
 share of the votes is a part: so what is proposed follows what proved right. Its path probability is
 the product along its path. Nodes are taken best first, so they stand in order of falling path
 probability, parents before children.
@@ -17,8 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+NUM_SHARES, NUM_STATES, NUM_KINDS = 8, 4, 4
+NUM_CLASSES = NUM_SHARES * NUM_STATES * NUM_KINDS
 BY_REWARD, BY_FREQUENCY, BY_BOTH = 0, 1, 2
-LONGEST = 32  # matched tokens from which on no difference is made
 BRANCHES = 4  # continuations of one node that are considered
 NOBODY = 1.0  # votes that no token gets: one candidate alone is no certainty
 
@@ -37,7 +38,7 @@ class Texts(NamedTuple):
     matched: np.ndarray
     """int32 [n, P]: tokens before it that are the sequence's last."""
     kinds: np.ndarray
-    """int32 [n, P]: where it comes from, see `acceptance`."""
+    """int32 [n, P]: where it comes from, see `control`."""
     merits: np.ndarray
     """float32 [n, P]: by its response's reward; 1 where nothing is known."""
 
@@ -54,8 +55,8 @@ class Proposals(NamedTuple):
     """int32 [n, W]: the node before it; -1: it follows the sequence."""
     path_probability: np.ndarray
     """float32 [n, W]: estimated chance that the token and all before it are accepted."""
-    buckets: np.ndarray
-    """int32 [n, W]: the bucket whose rate was used for the token itself."""
+    classes: np.ndarray
+    """int32 [n, W]: the class whose rate was used for the token itself, see `control`."""
     counts: np.ndarray
     """int64 [n]."""
 
@@ -65,12 +66,8 @@ class Tables(NamedTuple):
 
     weights: np.ndarray
     """float32 [kinds, 33]: votes of a candidate, by where it comes from and how long it matches."""
-    length_classes: np.ndarray
-    """int64 [33], see `acceptance`."""
-    buckets: np.ndarray
-    """int32 [shares, states, kinds, lengths]: the numbers of the buckets."""
     rates: np.ndarray
-    """float32 [NUM_BUCKETS]: acceptance."""
+    """float32 [NUM_CLASSES]: acceptance."""
 
 
 class _Frontier(NamedTuple):
@@ -79,7 +76,7 @@ class _Frontier(NamedTuple):
     tokens: np.ndarray
     parents: np.ndarray
     depths: np.ndarray
-    buckets: np.ndarray
+    classes: np.ndarray
     masks: np.ndarray
     probabilities: np.ndarray
 
@@ -92,16 +89,15 @@ class _Ballot(NamedTuple):
     scores: np.ndarray
     shares: np.ndarray
     masks: np.ndarray
-    matched: np.ndarray
     kinds: np.ndarray
-    buckets: np.ndarray
+    classes: np.ndarray
 
 
 @kernel
 def build_drafts(texts, states, most, tables, ranking, is_tree, proposals):
     """Fill row i of `proposals` with at most most[i] nodes from row i of `texts`.
 
-    `states` int64 [n]: those of the sequences, see `acceptance`.
+    `states` int64 [n]: those of the sequences, see `control`.
     """
     width, places = proposals.tokens.shape[1], texts.counts.shape[1]
     size = BRANCHES * (width + 1)
@@ -119,7 +115,6 @@ def build_drafts(texts, states, most, tables, ranking, is_tree, proposals):
         np.empty(places, np.float32),
         np.empty(places, np.float32),
         np.empty(places, np.uint64),
-        np.empty(places, np.int64),
         np.empty(places, np.int64),
         np.empty(places, np.int64),
     )
@@ -153,7 +148,7 @@ def _fill(
             proposals.tokens[i, count] = frontier.tokens[best]
             proposals.parents[i, count] = frontier.parents[best]
             proposals.path_probability[i, count] = frontier.probabilities[best]
-            proposals.buckets[i, count] = frontier.buckets[best]
+            proposals.classes[i, count] = frontier.classes[best]
             mask, depth = frontier.masks[best], frontier.depths[best]
             path = frontier.probabilities[best]
             waiting -= 1
@@ -208,13 +203,10 @@ def _vote(texts, i, voters, depth, ranking, votes, ballot):
             ballot.votes[option] = 0.0
             ballot.scores[option] = 0.0
             ballot.masks[option] = np.uint64(0)
-            ballot.matched[option] = 0
             ballot.kinds[option] = 0
         ballot.votes[option] += votes[place]
         ballot.scores[option] += votes[place] * texts.merits[i, place]
         ballot.masks[option] |= np.uint64(1) << np.uint64(place)
-        reached = np.int64(texts.matched[i, place]) + depth
-        ballot.matched[option] = max(ballot.matched[option], min(reached, LONGEST))
         ballot.kinds[option] = max(ballot.kinds[option], np.int64(texts.kinds[i, place]))
     for option in range(options):
         if ranking == BY_FREQUENCY:
@@ -232,11 +224,11 @@ def _put(ballot, options, state, is_tree, tables, frontier, waiting, parent, dep
         total += ballot.scores[option]
     for option in range(options):
         ballot.shares[option] = ballot.scores[option] / total
-        ballot.buckets[option] = _bucket(ballot, option, state, tables)
+        ballot.classes[option] = class_of(ballot.shares[option], state, ballot.kinds[option])
     for _ in range(min(options, BRANCHES if is_tree else 1)):
         best, chance = -1, np.float32(-1)
         for option in range(options):
-            its = tables.rates[ballot.buckets[option]]
+            its = tables.rates[ballot.classes[option]]
             is_better = its == chance and ballot.shares[option] > ballot.shares[best]
             if ballot.shares[option] >= 0 and (its > chance or is_better):
                 best, chance = option, its
@@ -244,7 +236,7 @@ def _put(ballot, options, state, is_tree, tables, frontier, waiting, parent, dep
         frontier.tokens[waiting] = ballot.tokens[best]
         frontier.parents[waiting] = parent
         frontier.depths[waiting] = depth
-        frontier.buckets[waiting] = ballot.buckets[best]
+        frontier.classes[waiting] = ballot.classes[best]
         frontier.masks[waiting] = ballot.masks[best]
         frontier.probabilities[waiting] = path * chance
         waiting += 1
@@ -252,11 +244,15 @@ def _put(ballot, options, state, is_tree, tables, frontier, waiting, parent, dep
 
 
 @inner
-def _bucket(ballot, option, state, tables):
-    num_shares = tables.buckets.shape[0]
-    agreed = min(int(ballot.shares[option] * num_shares), num_shares - 1)
-    length = tables.length_classes[ballot.matched[option]]
-    return tables.buckets[agreed, state, ballot.kinds[option], length]
+def class_of(share, state, kind):
+    """The class of a token, whose acceptance rate is learned.
+
+    By its share of the votes, the state of its sequence (see `control`), and whose text it is:
+    another prompt's, the prompt's, the sequence's own, or aligned (of the same prompt, sample and
+    noise, at the same position).
+    """
+    agreed = min(int(share * NUM_SHARES), NUM_SHARES - 1)
+    return (agreed * NUM_STATES + state) * NUM_KINDS + kind
 
 
 @inner
@@ -264,9 +260,6 @@ def _move(frontier, source, target):
     frontier.tokens[target] = frontier.tokens[source]
     frontier.parents[target] = frontier.parents[source]
     frontier.depths[target] = frontier.depths[source]
-    frontier.buckets[target] = frontier.buckets[source]
+    frontier.classes[target] = frontier.classes[source]
     frontier.masks[target] = frontier.masks[source]
     frontier.probabilities[target] = frontier.probabilities[source]
-
-
-__all__ = ["BY_BOTH", "BY_FREQUENCY", "BY_REWARD", "Proposals", "Tables", "Texts", "build_drafts"]

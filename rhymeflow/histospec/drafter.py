@@ -7,32 +7,24 @@
     drafter.observe([handle], [[17, 4]], rows=3, kv_tokens=500, seconds=0.004)
     drafter.end(handle)
 
-It puts together the search over history and over the sequences that run now, the acceptance model,
-the time that iterations take, and the rule that weighs one against the other. Where `cost` finds
-that drafts do not pay it stops searching, see `exploration_budget.py`.
-
-Holds true: every token that was generated is known to the search before it searches again; the
-drafter's own time is part of every decision. Knows nothing of tensors, processes, or how drafts are
-verified.
+It searches history and the sequences that run now; `control.py` decides how much is verified. The
+drafter's own time is part of every decision.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymeflow.histospec.acceptance import Acceptance
 from rhymeflow.histospec.build_draft import Proposals
+from rhymeflow.histospec.control import Acceptance, Aimd, Budget, Prices, best_cut
 from rhymeflow.histospec.draft import NONE, Draft, DraftStats
-from rhymeflow.histospec.draft_length import Times, make_rule
-from rhymeflow.histospec.exploration_budget import ExplorationBudget
 from rhymeflow.histospec.index import Index, prompt_key
-from rhymeflow.histospec.iteration_time import IterationTime
-from rhymeflow.histospec.pending import Pending
 from rhymeflow.histospec.search import Search
 
 _PROMPT_TAIL = 16
@@ -40,6 +32,8 @@ _PROMPT_TAIL = 16
 _MOST_LIVE_TOKENS = 2_000_000
 _MAX_UNINDEXED = 64
 """Iterations after which the search hears of tokens at the latest."""
+_FIRST_ITERATIONS = 3
+"""With fewer iterations than these seen, nothing is searched for."""
 _COMPARED = 100
 """Iterations with drafts after which one goes without: what they are weighed against grows old.
 Fewer at first, when little is known of it."""
@@ -48,12 +42,33 @@ _COMPARED_FIRST = 16
 Ints = NDArray[np.int64]
 
 
+@dataclass(slots=True)
+class _Iteration:
+    """From `propose` to `observe`."""
+
+    sequences: int
+    other_rows: int
+    kv_tokens: int
+    seconds: float = 0.0
+    """Spent on proposals."""
+    proposals: Proposals | None = None
+    """None: there was no search."""
+    lengths: Ints | None = None
+    """Tokens of each proposal that the engine was given."""
+    generated: int = 0
+    """Tokens that came of sequences with a proposal, empty ones included."""
+
+    @property
+    def num_drafted(self) -> int:
+        return 0 if self.lengths is None else int(self.lengths.sum())
+
+
 class Drafter:
     """Drafts for one engine.
 
-    `history`: what earlier responses said, None for nothing. `window`, `max_draft`, `shape`
-    and `ranking` as in `config.DraftingConfig`. `max_sequences` run at a time, of at most
-    `max_length` tokens (prompt and response). `clock`: seconds.
+    `history`: what earlier responses said, None for nothing. `window`, `max_draft`, `shape` and
+    `ranking` as in `config.DraftingConfig`. `max_sequences` run at a time, of at most `max_length`
+    tokens (prompt and response). `clock`: seconds.
     """
 
     def __init__(
@@ -70,20 +85,21 @@ class Drafter:
     ) -> None:
         self.stats = DraftStats()
         self.acceptance = Acceptance(max_sequences)
-        self.iteration_time = IterationTime()
+        self.prices = Prices()
         self._clock = clock
         self._live = Index(
             max_tokens=min(2 * max_sequences * max_length, _MOST_LIVE_TOKENS),
             max_responses=8 * max_sequences,
         )
-        self._rule = make_rule(window, max_sequences=max_sequences, max_draft=max_draft)
-        self._budget = ExplorationBudget() if self._rule.uses_times else None
+        self._budget = Budget()
+        self._aimd = Aimd(max_sequences, max_draft) if window == "aimd" else None
+        """None: the window is `cost`."""
         self._responses = np.zeros(max_sequences, np.int64)
         """By handle, the number of the response in the live index."""
         self._row_of = np.full(max_sequences, -1, np.int64)
         self._unindexed: list[tuple[Ints, NDArray[np.int32], Ints]] = []
         """Tokens that the search has not heard of yet: handles, tokens, where each one's begin."""
-        self._pending: Pending | None = None
+        self._iteration: _Iteration | None = None
         self._since_plain = 0
         """Iterations with drafts since the last one without."""
         self._compared = _COMPARED_FIRST
@@ -113,8 +129,9 @@ class Drafter:
         if tokens:
             self._live.extend(response, tokens)
         self._responses[handle] = response
-        self._rule.begin(handle)
         self.acceptance.begin(handle)
+        if self._aimd is not None:
+            self._aimd.begin(handle)
         self.stats.seconds += self._clock() - started
         return handle
 
@@ -136,13 +153,12 @@ class Drafter:
         cache.
         """
         started = self._clock()
-        self._pending = pending = Pending(len(handles), other_rows, kv_tokens)
+        self._iteration = iteration = _Iteration(len(handles), other_rows, kv_tokens)
         drafts = [NONE] * len(handles)
         if self._should_search(len(handles)):
             self._update_indexes()
-            self._find(pending, np.array(handles, np.int64), np.array(max_tokens, np.int64))
-            drafts = pending.drafts()
-        pending.seconds = self._clock() - started
+            drafts = self._find(iteration, np.array(handles, np.int64), np.array(max_tokens))
+        iteration.seconds = self._clock() - started
         return drafts
 
     def observe(
@@ -161,70 +177,76 @@ class Drafter:
         as in `propose`, if they turned out to be others.
         """
         started = self._clock()
-        pending = self._pending or Pending(0, rows - len(handles), kv_tokens)
+        iteration = self._iteration or _Iteration(0, rows - len(handles), kv_tokens)
+        self._iteration = None
         if other_rows is not None:
-            pending.other_rows = other_rows
-        self._pending = None
+            iteration.other_rows = other_rows
         stats = self.stats
         stats.steps += len(handles)
         stats.generated += sum(map(len, generated))
         self._unindexed.append((np.array(handles, np.int64), *_flat(generated)))
-        if pending.proposals is None:
+        if iteration.proposals is None:
             self.acceptance.went_on(self._unindexed[-1][0])
         else:
-            self._learn(pending, *self._unindexed[-1])
-        if pending.proposals is not None or len(self._unindexed) >= _MAX_UNINDEXED:
+            self._learn(iteration, *self._unindexed[-1])
+        if iteration.proposals is not None or len(self._unindexed) >= _MAX_UNINDEXED:
             self._update_indexes()
-        drafted = rows - len(handles) - pending.other_rows
-        was_known = self.iteration_time.is_known
-        self.iteration_time.observe(len(handles), drafted, pending.other_rows, kv_tokens, seconds)
-        spent = pending.seconds + self._clock() - started
+        drafted = rows - len(handles) - iteration.other_rows
+        self.prices.observe(len(handles), drafted, iteration.other_rows, kv_tokens, seconds)
+        spent = iteration.seconds + self._clock() - started
         stats.seconds += spent
-        self._settle(pending, seconds, spent, was_known=was_known)
+        self._settle(iteration, seconds, spent)
 
     def _should_search(self, sequences: int) -> bool:
         """Whether to search in this iteration."""
-        if self._budget is None:
+        if self._aimd is not None:
             return True
-        if not self.iteration_time.is_known:
+        if self.prices.num_seen < _FIRST_ITERATIONS:
             return False
         if self._since_plain >= self._compared:
             self._compared = min(2 * self._compared, _COMPARED)
             return False
         return self._budget.allows_search(sequences)
 
-    def _find(self, pending: Pending, handles: Ints, max_tokens: Ints) -> None:
+    def _find(self, iteration: _Iteration, handles: Ints, max_tokens: Ints) -> list[Draft]:
         """Search, and choose what of it is verified."""
-        states = self.acceptance.states(handles)
-        proposals = self._search.propose(handles, self._rule.most(handles, max_tokens), states)
-        times = self._times(pending, proposals) if self._rule.uses_times else None
-        pending.proposals = proposals
-        pending.lengths = self._rule.cut(proposals.path_probability, proposals.counts, times)
+        if self._aimd is not None:
+            max_tokens = np.minimum(max_tokens, self._aimd.sizes[handles])
+        proposals = self._search.propose(handles, max_tokens, self.acceptance.states(handles))
+        lengths = proposals.counts if self._aimd else self._best_cut(iteration, proposals)
+        iteration.proposals, iteration.lengths = proposals, lengths
         self._row_of[:] = -1
         self._row_of[handles] = np.arange(len(handles))
+        chosen = np.arange(proposals.tokens.shape[1]) < lengths[:, None]
+        tokens, parents = proposals.tokens[chosen].tolist(), proposals.parents[chosen].tolist()
+        ends = np.cumsum(lengths).tolist()
+        return [
+            Draft(tokens[end - size : end], parents[end - size : end]) if size else NONE
+            for end, size in zip(ends, lengths.tolist(), strict=True)
+        ]
 
-    def _times(self, pending: Pending, proposals: Proposals) -> Times:
-        """What verifying as many tokens as were found would cost."""
-        assert self._budget is not None
-        model, found = self.iteration_time, int(proposals.counts.sum())
-        kv_tokens = pending.kv_tokens
-        alone = seconds = model.seconds(pending.sequences, 0, kv_tokens, found)
-        if pending.other_rows:
-            seconds = model.seconds(pending.sequences, pending.other_rows, kv_tokens, found)
-        max_loss = self._budget.max_loss(float(alone[0]))
-        return Times(seconds, alone, model.doubt, max_loss, self.acceptance.discount)
+    def _best_cut(self, iteration: _Iteration, proposals: Proposals) -> Ints:
+        """Tokens of each proposal that make the most tokens a second."""
+        size = len(proposals.counts), iteration.kv_tokens, int(proposals.counts.sum())
+        seconds, worst = self.prices.seconds(*size), self.prices.seconds(*size, at_worst=True)
+        max_loss = self._budget.max_loss(float(seconds[0]))
+        return best_cut(proposals, seconds, worst, max_loss, self.acceptance.discount)
 
-    def _learn(self, pending: Pending, which: Ints, flat: NDArray[np.int32], offsets: Ints) -> None:
+    def _learn(
+        self, iteration: _Iteration, which: Ints, flat: NDArray[np.int32], offsets: Ints
+    ) -> None:
         """Learn from what became of the proposals."""
-        proposals, lengths = pending.proposals, pending.lengths
-        assert proposals is not None
-        assert lengths is not None
+        assert iteration.proposals is not None
+        assert iteration.lengths is not None
         rows = self._row_of[which]
-        accepted = self.acceptance.observe(proposals, lengths, rows, which, flat, offsets)
+        accepted = self.acceptance.observe(
+            iteration.proposals, iteration.lengths, rows, which, flat, offsets
+        )
         known = rows >= 0
-        pending.generated = int(np.diff(offsets)[known].sum())
-        self._rule.observe(which[known], lengths[rows[known]], accepted[known])
-        self.stats.drafted += pending.num_drafted
+        if self._aimd is not None:
+            self._aimd.observe(which[known], iteration.lengths[rows[known]], accepted[known])
+        iteration.generated = int(np.diff(offsets)[known].sum())
+        self.stats.drafted += iteration.num_drafted
         self.stats.accepted += int(accepted.sum())
 
     def _update_indexes(self) -> None:
@@ -234,31 +256,26 @@ class Drafter:
             self._search.extend(which, flat, offsets)
         self._unindexed.clear()
 
-    def _settle(self, pending: Pending, seconds: float, spent: float, *, was_known: bool) -> None:
+    def _settle(self, iteration: _Iteration, seconds: float, spent: float) -> None:
         """Reckon what the iteration saved, against iterations that make one token each."""
-        drafted = pending.num_drafted
+        drafted = iteration.num_drafted
         self._since_plain = self._since_plain + 1 if drafted else 0
-        if pending.proposals is None:
+        if iteration.proposals is None:
             self.stats.saved_seconds -= spent
-            if self._budget is not None:
-                self._budget.rested(seconds + spent)
+            self._budget.rested(seconds + spent)
             return
-        if not was_known or not pending.sequences:
+        if not iteration.sequences:
             return
-        model, kv_tokens = self.iteration_time, pending.kv_tokens
-        mixed = model.seconds(pending.sequences, pending.other_rows, kv_tokens, drafted)
-        undrafted, verified = float(mixed[0]), float(mixed[drafted])
-        plain = undrafted
-        if pending.other_rows:
-            plain = float(model.seconds(pending.sequences, 0, kv_tokens, 0)[0])
-        gained = (pending.generated / pending.sequences - 1) * plain
-        self.stats.saved_seconds += undrafted + gained - seconds - spent
-        if self._budget is not None:
-            # What verifying took is the model's: one iteration by itself may have been held up.
-            saved = gained - (verified - undrafted) - spent
-            self._budget.searched(pending.sequences, search=spent, saved=saved, plain=plain)
-            if self._budget.is_used_up and not drafted:
-                model.doubt_drafted()
+        times = self.prices.seconds(iteration.sequences, iteration.kv_tokens, drafted)
+        plain, verifying = float(times[0]), float(times[drafted] - times[0])
+        gained = (iteration.generated / iteration.sequences - 1) * plain
+        # What verifying took is the prices': one iteration by itself may have been held up.
+        saved = gained - verifying - spent
+        took = verifying if iteration.other_rows else seconds - plain
+        self.stats.saved_seconds += gained - took - spent
+        self._budget.searched(iteration.sequences, search=spent, saved=saved, plain=plain)
+        if self._budget.is_used_up and not drafted:
+            self.prices.doubt_drafted()
 
 
 def _flat(generated: list[list[int]]) -> tuple[NDArray[np.int32], Ints]:
@@ -266,6 +283,3 @@ def _flat(generated: list[list[int]]) -> tuple[NDArray[np.int32], Ints]:
     offsets = np.zeros(len(generated) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, generated), np.int64, len(generated)), out=offsets[1:])
     return np.fromiter(chain.from_iterable(generated), np.int32, int(offsets[-1])), offsets
-
-
-__all__ = ["Drafter"]

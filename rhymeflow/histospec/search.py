@@ -24,8 +24,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from rhymeflow.histospec import build_draft, kernels
-from rhymeflow.histospec.acceptance import LENGTH_CLASSES, NUM_BUCKETS, NUMBERS
-from rhymeflow.histospec.build_draft import Proposals, Tables, Texts
+from rhymeflow.histospec.build_draft import NUM_CLASSES, Proposals, Tables, Texts
 from rhymeflow.histospec.index import Index, prompt_key
 from rhymeflow.histospec.storage import Arrays
 
@@ -69,7 +68,7 @@ class Candidates(NamedTuple):
     matched: np.ndarray
     """int32 [H, PLACES]: tokens up to there that agree."""
     kinds: np.ndarray
-    """int32 [H, PLACES], see `acceptance`."""
+    """int32 [H, PLACES], see `control`."""
     merits: np.ndarray
     """float32 [H, PLACES]."""
     found: np.ndarray
@@ -85,7 +84,7 @@ class Candidates(NamedTuple):
 class Search:
     """Proposals for sequences of one engine.
 
-    `rates` float32 [NUM_BUCKETS] is read at every proposal; its owner may change it in place.
+    `rates` float32 [NUM_CLASSES] is read at every proposal; its owner may change it in place.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Search:
         ranking: Ranking,
         rates: np.ndarray,
     ) -> None:
-        assert rates.shape == (NUM_BUCKETS,)
+        assert rates.shape == (NUM_CLASSES,)
         assert rates.dtype == np.float32
         assert len(indexes) <= kernels.INDEXES
         self._indexes = [index.readable for index in indexes]
@@ -105,7 +104,7 @@ class Search:
         self._max_draft = max_draft
         self._is_tree = shape == "tree"
         self._ranking = _RANKINGS[ranking]
-        self._tables = Tables(_weights(), LENGTH_CLASSES, NUMBERS, rates)
+        self._tables = Tables(_weights(), rates)
         self._free: list[int] = []
         self._contexts = _contexts(0)
         self._candidates = _candidates(0)
@@ -164,7 +163,7 @@ class Search:
     def propose(self, handles: np.ndarray, most: np.ndarray, states: np.ndarray) -> Proposals:
         """Draft at most most[i] tokens (and `max_draft`) for handles[i], for all i.
 
-        `states`: those of the sequences, see `acceptance`. All three are int64 [n].
+        `states`: those of the sequences, see `control`. All three are int64 [n].
         The result is new memory. A sequence of which most is 0 costs nothing.
         """
         n, width = len(handles), self._max_draft
@@ -239,6 +238,3 @@ def _extended(old, new):
     for source, target in zip(old, new, strict=True):
         target[: len(source)] = source
     return new
-
-
-__all__ = ["Proposals", "Search"]

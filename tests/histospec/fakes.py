@@ -1,18 +1,19 @@
 """A fake engine and a fake search in virtual time, for tests of the drafter's decisions.
 
-The search finds what it is told to find: each sequence's proposal lies in one bucket, and each of
-its tokens is right with that bucket's chance. The engine takes as long as a formula says, with
+The search finds what it is told to find: each sequence's proposal lies in one class, and each of
+its tokens is right with that class's chance. The engine takes as long as a formula says, with
 noise.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhymeflow.histospec import acceptance, drafter
+from rhymeflow.histospec import build_draft, drafter
 from rhymeflow.histospec.draft import Draft
 from rhymeflow.histospec.search import Proposals
 
@@ -64,18 +65,21 @@ class FakeSearch:
         world.now += world.search(n)
         world.fair += world.search(n)
         place = np.array([self.text[handle] for handle in handles.tolist()])[:, None]
-        # Which length of match stands for which chance is fixed.
+        # Which share of the votes stands for which chance is fixed.
         options = np.array(world.chance(world.now))
         which = world.random.integers(len(options), size=n)
         chance = options[which][:, None]
-        bucket = acceptance.NUMBERS[5, states, 1, which + 2][:, None]
+        shares = (which + 3.5) / build_draft.NUM_SHARES
+        classes = np.array(
+            [[build_draft.class_of(*one)] for one in zip(shares, states, itertools.repeat(1))]
+        )
         right = world.random.random((n, width)) < chance
         counts = np.minimum(np.where(most > 0, width, 0), most)
         return Proposals(
             np.where(right, place + np.arange(width), -1).astype(np.int32),
             np.tile(np.arange(-1, width - 1, dtype=np.int32), (n, 1)),
-            np.cumprod(np.repeat(self.rates[bucket], width, 1), 1).astype(np.float32),
-            np.repeat(bucket, width, 1).astype(np.int32),
+            np.cumprod(np.repeat(self.rates[classes], width, 1), 1).astype(np.float32),
+            np.repeat(classes, width, 1).astype(np.int32),
             counts.astype(np.int64),
         )
 

