@@ -10,7 +10,7 @@ import pytest
 from rhymeflow.config import Config, EvalConfig, ModelConfig
 from rhymeflow.data.prompts import kind_of
 from rhymeflow.data.template import rendered
-from rhymeflow.environments import Environment, check_names, tool_schemas, tool_schemas_apart
+from rhymeflow.environments import check_names, tool_schemas, tool_schemas_apart
 from rhymeflow.environments.kinds import load_kinds
 from rhymeflow.environments.rendering import ChatRenderer
 from rhymeflow.errors import UserError
@@ -96,15 +96,6 @@ def test_they_are_the_same_found_in_another_process() -> None:
     assert len(tool_schemas(config({"environment": "Echo", "name": "other"}, "Counter"))) == 2
     with pytest.raises(ValueError, match="two are named 'Echo'"):
         config("Echo", "Echo")
-
-
-def test_an_environment_does_nothing_but_what_it_defines() -> None:
-    made = Environment()
-    assert made.reset(any_column=1) is None  # type: ignore[func-returns-value]
-    assert made.reward() is None
-    made.close()
-    with pytest.raises(NotImplementedError):
-        made.step([])
 
 
 @pytest.mark.slow

@@ -122,13 +122,6 @@ def test_what_does_not_fit_the_tool_is_refused(call: Call, error: str) -> None:
     assert error in str(refused.value)
 
 
-def test_arguments_that_fit_are_given() -> None:
-    assert arguments_of(Call("add", '{"amount": 3, "times": 2}'), SCHEMAS) == {
-        "amount": 3, "times": 2,
-    }  # fmt: skip
-    assert arguments_of(Call("add", '{"amount": "3"}', is_text=True), SCHEMAS) == {"amount": 3}
-
-
 def test_types_of_schemas() -> None:
     def tool(a: int | None, b: list[str], c: dict[str, float], d: tuple[int, str]) -> None:
         """Do.
@@ -141,17 +134,35 @@ def test_types_of_schemas() -> None:
         """
 
     a, b, c, d = schema_of(tool, "tool")["function"]["parameters"]["properties"].values()
-    assert fits(None, a)
-    assert fits(1, a)
-    assert not fits("1", a)
-    assert fits(["x"], b)
-    assert not fits([1], b)
-    assert fits({"x": 1}, c)
-    assert not fits({"x": "1"}, c)
-    assert fits([1, "x"], d)
-    assert not fits([1], d)
-    assert fits("x", {"type": "string", "enum": ["x", "y"]})
-    assert not fits("z", {"type": "string", "enum": ["x", "y"]})
+    one_of = {"type": "string", "enum": ["x", "y"]}
+    good = [(None, a), (1, a), (["x"], b), ({"x": 1}, c), ([1, "x"], d), ("x", one_of)]
+    bad = [("1", a), ([1], b), ({"x": "1"}, c), ([1], d), ("z", one_of)]
+    assert all(fits(*each) for each in good)
+    assert not any(fits(*each) for each in bad)
+
+
+LOOK = {"type": "object", "properties": {"deep": {"type": "boolean"}}}
+
+
+@pytest.mark.parametrize(
+    ("given_", "is_text", "expected"),
+    [
+        ({"amount": 3, "times": 2}, False, {"amount": 3, "times": 2}),
+        ({"amount": "3"}, True, {"amount": 3}),
+        ({"deep": "True"}, True, {"deep": True}),
+        ({"deep": "true"}, True, {"deep": True}),
+        ({"deep": "False"}, True, {"deep": False}),
+        ({"deep": "yes"}, True, None),
+    ],
+)
+def test_arguments_that_fit_are_given(given_, is_text: bool, expected) -> None:
+    schemas = SCHEMAS | {"look": {"function": {"name": "look", "parameters": LOOK}}}
+    call = Call("look" if "deep" in given_ else "add", json.dumps(given_), is_text)
+    if expected is None:
+        with pytest.raises(CallRefused, match="should be boolean"):
+            arguments_of(call, schemas)
+    else:
+        assert arguments_of(call, schemas) == expected
 
 
 def test_a_tool_of_which_too_little_is_said_is_refused() -> None:
@@ -161,17 +172,3 @@ def test_a_tool_of_which_too_little_is_said_is_refused() -> None:
         assert str(error.value).startswith("tool odd: ")
     with pytest.raises(UserError, match="'rest' cannot be given by name"):
         schema_of(lambda *rest: None, "tool odd")
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("True", True), ("true", True), ("False", False), ("yes", None)]
-)
-def test_a_boolean_is_no_text(text: str, value: bool | None) -> None:
-    parameters = {"type": "object", "properties": {"deep": {"type": "boolean"}}}
-    schemas = {"look": {"type": "function", "function": {"name": "look", "parameters": parameters}}}
-    call = Call("look", json.dumps({"deep": text}), is_text=True)
-    if value is None:
-        with pytest.raises(CallRefused, match="should be boolean"):
-            arguments_of(call, schemas)
-    else:
-        assert arguments_of(call, schemas) == {"deep": value}

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trl.trainer.utils import nanstd
 
@@ -14,7 +14,6 @@ from rhymeflow.learner.algorithms.advantages import decoupled_advantages, group_
 REWARDS = st.floats(-5, 5, allow_nan=False, width=32).map(lambda number: round(number, 6))
 
 
-@settings(deadline=None)
 @given(
     rewards=st.lists(st.lists(REWARDS, min_size=4, max_size=4), min_size=1, max_size=5),
     scale=st.sampled_from(["group", "batch", "none"]),
@@ -37,7 +36,6 @@ def test_equals_trl(rewards: list[list[float]], scale: str, rng):
     assert found.frac_zero_std == pytest.approx(float(zero))
 
 
-@settings(deadline=None)
 @given(
     rewards=st.lists(
         st.lists(st.tuples(REWARDS, st.none() | REWARDS), min_size=4, max_size=4),

@@ -45,7 +45,7 @@ def trees(draw) -> tuple[list[np.ndarray], int]:
 
 
 @given(tree=trees(), kv_heads=st.sampled_from([1, 2, 4]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_equals_attention_by_hand_with_gradients(tree, kv_heads: int):
     sequences, size = tree
     torch.manual_seed(0)
@@ -75,7 +75,7 @@ def test_equals_attention_by_hand_with_gradients(tree, kv_heads: int):
     size=st.sampled_from([16, 32, 48, 64]),
     num_threads=st.sampled_from([1, 2]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_kernels_equal_float64_with_gradients(tree, heads, size: int, num_threads: int):
     sequences, num_tokens = tree
     torch.manual_seed(num_tokens)

@@ -53,26 +53,12 @@ def test_a_name_of_nothing_and_all_names_are_refused():
         tiny_learner(frozen_parameters=["*"])
 
 
-def score(completions, **columns) -> list[float]:
-    return [0.0 for _ in completions]
-
-
 def test_a_model_object_says_what_is_frozen(tmp_path):
     model = tiny_model()
     model.model.embed_tokens.weight.requires_grad = False
-
-    def a_trainer(**config):
-        config = {"run.output_dir": str(tmp_path / "run"), **config}
-        rows = [{"prompt": "1"}]
-        return Trainer(model, score, rows, config=config, processing_class=NoTokenizer())
-
-    frozen = a_trainer(frozen_parameters=["*norm*"]).config.learner.frozen_parameters
-    assert frozen == ("*norm*", "model.embed_tokens.weight")
-
-
-class NoTokenizer:
-    def save_pretrained(self, directory) -> None:
-        pass
+    config = {"run.output_dir": str(tmp_path / "run"), "frozen_parameters": ["*norm*"]}
+    made = Trainer(model, config=config, processing_class=object())
+    assert made.config.learner.frozen_parameters == ("*norm*", "model.embed_tokens.weight")
 
 
 def test_what_is_frozen_stays_so_when_a_run_is_resumed():

@@ -1,7 +1,7 @@
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rhymeflow.learner.minibatch import cut, share
@@ -25,7 +25,6 @@ SAMPLES = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(samples=SAMPLES, max_tokens=st.integers(1, 60))
 def test_every_sample_once_whole_and_within_the_budget(samples: list[Sample], max_tokens: int):
     rows = pack(samples, range(len(samples)), max_tokens)
@@ -45,7 +44,6 @@ def test_every_sample_once_whole_and_within_the_budget(samples: list[Sample], ma
             place += length
 
 
-@settings(deadline=None)
 @given(samples=SAMPLES, max_tokens=st.integers(1, 60))
 def test_no_token_is_computed_twice_or_for_nothing(samples: list[Sample], max_tokens: int):
     for row in pack(samples, range(len(samples)), max_tokens):
@@ -66,7 +64,6 @@ def _size(samples: list[Sample]) -> int:
     return sum(map(len, prompts)) + sum(len(sample.completion_ids) - 1 for sample in samples)
 
 
-@settings(deadline=None)
 @given(samples=SAMPLES, max_tokens=st.integers(1, 60))
 def test_a_row_is_closed_only_by_a_sample_that_does_not_fit(samples: list[Sample], max_tokens: int):
     rows = pack(samples, range(len(samples)), max_tokens)

@@ -97,9 +97,12 @@ def test_math_verify_needs_a_right_answer_that_is_mathematics() -> None:
 
 
 def test_reasoning_gym_scores_by_the_dataset() -> None:
-    config = DataConfig(source="reasoning_gym:arc_agi", size=2, eval_size=0)
-    prompt = load_prompts(config, 0)[0][0]
-    columns, answer = prompt.columns, prompt.columns["answer"]
+    def columns_of(dataset: str) -> dict[str, Any]:
+        config = DataConfig(source=f"reasoning_gym:{dataset}", size=1, eval_size=0)
+        return load_prompts(config, 0)[0][0].columns
+
+    columns = columns_of("arc_agi")
+    answer = columns["answer"]
 
     def gym(completion: str, **options: Any) -> Any:
         return score("reasoning_gym", completion, columns, **options)
@@ -109,11 +112,7 @@ def test_reasoning_gym_scores_by_the_dataset() -> None:
     assert gym(answer, extract="all") == 1
     assert gym("", extract="last_line") < 0.5
     assert "no column 'entry'" in failure("reasoning_gym", "4", {"answer": "4"})
-
-
-def test_reasoning_gym_takes_the_last_line() -> None:
-    config = DataConfig(source="reasoning_gym:chain_sum", size=1, eval_size=0)
-    columns = load_prompts(config, 0)[0][0].columns
+    columns = columns_of("chain_sum")
     text = f"thinking 1 2 3\n{columns['answer']}\n"
     assert score("reasoning_gym", text, columns, extract="last_line") == 1
 

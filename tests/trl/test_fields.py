@@ -138,9 +138,3 @@ def test_a_field_that_the_table_does_not_have_is_refused_by_name() -> None:
     assert values_of(later("out", use_cpu=True))[0]["num_generations"] == 8
     with pytest.raises(UserError, match="new_trick = True is not known to this version"):
         values_of(later("out", use_cpu=True, new_trick=True))
-
-
-@pytest.mark.parametrize("args", [{"max_steps": 1}, 3, object()])
-def test_what_is_no_configuration_is_said(args: Any) -> None:
-    with pytest.raises(UserError, match="should be a GRPOConfig"):
-        values_of(args)

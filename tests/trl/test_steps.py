@@ -14,41 +14,24 @@ from rhymeflow.trl.translate import steps_of, steps_per_epoch
 small = st.integers(1, 6)
 
 
-@given(small, small, st.integers(2, 4), st.none() | small, small)
-def test_an_optimizer_step_has_the_responses_that_it_has_in_trl(
-    batch: int, accumulation: int, generations: int, per_generation: int | None, iterations: int
+@given(st.tuples(small, small, st.integers(2, 4), small, small), st.integers(1, 60))
+def test_steps_and_epochs_have_the_responses_that_they_have_in_trl(
+    numbers: tuple[int, int, int, int, int], num_rows: int
 ) -> None:
+    batch, accumulation, generations, each_time, iterations = numbers
     try:
-        steps = steps_of(
-            batch, accumulation, generations, per_generation or accumulation, iterations
-        )
+        steps = steps_of(*numbers)
     except UserError:
         return
     ours = steps.groups_per_batch * generations / steps.num_minibatches
     assert ours == batch * accumulation
-    trained = batch * (per_generation or accumulation) * iterations * steps.generations
+    trained = batch * each_time * iterations * steps.generations
     assert steps.per_version == trained / (batch * accumulation)
-
-
-@given(small, small, st.integers(2, 4), st.none() | small, small, st.integers(1, 60))
-def test_an_epoch_has_as_many_steps_as_in_trl(
-    batch: int, accumulation: int, generations: int, per_generation: int | None, iterations: int,
-    num_rows: int,
-) -> None:  # fmt: skip
-    """Counted the way TRL's sampler deals out prompts, one micro-batch after the other."""
-    try:
-        steps = steps_of(
-            batch, accumulation, generations, per_generation or accumulation, iterations
-        )
-        ours = steps_per_epoch(steps, num_rows)
-    except UserError:
-        return
-    each_time = per_generation or accumulation
+    # Of an epoch, as TRL's sampler deals out prompts, one micro-batch after the other.
     prompts = batch * each_time // generations
-    micro_batches = sum(
-        each_time * iterations for begin in range(0, num_rows - prompts + 1, prompts)
-    )
-    assert ours == math.ceil(micro_batches / accumulation)
+    parts = len(range(0, num_rows - prompts + 1, prompts)) * each_time * iterations
+    if num_rows >= prompts:
+        assert steps_per_epoch(steps, num_rows) == math.ceil(parts / accumulation)
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 
@@ -112,24 +109,6 @@ def test_pull_brings_what_was_pushed(device):
     assert all(torch.equal(into[name], pushed[name]) for name in pushed)
     assert checksum_of(into) == checksum
     store.close()
-
-
-def test_two_versions_are_held_and_older_ones_are_not(store):
-    reader = store.handle.open()
-    assert reader.version is None
-    with pytest.raises(VersionUnavailable, match=r"does not hold any version; it holds \[\]"):
-        install(reader, tensors(0))
-    for version in range(3):
-        store.publish(version, tensors(version))
-        assert reader.version == version
-    into = tensors(-1)
-    for want, expected in ((1, 1), (None, 2)):
-        assert install(reader, into, want).version == expected
-        assert values(into) == {float(expected)}
-    for want in (0, 3):
-        message = rf"does not hold version {want}; it holds \[1, 2\]"
-        with pytest.raises(VersionUnavailable, match=message):
-            install(reader, into, want)
 
 
 @pytest.mark.parametrize(("before", "want"), [(1, None), (1, 1), (2, None), (2, 2)])
@@ -374,47 +353,6 @@ def test_a_writer_killed_in_a_push_leaves_the_old_version():
     assert install(reader, into).version == 1
     assert values(into) == {1.0}
     shared_memory.free(handle.name)
-
-
-ATTACH = "import sys, pickle; pickle.loads(bytes.fromhex(sys.argv[1])).open()"
-
-CREATE = """
-import time, torch
-from rhymeflow.utils import shared_memory
-from rhymeflow.weights import manifest
-from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
-server = SharedMemoryWeightStore(manifest.plan({"w": ((1000,), torch.float32)}))
-print(shared_memory.path_of(server.handle.name), flush=True)
-time.sleep(600)
-"""
-
-
-def test_a_process_that_attached_and_ended_frees_nothing(store):
-    """Neither a child of ours nor a stranger with a resource tracker of its own."""
-    store.publish(1, tensors(1))
-    handle = pickle.dumps(store.handle).hex()
-    done = subprocess.run(
-        [sys.executable, "-c", ATTACH, handle], capture_output=True, text=True, check=True
-    )
-    assert done.stderr == ""
-    time.sleep(0.2)
-    assert shared_memory.path_of(store.handle.name).exists()
-    assert install(store.handle.open(), tensors(-1)).version == 1
-
-
-def test_memory_of_a_killed_owner_is_freed():
-    owner = subprocess.Popen(
-        [sys.executable, "-c", CREATE], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    path = owner.stdout.readline().strip()
-    assert os.path.exists(path)
-    owner.kill()
-    owner.wait()
-    owner.stdout.close()
-    deadline = time.monotonic() + 10
-    while os.path.exists(path):
-        assert time.monotonic() < deadline, f"{path} is still there"
-        time.sleep(0.05)
 
 
 def test_closing_frees_the_memory_and_readers_keep_theirs(store):
