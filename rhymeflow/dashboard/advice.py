@@ -29,11 +29,8 @@ class Advisor:
         self._asked: dict[str, Future[Advice | str]] = {}
 
     def found(self, run: Run, *, anew: bool = False) -> dict[str, Any]:
-        """`{"working": True}`, or what was found; with `anew` it is found again.
-
-        Raises:
-            UserError: the run cannot be simulated.
-        """
+        """`{"working": True}`, or what was found; with `anew` it is found again. Raises `UserError`
+        if the run cannot be simulated."""
         with self._lock:
             asked = self._asked.get(run.name)
             if asked is None or (anew and asked.done()):

@@ -120,11 +120,8 @@ class Asked(NamedTuple):
 
 @contextlib.contextmanager
 def summaries(run: Run) -> Iterator[TrajectoryReader]:
-    """A reader whose `temp.summaries` and `temp.components` have all groups as they are now.
-
-    Raises:
-        UserError: the store cannot be read.
-    """
+    """A reader whose `temp.summaries` and `temp.components` have all groups as they are now. Raises
+    `UserError` if the store cannot be read."""
     with run.kept(Summaries) as found:
         found.refresh()
         yield found.reader

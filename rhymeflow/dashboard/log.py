@@ -60,11 +60,8 @@ class Asked(NamedTuple):
 
 
 def listed(run: Run, asked: Asked) -> dict[str, Any]:
-    """Rows of the log, and where to go on; `kinds` and `instances` are all that there are.
-
-    Raises:
-        UserError: there is no such kind or instance.
-    """
+    """Rows of the log, and where to go on; `kinds` and `instances` are all that there are. Raises
+    `UserError` if there is no such kind or instance."""
     with run.kept(LogNames) as names:
         names.follow()
         known = {"kind": sorted(names.kinds), "instance": sorted(names.instances)}

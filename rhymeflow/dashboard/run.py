@@ -25,11 +25,7 @@ Made = TypeVar("Made", bound=Kept)
 
 
 class Run:
-    """A run directory; `name` is what addresses call it.
-
-    Raises:
-        UserError: there is no run in it.
-    """
+    """A run directory; `name` is what addresses call it. `UserError` if there is no run in it."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self.store = store_of(directory)
@@ -40,11 +36,7 @@ class Run:
 
     @contextlib.contextmanager
     def reader(self) -> Iterator[TrajectoryReader]:
-        """The store.
-
-        Raises:
-            UserError: it cannot be read.
-        """
+        """The store. Raises `UserError` if it cannot be read."""
         with explained(self.store), contextlib.closing(TrajectoryReader(self.store)) as reader:
             yield reader
 

@@ -45,11 +45,8 @@ _PATIENCE = 5.0
 
 
 def serve(directories: Sequence[Path], *, host: str = HERE, port: int | None = None) -> None:
-    """Serve pages over these runs, or over the newest in `runs`, and print their address.
-
-    Raises:
-        UserError: there is no run, or nothing can listen there.
-    """
+    """Serve pages over these runs, or over the newest in `runs`, and print their address. Raises
+    `UserError` if there is no run, or nothing can listen there."""
     if not directories:
         from rhymeflow.config.run import RUNS  # loads the whole configuration
 
@@ -92,11 +89,7 @@ def address(host: str, listener: socket.socket, token: str) -> str:
 
 
 def newest(directory: Path) -> Path:
-    """The run of this directory that was written to last.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The run of this directory that was written to last. Raises `UserError` if there is none."""
     found = [path.parent for path in directory.glob(f"*/{EVENTS}")]
     if not found:
         raise UserError(f"{directory}: has no run; name a run directory")
@@ -113,11 +106,8 @@ def named(directories: Sequence[Path]) -> list[Run]:
 
 
 def listening(host: str, port: int | None) -> socket.socket:
-    """A socket that listens; of `PORT` and those that follow it the first that is free.
-
-    Raises:
-        UserError: nothing can listen there.
-    """
+    """A socket that listens; of `PORT` and those that follow it the first that is free. Raises
+    `UserError` if nothing can listen there."""
     for number in [port] if port is not None else range(PORT, PORT + _PORTS):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # asyncio sends at once (TCP_NODELAY) where the socket says that it is TCP. Else an answer's

@@ -25,11 +25,7 @@ _BATCH = """SELECT group_id, member, reward, components FROM trajectories
 
 
 def whole(run: Run, trajectory: TrajectoryId, texts: TokenTexts) -> dict[str, Any]:
-    """What is known of a response.
-
-    Raises:
-        UserError: there is no such response.
-    """
+    """What is known of a response. Raises `UserError` if there is no such response."""
     with run.reader() as reader:
         found = query.response(run.directory, reader, trajectory)
         return {

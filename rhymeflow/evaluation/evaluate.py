@@ -16,6 +16,7 @@ from rich.console import Console
 from rhymeflow.config import Config, LearnerConfig, RunConfig, ScheduleConfig, SimulationConfig
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
+from rhymeflow.observe.printable import number
 from rhymeflow.observe.progress import Progress, ProgressState
 from rhymeflow.runtime.supervisor import WorkerDied
 from rhymeflow.runtime.train import train
@@ -129,45 +130,31 @@ def table(results: Sequence[Result]) -> str:
     """Return one line for each suite; of pass@k the largest k."""
     rows = [("suite", "prompts", "k", "avg@k", "pass@k", "maj@k", "mean_length", "clipped_ratio")]
     for suite, num_prompts, found, _ in results:
-        n = suite.n
-        rows.append(
-            (
-                suite.name,
-                f"{num_prompts:,}",
-                str(n),
-                *(_number(found.get(f"{name}@{n}")) for name in ("avg", "pass", "maj")),
-                f"{found['mean_length']:,.1f}" if "mean_length" in found else "-",
-                _number(found.get("clipped_ratio")),
-            )
-        )
+        figures = [(f"{name}@{suite.n}", ".4f") for name in ("avg", "pass", "maj")]
+        figures += [("mean_length", ",.1f"), ("clipped_ratio", ".4f")]
+        shown = (number(found.get(name), spec) for name, spec in figures)
+        rows.append((suite.name, f"{num_prompts:,}", str(suite.n), *shown))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            each.rjust(width) if place else each.ljust(width)
-            for place, (each, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
+    lines = []
+    for name, *rest in rows:
+        cells = (each.rjust(width) for each, width in zip(rest, widths[1:], strict=True))
+        lines.append("  ".join([name.ljust(widths[0]), *cells]).rstrip())
+    return "\n".join(lines)
 
 
 def as_json(config: Config, results: Sequence[Result]) -> dict[str, Any]:
     """Return all figures, and how they were made."""
-    return {
-        "model": config.model.name,
-        "seed": config.run.seed,
-        "suites": {each.suite.name: _suite_as_json(each) for each in results},
-    }
+    suites = {each.suite.name: _suite_as_json(each) for each in results}
+    return {"model": config.model.name, "seed": config.run.seed, "suites": suites}
 
 
 def _suite_as_json(result: Result) -> dict[str, Any]:
     rollout = result.suite.config.rollout
+    sampling = ("temperature", "top_p", "top_k", "max_completion_length")
     return {
         "prompts": result.num_prompts,
         "n": result.suite.n,
-        "temperature": rollout.temperature,
-        "top_p": rollout.top_p,
-        "top_k": rollout.top_k,
-        "max_completion_length": rollout.max_completion_length,
+        **{name: getattr(rollout, name) for name in sampling},
         "pass_threshold": result.suite.suite.pass_threshold,
         **result.figures,
         "seconds": round(result.seconds, 3),
@@ -181,10 +168,6 @@ def write(path: Path, found: dict[str, Any]) -> None:
         path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"--output {path}: cannot be written: {error}") from None
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
 
 
 class _Shown(Progress):

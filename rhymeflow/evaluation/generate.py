@@ -1,8 +1,7 @@
 """`rhymeflow generate`: one prompt, or a conversation, answered by a model; text as it comes.
 
-Holds true: the tokens are those of the engine for the same prompt, seed and sampling, and those of
-a second try. In a conversation every answer has noise of its own. Knows nothing of files or the
-command line; where text comes from and goes to is handed in.
+The tokens are those of the engine for the same prompt, seed and sampling. In a conversation every
+answer has noise of its own.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Generator:
         self._config, self._must_fit = config, must_fit
         self._tokenizer: Any = load_tokenizer(config.model)
         self._max_length = max_length(config.model)
-        self._encoder = PromptEncoder(self._tokenizer, config.data)
+        self.encoder = PromptEncoder(self._tokenizer, config.data)
         self._num_prompts = 0
 
     @cached_property
@@ -100,18 +99,10 @@ class Generator:
         engine.prove()
         return engine
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the model takes conversations."""
-        return self._encoder.wraps("text")
-
     def request(self, prompt: str | list[Message]) -> Request:
-        """Return what the engine is asked for, of the next prompt.
-
-        Raises:
-            UserError: the prompt is empty or too long, or the chat template refuses it.
-        """
-        ids = self._encoder.encode(Prompt(0, prompt, {}, "the prompt"))
+        """Return what the engine is asked for, of the next prompt. Raises `UserError` if the prompt
+        is empty or too long, or the chat template refuses it."""
+        ids = self.encoder.encode(Prompt(0, prompt, {}, "the prompt"))
         rollout = self._config.rollout
         wanted, room = rollout.max_completion_length, self._max_length - len(ids)
         if room < 1 or (self._must_fit and wanted > room):
@@ -156,12 +147,9 @@ def answer_one(generator: Generator, prompt: str, write: Callable[[str], None]) 
 
 
 def chat(generator: Generator, said: Iterable[str], write: Callable[[str], None]) -> None:
-    """Answer what is said, turn after turn; each sees all before.
-
-    Raises:
-        UserError: the model has no chat template, or the conversation has become too long.
-    """
-    if not generator.has_chat_template:
+    """Answer what is said, turn after turn; each sees all before. Raises `UserError` if the model
+    has no chat template, or the conversation has become too long."""
+    if not generator.encoder.wraps("text"):
         raise UserError("--chat: the model's tokenizer has no chat template; give one prompt")
     messages: list[Message] = []
     for text in said:

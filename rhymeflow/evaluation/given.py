@@ -1,7 +1,5 @@
-"""What `rhymeflow eval` is given, as a configuration.
-
-Holds true: a checkpoint that lies in a run directory is evaluated as that run evaluates, and a
-recipe's as the recipe does, unless something else is named. Loads no torch.
+"""What `rhymeflow eval` is given, as a configuration: a checkpoint that lies in a run directory is
+evaluated as that run evaluates, and a recipe's as the recipe does, unless something else is named.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from typing import Any
 
 from rhymeflow.config import Config, EvalConfig, EvalSuite
 from rhymeflow.config.load import list_recipes, parse_config, read_config
+from rhymeflow.core.types import HELD_OUT
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.store.schema import EVENTS
@@ -20,10 +19,7 @@ from rhymeflow.store.schema import EVENTS
 
 def model_in(given: str) -> str:
     """The model that is meant: in a run directory its newest checkpoint, else what was given.
-
-    Raises:
-        UserError: the run has none yet; or it is a recipe's name.
-    """
+    Raises `UserError` if the run has none yet; or it is a recipe's name."""
     path = Path(given).expanduser()
     is_run = (path / CHECKPOINTS).is_dir() or (path / EVENTS).is_file()
     if is_run and not (path / "config.json").exists():  # else a model was saved there, too
@@ -42,11 +38,8 @@ def configuration(
     overrides: Mapping[str, str],
     changes: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Return the configuration to evaluate `model` by; `changes` are made to every suite.
-
-    Raises:
-        UserError: there is none, or something in it is wrong.
-    """
+    """Return the configuration to evaluate `model` by; `changes` are made to every suite. Raises
+    `UserError` if there is none, or something in it is wrong."""
     if "model.name" in overrides:
         raise UserError(f"--model: the model is {model!r} already")
     overrides = {**overrides, "model.name": model}
@@ -55,7 +48,13 @@ def configuration(
         config = parse_config("", overrides, where="the command line")
     else:
         config = read_config(source, overrides, needed=("data", "reward"))
-    suites = config.eval.suites or (_held_out() if source else _all_rows(config),)
+    # None is configured: the run's held-out prompts, or all that `data` names.
+    data, suites = config.data, config.eval.suites
+    if not suites and source:
+        suites = (EvalSuite(name=HELD_OUT),)
+    elif not suites:
+        own = {"source": data.source, "options": data.options, "size": data.size}
+        suites = (EvalSuite(name="data", **own),)
     changed = tuple(each.model_copy(update=dict(changes or {})) for each in suites)
     return config.model_copy(update={"eval": EvalConfig(suites=changed)})
 
@@ -72,14 +71,3 @@ def _its_own(model: str) -> str | None:
     if path.parent.name == "checkpoints" and written.is_file():
         return str(written)
     return None
-
-
-def _held_out() -> EvalSuite:
-    """The suite where none is configured: the run's held-out prompts."""
-    return EvalSuite(name="held_out")
-
-
-def _all_rows(config: Config) -> EvalSuite:
-    """The suite where nothing is trained: all that `data` names."""
-    data = config.data
-    return EvalSuite(name="data", source=data.source, options=data.options, size=data.size)

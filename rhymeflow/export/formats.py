@@ -41,11 +41,8 @@ _OF_TOKENS = {
 
 
 def format_of(path: Path, given: str | None, force: bool) -> str:
-    """Return the format to write to `path`, by its ending if none is given.
-
-    Raises:
-        UserError: the ending says nothing, or there is something that is not to be replaced.
-    """
+    """Return the format to write to `path`, by its ending if none is given. Raises `UserError` if
+    the ending says nothing, or there is something that is not to be replaced."""
     found = given or {".jsonl": "jsonl", ".parquet": "parquet"}.get(path.suffix)
     if found is None:
         raise UserError(f"--output {path}: say --format {', '.join(FORMATS)}")

@@ -82,9 +82,7 @@ def _ending(group: Record, member: Record) -> str:
 
 class Choice:
     """Takes responses by `filters`, those that are of use, and counts the others by the reason.
-
-    `is_text_needed`: whether one without its text, or cut short, is of no use.
-    """
+    `is_text_needed`: whether one without its text, or cut short, is of no use."""
 
     def __init__(
         self, reader: TrajectoryReader, filters: Filters, *, is_text_needed: bool = False
@@ -137,10 +135,8 @@ class Choice:
 
 
 class Rows:
-    """Makes rows of a run's responses.
-
-    `turns`: of a run whose responses have turns; `None`: none of them has.
-    """
+    """Makes rows of a run's responses. `turns`: of a run whose responses have turns; `None`: none
+    of them has."""
 
     def __init__(
         self, reader: TrajectoryReader, data: DataConfig, choice: Choice, turns: TurnReader | None

@@ -42,11 +42,8 @@ _SCALE = (0.0, 1.0)
 
 @dataclass(frozen=True)
 class Question:
-    """What of a run is asked for; the run, if nothing is given.
-
-    Raises:
-        UserError: what does not go together, or is none of what it should be.
-    """
+    """What of a run is asked for; the run, if nothing is given. Raises `UserError` if things
+    do not go together, or are none of what they should be."""
 
     trajectory: str | None = None
     """`group.member`: it in full."""
@@ -79,11 +76,7 @@ class Question:
 
 
 def parse(text: str) -> TrajectoryId:
-    """Return the response of this name, `group.member`.
-
-    Raises:
-        UserError: that is no name of one.
-    """
+    """Return the response of this name, `group.member`; `UserError` if it is none."""
     match = re.fullmatch(r"(-?\d+)\.(\d+)", text)
     if match is None:
         raise UserError(f"--trajectory {text}: is not GROUP.MEMBER, such as 12.3")
@@ -107,11 +100,7 @@ def as_json(run_dir: Path, question: Question) -> str:
 
 
 def inspect(run_dir: Path, question: Question, console: Console) -> None:
-    """Print the answer.
-
-    Raises:
-        UserError: as `as_json`.
-    """
+    """Print the answer; errors as of `as_json`."""
     with _opened(run_dir) as reader:
         found = _answer(run_dir, reader, question)
         if found is None:

@@ -197,11 +197,8 @@ def mean(rows: Iterable[Mapping[str, Any]], name: str) -> float | None:
 
 
 def read(run_dir: Path) -> dict[int, Row]:
-    """{step: its metrics}, see `by_step`; without a file: empty.
-
-    Raises:
-        UserError: the file holds something else.
-    """
+    """{step: its metrics}, see `by_step`; without a file: empty. Raises `UserError` if the file
+    holds something else."""
     return by_step(rows(run_dir))
 
 
@@ -229,10 +226,8 @@ def forget_after(run_dir: Path, step: int) -> None:
 
 
 def rows(run_dir: Path) -> list[Row]:
-    """The rows of a run in the order they were written, those of one step apart.
-
-    A half line at the end (the run is writing, or was killed) is left out.
-    """
+    """The rows of a run in the order they were written, those of one step apart. A half line at the
+    end (the run is writing, or was killed) is left out."""
     return Followed(run_dir).rows()
 
 

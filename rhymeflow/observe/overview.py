@@ -239,18 +239,15 @@ def _show_throughput(steps: Steps, reader: TrajectoryReader, console: Console) -
     rows = [row for row in steps.values() if row.get("step_time")]
     if not rows:
         return
-    seconds = sum(row["step_time"] for row in rows)
-    counts = query.trained(reader)
-    trained = [counts.get(row["step"], 0) for row in rows]
-    lengths = [row.get("completions/mean_length") or 0.0 for row in rows]
-    tokens = sum(count * length for count, length in zip(trained, lengths, strict=True))
-    console.print(
-        Text(
-            f"Throughput: {sum(trained) / seconds:.1f} trained responses/s, "
-            f"{tokens / seconds:,.0f} of their tokens/s, "
-            f"median step {median(row['step_time'] for row in rows):.2f} s"
-        )
+    seconds, counts = sum(row["step_time"] for row in rows), query.trained(reader)
+    trained = sum(counts.get(row["step"], 0) for row in rows)
+    tokens = sum(
+        counts.get(row["step"], 0) * (row.get("completions/mean_length") or 0.0) for row in rows
     )
+    said = f"Throughput: {trained / seconds:.1f} trained responses/s, "
+    said += f"{tokens / seconds:,.0f} of their tokens/s, "
+    said += f"median step {median(row['step_time'] for row in rows):.2f} s"
+    console.print(Text(said))
 
 
 def _show_drafts(steps: Steps, reader: TrajectoryReader, console: Console) -> None:

@@ -82,11 +82,7 @@ def unit_of(end: float) -> tuple[str, float]:
 
 def grouped(paths: Sequence[Path]) -> list[Group]:
     """Put runs together that differ in `run.seed` and nothing else; label what the others differ
-    in.
-
-    Raises:
-        UserError: one of them is no run.
-    """
+    in. Raises `UserError` if one of them is no run."""
     found: dict[str, list[Path]] = {}
     fields: dict[str, dict[str, Any]] = {}
     for path in dict.fromkeys(paths):
@@ -198,9 +194,7 @@ def _smoothed(y: Values, count: int, weights: Values) -> Values:
 
 def mean(curves: Sequence[Curve]) -> Curve | None:
     """Return the mean of several curves where all of them are, and the sample standard deviation.
-
-    Between its points a curve is a straight line. `None`: they are nowhere all.
-    """
+    Between its points a curve is a straight line. `None`: they are nowhere all."""
     if len(curves) == 1:
         return curves[0]
     low, high = max(each.x[0] for each in curves), min(each.x[-1] for each in curves)
@@ -213,11 +207,8 @@ def mean(curves: Sequence[Curve]) -> Curve | None:
 
 
 def check_names(asked: Sequence[str], runs: Sequence[Points]) -> list[str]:
-    """Return the metrics to draw: those asked for, or those of `METRICS` that a run has.
-
-    Raises:
-        UserError: no run has one of them.
-    """
+    """Return the metrics to draw: those asked for, or those of `METRICS` that a run has. Raises
+    `UserError` if no run has one of them."""
     known = {name for each in runs for name in each.names}
     for name in asked:
         if name not in known:

@@ -30,7 +30,8 @@ _SPARKLINE_STEPS = 24
 
 @dataclass
 class ProgressState:
-    """What is shown. `None` is a number that is not known yet; times are in seconds."""
+    """What is shown. `None` is a number that is not known yet; times are in seconds, shares from 0
+    to 1."""
 
     name: str
     num_steps: int
@@ -56,18 +57,15 @@ class ProgressState:
     has_drafts: bool = False
     """Whether the run drafts. Of what follows, the last step that says something counts."""
     mean_acceptance_length: float | None = None
-    """Tokens of a training response per iteration; 1 without drafts."""
     acceptance_rate: float | None = None
-    """Share of the drafted tokens that were accepted, 0 to 1."""
     time_saved_share: float | None = None
     """Of the time that rollout would have taken without drafts."""
     idle_rollout: float | None = None
-    """Share of the last step's time that instances stood idle, 0 to 1."""
+    """Of the last step's time."""
     idle_learner: float | None = None
     limit: Limit | None = None
     """What limits the run, of its last steps."""
     running: int = 0
-    """Trajectories being decoded."""
     waiting: int = 0
     """Trajectories routed, but not being decoded."""
     message: str = ""
@@ -122,15 +120,18 @@ class Progress:
 
     def warn(self, message: str) -> None:
         """Print a line that stays: something happened that the user should know of."""
-        self._console.print(f"warning: {message}", soft_wrap=True, highlight=False, markup=False)
+        self._say(f"warning: {message}")
         self._shown_message = message  # once is enough
 
     def _print(self, state: ProgressState, is_new_step: bool) -> None:
         if is_new_step:
-            self._console.print(line(state), soft_wrap=True, highlight=False, markup=False)
+            self._say(line(state))
         elif state.step == 0 and state.message != self._shown_message:
             self._shown_message = state.message
-            self._console.print(state.message, soft_wrap=True, highlight=False, markup=False)
+            self._say(state.message)
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def line(state: ProgressState) -> str:
@@ -190,25 +191,25 @@ def render(state: ProgressState) -> RenderableType:
 
 
 def _lines(state: ProgressState) -> list[tuple[str, RenderableType]]:
-    return [
+    lines: list[tuple[str, RenderableType]] = [
         ("reward", _reward(state)),
         ("held out", _held_out(state)),
-        *([("suites", Columns(_suites(state), padding=(0, 2, 0, 0)))] if state.suites else []),
+    ]
+    if state.suites:
+        lines.append(("suites", Columns(_suites(state), padding=(0, 2, 0, 0))))
+    idle = f"rollout {_share(state.idle_rollout)}, learner {_share(state.idle_learner)}"
+    limit = state.limit
+    lines += [
         ("staleness", _staleness(state)),
         ("speed", _speed(state)),
-        (
-            "idle",
-            Text(f"rollout {_share(state.idle_rollout)}, learner {_share(state.idle_learner)}"),
-        ),
-        ("pace", _pace(state)),
-        *(
-            [("drafts", Fitted(_drafts(state), _drafts(state, shortly=True)))]
-            if state.has_drafts
-            else []
-        ),
-        ("in flight", Text(f"{state.running:,} running, {state.waiting:,} waiting")),
-        ("now", Text(" ".join(state.message.split()))),
+        ("idle", Text(idle)),
+        ("pace", Fitted("-") if limit is None else Fitted(limit.line, limit.said)),
     ]
+    if state.has_drafts:
+        lines.append(("drafts", Fitted(_drafts(state), _drafts(state, shortly=True))))
+    lines.append(("in flight", Text(f"{state.running:,} running, {state.waiting:,} waiting")))
+    lines.append(("now", Text(" ".join(state.message.split()))))
+    return lines
 
 
 def _drafts(state: ProgressState, *, shortly: bool = False) -> str:
@@ -222,19 +223,13 @@ def _drafts(state: ProgressState, *, shortly: bool = False) -> str:
 
 
 def _speed(state: ProgressState) -> Fitted:
-    rollout, trained = (
-        "-" if rate is None else f"{rate:,.0f}"
-        for rate in (state.rollout_tokens_per_s, state.trained_tokens_per_s)
-    )
+    rates = state.rollout_tokens_per_s, state.trained_tokens_per_s
+    rollout, trained = ("-" if rate is None else f"{rate:,.0f}" for rate in rates)
     return Fitted(
-        f"rollout {_rate(state.rollout_tokens_per_s)}, trained {_rate(state.trained_tokens_per_s)}",
+        f"rollout {_rate(rates[0])}, trained {_rate(rates[1])}",
         f"rollout {rollout}, trained {trained} tokens/s",
         f"{rollout} and {trained} tokens/s",
     )
-
-
-def _pace(state: ProgressState) -> Fitted:
-    return Fitted("-") if state.limit is None else Fitted(state.limit.line, state.limit.said)
 
 
 def _reward(state: ProgressState) -> Text:
@@ -260,9 +255,8 @@ def _suites(state: ProgressState) -> list[str]:
 def _staleness(state: ProgressState) -> Text:
     if state.staleness_mean is None:
         return Text(f"- (bound {state.max_staleness})")
-    return Text(
-        f"mean {state.staleness_mean:.2f}, max {state.staleness_max} (bound {state.max_staleness})"
-    )
+    ages = f"mean {state.staleness_mean:.2f}, max {state.staleness_max}"
+    return Text(f"{ages} (bound {state.max_staleness})")
 
 
 def _times(state: ProgressState) -> str:

@@ -240,11 +240,7 @@ def current_summary(run_dir: Path, seconds: float) -> Record | None:
 
 
 def step(run_dir: Path, reader: TrajectoryReader, number: int) -> Record:
-    """A step's metrics and groups.
-
-    Raises:
-        UserError: the run has not come to it.
-    """
+    """A step's metrics and groups. Raises `UserError` if the run has not come to it."""
     steps = metrics.read(run_dir)
     found = groups_of_step(reader, number) if number > 0 else []
     if number not in steps and not found:
@@ -350,11 +346,7 @@ def whole_groups(reader: TrajectoryReader, chosen: Sequence[int]) -> list[Record
 
 
 def group(reader: TrajectoryReader, number: int) -> Record:
-    """One group, and what became of the same prompt in all epochs.
-
-    Raises:
-        UserError: there is none.
-    """
+    """One group, and what became of the same prompt in all epochs. `UserError` if there is none."""
     found = whole_groups(reader, [number])
     if not found:
         ((last,),) = reader.query("SELECT MAX(group_id) FROM groups")

@@ -27,11 +27,8 @@ _DEEPEST = 3
 
 
 def find(directories: Sequence[Path]) -> list[Path]:
-    """Return the run directories among and below these, each once.
-
-    Raises:
-        UserError: one is not there, or holds no run.
-    """
+    """Return the run directories among and below these, each once. Raises `UserError` if one is not
+    there, or holds no run."""
     found: dict[Path, None] = {}
     for directory in directories:
         if not directory.is_dir():

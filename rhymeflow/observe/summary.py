@@ -18,12 +18,10 @@ from rhymeflow.observe import metrics, query
 from rhymeflow.observe.printable import clock, sparkline
 from rhymeflow.store.backup import copied
 from rhymeflow.store.damage import open_undamaged
-from rhymeflow.store.schema import EVENTS
+from rhymeflow.store.schema import EVENTS, PUBLISHED
 from rhymeflow.suites.metrics import figures_of, headlines, metrics_of
 from rhymeflow.utils import disk
 
-_STEPS = """SELECT COALESCE(MAX(json_extract(body, '$.version')), 0) FROM events
-    WHERE kind = 'VersionPublished'"""
 _ENDINGS = """SELECT COALESCE(ending, 'unfinished'), COUNT(*) FROM groups
     WHERE suite IS NULL GROUP BY 1"""
 
@@ -35,7 +33,6 @@ class Drafts:
     mean_acceptance_length: float
     """Tokens generated for each iteration that generated any; 1 without drafts."""
     acceptance_rate: float
-    """Share of the drafted tokens that were accepted."""
     time_saved: float
     """Seconds, of all instances, by their own estimate."""
 
@@ -45,13 +42,11 @@ class Summary:
     """A run in numbers. `None` is what the run never came to."""
 
     steps: int
-    """Optimizer versions published."""
     seconds: float
     """From the run's beginning to its last event."""
     trajectories: int
     """Responses that were trained on."""
     trained_tokens: int
-    """Response tokens that were trained on."""
     generated_tokens: int
     """Response tokens stored, held-out answers not counted."""
     eval_reward_before: float | None
@@ -81,13 +76,10 @@ class Summary:
 
 
 def summarize(run_dir: Path) -> Summary:
-    """Fold the run directory.
-
-    Raises:
-        UserError: there is no run in it, or what it says cannot be read.
-    """
+    """Fold the run directory. Raises `UserError` if there is no run in it, or what it says cannot
+    be read."""
     with open_undamaged(run_dir / EVENTS) as reader:
-        ((steps,),) = reader.query(_STEPS)
+        ((steps,),) = reader.query(PUBLISHED) or [(0,)]
         num_events, seconds = reader.last_event()
         staleness, totals = query.staleness(reader), query.totals(reader)
         endings = dict(reader.query(_ENDINGS))
@@ -170,15 +162,14 @@ def _drafts(totals: query.Record, rows: Iterable[Mapping[str, Any]]) -> Drafts |
 
 def _held_out(summary: Summary) -> str:
     """What was measured; a version that is not the last one is named."""
-    parts = []
-    if summary.eval_reward_before is not None:
-        parts.append(f"{summary.eval_reward_before:.3f} before")
+    before = summary.eval_reward_before
+    said = "" if before is None else f"{before:.3f} before"
     if summary.eval_reward_after is None:
-        return f"{', '.join(parts)}; no later version was evaluated"
+        return f"{said}; no later version was evaluated"
     newest, after = summary.eval_rewards[-1]
     which = "" if newest == summary.steps else f" {newest} of {summary.steps} steps"
-    parts.append(f"{after:.3f} after{which}")
-    return f"{', '.join(parts)}  {sparkline([reward for _, reward in summary.eval_rewards])}"
+    curve = sparkline([reward for _, reward in summary.eval_rewards])
+    return f"{said}{', ' * bool(said)}{after:.3f} after{which}  {curve}"
 
 
 def _suite_lines(suite: str, versions: Mapping[Version, dict[str, float]]) -> list[tuple[str, str]]:

@@ -18,11 +18,7 @@ Texts = Callable[[list[int]], list[str]]
 
 
 def load_texts(model: ModelConfig) -> Texts:
-    """What makes a text of each token.
-
-    Raises:
-        UserError: the tokenizer is not on this machine.
-    """
+    """What makes a text of each token; `UserError` if the tokenizer is not on this machine."""
     from rhymeflow.models.tokenizer import load_tokenizer  # loads transformers
 
     tokenizer = load_tokenizer(model)

@@ -227,10 +227,8 @@ def digest(path: Path) -> str:
 
 
 def check_free(url: str | None) -> None:
-    """Raise `UserError` if a new run cannot have its backup there: another has.
-
-    Storage that cannot be reached passes: it is tried again while the run goes on.
-    """
+    """Raise `UserError` if a new run cannot have its backup there: another has. Storage that cannot
+    be reached passes: it is tried again while the run goes on."""
     if url is None:
         return
     storage = Storage(url)
@@ -346,10 +344,8 @@ def get_files(part: Path, run_dir: Path) -> None:
 
 
 class BackupThread:
-    """Makes the backups of one attempt at the run in `run_dir`.
-
-    The run waits for it only at its end, and then not for long. What fails is tried again.
-    """
+    """Makes the backups of one attempt at the run in `run_dir`. The run waits for it only at its
+    end, and then not for long. What fails is tried again."""
 
     def __init__(self, run_dir: Path, url: str) -> None:
         """Raise `UserError` if there is no such kind of storage."""

@@ -31,12 +31,8 @@ _ERRORS = (
 
 @contextlib.contextmanager
 def open_undamaged(path: Path) -> Iterator[TrajectoryReader]:
-    """Open the store, and close it afterwards.
-
-    Raises:
-        UserError: there is none, it is of another schema, or what was asked of it cannot be read
-            because the file is damaged.
-    """
+    """Open the store, and close it afterwards. Raises `UserError` if there is none, it is of
+    another schema, or what was asked of it cannot be read because the file is damaged."""
     reader = TrajectoryReader(path)
     try:
         with explained(path):
@@ -59,10 +55,7 @@ _SOUND = {
 
 def first_wrong(path: Path) -> str | None:
     """Which value is not what the schema says, if one is not. SQLite checks pages, not values.
-
-    Raises:
-        sqlite3.DatabaseError: the file cannot be read, or text is none.
-    """
+    Raises `sqlite3.DatabaseError`: the file cannot be read, or text is none."""
     with contextlib.closing(schema.open_for_reading(path)) as connection:
         ask = connection.execute
         for (table,) in ask("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
@@ -105,10 +98,8 @@ def damage_of(path: Path, error: Exception) -> str | None:
 def explained(
     path: Path, look: Callable[[Path, Exception], str | None] = damage_of
 ) -> Iterator[None]:
-    """Raise a `UserError` for an error in the block if the store at `path` is damaged.
-
-    `look` is `damage_of`, or has it called where the file is.
-    """
+    """Raise a `UserError` for an error in the block if the store at `path` is damaged. `look` is
+    `damage_of`, or has it called where the file is."""
     try:
         yield
     except UserError:

@@ -32,10 +32,8 @@ class GroupPrompt(NamedTuple):
 
 
 class NewSegment(NamedTuple):
-    """Tokens from position `start` on; `tokens` is int32 [n].
-
-    `length` and `reward` are of the whole response, where it is finished and rewarded.
-    """
+    """Tokens from position `start` on; `tokens` is int32 [n]. `length` and `reward` are of the
+    whole response, where it is finished and rewarded."""
 
     trajectory: TrajectoryId
     start: int

@@ -25,11 +25,8 @@ class PreviousRun(NamedTuple):
 
 
 def open_run(run_dir: str, field: str) -> PreviousRun:
-    """Open the run in `run_dir`, which the configuration's `field` names.
-
-    Raises:
-        UserError: there is no run, or another Rhymeflow wrote it.
-    """
+    """Open the run in `run_dir`, which the configuration's `field` names. Raises `UserError` if
+    there is no run, or another Rhymeflow wrote it."""
     from rhymeflow.config.load import read_config
 
     path = Path(run_dir)
@@ -51,11 +48,7 @@ def check(run_dir: str | None, field: str) -> None:
 
 
 def store_of(run_dir: Path) -> Path:
-    """The store of the run in `run_dir`.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The store of the run in `run_dir`. Raises `UserError` if there is none."""
     path = run_dir / EVENTS
     if not run_dir.is_dir():
         raise UserError(f"{run_dir}: no such directory")
@@ -65,11 +58,8 @@ def store_of(run_dir: Path) -> Path:
 
 
 def config_in_force(reader: TrajectoryReader) -> Config:
-    """The configuration of the run's last attempt.
-
-    Raises:
-        UserError: it has none yet, or none for this version of Rhymeflow.
-    """
+    """The configuration of the run's last attempt. Raises `UserError` if it has none yet, or none
+    for this version of Rhymeflow."""
     attempts = reader.attempts()
     if not attempts:
         raise UserError(f"{reader.path}: the run has not begun")
@@ -104,11 +94,8 @@ def section_in_force(reader: TrajectoryReader, name: str) -> Any:
 
 
 def config_of(attempt: Attempt, path: Path) -> Config:
-    """The configuration of an attempt in the log at `path`.
-
-    Raises:
-        UserError: it is none for this version of Rhymeflow.
-    """
+    """The configuration of an attempt in the log at `path`. Raises `UserError` if it is none for
+    this version of Rhymeflow."""
     from rhymeflow.config.load import config_from_json
 
     where = f"{path}: the configuration of attempt {attempt.number}"

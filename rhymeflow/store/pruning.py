@@ -51,10 +51,8 @@ _MARK = "INSERT OR REPLACE INTO meta VALUES ('pruned_before', ?)"
 
 
 class Pruner:
-    """What of the store behind `connection` can go.
-
-    Rows that are put are told to it, and `prune` is called with all of them in the transaction.
-    """
+    """What of the store behind `connection` can go. Rows that are put are told to it, and `prune`
+    is called with all of them in the transaction."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -75,10 +73,8 @@ class Pruner:
         self._new_rows += 1
 
     def prune(self, before: Version, history_tokens: int) -> None:
-        """Delete tokens of groups that ended under a version less than `before`.
-
-        Those among the last `history_tokens` tokens stay.
-        """
+        """Delete tokens of groups that ended under a version less than `before`. Those among the
+        last `history_tokens` tokens stay."""
         floor = self._floor(history_tokens)
         if self._ended is None:
             self._ended = deque(self._connection.execute(_ENDED))
@@ -117,9 +113,7 @@ class Pruner:
 
 
 def row_before_last(query: Callable[..., Sequence[Any]], num_tokens: int) -> int:
-    """The row of `segments` after which there are at most `num_tokens` tokens; 0: all are.
-
-    `query` gives the rows of a statement with its values.
-    """
+    """The row of `segments` after which there are at most `num_tokens` tokens; 0: all are. `query`
+    gives the rows of a statement with its values."""
     rows = query(_BEFORE_LAST, num_tokens)
     return int(rows[0][0]) if rows else 0

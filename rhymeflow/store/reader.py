@@ -109,11 +109,7 @@ class TrajectoryReader:
     """A read-only view of a run's `events.db`."""
 
     def __init__(self, path: str | Path) -> None:
-        """Open the store.
-
-        Raises:
-            UserError: there is none, or it is of another schema.
-        """
+        """Open the store. Raises `UserError` if there is none, or it is of another schema."""
         self.path = Path(path)
         self._connection = schema.open_for_reading(self.path)
 

@@ -227,11 +227,8 @@ def create(connection: sqlite3.Connection) -> None:
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Open the store read-only; works while the writer writes.
-
-    Raises:
-        UserError: no such file, or not a store of this schema.
-    """
+    """Open the store read-only; works while the writer writes. Raises `UserError` if it is no
+    such file, or no store of this schema."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     uri = f"file:{quote(str(path.resolve()))}?mode=ro"

@@ -27,11 +27,8 @@ class Transaction:
     """The one that is open, and after each commit the next one."""
 
     def __init__(self, path: Path, *, is_new: bool = False) -> None:
-        """Create the store or, unless it is to be new, open it to go on.
-
-        Raises:
-            UserError: see `schema.open_for_writing`.
-        """
+        """Create the store or, unless it is to be new, open it to go on. For errors see
+        `schema.open_for_writing`."""
         self._path = path
         self.connection, self._lock = schema.open_for_writing(path, is_new=is_new)
         self._rows: dict[str, list[tuple[Any, ...]]] = {}
@@ -57,10 +54,7 @@ class Transaction:
 
     def commit(self, *, durable_seq: int | None = None) -> None:
         """End the transaction. `durable_seq`, the last event: also against the loss of power.
-
-        Raises:
-            StorageError: the disk is full, or the file was deleted or damaged.
-        """
+        Raises `StorageError`: the disk is full, or the file was deleted or damaged."""
         with self._faults():
             self._file.check()
             self._execute()

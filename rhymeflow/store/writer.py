@@ -101,10 +101,8 @@ class SqliteTrajectoryStore:
         self._last_snapshot = self._last("snapshots", "event")
 
     def begin_attempt(self, config: str, *, now: float, started: str) -> int:
-        """Begin to write for an attempt at the run; return its number, from 1.
-
-        `started` is the date and time, and `config` its configuration as JSON text.
-        """
+        """Begin to write for an attempt at the run; return its number, from 1. `started` is the
+        date and time, and `config` its configuration as JSON text."""
         self._attempt += 1
         with self._transaction.writing():
             schema.note_writer(self._connection)
@@ -146,10 +144,8 @@ class SqliteTrajectoryStore:
         return dict(found.fetchall())
 
     def record(self, now: float, events: Sequence[Event]) -> int:
-        """Append events in this order; return the number of the first.
-
-        `now` is the time since the run began, in seconds.
-        """
+        """Append events in this order; return the number of the first. `now` is the time since the
+        run began, in seconds."""
         first = self._last_seq + 1
         for event in events:
             self._last_seq += 1
@@ -258,10 +254,8 @@ class SqliteTrajectoryStore:
     def put_observed(
         self, trajectory: TrajectoryId, *, start: int, version: Version, tokens: Sequence[int]
     ) -> None:
-        """Store the tokens from position `start` on, which an environment answered.
-
-        They took no iteration and have no log-probabilities.
-        """
+        """Store the tokens from position `start` on, which an environment answered. They took no
+        iteration and have no log-probabilities."""
         blob = _int32(tokens)
         self._put(sql.SEGMENT, *trajectory, start, version, ENVIRONMENT, 0, 0, blob, b"", None)
         self._pruner.put(len(tokens))

@@ -1,8 +1,4 @@
-"""What is said of a suite's answers: avg@k, pass@k, maj@k, lengths.
-
-Each figure is the mean over prompts of what it is for one prompt. Knows nothing of how answers or
-rewards came about; no torch.
-"""
+"""What is said of a suite's answers: avg@k, pass@k, maj@k, lengths; means over prompts."""
 
 from __future__ import annotations
 
@@ -36,12 +32,8 @@ def pass_at_k(num_answers: int, num_passed: int, k: int) -> float:
 
 
 def majority(answers: Sequence[Judged]) -> float:
-    """Return the reward of what was said most often.
-
-    Of what was said equally often, that which was said first wins, in the order of the samples; as
-    samples are exchangeable, that favours none. Where the same thing was rewarded differently (the
-    rewards judge more than what is counted), it is the mean of those rewards.
-    """
+    """The reward of what was said most often; of what was said equally often, that of the first:
+    samples are exchangeable, so that favours none. The mean, where rewards of it differ."""
     said: dict[Hashable, list[float]] = {}
     for answer in answers:
         said.setdefault(answer.said, []).append(answer.reward)
@@ -50,21 +42,18 @@ def majority(answers: Sequence[Judged]) -> float:
 
 
 def figures(prompts: Sequence[Sequence[Judged | None]], pass_threshold: float) -> dict[str, float]:
-    """Return the figures by name, of the answers to each prompt, as many to each.
-
-    pass@k is there for k = 1, 2, 4, ... and for all answers; maj@k where there are several. Answers
-    that could not be judged are None: `failed` counts them where there are any, and the figures are
-    of the others, if there are any; pass@k of prompts with at least k.
-    """
+    """The figures by name, of the answers to each prompt, as many to each. Those that could not be
+    judged are None: `failed` counts them, and the figures are of the others; pass@k of prompts with
+    at least k."""
     n = len(prompts[0])
     assert all(len(answers) == n for answers in prompts)
     there = [[each for each in answers if each is not None] for answers in prompts]
     there = [answers for answers in there if answers]
     every = [answer for answers in there for answer in answers]
-    failed = {"failed": float(lost)} if (lost := n * len(prompts) - len(every)) else {}
+    found = {"failed": float(lost)} if (lost := n * len(prompts) - len(every)) else {}
     if not every:
-        return failed
-    found = failed | {f"avg@{n}": _mean([each.reward for each in every])}
+        return found
+    found[f"avg@{n}"] = _mean([each.reward for each in every])
     for k in counted(n):
         chances = [
             pass_at_k(len(answers), sum(each.reward >= pass_threshold for each in answers), k)

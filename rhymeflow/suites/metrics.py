@@ -1,8 +1,4 @@
-"""Names of suites' figures among a run's metrics, and which of them a checkpoint can be best by.
-
-Holds true: what is accepted as `run.best_metric` is written for every version that its suite is
-evaluated under.
-"""
+"""Names of suites' figures among a run's metrics, and which of them a checkpoint can be best by."""
 
 from __future__ import annotations
 
@@ -42,10 +38,8 @@ def _is_mean(figure: str) -> bool:
 
 
 def headlines(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return what is shown first of each of them, by what it is called.
-
-    That is avg@n and, where there are several answers, pass@n.
-    """
+    """Return what is shown first of each of them, by what it is called. That is avg@n and, where
+    there are several answers, pass@n."""
     shown: dict[str, float] = {}
     for suite, figures in figures_of(metrics).items():
         n = next(filter(_is_mean, figures)).removeprefix("avg@")
@@ -56,13 +50,8 @@ def headlines(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def check_best_metric(config: Config) -> None:
-    """Look whether a run of `config` finds the metric that its best checkpoint has most of.
-
-    Where nothing is evaluated, the default means that no checkpoint is the best.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Raise `UserError` unless a run of `config` finds the metric that its best checkpoint has most
+    of. Where nothing is evaluated, the default means that no checkpoint is the best."""
     given, names = config.run.best_metric, [REWARD]
     for suite in of_run(config):
         figures = [f"avg@{suite.n}", *(f"pass@{k}" for k in counted(suite.n))]

@@ -1,7 +1,6 @@
 """From section `eval` to suites as they are carried out: a configuration and prompts for each.
 
-What a suite does not say is as in the run. One reward worker and one environment worker serve a run
-and its suites, whose reward functions and environments stand side by side. Loads no torch.
+What a suite does not say is as in the run, whose reward worker and environment worker serve it.
 """
 
 from __future__ import annotations
@@ -38,13 +37,8 @@ class Suite:
         return self.suite.n
 
     def prompts(self, held_out: PromptSource | None = None) -> list[Prompt]:
-        """Read or make its prompts, at least one.
-
-        `held_out`: those of the run, where they are loaded already.
-
-        Raises:
-            UserError: the source, its rows or the numbers are wrong.
-        """
+        """Read or make its prompts, at least one. `held_out`: those of the run, where they are
+        loaded already. Raises `UserError` if the source, its rows or the numbers are wrong."""
         data, suite = self.config.data, self.suite
         if suite.source is None:
             return self._held_out(data, held_out)
@@ -90,11 +84,8 @@ class Suite:
 
 
 def chosen(config: Config, names: Sequence[str]) -> list[Suite]:
-    """Return the suites of section `eval`, or those that are named.
-
-    Raises:
-        UserError: there is none so named, or nothing rewards the answers of one.
-    """
+    """Return the suites of section `eval`, or those that are named. Raises `UserError` if there is
+    none so named, or nothing rewards the answers of one."""
     suites = {each.name: each for each in config.eval.suites}
     for name in names:
         if name not in suites:
@@ -135,12 +126,8 @@ def _configuration(config: Config, suite: EvalSuite) -> Config:
         environment = environment.model_copy(update=own)
     if not reward.functions and not environment.classes:
         raise UserError(f"eval.suites: {suite.name}: neither functions nor environments reward it")
-    update = {
-        "rollout": rollout.model_copy(update=sampling),
-        "reward": reward,
-        "environment": environment,
-    }
-    return config.model_copy(update=update)
+    changed = {"rollout": rollout.model_copy(update=sampling), "reward": reward}
+    return config.model_copy(update=changed | {"environment": environment})
 
 
 # -- of a run and its suites -----------------------------------------------------------------------
@@ -205,12 +192,8 @@ def load_suites(
 ) -> dict[SuiteName, SuitePrompts]:
     """Read and encode the prompts of the suites that a run of `config` evaluates, by their names.
 
-    Args:
-        config: of the run.
-        held_out: the run's held-out prompts, where they are loaded already.
-        tokenizer: the model's.
-        max_length: the model's context.
-        tools: of each suite, what the chat template is told of them.
+    `held_out`: of the run, where they are loaded already. `max_length`: the model's context.
+    `tools`: of each suite, what the chat template is told of them.
 
     Raises:
         UserError: prompts cannot be had, or do not fit the model.
