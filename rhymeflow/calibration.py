@@ -1,9 +1,7 @@
 """The cost model of a machine, fitted to the log of a run on it.
 
-Decoding is timed between two snapshots of an instance: iterations over the seconds that passed,
-with the responses that ran there. What is longer than that went to prefilling the tokens that were
-routed meanwhile. Training is timed by the steps of `metrics.jsonl`. Held-out timings, each fourth,
-are not fitted to.
+Decoding is timed between two snapshots of an instance, less what it prefilled meanwhile; training
+by the steps of `metrics.jsonl`. Each fourth timing is held out from the fits.
 """
 
 from __future__ import annotations
@@ -21,19 +19,9 @@ import numpy as np
 
 from rhymeflow import profiles
 from rhymeflow.config import Config
+from rhymeflow.core import events
 from rhymeflow.core.commands import Abort, Command, Route
-from rhymeflow.core.events import (
-    Event,
-    GroupCreated,
-    InstanceJoined,
-    Observed,
-    Pulled,
-    Snapshot,
-    TrajectoryFinished,
-    TrajectoryInterrupted,
-    TurnEnded,
-    VersionPublished,
-)
+from rhymeflow.core.events import Event, Snapshot
 from rhymeflow.core.types import GroupId, TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
@@ -219,24 +207,24 @@ class Log:
     def hear(self, time: float, event: Event) -> None:
         """Something was reported."""
         match event:
-            case GroupCreated(group=group, prompt_tokens=tokens):
+            case events.GroupCreated(group=group, prompt_tokens=tokens):
                 self._prompts[group] = tokens
-            case InstanceJoined(kv_capacity=capacity):
+            case events.InstanceJoined(kv_capacity=capacity):
                 self.kv_capacity = capacity
-            case VersionPublished(version=version):
+            case events.VersionPublished(version=version):
                 # At the beginning and the end held-out prompts are answered.
                 self.stretches += self._found if version > 1 else ()
                 self._found = []
-            case Pulled(instance=name):
+            case events.Pulled(instance=name):
                 self._pulled(self._at(name, time))
             case Snapshot(instance=name):
                 self._prefill_seconds[name] = event.prefill_seconds
                 if stretch := self._at(name, time).look(event):
                     self._found.append(stretch)
-            case TrajectoryFinished() | TrajectoryInterrupted() | TurnEnded():
+            case events.TrajectoryFinished() | events.TrajectoryInterrupted() | events.TurnEnded():
                 self._lengths[event.trajectory] = event.length
                 self._at(event.instance, time).running.discard(event.trajectory)
-            case Observed(trajectory=trajectory, length=length):
+            case events.Observed(trajectory=trajectory, length=length):
                 self._lengths[trajectory] = length
 
     def obey(self, time: float, command: Command) -> None:

@@ -20,8 +20,7 @@ from rhymeflow.core.types import GroupId, TrajectoryId
 
 MAX_PROMPTS = 100_000
 """Prompts remembered. Beyond them, a new one takes the place of the one that was trained on longest
-ago if that did not come in the last epoch, and is not remembered otherwise: of data with more
-prompts so many are known, where forgetting the oldest would forget each just before it returns."""
+ago only if that did not come in the last epoch: else each would be forgotten before it returns."""
 _LEAST = 1e-4
 """Variances are no smaller: everything may have one length."""
 RESPONSES, FEWEST = 512, 32

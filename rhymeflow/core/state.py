@@ -45,17 +45,20 @@ class Queue:
 
     def put(self, trajectory: TrajectoryId, version: Version | None) -> None:
         """Add a trajectory started under `version`; None: a new one."""
-        if version is None:
-            self._new.setdefault(trajectory.group, {})[trajectory] = None
-        else:
-            self._partial.setdefault(version, {})[trajectory] = None
+        levels, key = self._level(trajectory, version)
+        levels.setdefault(key, {})[trajectory] = None
 
     def take(self, trajectory: TrajectoryId, version: Version | None) -> None:
         """Take out a trajectory put in with this version."""
-        if version is None:
-            _take(self._new, trajectory.group, trajectory)
-        else:
-            _take(self._partial, version, trajectory)
+        levels, key = self._level(trajectory, version)
+        del levels[key][trajectory]
+        if not levels[key]:
+            del levels[key]
+
+    def _level(
+        self, trajectory: TrajectoryId, version: Version | None
+    ) -> tuple[dict[int, dict[TrajectoryId, None]], int]:
+        return (self._new, trajectory.group) if version is None else (self._partial, version)
 
     def partial(self) -> Iterator[tuple[Version, TrajectoryId]]:
         """Trajectories that were started before, oldest version first."""
@@ -75,12 +78,6 @@ class Queue:
     def lowest_version(self) -> Version | None:
         """The least V_traj of those that were started before."""
         return min(self._partial, default=None)
-
-
-def _take(levels: dict[int, dict[TrajectoryId, None]], key: int, trajectory: TrajectoryId) -> None:
-    del levels[key][trajectory]
-    if not levels[key]:
-        del levels[key]
 
 
 class State:
@@ -104,19 +101,16 @@ class State:
         self.names: set[InstanceId] = set()  # of all that ever joined or left
         self.groups: dict[GroupId, Group] = {}  # admitted groups that have not ended
         self.queue = Queue()
-        self.pulling: tuple[InstanceId, ...] = ()
-        """Instances that are to pull, in ticks that follow at once."""
+        self.pulling: tuple[InstanceId, ...] = ()  # are to pull, in ticks that follow at once
         self.memo: dict[str, Any] = {}  # see `FleetView.memo`
         self.published: Version | None = None
         self.training: Version | None = None
-        self.accumulated: list[tuple[GroupId, ...]] = []
-        """Of the first buffer, what the learner was given by `Accumulate`."""
+        self.accumulated: list[tuple[GroupId, ...]] = []  # of the first buffer, by `Accumulate`
         self.is_accumulating = False  # the last of these
         self.finished = False
         self.evaluations = plan.evaluations(range(plan.num_batches + 1))  # still to be commanded
         self.next_group: GroupId = 0
-        self.early: dict[GroupId, GroupCreated] = {}
-        """Groups reported before one with a lower number."""
+        self.early: dict[GroupId, GroupCreated] = {}  # reported before one with a lower number
         self.num_requested = 0  # groups, of which the data has not reported yet
         self.prompts: dict[GroupId, Prompt] = {}  # of groups reported and not ended
         self.retries: dict[GroupId, int] = {}

@@ -1,7 +1,7 @@
 """Profiles: how fast a kind of machine is with a kind of model, by name or from a file.
 
-A `Profile` that exists is complete, and no number in it is negative; where each number comes from
-stands in its `source`. The files beside this one ship; `rhymeflow calibrate` writes more.
+Where each number comes from stands in the profile's `source`. The files beside this one ship;
+`rhymeflow calibrate` writes more.
 """
 
 from __future__ import annotations
@@ -57,19 +57,9 @@ class Profile:
     def cost(self, train_devices: int) -> CostModel:
         """The cost model of a run whose learner has `train_devices` devices."""
         assert train_devices > 0, train_devices
-        return CostModel(
-            k1=self.k1,
-            k2=self.k2,
-            k3=self.k3,
-            c=self.c,
-            k4=self.k4,
-            prefill_token=self.prefill_token,
-            train_token=self.train_token / train_devices,
-            measure_token=self.measure_token / train_devices,
-            train_step=self.train_step,
-            push=self.push,
-            pull=self.pull,
-        )
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(CostModel)}
+        shared = {name: values[name] / train_devices for name in ("train_token", "measure_token")}
+        return CostModel(**values | shared)
 
 
 def names() -> list[str]:

@@ -1,15 +1,15 @@
 """What became of every group and response, outside the coordinator: the laws are checked on it.
 
 A run whose audit closes has kept laws 1 and 2: no batch held a token older than the bound allows,
-no group ended twice, every group that was admitted ended. It rests on what instances did (the
-version they held when they generated a token), not on the coordinator's state.
+and every group that was admitted ended, once. It rests on what instances did (the version they held
+when they generated a token), not on the coordinator's state.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rhymeflow.core.commands import Accumulate, Drop, Train
 from rhymeflow.core.spread import is_flat
@@ -25,8 +25,7 @@ class InvariantViolation(AssertionError):  # noqa: N818 - it is what happened
     """The run did what it must never do. A defect of the coordinator, or of the simulator."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How one response ended."""
 
     length: int  # as long as it would have become
@@ -34,8 +33,7 @@ class Outcome:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(NamedTuple):
     """Of prompts and responses, what the learner has to do with them."""
 
     moving: int
@@ -43,8 +41,7 @@ class Tokens:
     """Of groups whose trained responses have all the same reward: they are only measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """What one step trained on."""
 
     version: Version
@@ -63,8 +60,7 @@ class Batch:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """The state of the run when a version was published."""
 
     version: Version
@@ -124,30 +120,29 @@ class Audit:
 
     def train(self, command: Train) -> Batch:
         """Check the batch, and enter it."""
+        members = list(zip(command.groups, command.members, strict=True))
         trained = [
-            [self._trained(command.version, TrajectoryId(group, member)) for member in members]
-            for group, members in zip(command.groups, command.members, strict=True)
+            [self._trained(command.version, TrajectoryId(group, member)) for member in chosen]
+            for group, chosen in members
         ]
-        if command.version != len(self.batches):
-            raise InvariantViolation(
-                f"batch {command.version} follows batch {len(self.batches) - 1}"
-            )
-        if len(command.groups) != self._groups_per_batch or any(
-            len(set(members)) != self._num_generations for members in command.members
-        ):
-            raise InvariantViolation(
-                f"batch {command.version} is not of the size that was asked for"
-            )
-        for group, members in zip(command.groups, command.members, strict=True):
+        number, sizes = command.version, {len(set(chosen)) for chosen in command.members}
+        if number != len(self.batches):
+            raise InvariantViolation(f"batch {number} follows batch {len(self.batches) - 1}")
+        if len(command.groups) != self._groups_per_batch or sizes != {self._num_generations}:
+            raise InvariantViolation(f"batch {number} is not of the size that was asked for")
+        for group, chosen in members:
             for response in self._end(group):
-                used = response.id.member in members
+                used = response.id.member in chosen
                 self._enter(response, "consumed" if used else "aborted", "" if used else NOT_NEEDED)
-        chosen = [response for group in trained for response in group]
-        prompt_tokens = sum(response.prompt_tokens for response in chosen)
-        generated = sum(response.generated for response in chosen)
-        still = self._still(trained)
-        sampled = sum(response.sampled for response in chosen)
-        batch = Batch(command.version, len(chosen), generated, sampled, prompt_tokens, still)
+        every = [response for group in trained for response in group]
+        batch = Batch(
+            version=number,
+            responses=len(every),
+            response_tokens=sum(response.generated for response in every),
+            sampled_tokens=sum(response.sampled for response in every),
+            prompt_tokens=sum(response.prompt_tokens for response in every),
+            still_tokens=self._still(trained),
+        )
         self.batches.append(batch)
         return batch
 

@@ -1,9 +1,8 @@
 """Continuous batching: what runs, waits and is in the cache, and what the next decode span is.
 
-An iteration with n decoding trajectories and K tokens in the cache lasts as the cost model says. As
-long as n stays, all iterations up to the next end are one `DecodeSpan`, with drafts those for which
-the choice of drafts is the same; iterations that prefill are spans of their own. Between two spans
-`kv_tokens` and what is still to be prefilled never exceed `kv_capacity`.
+As long as the same trajectories decode, all iterations up to the next end are one `DecodeSpan`,
+with drafts those with one choice of drafts; iterations that prefill are spans of their own. Between
+two spans `kv_tokens` and what is still to be prefilled never exceed `kv_capacity`.
 """
 
 from __future__ import annotations
@@ -285,11 +284,11 @@ class ContinuousBatch:
                 place.look()
             place.response.store()
 
-    def lose(self, iterations: int, unstored: int | None) -> list[Response]:
+    def lose(self, iterations: int, unstored: int) -> list[Response]:
         """Everything here is lost, but for what is stored; return it.
 
         So many iterations of the current decode span are over, and what the last `unstored`
-        generated is not stored; None: nothing is that was not before.
+        generated is not stored.
         """
         self._pass(iterations)
         self._forget_kept(0)
@@ -299,14 +298,12 @@ class ContinuousBatch:
                 assert place.decode_batch is not None
                 flow = place.look()
                 self._leave_decode_batch(place, flow)
-                if unstored is not None:
-                    kept = int(flow - place.decode_batch.gain * unstored + ROUNDING)
-                    self._keep(response, min(response.generated, kept))
-            elif unstored is not None:
+                kept = int(flow - place.decode_batch.gain * unstored + ROUNDING)
+                self._keep(response, min(response.generated, kept))
+            else:
                 response.store()
         for response in self.waiting.values():
-            if unstored is not None:
-                response.store()
+            response.store()
         lost = self.everything()
         for response in lost:
             self.tally.lost += response.generated - response.stored

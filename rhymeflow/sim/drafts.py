@@ -1,9 +1,8 @@
 """Drafts in the simulator: tokens drafted for each class, and tokens generated per iteration.
 
-A drafted token is accepted with one probability, given that those before it were: the node at depth
-k of a draft is reached with a^k. For each number of drafted tokens the likeliest nodes give most
-tokens. Tokens grow by less and less with it, and seconds by no less and no less, so their quotient
-rises and then falls: the ends of levels and the corner of the cost model are looked at.
+A node at depth k of a draft is reached with probability a^k; of a number of drafted tokens the
+likeliest nodes give most. Tokens grow by less and less with it, and seconds by no less and no less,
+so their quotient rises and then falls: ends of levels and the cost model's corner are looked at.
 """
 
 from __future__ import annotations

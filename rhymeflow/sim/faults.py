@@ -1,9 +1,8 @@
 """Which simulated processes die, when, what is lost by it, and when they are back.
 
-Devices fail independently of one another and of their age, so the failures of a cluster are a
-Poisson process: a function of the seed, the rates and the devices only, the same for all schedules.
-A device takes with it the process group it is part of. What was published stays published; a
-response is lost back to what was stored of it; who is struck while it restarts begins anew.
+Devices fail independently of one another and of their age: a Poisson process that follows from the
+seed, the rates and the devices, the same for all schedules. A device takes its process group with
+it. A response is lost back to what was stored of it; who is struck while it restarts begins anew.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 
 
 HOUR = 3600.0
-DETECTION = 10.0
-"""Seconds from a death to when it is noticed."""
+DETECTION = 10.0  # seconds from a death to when it is noticed
 Victim = int | Literal["learner", "devices", "controller"]
 """What dies: the instance at this place; the learner; all instances and the learner; these and the
 controller."""
@@ -47,15 +45,11 @@ class Recovery:
     learner: float  # of the learner, and of the controller: see `FaultsConfig`
     save_seconds: float
     save_steps: int
-    evaluates: Callable[[Version], bool]
-    """Whether held-out prompts are answered under a version."""
+    evaluates: Callable[[Version], bool]  # whether prompts are answered under a version
     detection: float = DETECTION
-    store: float | None = 1.0
-    """How often the tokens in flight are stored, as in real runs; None: only when a response is
-    interrupted or complete, and at pulls."""
+    store: float = 1.0  # how often the tokens in flight are stored, as in real runs
     checkpoint_copy: float = 1.0  # how long the learner waits for a copy, at each checkpoint
-    checkpoint_write: float = 60.0
-    """How long it is written then, in the background, before it counts."""
+    checkpoint_write: float = 60.0  # how long it is written then before it counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +96,7 @@ def failures(
             yield Failure(now, "controller")
 
 
-_HOPELESS = 10_000
-"""Failures without a step between them, after which the run is given up."""
+_HOPELESS = 10_000  # failures without a step between them: the run is given up
 
 
 class Deaths:
@@ -112,10 +105,8 @@ class Deaths:
     def __init__(
         self, cluster: Cluster, recovery: Recovery | None, failures: Iterable[Failure]
     ) -> None:
-        self.counts: Counter[str] = Counter()
-        """Until now, of an `instance`, the `learner`, `devices`, the `controller`."""
-        self.silent_until = 0.0
-        """The controller is away so long: it hears nothing and commands nothing."""
+        self.counts: Counter[str] = Counter()  # by `instance` or another victim
+        self.silent_until = 0.0  # the controller hears nothing and commands nothing
         self._cluster, self._recovery, self._failures = cluster, recovery, iter(failures)
         self._restored_at = inf
         self._steps = self._since_step = 0

@@ -69,12 +69,6 @@ class Instance:
         """Whether it does, or is to do, anything."""
         return self.next < inf
 
-    def kv_tokens(self, now: float) -> int:
-        """Tokens in its cache."""
-        return self._batch.kv_tokens(
-            0 if self._decode_span is None else self._decode_span.over(now)
-        )
-
     def snapshot(self, now: float) -> Snapshot:
         """How it is."""
         waiting = tuple(self._batch.waiting)
@@ -119,22 +113,18 @@ class Instance:
         lifetime = min(now, self.left) - self.joined
         return 1 - self.busy_seconds(now) / lifetime if lifetime > 0 else 0.0
 
-    def crash(self, now: float, store_seconds: float | None = None) -> list[Response]:
-        """Be gone; return what was here, as far as it was stored.
-
-        What is generated is stored at each multiple of `store_seconds`, besides when it is complete
-        or interrupted and at each pull; None: only then.
-        """
+    def crash(self, now: float, store_seconds: float) -> list[Response]:
+        """Be gone; return what was here, as far as it was stored: at each multiple of
+        `store_seconds`, besides when it is complete or interrupted and at each pull."""
         over = unstored = 0
         if self._pulling is not None:
             self.tally.pull += now - self._since
         elif self._decode_span is not None:
             self.tally.decode += now - self._since
             over = self._decode_span.over(now)
-            if store_seconds is not None:
-                stored_at = now // store_seconds * store_seconds
-                unstored = over - self._decode_span.over_before(stored_at)
-        lost = self._batch.lose(over, None if store_seconds is None else unstored)
+            stored_at = now // store_seconds * store_seconds
+            unstored = over - self._decode_span.over_before(stored_at)
+        lost = self._batch.lose(over, unstored)
         self._decode_span = self._pulling = None
         self.next, self.left = inf, now
         if self._row is not None:

@@ -1,8 +1,8 @@
 """The simulated learner: trains on one batch at a time, publishes, saves, dies and is restored.
 
-Tokens of groups that it was given early take their time before the batch is there, and none with
-it. One that died is loaded from the newest checkpoint and trains on the stored batches since once
-more, then on the batch it was about. Each version is published once.
+Tokens of groups that it was given early take their time before the batch is there. One that died is
+loaded from the newest checkpoint and trains on the stored batches since once more, then on the
+batch it was about. Each version is published once.
 """
 
 from __future__ import annotations

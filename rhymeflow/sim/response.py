@@ -1,5 +1,5 @@
-"""One simulated response: how long it will be, how far it is, under which versions it was
-generated. By it the staleness of what is trained on is measured, outside the coordinator.
+"""One simulated response: how long it will be, how far it is, and under which versions, by which
+the staleness of what is trained on is measured outside the coordinator.
 """
 
 from __future__ import annotations

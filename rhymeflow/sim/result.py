@@ -1,7 +1,6 @@
 """What a simulated run was like: figures, and how they are shown.
 
-Throughput, steps per second and idle shares are of the steps after the first `skip_steps` and
-before the last `uncounted`, everything else is of the whole run.
+Rates and idle shares leave out the first `skip_steps` and the last `uncounted` steps.
 """
 
 from __future__ import annotations

@@ -150,20 +150,16 @@ def colours(num_versions: int) -> Callable[[Span], Rgb]:
     return colour
 
 
-def patches(version: int, colour: Callable[[Span], Rgb]) -> list[Patch]:
-    """What a legend shows: each kind of span, as it is under this version."""
-    return [
-        Patch(color=colour(Span("decode", 0, 0, version)), label="decode, train (by version)"),
-        Patch(color=colour(Span("prefill", 0, 0, version)), label="prefill"),
+def _legend(figure: Figure, axes: Axes, result: Result, colour: Callable[[Span], Rgb]) -> None:
+    steps = result.steps
+    middle = steps // 2
+    kinds = [
+        Patch(color=colour(Span("decode", 0, 0, middle)), label="decode, train (by version)"),
+        Patch(color=colour(Span("prefill", 0, 0, middle)), label="prefill"),
         Patch(color=_PULL, label="pull"),
         Patch(color=_PUSH, label="push"),
         Patch(facecolor=_IDLE, edgecolor="#bbbbbb", label="idle"),
     ]
-
-
-def _legend(figure: Figure, axes: Axes, result: Result, colour: Callable[[Span], Rgb]) -> None:
-    steps = result.steps
-    kinds = patches(steps // 2, colour)
     if result.deaths:
         kinds.append(Patch(color=_RESTORE, label="restore"))
     figure.legend(handles=kinds, loc="upper right", ncols=len(kinds), frameon=False, fontsize=9)

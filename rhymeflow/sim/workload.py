@@ -1,7 +1,6 @@
 """What the simulated run is given: prompts, and for each response its length and its reward.
 
-Everything is a pure function of (seed, prompt, epoch, member), so all schedules are compared on the
-same lengths, whatever they do in which order.
+All of it follows from (seed, prompt, epoch, member), so all schedules are compared on one workload.
 """
 
 from __future__ import annotations
@@ -98,17 +97,10 @@ def _bisect(reached: Callable[[float], bool], low: float, high: float) -> float:
     return high
 
 
-COMPUTED = "packing/computed_share"
-"""The metric of a run; see `learner/packing.py`."""
-
-DECIDED = 0.2
-"""Share of prompts whose responses all get the same reward."""
-
-SIGMA = 1.0
-"""Standard deviation of the logarithm of an environment's seconds."""
-
-MOST_TURNS = 8
-"""Of a response, in times the mean: one of a thousand would have more."""
+COMPUTED = "packing/computed_share"  # the metric of a run; see `learner/packing.py`
+DECIDED = 0.2  # share of prompts whose responses all get the same reward
+SIGMA = 1.0  # standard deviation of the logarithm of an environment's seconds
+MOST_TURNS = 8  # of a response, in times the mean: one of a thousand would have more
 
 
 class Prompt(NamedTuple):
@@ -133,25 +125,13 @@ class Synthetic:
         self._lengths = Lengths(self.config, config.rollout.max_completion_length)
         self._of_prompt = sqrt(self._lengths.rho)
         self._of_response = sqrt(1 - self._lengths.rho)
-
-    computed_share = 1.0
-    """Of a batch's tokens the learner computes all, as far as is known: what responses to a prompt
-    begin with is computed once."""
-
-    @property
-    def longest_prompt(self) -> int:
-        """Tokens; all prompts are of one length."""
-        return self.config.prompt_tokens
-
-    @property
-    def most_observed(self) -> int:
-        """Most tokens that environments answer in one response, by the most turns."""
-        return (self._most_turns - 1) * self.config.observation_tokens
-
-    @property
-    def _most_turns(self) -> int:
         mean = self.config.mean_turns
-        return 1 if mean == 1 else round(MOST_TURNS * mean)
+        self._most_turns = 1 if mean == 1 else round(MOST_TURNS * mean)
+        self.longest_prompt = self.config.prompt_tokens
+        self.most_observed = (self._most_turns - 1) * self.config.observation_tokens
+        """Most tokens that environments answer in one response, by the most turns."""
+
+    computed_share = 1.0  # of a batch's tokens the learner computes all, as far as is known
 
     def prompt(self, number: int) -> Prompt:
         """Epoch after epoch, in order: prompts do not differ but by their hashes."""
@@ -253,7 +233,7 @@ class Recorded:
         return found._replace(epoch=found.epoch + turn * self._epochs)
 
     def length(self, row: int, epoch: int, member: int) -> int:
-        """As it was, or as another of its prompt was."""
+        """As it was, or as another of its prompt was; its reward and answers are of the same."""
         return self._response(row, epoch, member).sampled
 
     def reward(self, row: int, epoch: int, member: int) -> float:

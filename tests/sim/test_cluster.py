@@ -65,7 +65,7 @@ def a_recovery(rng: random.Random) -> Recovery:
         detection=rng.choice([0.0, 0.05]),
         instance=rng.choice([0.0, 0.01, 0.5]),
         learner=rng.choice([0.0, 0.1, 0.5]),
-        store=rng.choice([None, 0.02, 0.2]),
+        store=rng.choice([1e6, 0.02, 0.2]),
         checkpoint_copy=rng.choice([0.0, 0.05]),
         checkpoint_write=rng.choice([0.0, 0.3]),
         save_seconds=rng.choice([0.0, 0.2]),

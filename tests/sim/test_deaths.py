@@ -127,7 +127,7 @@ def test_what_was_stored_of_a_lost_instance_goes_on_elsewhere(tmp_path: Path) ->
     assert found.tokens_lost == found.tokens_wasted
     often = died(tmp_path, [Failure(at, 1)], {"store": 0.005})
     assert 0 <= often.tokens_lost <= 2 * RESPONSES // 2, "of each response two iterations at most"
-    never = died(tmp_path, [Failure(at, 1)], {"store": None})
+    never = died(tmp_path, [Failure(at, 1)], {"store": 1e6})
     assert never.tokens_lost > 5 * max(1, often.tokens_lost)
     assert often.step_seconds[0] < never.step_seconds[0]
     assert often.tokens_recomputed > never.tokens_recomputed == 0

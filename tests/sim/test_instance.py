@@ -50,9 +50,9 @@ def run_fast(hardware, commands, responses):
         now = instance.next
         reported += [(now, event) for event in instance.advance(now)]
         events += 1
-        assert 0 <= instance.kv_tokens(now) <= hardware.kv_capacity
+        assert 0 <= instance.snapshot(now).kv_tokens <= hardware.kv_capacity
     assert not instance._batch.everything()
-    assert instance.kv_tokens(reported[-1][0]) == 0
+    assert instance.snapshot(reported[-1][0]).kv_tokens == 0
     assert instance._batch._owed == 0
     return instance, [f for f in reported if not isinstance(f[1], Snapshot)], events
 
@@ -206,7 +206,7 @@ def test_what_was_interrupted_survives_the_next_instance() -> None:
         generated.append(response.generated)
     assert generated[0] > 5
     assert reported[0].number == 2, "it still runs on the second, which is gone now"
-    instance.crash(0.3)
+    instance.crash(0.3, 1e6)
     assert response.generated == generated[0]
     assert response.oldest_version == 0
 

@@ -30,9 +30,8 @@ def rebalance(view: FleetView) -> tuple[Migration, ...]:
     that waits there is sent back. (If all are full, it waits as well where it is.)
 
     An instance is starved if it has room, nothing in the queue could fill it, and another of its
-    version has more than `throughput_ratio` times its load. Load is the throughput that the cost
-    model gives for what is decoded there, in tokens per second. The other gives away what it
-    decodes, the fewest tokens first, for they are the cheapest to recompute.
+    version has more than `throughput_ratio` times its load, the throughput of what is decoded
+    there. The other gives away the fewest tokens first, for they are the cheapest to recompute.
 
     Why it ends. Each that is taken must leave the donor at least as loaded as the starved one, must
     gain more on the starved one than it would back on the donor, and enough to be accepted there.

@@ -97,17 +97,13 @@ class _Fewest:
 def waterfall(view: FleetView) -> list[Assignment]:
     """Each to the instance that gains most by it, if that is enough (StaleFlow, routing strategy).
 
-    Classes are the instances of one version. A new trajectory tries the highest version first, so
-    that it starts as fresh as may be; a partial one the lowest that may have it, which leaves the
-    fresh ones to the new. Within a class the instance with the largest gain in throughput is the
-    candidate; it is taken if it gains at least `routing_gain` times what an empty instance would,
-    or is empty. Else the next class is tried. Instances on which anything waits are left out. One
-    with turns goes where its cache may still be, if that instance has room and gains enough,
-    however much another would gain: it need not be prefilled there.
-
-    O(log instances) for each assignment and for each instance that has changed since the last tick
-    (`gains.py`). An instance that is first by gain but lacks KV room for this very trajectory is
-    looked at again for the next.
+    A new trajectory tries the instances of the highest version first, so that it starts as fresh as
+    may be; a partial one those of the lowest that may have it, which leaves the fresh ones to the
+    new. Of these the one with the largest gain in throughput is taken if it gains at least
+    `routing_gain` times what an empty instance would, or is empty; else the next version is tried.
+    Instances on which anything waits are left out. One with turns goes where its cache may still
+    be, if that instance has room and gains enough: it need not be prefilled there. O(log instances)
+    for each assignment and for each instance that has changed since the last tick (`gains.py`).
     """
     gains = _gains(view)
     classes = gains.show(view)

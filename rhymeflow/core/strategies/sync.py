@@ -29,12 +29,10 @@ def greedy(instance: InstanceView, view: FleetView) -> bool:
 def when_version_unusable(instance: InstanceView, view: FleetView) -> bool:
     """When its version is of no more use (StaleFlow, synchronisation strategy).
 
-    An instance at an old version is useful for partial trajectories, which have no need of a newer
-    one, and for new groups as long as the protocol has an entry for them at that version. So it
-    waits while something waits on it, while something in the queue may be routed to it, or, if the
-    queue is empty, while a new group could start on it. New groups do not count while anything
-    older waits: that goes first, and if it may not run here, nothing will (a block ends the tick).
-    An instance with nothing on it loses nothing by a pull, so it does not wait.
+    It waits while something waits on it, while something in the queue may be routed to it, or, if
+    the queue is empty, while the protocol has an entry for a new group at its version. New groups
+    do not count while anything older waits: that goes first, and if it may not run here, nothing
+    will (a block ends the tick). With nothing on it, it loses nothing by a pull.
 
     Why it pulls in the end. Until it does, it stays at one version v. What it can be given is what
     may run at v: trajectories of groups started at v or below, and new groups while a buffer up to
@@ -53,13 +51,11 @@ def when_version_unusable(instance: InstanceView, view: FleetView) -> bool:
 def gather_stragglers(instance: InstanceView, view: FleetView) -> bool:
     """When its version is of no more use, and others can take over what it has.
 
-    As long as something may be started or continued at its version it does not pull: a pull
-    makes it recompute all that is cached, and at an old version long responses have the
-    instance for themselves. After that it could only run empty. So of all that are in this state,
+    As long as something may be started or continued at its version it does not pull: a pull makes
+    it recompute all that is cached. After that it could only run empty. So of all in this state
     those with the most stay, as many as it takes for nothing there to be decoded more than
     `max_slowdown` times slower than alone; the others pull at once, and what they had is routed to
-    those that stay (`on_pull: reroute`; partial trajectories try the lowest version first). An
-    empty one pulls.
+    those that stay (`on_pull: reroute`). An empty one pulls.
 
     Why it pulls in the end: one that stays can be given only what may run at its version, which is
     finitely much (see `when_version_unusable`); it ends, and it pulls when it is empty.
