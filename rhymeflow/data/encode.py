@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cached_property
 from typing import Any
 
 from rhymeflow.config import DataConfig
 from rhymeflow.data.prompts import Message, Prompt
-from rhymeflow.data.template import TemplateError, left_to_begin, marks, rendered
-from rhymeflow.data.token_ids import TokenIds, Unwritable
+from rhymeflow.data.text import (
+    TemplateError,
+    TokenIds,
+    Unwritable,
+    left_to_begin,
+    marks,
+    rendered,
+)
 from rhymeflow.errors import UserError
 
 Tokenizer = Any
@@ -44,6 +49,9 @@ class PromptEncoder:
         if config.chat_template and not has_template:
             raise UserError("data.chat_template: the model's tokenizer has no chat template")
         self._wraps = has_template if config.chat_template is None else config.chat_template
+        variables = config.chat_template_kwargs
+        self._marks = marks(tokenizer, variables) if has_template else []
+        self._left_to_begin = left_to_begin(tokenizer, variables) if has_template else ""
 
     def wraps(self, prompt: str | list[Message]) -> bool:
         """Whether the prompt goes through the chat template."""
@@ -138,14 +146,6 @@ class PromptEncoder:
         if self._config.chat_template or not isinstance(prompt, str) or not self._marks:
             return False
         return all(mark in prompt for mark in self._marks)
-
-    @cached_property
-    def _marks(self) -> list[str]:
-        return marks(self._tokenizer, self._config.chat_template_kwargs)
-
-    @cached_property
-    def _left_to_begin(self) -> str:
-        return left_to_begin(self._tokenizer, self._config.chat_template_kwargs)
 
     def _tools_of(self, prompt: Prompt) -> list[Schema] | None:
         if not isinstance(self._tools, dict):

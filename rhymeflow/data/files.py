@@ -125,22 +125,16 @@ def _list_of_rows(value: Any, path: Path) -> list[Any]:
     if isinstance(value, list):
         return value
     lists: dict[str, list[Any]] = {}
-    if isinstance(value, dict):
-        lists = {name: each for name, each in value.items() if _holds_rows(each)}
+    for name, each in value.items() if isinstance(value, dict) else ():
+        if isinstance(each, list) and all(isinstance(row, dict) for row in each):
+            lists[name] = each
     if "data" in lists or len(lists) == 1:
         return lists.get("data") or next(iter(lists.values()))
-    if lists:
-        raise UserError(
-            f"{path}: holds several lists ({', '.join(lists)}); write one to a file of its own"
-        )
+    found = f"holds several ({', '.join(lists)})" if lists else f"is {shown(value)}"
     raise UserError(
-        f"{path}: should be a list of objects, one a row, or an object that holds such a list "
-        f'(as {{"data": [...]}}), is {shown(value)}'
+        f"{path}: should be a list of objects, one a row, or an object that holds one such list "
+        f'(as {{"data": [...]}}), {found}'
     )
-
-
-def _holds_rows(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
 def _row(where: str, value: Any) -> Row:

@@ -13,8 +13,14 @@ from typing import Any
 
 from rhymeflow.data.encode import Schema, Tokenizer
 from rhymeflow.data.prompts import Message
-from rhymeflow.data.template import NOTHING, TemplateError, rendered
-from rhymeflow.data.token_ids import TokenIds, Unwritable, special_tokens
+from rhymeflow.data.text import (
+    NOTHING,
+    TemplateError,
+    TokenIds,
+    Unwritable,
+    rendered,
+    special_tokens,
+)
 from rhymeflow.environments.messages import Call, Said
 from rhymeflow.environments.parsing import CLOSE, OPEN, own_calls, parse_calls
 from rhymeflow.environments.tools import CallRefused, arguments_of, example

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rhymeflow.data.prompts import Message
-from rhymeflow.data.token_ids import special_tokens
+from rhymeflow.data.text import special_tokens
 from rhymeflow.environments.rendering import ChatRenderer, Unrenderable
 from rhymeflow.store.reader import StoredSegment
 

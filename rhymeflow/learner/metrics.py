@@ -89,25 +89,15 @@ def batch_metrics(batch: Sequence[Sample]) -> dict[str, float]:
     reward_N = np.array([sample.reward for sample in batch])
     length_N = np.array([sample.num_sampled for sample in batch])
     ended_N = np.array([sample.num_sampled for sample in batch if not sample.truncated] or [0])
-    return {
-        "reward": float(reward_N.mean()),
-        "reward_std": _std(reward_N),
-        "completions/mean_length": float(length_N.mean()),
-        "completions/min_length": float(length_N.min()),
-        "completions/max_length": float(length_N.max()),
-        "completions/clipped_ratio": float(np.mean([sample.truncated for sample in batch])),
-        "completions/mean_terminated_length": float(ended_N.mean()),
-        "completions/min_terminated_length": float(ended_N.min()),
-        "completions/max_terminated_length": float(ended_N.max()),
-        **_by_function(batch),
-        **_turns(batch),
-    }
-
-
-def _turns(batch: Sequence[Sample]) -> dict[str, float]:
-    if not any(sample.observed for sample in batch):
-        return {}
-    return {"turns/mean": float(np.mean([sample.num_turns for sample in batch]))}
+    found = {"reward": float(reward_N.mean()), "reward_std": _std(reward_N)}
+    for kind, values_N in (("length", length_N), ("terminated_length", ended_N)):
+        found[f"completions/mean_{kind}"] = float(values_N.mean())
+        found[f"completions/min_{kind}"] = float(values_N.min())
+        found[f"completions/max_{kind}"] = float(values_N.max())
+    found["completions/clipped_ratio"] = float(np.mean([sample.truncated for sample in batch]))
+    if any(sample.observed for sample in batch):
+        found["turns/mean"] = float(np.mean([sample.num_turns for sample in batch]))
+    return found | _by_function(batch)
 
 
 def _by_function(batch: Sequence[Sample]) -> dict[str, float]:

@@ -25,9 +25,8 @@ from transformers import PreTrainedModel
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.cpu import choice
 from rhymeflow.errors import UserError
-from rhymeflow.learner.attention import PackedAttention
+from rhymeflow.learner.attention import FlexAttention, PackedAttention
 from rhymeflow.learner.cpu_attention import CpuPackedAttention
-from rhymeflow.learner.flex_attention import FlexAttention
 from rhymeflow.learner.logprobs import AttentionKind, LossOf, TokenScorer
 from rhymeflow.learner.packing import PackedRow
 from rhymeflow.learner.ranks import Ranks, layers_of

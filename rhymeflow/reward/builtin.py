@@ -2,7 +2,8 @@
 
 Each is a factory: called once with the configured options, which it checks, it returns a function
 of TRL's signature. So a column of the data can never be taken for an option. All give 1.0 for
-right and 0.0 for wrong, but for `reasoning_gym`, whose scorers also give fractions.
+right and 0.0 for wrong, but for `reasoning_gym`, whose scorers also give fractions, and
+`reward_model`.
 
 What a response lacks is wrong; what the data lacks (a column, a ground truth that can be read) is
 an error.
@@ -122,6 +123,67 @@ def reasoning_gym(extract: Literal["all", "answer_tag", "last_line"] = "answer_t
     return score
 
 
+def reward_model(
+    model: str, device: Literal["auto", "cpu", "cuda"] = "cpu"
+) -> Callable[..., list[float]]:
+    """Score prompt and response by a sequence classification model; the first logit, as in TRL.
+
+    All responses of a call are scored in one pass, as text that the model's chat template writes
+    where the policy was given messages, or a text was made one.
+
+    Args:
+        model: a directory or a hub name; its tokenizer is there too.
+        device: `auto` is CUDA where there is one, which it shares with rollout and training.
+    """
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(model)
+        classifier = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+    except (OSError, ValueError) as error:
+        text = " ".join(str(error).split())
+        raise UserError(f"{model!r} is no reward model that can be loaded: {text}") from None
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    classifier.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    has_gpu = device != "cpu" and torch.cuda.is_available()
+    classifier = classifier.to("cuda" if has_gpu else "cpu").eval()
+
+    def score(
+        prompts: list[Any],
+        completions: list[Any],
+        seen: dict[str, list[Any]] | None = None,
+        **_: Any,
+    ) -> list[float]:
+        if seen is not None and tokenizer.chat_template:
+            prompts, completions = seen["prompts"], seen["completions"]
+        texts = [
+            prompt + _all_said(completion)
+            if isinstance(prompt, str)
+            else tokenizer.apply_chat_template(prompt + completion, tokenize=False)
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+        inputs = tokenizer(
+            text=texts,
+            return_tensors="pt",
+            padding=True,
+            padding_side="right",
+            add_special_tokens=False,
+        ).to(classifier.device)
+        with torch.inference_mode():
+            rewards: list[float] = classifier(**inputs).logits[:, 0].float().tolist()
+        return rewards
+
+    return score
+
+
+def _all_said(completion: str | list[dict[str, Any]]) -> str:
+    if isinstance(completion, str):
+        return completion
+    return "".join(message["content"] for message in completion)
+
+
 def content(completion: str | list[dict[str, Any]]) -> str:
     """Return the text of a response, which is a string or a list of messages."""
     if isinstance(completion, str):
@@ -186,4 +248,5 @@ SCORERS: dict[str, Callable[..., Scorer]] = {
     "regex": regex,
     "math_verify": math_verify,
     "reasoning_gym": reasoning_gym,
+    "reward_model": reward_model,
 }

@@ -16,8 +16,7 @@ import msgspec
 from rhymeflow.config import DataConfig, SftConfig
 from rhymeflow.data.encode import PromptEncoder, Schema
 from rhymeflow.data.prompts import Message, Prompt, Row, checked
-from rhymeflow.data.template import TemplateError, rendered
-from rhymeflow.data.token_ids import TokenIds, Unwritable
+from rhymeflow.data.text import TemplateError, TokenIds, Unwritable, rendered
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.learner.sample import Sample
 

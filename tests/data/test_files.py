@@ -343,7 +343,7 @@ MISTAKES = {
     "messages": ("a.csv", b"p\n\"[{'role': 'user'}]\"\n", "a.csv:2: column 'p' holds a list of"),
     "latin": ("a.csv", b"p\n1\ncaf\xe9\n", "a.csv:3: no UTF-8 text (byte 3 of the line)"),
     "columns": ("a.json", b'{"p": {"0": 1}}', "should be a list of objects, one a row"),
-    "two lists": ("a.json", b'{"x": [{}], "y": [{}]}', "holds several lists (x, y)"),
+    "two lists": ("a.json", b'{"x": [{}], "y": [{}]}', "holds several (x, y)"),
     "no object": ("a.json", b'[{"p": 1}, 2]', "a.json row 1: should be a JSON object, is int"),
     "broken": ("a.json", b'[{"p": 1},\n {"p"]', "a.json:2: no JSON: Expecting ':' delimiter"),
     "bad line": ("a.jsonl", b'{"p": 1}\n\n{"p"\n', "a.jsonl:3: no JSON"),

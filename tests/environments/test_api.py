@@ -9,7 +9,7 @@ import pytest
 
 from rhymeflow.config import Config, EvalConfig, ModelConfig
 from rhymeflow.data.prompts import kind_of
-from rhymeflow.data.template import rendered
+from rhymeflow.data.text import rendered
 from rhymeflow.environments import check_names, tool_schemas, tool_schemas_apart
 from rhymeflow.environments.kinds import load_kinds
 from rhymeflow.environments.rendering import ChatRenderer

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rhymeflow.data.template import rendered
+from rhymeflow.data.text import rendered
 from rhymeflow.environments.rendering import ChatRenderer, TextRenderer
 from rhymeflow.environments.tools import schema_of
 from rhymeflow.errors import UserError

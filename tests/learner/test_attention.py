@@ -4,9 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.learner.attention import PackedAttention
+from rhymeflow.learner.attention import BLOCK, FlexAttention, PackedAttention, visits
 from rhymeflow.learner.cpu_attention import CpuPackedAttention
-from rhymeflow.learner.flex_attention import BLOCK, FlexAttention, visits
 from rhymeflow.learner.policy import attention_kind
 from tests.learner.builders import learner_config, tiny_model
 

@@ -15,7 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.weights import objects, on_device, proof
+from rhymeflow.weights import install as on_device
+from rhymeflow.weights import objects, proof
 from rhymeflow.weights.base import StoreLost, VersionUnavailable
 from rhymeflow.weights.changes import Finder
 from rhymeflow.weights.install import Installation
@@ -133,12 +134,12 @@ def test_on_other_devices_the_hashes_and_bits_are_the_same(seed, dtype):
     new = changed(old, 0.02, rng)
     found = Finder(manifest_of({"w": old})).find(proof.bytes_of(new), proof.bytes_of(old))
     into = old.clone()
-    more = on_device.put_changes(into, found.listed)
+    more = on_device.put_on_device(into, found.listed)
     assert bits({"w": into}) == bits({"w": new})
     expected = proof.digest(proof.bytes_of(new))
     assert (proof.digest(proof.bytes_of(old)) + more) % 2**64 == expected
     assert on_device.digest_by_torch(new, 10_000) == expected
-    assert on_device.digest(new) == expected
+    assert on_device.digest_on_device(new) == expected
 
 
 # -- every store ----------------------------------------------------------------------------------

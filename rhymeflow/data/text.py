@@ -1,0 +1,174 @@
+"""What a tokenizer makes of text: a conversation by its chat template, and token ids.
+
+Whatever the template raises is a `TemplateError`. Every character that is no blank has part in a
+token, and no id is beyond the model's embeddings (`num_embeddings` of the tokenizer, if it says),
+or there is an `Unwritable`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+_RARE = "\U0010fffd"
+_SAID = "rhymeflow-said-this"
+NOTHING: Mapping[str, Any] = {}
+_ASKED = [{"role": "user", "content": "a question"}]
+
+
+class TemplateError(ValueError):
+    """The chat template does not write the conversation; the text says why, in one line."""
+
+
+def rendered(
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None = None,
+    *,
+    opens: bool = True,
+    continues: bool = False,
+    variables: Mapping[str, Any] = NOTHING,
+) -> str:
+    """Return the conversation as the template writes it, with the beginning of an answer where it
+    `opens`. `continues`: its last message is to be that beginning. `variables`: of the template."""
+    import jinja2  # the tokenizer's template engine, which is what the error below is of
+
+    try:
+        text = tokenizer.apply_chat_template(
+            messages,
+            tools=tools or None,
+            tokenize=False,
+            add_generation_prompt=opens and not continues,
+            continue_final_message=continues,
+            **variables,
+        )
+    except jinja2.TemplateError as error:
+        raise TemplateError(_line(error)) from None
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise TemplateError(_why(error, tokenizer.chat_template, continues)) from None
+    assert isinstance(text, str)
+    if continues and not text.endswith(begun := messages[-1]["content"]):
+        kept = begun.rstrip()  # some templates trim blanks, after which the answer is to go on
+        text += begun[len(kept) :] if text.endswith(kept) else ""
+    return text
+
+
+def _why(error: Exception, template: Any, continues: bool) -> str:
+    if isinstance(template, dict) and "default" not in template and isinstance(error, ValueError):
+        names = ", ".join(template)
+        return (
+            f"there are several, {names}, and none is the default; data.chat_template_kwargs = "
+            "{chat_template: NAME} chooses one"
+        )
+    if continues and "continue_final_message" in str(error):
+        return "it leaves out the assistant's message that the answer goes on from"
+    return f"{type(error).__name__}: {_line(error)}"
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def marks(tokenizer: Any, variables: Mapping[str, Any]) -> list[str]:
+    """Return what text that the template made has: the special tokens after a user's message, or
+    what else stands there."""
+    try:
+        asked = rendered(tokenizer, [{"role": "user", "content": _SAID}], variables=variables)
+    except TemplateError:
+        return []  # it is said of the first prompt
+    after = asked.rpartition(_SAID)[2].strip()
+    found = [each for each in special_tokens(tokenizer) if each in after]
+    return found or [after] * bool(after)
+
+
+def left_to_begin(tokenizer: Any, variables: Mapping[str, Any]) -> str:
+    """Return what the template writes before what the assistant says, where it does not write that
+    after a question; empty if it does, or if there is nothing."""
+    said = [*_ASKED, {"role": "assistant", "content": _SAID}]
+    try:
+        asked = rendered(tokenizer, _ASKED, variables=variables)
+        whole = rendered(tokenizer, said, opens=False, variables=variables)
+        if asked != rendered(tokenizer, _ASKED, opens=False, variables=variables):
+            return ""
+    except TemplateError:
+        return ""
+    before, found, _ = whole.partition(_SAID)
+    begin = before.removeprefix(asked) if found and before.startswith(asked) else ""
+    return begin if begin.strip() else ""
+
+
+class Unwritable(ValueError):  # noqa: N818 - it is what is wrong with the text
+    """The tokenizer has no token for a character, or the model none for a token; says which."""
+
+
+class TokenIds:
+    """Token ids of texts.
+
+    Only a tokenizer that loses a rare character is asked what it made of each: those of bytes, and
+    those with a token for what is unknown, lose nothing.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> list[int]:
+        """Return the ids, without any that the tokenizer adds."""
+        ids, lost = self._encoded(text, looks=self._loses)
+        if lost is not None:
+            raise Unwritable(f"the model's tokenizer has no token for the character {lost!r}")
+        return self._known(ids)
+
+    def begun(self, text: str) -> list[int]:
+        """The same after the tokenizer's beginning of sequence, where the text has none."""
+        ids, begin = self(text), self._begin
+        return ids if not begin or ids[: len(begin)] == begin else self._known([*begin, *ids])
+
+    def _known(self, ids: list[int]) -> list[int]:
+        count, largest = getattr(self._tokenizer, "num_embeddings", None), max(ids, default=0)
+        if count is not None and largest >= count:
+            token = self._tokenizer.decode([largest])
+            raise Unwritable(
+                f"{token!r} is token {largest} of the tokenizer, and the model has embeddings for "
+                f"{count} tokens, from 0"
+            )
+        return ids
+
+    @cached_property
+    def _begin(self) -> list[int]:
+        """What the tokenizer puts before a text; after it some put the end of sequence."""
+        bare, whole = self("a"), self._tokenizer("a", add_special_tokens=True)["input_ids"]
+        place = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
+        return [int(token) for token in whole[:place]]
+
+    @cached_property
+    def _loses(self) -> bool:
+        if not getattr(self._tokenizer, "is_fast", False):
+            return False  # it does not say which characters a token is of
+        try:
+            return self._encoded(_RARE, looks=True)[1] is not None
+        except Unwritable:
+            return False  # it says so by itself
+
+    def _encoded(self, text: str, *, looks: bool) -> tuple[list[int], str | None]:
+        more = {"return_offsets_mapping": True} if looks else {}
+        try:
+            encoded = self._tokenizer(text, add_special_tokens=False, **more)
+        except Exception as error:
+            if type(error) is not Exception:  # the library of tokenizers raises nothing narrower
+                raise
+            raise Unwritable(f"the model's tokenizer cannot write it: {error}") from None
+        ids = [int(token) for token in encoded["input_ids"]]
+        if not looks:
+            return ids, None
+        written = bytearray(len(text))
+        for begin, end in encoded["offset_mapping"]:
+            written[begin:end] = b"\1" * (end - begin)
+        lost = (each for each, is_in in zip(text, written, strict=True) if not is_in)
+        return ids, next((each for each in lost if not each.isspace()), None)
+
+
+def special_tokens(tokenizer: Any) -> list[str]:
+    """Every special token as text, those too that the tokenizer's configuration does not name."""
+    added = [str(each) for each in tokenizer.added_tokens_decoder.values() if each.special]
+    return list(dict.fromkeys([*tokenizer.all_special_tokens, *added]))
