@@ -148,6 +148,3 @@ def _all(value: float) -> Any:
 
 def _words(value: int) -> Any:
     return ir.Constant(_WORDS, [value] * LANES)
-
-
-__all__ = ["exponentials", "slopes"]

@@ -232,6 +232,3 @@ def _block(into, x, tokens, first, rows, head, heads, group, dim, scale):
         source = x[(tokens[token] * heads + head * group + of_group) * dim :][:dim]
         for d in range(dim):
             row[d] = source[d] * scale
-
-
-__all__ = ["attend", "differentiate", "room"]

@@ -1,8 +1,4 @@
-"""Asking for memory before it is read, in compiled code.
-
-Holds true: a request changes nothing and may be for memory that does not exist. Knows nothing of
-what is asked for.
-"""
+"""Asking for memory before it is read, in compiled code; the memory need not exist."""
 
 from __future__ import annotations
 
@@ -28,6 +24,3 @@ def prefetch(typingctx, array, place):
         return context.get_dummy_value()
 
     return types.none(array, place), codegen
-
-
-__all__ = ["prefetch"]

@@ -1,8 +1,4 @@
-"""Compiled loops on as many threads as torch computes with.
-
-Holds true: a call returns when all of its parts are done, and raises what a part raised. Knows
-nothing of what is computed.
-"""
+"""Compiled loops on as many threads as torch computes with."""
 
 from __future__ import annotations
 
@@ -25,6 +21,3 @@ def run(work: Callable[[Any], None], parts: Iterable[Any], num_threads: int) -> 
 @cache
 def _pool(num_threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(num_threads, "compiled")
-
-
-__all__ = ["run"]

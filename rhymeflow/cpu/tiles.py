@@ -210,7 +210,3 @@ def _everywhere(builder: Any, scalar: Any, vector: Any) -> Any:
 tile_16, tile_32 = _tile(16), _tile(32)
 add_tile_16, add_tile_32 = _tile(16, adds=True), _tile(32, adds=True)
 row_tile_8, row_tile_16, row_tile_32 = _row_tile(8), _row_tile(16), _row_tile(32)
-
-
-__all__ = ["LANES", "ROWS", "add_tile_16", "add_tile_32", "row_tile_16", "row_tile_32"]
-__all__ += ["row_tile_8", "tile_16", "tile_32"]

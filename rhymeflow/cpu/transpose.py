@@ -98,6 +98,3 @@ def _in_quarters(builder: Any, a: Any, b: Any, mask: tuple[int, ...]) -> Any:
 def _shuffled(builder: Any, a: Any, b: Any, mask: Any) -> Any:
     indices = ir.Constant(ir.VectorType(_WORD, len(mask)), list(mask))
     return builder.shuffle_vector(a, b, indices)
-
-
-__all__ = ["BYTES", "transpose"]

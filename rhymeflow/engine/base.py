@@ -1,18 +1,9 @@
 """The seam between a rollout instance and the engine that generates for it.
 
-An engine has the model, its weights and its KV cache, and whatever drafts for it; where its model
-is spread over several processes or devices, all of them. A rollout instance (`workers/rollout.py`)
-submits requests, polls, interrupts and installs weights between two polls, and reports to the
-controller.
-
-A `Request` is the whole of a response's state outside the engine. The engine appends to it what it
-generates, so nothing has to be collected: a request that was interrupted can be given
-to any engine, of any kind, and it goes on as if nothing had happened.
-
-Holds true of every implementation: a token is a function of (logits, run seed, noise key, position)
-and of nothing else (law 3); between two polls nothing is half done; after `install` the weights
-that are computed with were proved by checksum before a token is generated under them (law 5).
-Knows nothing of groups, batches, staleness or rewards, and no torch.
+A `Request` is the whole of a response's state outside the engine, which appends to it what it
+generates: one that was interrupted can be given to any engine, and it goes on. A token is a
+function of (logits, run seed, noise key, position) alone (law 3); between two polls nothing is half
+done; after `install` the weights that are computed with were proved by checksum (law 5).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What an engine asks of a drafter, and what it makes of a draft before it runs it.
 
-Holds true: what `runnable` lets through is safe to run whatever the drafter proposed: it is in the
-vocabulary and no longer than the response may become. Knows no engine, and not where drafts come
-from.
+What `runnable` lets through is safe to run whatever was proposed: it is in the vocabulary and no
+longer than the response may become.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """From candidates to a draft: the texts after the matches vote, and the likeliest tokens are taken.
 
-Every candidate is a text that may come next and a weight. A node of the draft is a token together
-with the candidates that agree with the path to it (a mask, a bit per candidate); they vote on what
-follows. A token's probability, given its parent, is the acceptance rate of its class, of which its
-share of the votes is a part: so what is proposed follows what proved right. Its path probability is
-the product along its path. Nodes are taken best first, so they stand in order of falling path
-probability, parents before children.
-
-Knows nothing of where candidates come from.
+A node of the draft is a token together with the candidates that agree with the path to it (a mask,
+a bit per candidate); they vote on what follows. A token's probability, given its parent, is the
+acceptance rate of its class, of which its share of the votes is a part. Nodes are taken best first,
+so they stand in order of falling path probability, parents before children.
 """
 
 from __future__ import annotations

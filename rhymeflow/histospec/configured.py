@@ -3,8 +3,6 @@
 What drafting runs is compiled by numba, once on a machine and in a quarter of a minute; later
 processes load it from numba's cache. The history process sees to that while responses are generated
 already, and instances draft once it is done.
-
-Holds true: all that a drafter runs was run before it is timed. Knows nothing of engines.
 """
 
 from __future__ import annotations

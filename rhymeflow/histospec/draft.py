@@ -1,8 +1,4 @@
-"""What is proposed for one sequence in one iteration, and the count of what came of it.
-
-Holds true: a draft is a proposal. The engine verifies it, so a wrong, torn or adversarial one costs
-time and never changes a token.
-"""
+"""What is proposed for one sequence in one iteration, and the count of what came of it."""
 
 from __future__ import annotations
 
@@ -38,6 +34,3 @@ class DraftStats:
     """Time spent on finding drafts and indexing tokens."""
     saved_seconds: float = 0.0
     """Estimate: what the same tokens would have taken without drafts, less what they took."""
-
-
-__all__ = ["NONE", "Draft", "DraftStats"]

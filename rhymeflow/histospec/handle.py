@@ -12,6 +12,3 @@ class IndexHandle(msgspec.Struct, frozen=True, array_like=True):
     num_blocks: int
     num_heads: int
     max_responses: int
-
-
-__all__ = ["IndexHandle"]

@@ -1,21 +1,9 @@
 """The history index: responses as they were generated, found by what stood before.
 
-    index = Index(max_tokens=4_000_000, max_responses=20_000)
-    response = index.begin(prompt_key(prompt_ids), prompt_ids[-8:], sample=0, noise_epoch=3,
-                           version=41)
-    index.extend(response, tokens)
-    index.finish(response, reward=1.0)
-
-Holds true:
-- one process writes; any number of others may read the same shared memory meanwhile, without locks:
-  what they find may be torn, never out of bounds;
-- memory is bounded: new text takes the place of the oldest;
-- numbers of responses rise and are not used twice, so what is said of a response that was
-  overwritten, or that stood here before `clear`, is passed over.
-
-Differs from the suffix trees of RhymeRL (arXiv 2508.18588) and SuffixDecoding (arXiv 2411.04975):
-chains through flat arrays take about a tenth of their memory, and a token is entered in constant
-time. Knows nothing of how candidates are weighed; `search.py` does that.
+One process writes; others may read the same shared memory meanwhile, without locks: what they find
+may be torn, never out of bounds. New text takes the place of the oldest. Chains through flat arrays
+take about a tenth of the memory of the suffix trees of RhymeRL (arXiv 2508.18588) and
+SuffixDecoding (arXiv 2411.04975), and a token is entered in constant time.
 """
 
 from __future__ import annotations
@@ -146,6 +134,3 @@ class Index:
     def num_bytes(self) -> int:
         """Memory that the index takes, tables of chains included, however full it is."""
         return sum(array.nbytes for array in self._arrays)
-
-
-__all__ = ["Index", "prompt_key"]

@@ -2,11 +2,8 @@
 
 With Gumbel-max sampling by counter, two policies that differ little choose the same token from the
 same noise with probability at least (1 - TV) / (1 + TV), where TV is the total variation between
-their distributions there (Daliri, Musco and Suresh, arXiv 2408.07978). So a response whose noise is
-that of the same response in the last epoch repeats most of it wherever the policy has not changed,
-and drafts from it are accepted.
-
-The instance that samples and the history that drafts are aligned by ask here.
+their distributions there (Daliri, Musco and Suresh, arXiv 2408.07978). So a response with the noise
+of the last epoch repeats most of what it said there, and drafts from it are accepted.
 """
 
 from __future__ import annotations

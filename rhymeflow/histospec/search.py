@@ -1,19 +1,9 @@
 """Drafts for running sequences, found in one or more indexes.
 
-    search = Search((live, history), max_draft=16, shape="linear", ranking="combined",
-                    rates=acceptance.rates)
-    handle = search.begin(prompt_ids, tokens, sample=0, noise_epoch=3)
-    proposals = search.propose(handles, most, states)
-    search.extend(handles, tokens, offsets)
-    search.end(handle)
-
 In each index a sequence has candidates: texts whose last tokens are the sequence's own (longest
 suffixes first, newest text first, see `kernels.LEVELS`), and texts of the same prompt, sample and
 noise at the same position. They are kept from one iteration to the next as long as enough of them
 said what came.
-
-Holds true: between two calls all is consistent; nothing here writes to an index. Knows nothing of
-how many tokens it pays to verify, and does not count what became of its proposals.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """The arrays an index is made of, in this process's memory or in memory that others can map.
 
-Holds true:
-- all arrays lie in one piece, in an order that follows from three numbers, so a handle of a name
-  and those numbers is all that another process needs;
-- zeros everywhere are an empty index;
-- a reader's arrays cannot be written.
-
-Knows nothing of what the arrays mean; `kernels.py` says that.
+All lie in one piece, in an order that follows from three numbers, so a handle of a name and those
+numbers is all that another process needs. Zeros everywhere are an empty index.
 """
 
 from __future__ import annotations
@@ -125,6 +120,3 @@ def _num_bytes(handle: IndexHandle) -> int:
 
 def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
-
-
-__all__ = ["Arrays", "attach", "create", "private", "readable"]

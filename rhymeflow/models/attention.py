@@ -1,18 +1,9 @@
 """One attention function for unconverted Hugging Face models, with the arithmetic plugged in.
 
-The model runs on one packed row of tokens [1, T] of any number of sequences, with explicit
-position ids, so projections and MLPs are dense over T and nothing is padded. What a token may
-attend to is not the model's business: its caller puts an `Attention` in place for the
-duration of the call (the engine's attends through its KV cache, the learner's within each packed
-sequence).
-
-    model = load with attn_implementation=NAME
-    with attending(attention):
-        model(input_ids=x_1T, position_ids=positions_1T, use_cache=False)
-
-Holds true: whatever a model asks of its attention beyond what an `Attention` does (a mask of its
-own, a window, sinks, other shapes than the cache holds) is a `UserError`, never passed over.
-Source: the interface is transformers' `AttentionInterface` / `AttentionMaskInterface`.
+The model runs on one packed row of tokens [1, T] of any number of sequences, with explicit position
+ids. What a token may attend to is up to its caller, which puts an `Attention` in place for the call
+(`attending`). What a model asks beyond what an `Attention` does (a mask of its own, a window,
+sinks) is a `UserError`. The interface is transformers' `AttentionInterface`.
 """
 
 from __future__ import annotations
@@ -145,6 +136,3 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
 
 AttentionInterface.register(NAME, _attention_function)
 AttentionMaskInterface.register(NAME, _no_mask)
-
-
-__all__ = ["NAME", "Attention", "Shape", "attending"]

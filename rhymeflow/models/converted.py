@@ -1,13 +1,8 @@
-"""GGUF weights as a Hugging Face checkpoint, converted once and kept.
+"""GGUF weights as a Hugging Face checkpoint in float32, converted once and kept.
 
-transformers takes about 16 seconds to turn SmolLM2's GGUF file into a model and 3 for its
-tokenizer; the converted directory (config, tokenizer, float32 safetensors) loads in under one. It
-lies under `$XDG_CACHE_HOME/rhymeflow/converted` (`~/.cache` by default), named by the content of
-the GGUF file and the version of transformers, and appears in one rename: a reader sees all of it
-or nothing, and of two processes that convert at once the first to finish wins. Deleting the
-directory is always safe.
-
-Dequantised values are stored in float32, so that the learner's master weights lose nothing.
+SmolLM2's GGUF file takes 16 seconds to become a model, the converted directory one. It lies under
+`$XDG_CACHE_HOME/rhymeflow/converted` (`~/.cache` by default), named by the content of the file and
+the version of transformers, and appears in one rename. Deleting it is always safe.
 """
 
 from __future__ import annotations

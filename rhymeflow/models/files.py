@@ -1,7 +1,4 @@
-"""Whether a model could be loaded, by what lies on the disk; weights are not read.
-
-Loads no torch. Knows nothing of what the model is used for.
-"""
+"""Whether a model could be loaded, by what lies on the disk. Loads no torch, reads no weights."""
 
 from __future__ import annotations
 

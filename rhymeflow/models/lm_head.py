@@ -1,15 +1,10 @@
 """The output head with float32 logits, whatever the model's dtype: one for engine and learner.
 
 A bfloat16 logit of 20 is rounded to a multiple of 1/8: ties among the likely tokens, and an error
-of several percent in every probability. Were only one side to round, the learner would see it as
-off-policy data. So the products are summed and kept in float32. On CUDA one matrix product does
-that; on CPUs the head's weight is held a second time in float32 (its own size twice over in memory;
-at 32 rows and [49152, 576] on 2 cores it takes 4.7 ms instead of 2.6), for few rows laid out for
-them. With `many_rows` it is not: laying it out takes as long as 30 rows do, and from some hundred
-rows on the product is slower so (61 against 85 GFLOPS, on AVX2).
-
-Holds true: `refresh` has been called since the model's weights last changed. Some families scale
-or cap their logits after the head, as their configuration says; that is done here too.
+of several percent in every probability; were only one side to round, the learner would see it as
+off-policy data. On CUDA one product sums in float32; on CPUs the weight is held a second time in
+float32, for few rows laid out for them. With `many_rows` it is not: from some hundred on that is
+slower (61 against 85 GFLOPS, on AVX2).
 """
 
 from __future__ import annotations
@@ -88,6 +83,3 @@ def _scaling(config: PreTrainedConfig) -> tuple[float, float | None]:
 
 def _float(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.detach().float()
-
-
-__all__ = ["LMHead"]

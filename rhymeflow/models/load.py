@@ -1,9 +1,7 @@
-"""Hugging Face decoder-only models and tokenizers, from where the configuration says.
+"""Hugging Face decoder-only models, from where the configuration says.
 
-Holds true: a loaded model attends through `models.attention`, is in eval mode, has no
-quantization config left (so it can be saved), and its parameters have the names and shapes of the
-plain transformers model. Every way a model can be missing or unfit is a `UserError` that names
-`model.name`. Does not know what the model is used for.
+A loaded model attends through `models.attention`, is in eval mode, has no quantization config left
+(so it can be saved), and its parameters have the names and shapes of the plain transformers model.
 """
 
 from __future__ import annotations

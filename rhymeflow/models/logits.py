@@ -1,13 +1,9 @@
 """From the model's logits to the distribution that is sampled from: one rule for both sides.
 
-The engine samples from it and reports its log-probabilities; the learner trains it. Were the two to
-differ, every importance ratio would be wrong at the start, so both call this.
-
-The rule, in this order: float32; divided by the temperature (0, greedy, leaves them as they are);
-`top_k` keeps what is at least as likely as the k-th likeliest token; `top_p` keeps, of what is left
-and renormalised, the fewest likeliest tokens that together reach `top_p`. A token as likely as the
-last one kept is kept too, so the rule depends on values and not on the order of the vocabulary.
-Knows nothing of noise or of how a token is chosen.
+In this order: float32; divided by the temperature (0, greedy, leaves them as they are); `top_k`
+keeps what is at least as likely as the k-th likeliest token; `top_p`, of what is left and
+renormalised, the fewest likeliest tokens that together reach it. A token as likely as the last one
+kept is kept too, so the rule depends on values and not on the order of the vocabulary.
 """
 
 from __future__ import annotations
@@ -53,6 +49,3 @@ def _least_kept(x_RV: Tensor, top_k: int, top_p: float) -> Tensor:
     before_RK = p_RK.cumsum(dim=1) - p_RK
     before_RK[:, 0] = 0.0
     return likeliest_RK.masked_fill(before_RK >= top_p, torch.inf).amin(dim=1, keepdim=True)
-
-
-__all__ = ["shaped"]

@@ -1,12 +1,9 @@
 """Device and compute precision: what `auto` means on this machine.
 
 bfloat16 where the hardware multiplies it (CUDA from Ampere on, CPUs with AVX512-BF16 or AMX, ARM
-with BF16), float32 elsewhere. Models below `SMALL` parameters stay in float32 everywhere: call
-overhead bounds their steps, so bfloat16 gains little (the demo's 0.8 million parameters on one
-AVX512-BF16 core: rollouts 1.2 times, training 1.1 times as fast), and in float32 rollout and
-training agree on every log-probability.
-
-Loads no weights; knows nothing of engine or learner.
+with BF16), float32 elsewhere and for models below `SMALL` parameters: call overhead bounds their
+steps (the demo on one AVX512-BF16 core: 1.2 and 1.1 times as fast in bfloat16), and in float32
+rollout and training agree on every log-probability.
 """
 
 from __future__ import annotations

@@ -115,6 +115,3 @@ def _by_itself(model: PreTrainedModel) -> Iterator[tuple[LMHead, list[Tensor]]]:
         model.set_attn_implementation(attention.NAME)
         for hook in hooks:
             hook.remove()
-
-
-__all__ = ["Own", "check", "own", "sequences"]

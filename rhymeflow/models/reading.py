@@ -1,8 +1,4 @@
-"""Where transformers finds a model or a tokenizer, and what is said when it does not.
-
-Holds true: every way of failing is a `UserError` that names `model.name`, in one line, with the way
-out. Loads no torch by itself.
-"""
+"""Where transformers finds a model or a tokenizer, and what is said when it does not."""
 
 from __future__ import annotations
 

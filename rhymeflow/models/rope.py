@@ -58,6 +58,3 @@ def _longest(config: Config, context: int) -> int:
     responses = [rollout.max_completion_length]
     responses += [suite.max_completion_length or 0 for suite in config.eval.suites]
     return min(prompt + max(responses), context)
-
-
-__all__ = ["settled"]

@@ -1,9 +1,7 @@
 """Rows of a model's weights, read from its files as they are needed: nobody holds the whole model.
 
-Holds true: where the files have the weights under the names that the model has in memory
-(safetensors; nearly all families), only the rows asked for are read. Else the whole model is loaded
-once to take them from, and let go. The same checks are made as by `load.load_model`. Knows nothing
-of ranks.
+Where the files have other names than the model in memory (few families), the whole model is loaded
+once to take rows from, and let go.
 """
 
 from __future__ import annotations
@@ -110,6 +108,3 @@ def _files(directory: Path) -> dict[str, Path]:
         return {}
     with safe_open(single, "pt") as file:
         return dict.fromkeys(file.keys(), single)
-
-
-__all__ = ["WeightRows"]

@@ -1,8 +1,7 @@
 """Where a model's files are: what `ModelConfig.name` means, before anything is loaded.
 
-Four kinds of name: a local directory, `package:NAME` (weights that an installed Python package
-carries), `recipe:NAME` (weights shipped with a recipe) and a Hugging Face hub name. The package is
-found, never imported. Knows nothing of torch; does not touch the network.
+A local directory, `package:NAME` (weights that an installed Python package carries; it is found,
+never imported), `recipe:NAME` (weights shipped with a recipe) or a Hugging Face hub name.
 """
 
 from __future__ import annotations

@@ -1,17 +1,9 @@
 """Attention of one engine iteration: write new keys and values, attend through the cache.
 
 On CPUs a compiled kernel does it (`cpu_attention.py`). Elsewhere, and in float64, it is done here
-in a few of torch's products. Sequences that run few tokens (one, or one and a draft) are attended
-to together (`_Block`), any other by itself (`_Chunk`). In a block every slot has the same number W
-of query rows, some of them of no token; the rows of all query heads that share a key-value head are
-one small matrix, [slots * G, W * H / G, D] against [slots * G, L, D], so keys and values are read
-once for all rows of a sequence and are not repeated. A block is either a run of neighbouring slots,
-whose keys and values are read where they are, or any slots, whose keys and values are copied: few
-with long drafts among many with short ones are copied, so that they do not widen the others' rows
-(`packing.py`).
-
-Holds true: everything that does not depend on the layer is computed once per iteration; a draft's
-token attends to the sequence and to its own ancestors. Knows nothing of requests or scheduling.
+in a few of torch's products. Sequences that run few tokens are attended to together (`_Block`), any
+other by itself (`_Chunk`). A block's rows of all query heads that share a key-value head are one
+matrix, [slots * G, W * H / G, D] against [slots * G, L, D]: keys and values are read once for all.
 """
 
 from __future__ import annotations
@@ -248,6 +240,3 @@ class _Chunk:
             enable_gqa=q_THD.shape[1] != k_TGD.shape[1],
         )
         out_THD.copy_(out_1HTD[0].transpose(0, 1))
-
-
-__all__ = ["Attending", "CachedAttention", "attention_for"]

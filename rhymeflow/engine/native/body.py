@@ -167,6 +167,3 @@ def _product(*layers: nn.Linear) -> Callable[[Tensor], Tensor]:
     assert len(biases) in (0, len(layers))
     weight_OI = torch.cat([layer.weight.detach() for layer in layers])
     return packed(weight_OI, torch.cat(biases) if biases else None)
-
-
-__all__ = ["Body", "Layers", "Modules", "body_for"]

@@ -1,14 +1,9 @@
 """Keys and values of running sequences, in size classes: slots of one capacity.
 
-A sequence has a slot in the size class with the least capacity that holds it, and moves to the next
-one when it outgrows it: a token is copied at most a few times, memory stays within twice what is
-needed, and sequences of nearly one length lie side by side. That is what lets a decode step attend
-size class by size class in a few matrix products without copying keys and values and without paying
-the longest sequence's length for all.
-
-Holds true: the slots of a size class that are in use are its first ones (a freed one is filled by
-the last); what lies beyond a sequence's length is finite (zero, or left over), so masking it with
-weight 0 is exact. Knows nothing of tokens, requests or attention.
+A sequence moves to the next class when it outgrows its own: a token is copied at most a few times,
+memory stays within twice what is needed, and sequences of nearly one length lie side by side, to be
+attended to in a few products. Slots in use are a class's first ones; what lies beyond a sequence's
+length is finite, so masking it with weight 0 is exact.
 """
 
 from __future__ import annotations
@@ -135,6 +130,3 @@ def capacity_for(length: int) -> int:
     while capacity < length:
         capacity *= 2
     return capacity
-
-
-__all__ = ["KVCache", "SizeClass", "Slot", "capacity_for"]

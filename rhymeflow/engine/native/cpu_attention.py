@@ -1,10 +1,7 @@
 """Attention of one engine iteration on a CPU, by the compiled kernel.
 
 The row is in the order of the spans and nothing in it is padded. With more than one thread of
-torch's the spans are dealt out to as many threads, which the kernel lets run at once.
-
-Holds true: what it returns for a token does not depend on the number of threads or on what else is
-in the row. Knows nothing of requests or scheduling.
+torch's the spans are dealt out to as many threads; results do not depend on how many.
 """
 
 from __future__ import annotations

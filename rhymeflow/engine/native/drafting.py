@@ -1,10 +1,7 @@
 """Drafts for the sequences that are ready to decode, and what the drafter learns in return.
 
-Holds true: a sequence has a handle of the drafter's from the first iteration in which it is ready
-until it leaves its place, and the drafter has got every token of it by then. What goes on
-from here to be verified is safe to run whatever the drafter proposed: it is in the vocabulary and
-no longer than the response may become. The drafter's own time is counted apart. Knows nothing of
-tensors, of how a draft is verified or of where it comes from.
+A sequence has a handle of the drafter's from the first iteration in which it is ready until it
+leaves its place. The drafter's own time is counted apart.
 """
 
 from __future__ import annotations

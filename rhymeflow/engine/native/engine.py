@@ -1,23 +1,9 @@
 """The rollout engine: schedule, run, postprocess.
 
-    engine = Engine(model, seed=0, max_num_seqs=64, max_prefill_tokens=4096,
-                    instance="rollout-0", version=0)
-    engine.submit(request)
-    while engine.has_work:
-        for request, reason in engine.step(): ...
-
-Holds true:
-- between two calls nothing is half done, so a response can be interrupted, moved or abandoned after
-  any token, and new weights can come in;
-- a response's tokens do not depend on what else runs, on interruptions or on moves, as far as the
-  logits do not (float rounding apart): noise is by counter, see `noise.py`;
-- nothing that is in the cache is computed again; a prompt that several running sequences have is
-  computed once.
-
-With a `drafter`, tokens that it proposes are run together with the token they follow, and those
-that the model samples itself are kept (`verify.py`); the others are taken back by lowering
-`Sequence.cached`, at no cost. On CUDA the same code runs as it stands, kernel by kernel: there are
-no CUDA graphs. Knows nothing of groups, batches, staleness, processes or stores.
+Between two calls nothing is half done, so a response can be interrupted, moved or abandoned after
+any token, and new weights can come in. Tokens that a drafter proposes are run together with the
+token they follow, and those that the model samples itself are kept (`verify.py`); the others are
+taken back by lowering `Sequence.cached`. On CUDA the same code runs, without CUDA graphs.
 """
 
 from __future__ import annotations
@@ -361,6 +347,3 @@ class Engine:
 def _padded(rows: int) -> int:
     """Rows that are run for this many: more than a few are rounded up, so that shapes repeat."""
     return rows if rows <= PAD_ROWS else -(-rows // PAD_ROWS) * PAD_ROWS
-
-
-__all__ = ["Engine"]

@@ -1,9 +1,7 @@
 """Caches of responses whose turn is over, kept until the next one comes or their room is needed.
 
-Holds true: what is kept has nothing that runs make way for it: who has waited longest loses its
-cache first; a cache is used again only for the very tokens it is of, under the weights it is of.
-Knows nothing of why a turn ends, nor whether another comes: what nobody comes back for is given up
-with the weights, or by those that come after.
+Who has waited longest loses its cache first; a cache is used again only for the very tokens it is
+of, under the weights it is of.
 """
 
 from __future__ import annotations
@@ -54,6 +52,3 @@ class KeptCaches:
     def clear(self) -> None:
         """The weights have changed."""
         self.fit(-1)
-
-
-__all__ = ["KeptCaches"]

@@ -1,7 +1,4 @@
-"""The native engine behind the seam: a Hugging Face model in this process, on one device.
-
-Holds true: see `engine/base.py`. Knows nothing of messages or of the controller.
-"""
+"""The native engine behind the seam: a Hugging Face model in this process, on one device."""
 
 from __future__ import annotations
 

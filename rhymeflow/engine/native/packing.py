@@ -3,9 +3,6 @@
 A block's slots all get as many rows as its widest member, and a run of slots includes those between
 its members. So a size class's members are one block, or a narrow and a wide one, whichever costs
 least by a simple count.
-
-Holds true: every span is in exactly one part; the members of a block are in the order of their
-slots. Knows nothing of how a part is attended to.
 """
 
 from __future__ import annotations
@@ -102,6 +99,3 @@ def _blocks(members: list[int], slots: list[int], sizes: list[int]) -> list[Part
 
 def _width(size: int) -> int:
     return next(width for width in WIDTHS if width >= size)
-
-
-__all__ = ["Part", "Span", "arranged", "place"]

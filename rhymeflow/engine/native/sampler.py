@@ -1,10 +1,8 @@
 """From float32 logits to tokens and their log-probabilities.
 
-Holds true: a row's token depends on its logits, its `Sampling` and its noise key only; the
-distribution is `models.logits.shaped`, the learner's; the log-probability is that of the sampled
-token under it (at temperature 0: under the untempered logits). Equal greatest logits go to the
-smaller token at temperature 0. A sequence may sample several rows in one call: rows are
-distinguished by stream and position alone.
+A row's token depends on its logits, its `Sampling` and its noise key only. The log-probability is
+that of the sampled token under the distribution (`models.logits.shaped`, the learner's), at
+temperature 0 under the untempered logits, where equal greatest ones go to the smaller token.
 """
 
 from __future__ import annotations
@@ -66,6 +64,3 @@ def _sample_alike(logits_RV: Tensor, draws: list[Draws]) -> tuple[list[int], lis
         token_R = noise.draw(x_RV, noise.row_keys(stream_R, positions, x_RV.device))
     logprob_R = x_RV.gather(1, token_R[:, None])[:, 0] - x_RV.logsumexp(1)
     return token_R.tolist(), logprob_R.tolist()
-
-
-__all__ = ["Draws", "sample"]

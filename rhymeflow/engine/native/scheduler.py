@@ -149,6 +149,3 @@ class Scheduler:
             elif not sequence.is_mixed:
                 makers.add(sequence.prompt)
         return held
-
-
-__all__ = ["Plan", "PrefixCopy", "Scheduler", "Work"]

@@ -1,8 +1,4 @@
-"""How far a running response has come inside the engine.
-
-Holds true: a `Sequence` can be thrown away at any time; what is to last is in its `Request`. Knows
-nothing of tensors.
-"""
+"""How far a running response has come inside the engine; what is to last is in its `Request`."""
 
 from __future__ import annotations
 

@@ -40,6 +40,3 @@ def accepted(draft: Draft, sampled: list[int]) -> list[int]:
             path.append(node)
             wanted, last = sampled[node + 1], node
     return path
-
-
-__all__ = ["accepted", "depths"]

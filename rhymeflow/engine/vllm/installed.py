@@ -1,9 +1,7 @@
 """Whether the Python of a run's instances has what they need.
 
-vLLM's internals that the engine relies on have no promise of staying as they are, so one minor
-version is supported; `self_test.py` looks at each of them when an instance starts.
-
-Imports neither torch nor vLLM; another interpreter is asked by running it.
+vLLM's internals have no promise of staying as they are, so one minor version is supported;
+`self_test.py` looks at what the engine relies on. Imports neither torch nor vLLM.
 """
 
 from __future__ import annotations
