@@ -24,7 +24,7 @@ from rhymeflow.data.load import RunPrompts, check_sources
 from rhymeflow.data.prompts import PromptSource
 from rhymeflow.engine.vllm.installed import check_installed
 from rhymeflow.errors import UserError
-from rhymeflow.models.files import check_files
+from rhymeflow.models.reading import check_files
 from rhymeflow.reward.functions import BUILT_IN, Judge
 from rhymeflow.reward.trial import tried
 from rhymeflow.store import previous_run

@@ -17,8 +17,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from rhymeflow.cpu.prefetch import prefetch
-from rhymeflow.cpu.tiles import LANES, ROWS, row_tile_8, row_tile_16, row_tile_32
+from rhymeflow.cpu.tiles import LANES, ROWS, prefetch, row_tile_8, row_tile_16, row_tile_32
 from rhymeflow.cpu.transpose import BYTES, transpose
 
 PANEL = 2 * LANES

@@ -31,6 +31,7 @@ from typing import Any
 import llvmlite.binding
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 ROWS = 8
@@ -210,3 +211,21 @@ def _everywhere(builder: Any, scalar: Any, vector: Any) -> Any:
 tile_16, tile_32 = _tile(16), _tile(32)
 add_tile_16, add_tile_32 = _tile(16, adds=True), _tile(32, adds=True)
 row_tile_8, row_tile_16, row_tile_32 = _row_tile(8), _row_tile(16), _row_tile(32)
+
+
+@intrinsic
+def prefetch(typingctx, array, place):
+    """Ask for the memory of array.flat[place] of a contiguous array, without waiting for it."""
+
+    def codegen(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        number = context.cast(builder, args[1], signature.args[1], types.intp)
+        pointer = builder.bitcast(builder.gep(data, [number]), ir.IntType(8).as_pointer())
+        word = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, word, word, word])
+        fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        # To read, to keep in all caches, data.
+        builder.call(fetch, [pointer, word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.none(array, place), codegen

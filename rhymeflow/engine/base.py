@@ -86,6 +86,21 @@ class Request:
     """Where this is asked for: for each of the last tokens, as many as were generated here, 1 if it
     was drafted, else 0."""
 
+    def extend(
+        self, tokens: list[int], logprobs: list[float], segment: Segment, num_accepted: int
+    ) -> None:
+        """Append tokens, the first `num_accepted` of which were drafted.
+
+        A segment begins where version or instance change.
+        """
+        last = self.segments[-1] if self.segments else None
+        if last is None or (last.version, last.instance) != (segment.version, segment.instance):
+            self.segments.append(segment)
+        self.tokens += tokens
+        self.logprobs += logprobs
+        if self.accepted is not None:
+            self.accepted += bytes(i < num_accepted for i in range(len(tokens)))
+
     def finish_reason(self) -> Literal["stop", "length"] | None:
         """Why the response is complete, or None. A stop token at the last place counts as stop."""
         is_begun = len(self.tokens) > self.turn_start

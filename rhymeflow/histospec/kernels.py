@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from rhymeflow.cpu.prefetch import prefetch
+from rhymeflow.cpu.tiles import prefetch
 
 BLOCK_WORDS = 32
 NUMBER, RESPONSE, PREVIOUS, NEXT, COUNT = 0, 1, 2, 3, 4

@@ -25,10 +25,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
-from rhymeflow.models import attention, hub
+from rhymeflow.models import attention
 from rhymeflow.models.converted import forget_quantization
 from rhymeflow.models.precision import auto_dtype, resolve_device
-from rhymeflow.models.reading import explained, offline, readable
+from rhymeflow.models.reading import explained, offline, readable, unreachable
 from rhymeflow.models.source import Source, locate
 from rhymeflow.models.tokenizer import load_tokenizer
 
@@ -170,13 +170,21 @@ def _of_config(config: ModelConfig, dtype: torch.dtype, device: torch.device) ->
         model = AutoModelForCausalLM.from_config(
             hf_config, dtype=dtype, attn_implementation=attention.NAME
         )
-    source = readable(config)
-    if source.is_hub or (Path(source.location) / "generation_config.json").is_file():
-        with explained(source):
-            model.generation_config = GenerationConfig.from_pretrained(
-                source.location, **offline(source)
-            )
+    model.generation_config = generation_config(readable(config)) or model.generation_config
     return model.eval()
+
+
+def generation_config(source: Source) -> GenerationConfig | None:
+    """The model's own, if it has one."""
+    if not source.is_hub and not (Path(source.location) / "generation_config.json").is_file():
+        return None
+    with explained(source):
+        try:
+            return GenerationConfig.from_pretrained(source.location, **offline(source))
+        except OSError:
+            if not source.is_hub:
+                raise
+    return None
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -201,18 +209,12 @@ def configured_stop_token_ids(
     config: ModelConfig, tokenizer: PreTrainedTokenizerBase
 ) -> frozenset[int]:
     """What `stop_token_ids` returns, without the model."""
-    source = readable(config)
-    generation = None
-    if source.is_hub or (Path(source.location) / "generation_config.json").is_file():
-        try:
-            generation = GenerationConfig.from_pretrained(source.location, **offline(source))
-        except OSError:  # it need not have one
-            generation = None
-    return _stop_tokens(config.name, generation, load_config(config), tokenizer)
+    own = generation_config(readable(config))
+    return _stop_tokens(config.name, own, load_config(config), tokenizer)
 
 
 def _check_cached(source: Source) -> None:
-    if hub.unreachable() is None:
+    if unreachable() is None:
         return
     with explained(source, "a file of the weights"):
         names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
@@ -223,13 +225,13 @@ def _check_cached(source: Source) -> None:
 
 def _stop_tokens(
     name: str,
-    generation_config: GenerationConfig | None,
+    generation: GenerationConfig | None,
     hf_config: PreTrainedConfig,
     tokenizer: PreTrainedTokenizerBase,
 ) -> frozenset[int]:
     """The same without the model; `UserError` if nobody names one."""
     given: tuple[Any, ...] = (
-        getattr(generation_config, "eos_token_id", None),
+        getattr(generation, "eos_token_id", None),
         getattr(hf_config.get_text_config(), "eos_token_id", None),
         tokenizer.eos_token_id,
     )

@@ -13,14 +13,14 @@ import torch
 from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
 from rhymeflow.models import attention
 from rhymeflow.models.converted import forget_quantization
-from rhymeflow.models.load import load_config, load_model
+from rhymeflow.models.load import generation_config, load_config, load_model
 from rhymeflow.models.reading import explained, offline, readable
 from rhymeflow.models.source import Source
 
@@ -64,11 +64,7 @@ class WeightRows:
             )
         model.tie_weights()
         forget_quantization(model)
-        if (_directory(self._source) / "generation_config.json").is_file():
-            with explained(self._source):
-                model.generation_config = GenerationConfig.from_pretrained(
-                    self._source.location, **offline(self._source)
-                )
+        model.generation_config = generation_config(self._source) or model.generation_config
         return model.eval()
 
     def read(self, name: str, rows: slice) -> Tensor:

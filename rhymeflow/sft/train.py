@@ -28,7 +28,6 @@ from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.optimizer import learning_rate
 from rhymeflow.learner.packing import PackedRow, pack
 from rhymeflow.learner.sample import Sample
-from rhymeflow.models.files import check_files
 from rhymeflow.models.load import (
     configured_stop_token_ids,
     load_model,
@@ -37,6 +36,7 @@ from rhymeflow.models.load import (
     resolve_device,
     resolve_dtype,
 )
+from rhymeflow.models.reading import check_files
 from rhymeflow.models.rope import settled
 from rhymeflow.models.tokenizer import max_length
 from rhymeflow.sft.rows import RowEncoder

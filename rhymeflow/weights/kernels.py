@@ -14,7 +14,7 @@ code_cache.ensure()  # before numba is imported
 
 from numba import int64, njit, uint64  # noqa: E402
 
-from rhymeflow.cpu.prefetch import prefetch  # noqa: E402
+from rhymeflow.cpu.tiles import prefetch  # noqa: E402
 from rhymeflow.weights.proof import GOLDEN, HASH_BLOCK, MIX_1, MIX_2  # noqa: E402
 
 BLOCK = 1 << 16

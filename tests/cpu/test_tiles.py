@@ -16,60 +16,31 @@ def compiled(columns: int, adds: bool, wide: bool):
     tile = tiles._tile(columns, adds=adds, wide=wide)
 
     @njit
-    def call(out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth):
+    def call(rows, out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth):
         tile(out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth)
 
     return call
-
-
-TILES = {
-    (columns, adds, wide): compiled(columns, adds, wide)
-    for columns in (16, 32)
-    for adds in (False, True)
-    for wide in (False, True)
-}
-
-
-@pytest.mark.parametrize("kind", TILES)
-@given(
-    depth=st.integers(1, 40),
-    gap=st.integers(0, 5),
-    places=st.tuples(*[st.integers(0, 7)] * 3),
-    is_transposed=st.booleans(),
-)
-@settings(max_examples=15, deadline=None)
-def test_equals_numpy(kind, depth, gap, places, is_transposed):
-    columns, adds, _ = kind
-    rng = np.random.default_rng(depth)
-    o, a, b = places
-    # Whole numbers: every sum is exact, in any order.
-    left = rng.integers(-9, 9, a + (ROWS + gap) * (depth + gap)).astype(np.float32)
-    right = rng.integers(-9, 9, b + depth * (columns + gap)).astype(np.float32)
-    out = rng.integers(-9, 9, o + ROWS * (columns + gap) + 3).astype(np.float32)
-    left_row, left_step = (1, ROWS + gap) if is_transposed else (depth + gap, 1)
-    index = a + left_row * np.arange(ROWS)[:, None] + left_step * np.arange(depth)
-    factor = right[b:].reshape(depth, columns + gap)[:, :columns]
-    expected = out.copy()
-    where = o + (columns + gap) * np.arange(ROWS)[:, None] + np.arange(columns)
-    expected[where] = left[index] @ factor + (out[where] if adds else 0)
-    TILES[kind](out, o, columns + gap, left, a, left_row, left_step, right, b, columns + gap, depth)
-    np.testing.assert_array_equal(out, expected)  # and nothing beside it was written
 
 
 def compiled_rows(columns: int, wide: bool):
     tile = tiles._row_tile(columns, wide=wide)
 
     @njit
-    def call(rows, out, o, out_row, left, left_row, left_step, right, b, right_step, depth):
-        tile(rows, out, o, out_row, left, 0, left_row, left_step, right, b, right_step, depth)
+    def call(rows, out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth):
+        tile(rows, out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth)
 
     return call
 
 
+WIDE = (False, True)
+TILES = {
+    (columns, adds, wide): compiled(columns, adds, wide)
+    for columns in (16, 32)
+    for adds in (False, True)
+    for wide in WIDE
+}
 ROW_TILES = {
-    (columns, wide): compiled_rows(columns, wide)
-    for columns in (8, 16, 32)
-    for wide in (False, True)
+    (columns, False, wide): compiled_rows(columns, wide) for columns in (8, 16, 32) for wide in WIDE
 }
 
 
@@ -78,33 +49,47 @@ def as_bfloat16(x):
     return (x.view(np.uint32) >> 16).astype(np.uint16)
 
 
-@pytest.mark.parametrize("kind", ROW_TILES)
-@pytest.mark.parametrize("rows", range(1, ROWS + 1))
-@given(
-    depth=st.integers(1, 40),
-    gap=st.integers(0, 5),
-    is_half=st.booleans(),
-    is_transposed=st.booleans(),
+layouts = st.tuples(
+    st.integers(1, 40),  # depth
+    st.integers(0, 5),  # elements between two rows
+    st.tuples(*[st.integers(0, 7)] * 3),  # where the arrays' contents begin
+    st.booleans(),  # whether the left one is transposed
 )
-@settings(max_examples=10, deadline=None)
-def test_any_number_of_rows(kind, rows, depth, gap, is_half, is_transposed):
-    columns, _ = kind
-    rng = np.random.default_rng(depth)
-    left = rng.integers(-9, 9, (ROWS + gap) * (depth + gap)).astype(np.float32)
-    right = rng.integers(-9, 9, (depth + 1) * (columns + gap)).astype(np.float32)
-    out = rng.integers(-9, 9, 3 + ROWS * (columns + gap)).astype(np.float32)
+
+
+def check_product(call, kind, layout, rows=ROWS, is_half=False):
+    """Whole numbers: every sum is exact, in any order."""
+    (columns, adds, _), (depth, gap, (o, a, b), is_transposed) = kind, layout
+    rng, step = np.random.default_rng(depth), columns + gap
+    left = rng.integers(-9, 9, a + (ROWS + gap) * (depth + gap)).astype(np.float32)
+    right = rng.integers(-9, 9, b + depth * step).astype(np.float32)
+    out = rng.integers(-9, 9, o + ROWS * step + 3).astype(np.float32)
     left_row, left_step = (1, ROWS + gap) if is_transposed else (depth + gap, 1)
-    index = left_row * np.arange(rows)[:, None] + left_step * np.arange(depth)
-    factor = right[gap:][: depth * (columns + gap)].reshape(depth, columns + gap)[:, :columns]
+    index = a + left_row * np.arange(rows)[:, None] + left_step * np.arange(depth)
+    factor = right[b:].reshape(depth, step)[:, :columns]
     expected = out.copy()
-    where = 3 + (columns + gap) * np.arange(ROWS)[:, None] + np.arange(columns)
-    expected[where[:rows]] = left[index] @ factor
+    where = o + step * np.arange(ROWS)[:, None] + np.arange(columns)
+    expected[where[:rows]] = left[index] @ factor + (out[where[:rows]] if adds else 0)
     given_right = as_bfloat16(right) if is_half else right
-    step = columns + gap
-    ROW_TILES[kind](rows, out, 3, step, left, left_row, left_step, given_right, gap, step, depth)
+    call(rows, out, o, step, left, a, left_row, left_step, given_right, b, step, depth)
     computed = next(count for count in tiles.ROW_COUNTS if count >= rows)
     expected[where[rows:computed]] = out[where[rows:computed]]
-    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(out, expected)  # and nothing beside it was written
+
+
+@pytest.mark.parametrize("kind", TILES)
+@given(layout=layouts)
+@settings(max_examples=15, deadline=None)
+def test_equals_numpy(kind, layout):
+    check_product(TILES[kind], kind, layout)
+
+
+@pytest.mark.parametrize("kind", ROW_TILES)
+@pytest.mark.parametrize("rows", range(1, ROWS + 1))
+@given(layout=layouts, is_half=st.booleans())
+@settings(max_examples=10, deadline=None)
+def test_any_number_of_rows(kind, rows, layout, is_half):
+    check_product(ROW_TILES[kind], kind, layout, rows, is_half)
 
 
 @njit

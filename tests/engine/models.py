@@ -48,25 +48,9 @@ def make_requests(lengths, how=None):
     return requests
 
 
-def make_engine(
-    model,
-    max_num_seqs=8,
-    max_prefill_tokens=64,
-    instance="a",
-    version=0,
-    drafter=None,
-    kv_capacity=None,
-):
-    return Engine(
-        model,
-        seed=SEED,
-        max_num_seqs=max_num_seqs,
-        max_prefill_tokens=max_prefill_tokens,
-        instance=instance,
-        version=version,
-        drafter=drafter,
-        kv_capacity=kv_capacity,
-    )
+def make_engine(model, max_num_seqs=8, max_prefill_tokens=64, **more):
+    sizes = {"max_num_seqs": max_num_seqs, "max_prefill_tokens": max_prefill_tokens}
+    return Engine(model, seed=SEED, **{"instance": "a", "version": 0} | sizes | more)
 
 
 def run(engine, requests):

@@ -29,11 +29,7 @@ SIZES = {
 BIASES = {"attention_bias": True, "mlp_bias": True}
 KINDS = {
     "llama": (LlamaForCausalLM, LlamaConfig, {}),
-    "llama with biases": (
-        LlamaForCausalLM,
-        LlamaConfig,
-        {"attention_bias": True, "mlp_bias": True},
-    ),
+    "llama with biases": (LlamaForCausalLM, LlamaConfig, BIASES),
     "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": None}),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {}),

@@ -20,10 +20,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rhymeflow.engine.base import NoiseKey, Request
+from rhymeflow.engine.native import engine as engine_module
+from rhymeflow.engine.native.sampler import sample
+from rhymeflow.engine.native.verify import accepted
 from rhymeflow.models import attention
 from tests.engine.drafters import FakeDrafter, noisy
 from tests.engine.models import make_engine, run, sampling
-from tests.engine.test_broken_rules import likely_enough
 from tests.engine.test_noise import chi_square, upper_limit
 
 VOCABULARY, TOKENS, RESPONSES = 3, 3, 20_000
@@ -113,6 +115,25 @@ def test_drafted_follows_the_softmax(dtype):
     assert statistic(generated, dtype) < LIMIT
     if dtype == "float32":
         assert generated == undrafted(dtype)
+
+
+def likely_enough(patch):
+    """A drafted token is accepted if it is one of the target's two likeliest."""
+    rows = []
+
+    def remembered(logits_RV, draws):
+        rows.extend(logits_RV.topk(2).indices.tolist())
+        return sample(logits_RV, draws)
+
+    def rule(draft, sampled):
+        likeliest = [rows.pop(0) for _ in sampled]
+        for token, parent in zip(draft.tokens, draft.parents, strict=True):
+            if token in likeliest[parent + 1]:
+                sampled[parent + 1] = token
+        return accepted(draft, sampled)
+
+    patch.setattr(engine_module, "sample", remembered)
+    patch.setattr(engine_module, "accepted", rule)
 
 
 def test_accepting_what_is_likely_enough_is_noticed(monkeypatch):

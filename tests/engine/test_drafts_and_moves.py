@@ -28,30 +28,6 @@ from tests.engine.models import (
     sampling,
     tiny_model,
 )
-from tests.engine.moves import Moves
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("drafts", ["half right", "right tree"])
-def test_interrupted_again_and_again(drafts, dtype):
-    """Half of them every few iterations; by turns they go on where they were and elsewhere."""
-    expected, reasons = undrafted("plain", dtype)
-    moves = Moves(model_of(dtype), DRAFTS[drafts], answers_of(expected), max_prefill_tokens=130)
-    requests = requests_of("plain")
-    for request in requests:
-        moves.submit(request, "ab"[request.id % 2])
-    for turn in range(9):
-        for _ in range(2):
-            moves.step()
-        chosen = [request.id for request in requests if (request.id + turn) % 2]
-        moves.move([(key, (key + turn) % 3 == 0) for key in chosen])
-    assert moves.finish() == reasons
-    for request, other in zip(requests, expected, strict=True):
-        assert request.tokens == other.tokens
-        assert request.logprobs == pytest.approx(other.logprobs, abs=2e-5)
-        assert request.segments == moves.segments(request)
-    assert max(len(request.segments) for request in requests) > 1
-    assert sum(r.steps for r in requests) < 0.8 * sum(len(r.tokens) for r in requests)
 
 
 @pytest.mark.parametrize("drafts", ["half right", "tree", "right tree"])

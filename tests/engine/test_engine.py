@@ -64,33 +64,12 @@ def test_equals_the_plain_model_recomputed_token_by_token(kind, how):
         assert reasons[request.id] == reason
 
 
-def test_different_sampling_in_one_batch(kind):
-    plain = tiny_model(kind, "sdpa")
-    requests = make_requests(LENGTHS[: len(HOWS)])
-    for request, how in zip(requests, HOWS.values(), strict=True):
-        request.sampling = how
-    run(make_engine(tiny_model(kind)), requests)
-    for request in requests:
-        assert request.tokens == oracle(plain, request)[0]
-
-
 @pytest.mark.parametrize(
     "options", [{"max_num_seqs": 1}, {"max_num_seqs": 3}, {"max_prefill_tokens": 5}]
 )
 def test_alone_and_in_any_batch(kind, options):
     model = tiny_model(kind)
     assert_same(generated_by(model), generated_by(model, **options))
-
-
-def test_arriving_while_others_run(kind):
-    model = tiny_model(kind)
-    requests, engine = make_requests(LENGTHS), make_engine(model)
-    for i, request in enumerate(requests):
-        engine.submit(request)
-        for _ in range(5 * i):
-            engine.step()
-    run(engine, [])
-    assert_same(requests, generated_by(model))
 
 
 @pytest.mark.parametrize("steps", [0, 1, 7, 12])
@@ -160,32 +139,6 @@ MOVED = (tiny_model(), (3, 3, 17, 40, 9))
 @functools.cache
 def uninterrupted():
     return generated_by(*MOVED)
-
-
-def test_interrupting_some_leaves_the_others_alone(kind):
-    model = tiny_model(kind)
-    requests, engine = make_requests(LENGTHS), make_engine(model, max_num_seqs=4)
-    for request in requests:
-        engine.submit(request)
-    for _ in range(6):
-        engine.step()
-    taken = engine.interrupt([1, 2, 6, "never heard of"])
-    assert [request.id for request in taken] == [1, 2, 6]
-    assert engine.request_ids() == [0, 3, 4, 5, 7]
-    run(engine, taken)
-    assert_same(requests, generated_by(model))
-
-
-def test_continuing_where_it_was_makes_no_new_segment():
-    model = tiny_model()
-    [request], engine = make_requests([4]), make_engine(tiny_model())
-    engine.submit(request)
-    for _ in range(5):
-        engine.step()
-    engine.submit(engine.interrupt()[0])
-    run(engine, [])
-    assert request.segments == [Segment(0, 0, "a")]
-    assert_same([request], generated_by(model, [4]))
 
 
 def test_new_weights_while_running(kind):
@@ -259,48 +212,6 @@ def mixed_logprobs(old, new, request, cached):
         logits.append(new(ids[:, cached:], past_key_values=cache).logits[0])
     rows = torch.cat(logits)[len(request.prompt_ids) - 1 : -1].log_softmax(1)
     return rows.gather(1, torch.tensor(request.tokens)[:, None])[:, 0].tolist()
-
-
-def test_a_version_that_made_nothing_leaves_no_segment():
-    [request], engine = make_requests([4]), make_engine(tiny_model())
-    engine.submit(request)
-    engine.set_version(1, keep_cache=False)
-    engine.set_version(2, keep_cache=False)
-    run(engine, [])
-    assert request.segments == [Segment(0, 2, "a")]
-
-
-def test_the_model_is_untouched_between_steps():
-    model = tiny_model()
-    run(make_engine(model), make_requests([4, 5]))
-    assert all("forward" not in module.__dict__ for module in model.modules())
-    assert all(parameter.requires_grad for parameter in model.parameters())
-
-
-def test_stop_token_ends_and_is_part_of_the_response():
-    model = tiny_model()
-    [free] = generated_by(model, [6])
-    stop = free.tokens[10]
-    first = free.tokens.index(stop)
-    [request] = make_requests([6], sampling(stop=[stop, 10_000]))
-    assert run(make_engine(model), [request]) == {0: "stop"}
-    assert request.tokens == free.tokens[: first + 1]
-
-
-def test_stop_token_at_the_last_place_counts_as_stop():
-    model = tiny_model()
-    [free] = generated_by(model, [6], sampling(max_new_tokens=4))
-    assert free.tokens.index(free.tokens[3]) == 3
-    [request] = make_requests([6], sampling(max_new_tokens=4, stop=[free.tokens[3]]))
-    assert run(make_engine(model), [request]) == {0: "stop"}
-
-
-@pytest.mark.parametrize("budget", [1, 2, 60])
-def test_length_ends_at_the_budget(budget):
-    requests = make_requests(LENGTHS, sampling(max_new_tokens=budget))
-    reasons = run(make_engine(tiny_model()), requests)
-    assert set(reasons.values()) == {"length"}
-    assert [len(request.tokens) for request in requests] == [budget] * len(LENGTHS)
 
 
 def test_a_full_model_length_is_served_and_one_more_refused():

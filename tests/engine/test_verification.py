@@ -33,13 +33,6 @@ def test_drafted_equals_undrafted(drafts, how, dtype):
     assert 0 < undecided <= len(requests)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_enough_is_compared(dtype):
-    """The test above, in numbers: 45 runs of each dtype."""
-    tokens = sum(len(request.tokens) for how in HOWS for request in undrafted(how, dtype)[0])
-    assert tokens * len(DRAFTS) >= 10_000
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 42])
 def test_right_drafts_take_as_few_iterations_as_can_be(size):
     """With k right tokens in each draft an iteration makes k + 1.
@@ -62,24 +55,6 @@ def test_right_drafts_take_as_few_iterations_as_can_be(size):
         # of the last draft only what the response has room for beside the token that always comes
         last = rest if most else max(0, rest - 1)
         assert request.drafted == whole * size + last
-
-
-@pytest.mark.parametrize("size", [1, 4, 9])
-def test_iterations_of_one_response(size):
-    """Steps of the engine, not only those it counts."""
-    [expected], engine = make_requests([9], sampling(max_new_tokens=41)), make_engine(MODEL)
-    run(engine, [expected])
-    [request] = make_requests([9], expected.sampling)
-    drafter = FakeDrafter(right(size), answers_of([expected]))
-    engine = make_engine(MODEL, drafter=drafter)
-    engine.submit(request)
-    iterations = 0
-    while engine.has_work:
-        engine.step()
-        iterations += 1
-    assert request.tokens == expected.tokens
-    assert iterations == request.steps == 1 + -(-40 // (size + 1))
-    assert engine.tokens_generated == 41
 
 
 def test_with_drafts_the_clock_is_the_mean_of_those_decoded():

@@ -115,28 +115,6 @@ def test_a_reader_cannot_write():
     index.close()
 
 
-def fill(handle: IndexHandle) -> None:
-    """Another process: the writer."""
-    index = Index.attach(handle, writable=True)
-    number = add(index, [30, 31, 32, 33])
-    index.finish(number, 1.0)
-
-
-def test_what_another_process_writes_is_drafted_here():
-    index = Index(max_tokens=1000, max_responses=8, shared=True)
-    try:
-        writer = multiprocessing.get_context("spawn").Process(target=fill, args=(index.handle,))
-        writer.start()
-        writer.join()
-        assert writer.exitcode == 0
-        assert drafted(Index.attach(index.handle), [30]) == [31, 32, 33]
-        assert shared_memory.path_of(index.handle.name).exists(), (
-            "a writer that ends takes nothing with it"
-        )
-    finally:
-        index.close()
-
-
 def hammer(handle: IndexHandle, stop) -> None:
     """Another process: writes over a small index again and again."""
     index = Index.attach(handle, writable=True)

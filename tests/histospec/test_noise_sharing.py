@@ -25,20 +25,6 @@ def rhyming(num_members: int, share: float) -> list[int]:
     return [member for member, (one, other) in enumerate(keys) if one == other]
 
 
-@given(sizes, st.lists(epochs, unique=True, min_size=2))
-def test_with_share_0_every_epoch_has_noise_of_its_own(num_members, some):
-    for member in range(num_members):
-        keys = [noise_epoch(e, member, num_members=num_members, share=0.0) for e in some]
-        assert keys == some
-
-
-@given(sizes, st.lists(epochs, min_size=2))
-def test_with_share_1_all_members_keep_their_noise(num_members, some):
-    for member in range(num_members):
-        keys = {noise_epoch(e, member, num_members=num_members, share=1.0) for e in some}
-        assert len(keys) == 1
-
-
 @given(sizes, shares)
 def test_the_first_members_rhyme_and_as_many_as_the_share_says(num_members, share):
     found = rhyming(num_members, share)

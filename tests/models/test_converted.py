@@ -17,6 +17,7 @@ from rhymeflow.models.load import load_model, load_tokenizer, num_parameters
 gguf = pytest.importorskip("gguf")
 CPU = torch.device("cpu")
 HIDDEN, HEADS, KV_HEADS, MLP, LAYERS = 32, 4, 2, 48, 1
+KV = HIDDEN // HEADS * KV_HEADS
 
 
 @pytest.fixture(autouse=True)
@@ -31,42 +32,26 @@ def gguf_file(tmp_path):
     path = tmp_path / "tiny.gguf"
     tokens = ["<unk>", "<eos>", *"0123456789", *"abcdef", "12"]
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("tiny")
-    writer.add_context_length(64)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(MLP)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_rope_dimension_count(HIDDEN // HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3, 3] + [1] * (len(tokens) - 2))
-    writer.add_token_merges(["1 2"])
-    writer.add_unk_token_id(0)
-    writer.add_eos_token_id(1)
+    for name, value in {
+        "name": "tiny", "context_length": 64, "embedding_length": HIDDEN, "block_count": LAYERS,
+        "feed_forward_length": MLP, "head_count": HEADS, "head_count_kv": KV_HEADS,
+        "rope_dimension_count": HIDDEN // HEADS, "layer_norm_rms_eps": 1e-5,
+        "rope_freq_base": 10_000.0, "vocab_size": len(tokens), "tokenizer_model": "gpt2",
+        "token_list": tokens, "token_types": [3, 3] + [1] * (len(tokens) - 2),
+        "token_merges": ["1 2"], "unk_token_id": 0, "eos_token_id": 1,
+    }.items():  # fmt: skip
+        getattr(writer, f"add_{name}")(value)
     noise = torch.Generator().manual_seed(0)
 
-    def add(name, *shape):
-        writer.add_tensor(name, torch.randn(*shape, generator=noise).numpy())
-
-    add("token_embd.weight", len(tokens), HIDDEN)
-    add("output_norm.weight", HIDDEN)
-    for name, *shape in [
-        ("attn_norm", HIDDEN),
-        ("ffn_norm", HIDDEN),
-        ("attn_q", HIDDEN, HIDDEN),
-        ("attn_k", HIDDEN // HEADS * KV_HEADS, HIDDEN),
-        ("attn_v", HIDDEN // HEADS * KV_HEADS, HIDDEN),
-        ("attn_output", HIDDEN, HIDDEN),
-        ("ffn_gate", MLP, HIDDEN),
-        ("ffn_up", MLP, HIDDEN),
-        ("ffn_down", HIDDEN, MLP),
-    ]:
-        add(f"blk.0.{name}.weight", *shape)
+    layer = {
+        "attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,), "attn_q": (HIDDEN, HIDDEN),
+        "attn_k": (KV, HIDDEN), "attn_v": (KV, HIDDEN),
+        "attn_output": (HIDDEN, HIDDEN), "ffn_gate": (MLP, HIDDEN), "ffn_up": (MLP, HIDDEN),
+        "ffn_down": (HIDDEN, MLP),
+    }  # fmt: skip
+    shapes = {"token_embd": (len(tokens), HIDDEN), "output_norm": (HIDDEN,)}
+    for name, shape in (shapes | {f"blk.0.{name}": shape for name, shape in layer.items()}).items():
+        writer.add_tensor(f"{name}.weight", torch.randn(shape, generator=noise).numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

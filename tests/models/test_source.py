@@ -10,16 +10,10 @@ from rhymeflow.errors import UserError
 from rhymeflow.models.source import Source, locate
 
 
-def test_local_directory(tmp_path):
+def test_directories_recipes_and_names_on_the_hub(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     assert locate(ModelConfig(name=str(tmp_path))) == Source(str(tmp_path), str(tmp_path))
-
-
-def test_hub_name():
     assert locate(ModelConfig(name="owner/model")).is_hub
-
-
-def test_recipe():
     found = locate(ModelConfig(name="recipe:demo"))
     assert found.location == str(recipes.directory("demo"))
 

@@ -1,17 +1,21 @@
-"""A tokenizer is the one that `AutoTokenizer` finds, and comes without what models need."""
+"""Tokenizers: the one that is named, as `AutoTokenizer` finds it, without what models need; special
+tokens that rewards do not see."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
+from pathlib import Path
+from shutil import copytree
 
+import pytest
+from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
-from rhymeflow import recipes
+from rhymeflow import UserError, cli, recipes
 from rhymeflow.config import ModelConfig
-from rhymeflow.models.tokenizer import load_tokenizer
+from rhymeflow.models.tokenizer import load_tokenizer, unseen_tokens
 
 CODE = """
 import sys
@@ -35,7 +39,7 @@ def test_it_is_what_auto_tokenizer_finds(tmp_path) -> None:
     demo = recipes.directory("demo")
     assert same(str(demo))
     unnamed = tmp_path / "unnamed"
-    shutil.copytree(demo, unnamed)
+    copytree(demo, unnamed)
     file = unnamed / "tokenizer_config.json"
     fields = json.loads(file.read_text())
     del fields["tokenizer_class"]
@@ -46,3 +50,45 @@ def test_it_is_what_auto_tokenizer_finds(tmp_path) -> None:
 def test_it_loads_no_model_code() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_the_tokenizer_is_the_one_that_is_named(tmp_path: Path):
+    own = AutoTokenizer.from_pretrained(recipes.directory("demo"))
+    own.chat_template = "{{ messages[0].content }}"
+    own.save_pretrained(tmp_path)
+    config = ModelConfig(name="recipe:demo", tokenizer=str(tmp_path))
+    assert load_tokenizer(config).chat_template == own.chat_template
+    assert load_tokenizer(ModelConfig(name="recipe:demo")).chat_template != own.chat_template
+    with pytest.raises(UserError, match="nowhere"):
+        load_tokenizer(ModelConfig(name="recipe:demo", tokenizer="./nowhere"))
+
+
+def said(tmp_path: Path, *special: str, template: str | None = None) -> str | None:
+    copytree(recipes.directory("demo"), tmp_path / "demo", dirs_exist_ok=True)
+    config = ModelConfig(name=str(tmp_path / "demo"))
+    tokenizer = load_tokenizer(config)
+    tokenizer.add_tokens([AddedToken(each, special=True) for each in special])
+    tokenizer.add_tokens(["<plain>"])
+    tokenizer.chat_template = template
+    return unseen_tokens(config, tokenizer)
+
+
+@pytest.mark.parametrize("special", [(), ("<|im_start|>", "<s>", "<unused7>", "<｜fim▁hole｜>")])
+def test_control_tokens_are_no_text(tmp_path: Path, special: tuple[str, ...]):
+    assert said(tmp_path, *special) is None
+
+
+def test_tags_are_named(tmp_path: Path):
+    tags = [f"<{name}>" for name in "abcdef"]
+    assert "has <a>, <b>, <c>, <d> and 2 more as special tokens" in said(tmp_path, *tags)
+    assert "has <a> as special tokens" in said(tmp_path, "<a>", "<turn>", template="<turn>{{ 1 }}")
+
+
+def test_a_dry_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    copytree(recipes.directory("demo"), tmp_path / "tok")
+    tokenizer = load_tokenizer(ModelConfig(name=str(tmp_path / "tok")))
+    tokenizer.add_tokens([AddedToken("<answer>", special=True)])
+    tokenizer.save_pretrained(tmp_path / "tok")
+    more = ["--model.tokenizer", str(tmp_path / "tok")]
+    assert cli.main(["train", "demo", "--dry-run", *more]) == 0
+    assert "# the tokenizer has <answer> as special tokens" in capsys.readouterr().out

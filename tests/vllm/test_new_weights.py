@@ -1,8 +1,12 @@
 """vLLM under new weights: the tokens of the native engine after each pull, whatever the model, over
-one process or two, with drafts and without.
+one process or two, by either of its runners, with drafts and without.
 
 Each case is in a process of its own: two engines of vLLM do not go into one.
 """
+
+import importlib.util
+import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -98,3 +102,34 @@ def compare_after_changes():
 
 def test_same_tokens_if_weights_come_as_changes():
     in_a_process(compare_after_changes)
+
+
+def compare_in_the_interpreter():
+    """vLLM's CPU build has no backend for the second runner's kernels, which are Triton's: Triton
+    interprets them, a hundred times slower and with the same meaning."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    from triton.backends import backends
+
+    backends.clear()
+    driver = SimpleNamespace(is_active=lambda: True)
+    backends["cpu"] = SimpleNamespace(driver=driver, compiler=None)
+    vllm = compare_with_native("demo", {"rollout__vllm_model_runner": "v2"}, 16, 0.01)
+    runner = vllm._llm._engine.model_executor.driver_worker.worker.model_runner
+    assert type(runner).__module__ == "vllm.v1.worker.cpu.model_runner"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_same_tokens_by_the_second_runner():
+    in_a_process(compare_in_the_interpreter)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_same_tokens_on_a_gpu(runner):
+    options = {
+        "model__device": "cuda",
+        "rollout__vllm_gpu_memory_utilization": "0.3",
+        "rollout__vllm_model_runner": runner,
+    }
+    in_a_process(compare_with_native, "demo", options, 40, 0.01)

@@ -20,9 +20,8 @@ from rhymeflow.engine.drafter import Drafter
 from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.attention import attention_for
 from rhymeflow.engine.native.body import body_for
-from rhymeflow.engine.native.cache import KVCache
+from rhymeflow.engine.native.cache import KeptCaches, KVCache
 from rhymeflow.engine.native.drafting import Drafting
-from rhymeflow.engine.native.kept import KeptCaches
 from rhymeflow.engine.native.packing import place
 from rhymeflow.engine.native.sampler import Draws, sample
 from rhymeflow.engine.native.scheduler import Scheduler, Work
@@ -146,10 +145,6 @@ class Engine:
         """Ids of the requests in the queue, in its order, urgent ones first."""
         waiting = (*self._scheduler.urgent, *self._scheduler.waiting)
         return [sequence.request.id for sequence in waiting]
-
-    def request_ids(self) -> list[Hashable]:
-        """Ids of all requests that run or wait, in the order they were submitted."""
-        return list(self._sequences)
 
     def submit(self, request: Request) -> None:
         """Queue a request, new or interrupted. `UserError` if the model cannot hold it."""
@@ -327,7 +322,7 @@ class Engine:
         known = len(sequence.ids)
         if path and path[-1] >= len(path):
             self._cache.gather(sequence.slot, known, [known + node for node in path])
-        sequence.extend(tokens, [logprobs[row] for row in rows], segment, num_accepted=num_accepted)
+        sequence.extend(tokens, [logprobs[row] for row in rows], segment, num_accepted)
         sequence.cached = known + len(path)
         return tokens
 

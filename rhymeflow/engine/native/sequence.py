@@ -42,18 +42,8 @@ class Sequence:
         return self.request.sampling.max_new_tokens - len(self.request.tokens)
 
     def extend(
-        self, tokens: list[int], logprobs: list[float], segment: Segment, *, num_accepted: int = 0
+        self, tokens: list[int], logprobs: list[float], segment: Segment, num_accepted: int = 0
     ) -> None:
-        """Append sampled tokens, the first `num_accepted` of which were drafted.
-
-        A segment begins where version or instance change.
-        """
-        request = self.request
-        last = request.segments[-1] if request.segments else None
-        if last is None or last.version != segment.version or last.instance != segment.instance:
-            request.segments.append(segment)
-        request.tokens += tokens
-        request.logprobs += logprobs
-        if request.accepted is not None:
-            request.accepted += bytes(i < num_accepted for i in range(len(tokens)))
+        """Append sampled tokens; see `Request.extend`."""
+        self.request.extend(tokens, logprobs, segment, num_accepted)
         self.ids += tokens

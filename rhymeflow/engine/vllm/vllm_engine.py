@@ -273,15 +273,10 @@ class VllmEngine:
         for key, tokens in stepped.tokens.items():
             request = self._entries[key].request
             segment = Segment(len(request.tokens), self.version, self._instance)
-            last = request.segments[-1] if request.segments else None
-            if last is None or last.version != segment.version or last.instance != segment.instance:
-                request.segments.append(segment)
-            request.tokens += tokens
-            request.logprobs += stepped.logprobs[key]
+            # The last one is drawn after all that stand.
+            request.extend(tokens, stepped.logprobs[key], segment, len(tokens) - 1)
             request.steps += 1
             request.drafted += stepped.drafted.get(key, 0)
-            if request.accepted is not None:  # the last one is drawn after all that stand
-                request.accepted += bytes(i < len(tokens) - 1 for i in range(len(tokens)))
             reason = request.finish_reason()
             assert (reason is not None) == (key in stepped.finished), (key, reason)
             if reason is not None:
