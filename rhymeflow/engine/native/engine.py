@@ -132,11 +132,6 @@ class Engine:
         return len(self._scheduler.running)
 
     @property
-    def num_waiting(self) -> int:
-        """Sequences in the queue."""
-        return len(self._scheduler.waiting) + len(self._scheduler.urgent)
-
-    @property
     def kv_tokens(self) -> int:
         """Tokens in the cache of what runs, and of what waits and kept some."""
         return sum(sequence.cached for sequence in self._sequences.values())
