@@ -17,11 +17,12 @@ from typing import Any
 import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard import curves, drafts, groups, log, time_view, trajectory
@@ -47,32 +48,22 @@ STATIC = Path(__file__).parent / "static"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
-class Guard:
+class Guard(BaseHTTPMiddleware):
     """Lets through what has the token and comes from here."""
 
     def __init__(self, app: ASGIApp, token: str, hosts: frozenset[str] | None) -> None:
-        self._app, self._token, self._hosts = app, token, hosts
+        super().__init__(app)
+        self._token, self._hosts = token, hosts
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
         """Answer, or hand on."""
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *((k.encode(), v.encode()) for k, v in HEADERS.items()),
-                    *(each for each in message["headers"] if each[0].decode() not in HEADERS),
-                ]
-            await send(message)
-
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        app = self._refused(Request(scope)) or self._app
-        await app(scope, receive, send_with_headers)
+        response = self._refused(request) or await call_next(request)
+        response.headers.update(HEADERS)
+        return response
 
     def _refused(self, request: Request) -> Response | None:
         """What to answer instead; None: it may pass."""
-        host = _without_port(request.headers.get("host", ""))
+        host = re.sub(r":\d*$", "", request.headers.get("host", ""))
         if self._hosts is not None and host not in self._hosts:
             return PlainTextResponse(f"no page of the host {host!r} is here", 421)
         if request.method not in ("GET", "HEAD"):
@@ -131,7 +122,7 @@ def make_app(
     answers: dict[str, Answer] = {
         "": _overview,
         "/metrics": lambda run, request: curves.metrics(run, request.query_params.getlist("name")),
-        "/time": lambda run, request: time_view.found(run, *_window(request)),
+        "/time": _time,
         "/groups": lambda run, request: groups.listed(run, _asked(request)),
         "/groups/{group}": _group,
         "/trajectories/{group}/{member}": response,
@@ -164,6 +155,11 @@ def _group(run: Run, request: Request) -> Any:
         return query.group(reader, _part(request, "group"))
 
 
+def _time(run: Run, request: Request) -> Any:
+    given = request.query_params
+    return time_view.found(run, *(_seconds(given.get(name), name) for name in ("from", "to")))
+
+
 def _page(request: Request) -> Response:
     return Response((STATIC / "index.html").read_bytes(), media_type="text/html")
 
@@ -181,17 +177,8 @@ def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
     return endpoint
 
 
-def _without_port(host: str) -> str:
-    return re.sub(r":\d*$", "", host)
-
-
 def _part(request: Request, name: str) -> int:
     return _signed(request.path_params[name], name) or 0
-
-
-def _window(request: Request) -> tuple[float | None, float | None]:
-    start, end = (_seconds(request.query_params.get(name), name) for name in ("from", "to"))
-    return start, end
 
 
 def _asked(request: Request) -> groups.Asked:

@@ -35,6 +35,12 @@ NO_TEXT = "whose text was deleted (run.keep_tokens) or never made"
 UNREADABLE = "whose answers of the environment are no messages"
 UNEQUAL = "without a better or worse one in their group"
 
+_OF_TRAJECTORY = (
+    *("group", "member", "row", "epoch", "prompt", "response", "columns", "reward", "components"),
+    *("ending", "ending_reason", "reason", "length", "step", "first_version", "last_version"),
+    "staleness",
+)
+
 Text = str | list[Message]
 
 
@@ -239,26 +245,10 @@ def _extremes(members: list[Record]) -> tuple[Record, Record] | None:
 
 
 def _trajectory(group: Record, member: Record) -> Record:
-    step, first = member["step"], member["first_version"]
-    return {
-        "group": group["group"],
-        "member": member["member"],
-        "row": group["row"],
-        "epoch": group["epoch"],
-        "prompt": group["prompt"],
-        "response": member["text"],
-        "columns": group["columns"],
-        "reward": member["reward"],
-        "components": member["components"],
-        "ending": member["ending"],
-        "ending_reason": group["ending_reason"],
-        "reason": member["reason"],
-        "length": member["length"],
-        "step": step,
-        "first_version": first,
-        "last_version": member["last_version"],
-        "staleness": None if step is None else step - 1 - first,
-    }
+    step = member["step"]
+    age = None if step is None else step - 1 - member["first_version"]
+    said = group | member | {"response": member["text"], "staleness": age}
+    return {name: said[name] for name in _OF_TRAJECTORY}
 
 
 def _tokens(segments: list[StoredSegment]) -> Record:

@@ -66,18 +66,19 @@ class Limits:
     def __init__(self, bound: int) -> None:
         """`bound`: of the staleness."""
         self._bound = bound
-        self._recent: deque[tuple[float, float, float, float]] = deque(maxlen=WINDOW)
+        self._recent: deque[tuple[Any, ...]] = deque(maxlen=WINDOW)
         self._count = 0
         self.now: Limit | None = None
 
-    def add(
-        self, *, seconds: float, idle_rollout: float, idle_learner: float, staleness: float
-    ) -> None:
-        """A step has ended: how long it took, shares of that, and its greatest staleness."""
+    def add(self, row: Mapping[str, Any]) -> None:
+        """A step has ended, with these metrics; what lacks its times says nothing."""
+        step = tuple(map(row.get, ("step_time", "idle/rollout", "idle/learner")))
+        if None in step:
+            return
         self._count += 1
         if self._count == 2:
             self._recent.clear()
-        self._recent.append((seconds, idle_rollout, idle_learner, staleness))
+        self._recent.append((*step, row.get("staleness/max") or 0.0))
         total = sum(took for took, *_ in self._recent) or 1.0
         rollout = sum(took * idle for took, idle, _, _ in self._recent) / total
         learner = sum(took * idle for took, _, idle, _ in self._recent) / total
@@ -104,12 +105,5 @@ def of_rows(rows: Iterable[Mapping[str, Any]], bound: int) -> Limit | None:
     """What limits a run of these metrics by step and this staleness bound; None: no step says."""
     limits = Limits(bound)
     for row in rows:
-        seconds, rollout, learner = map(row.get, ("step_time", "idle/rollout", "idle/learner"))
-        if seconds is not None and rollout is not None and learner is not None:
-            limits.add(
-                seconds=seconds,
-                idle_rollout=rollout,
-                idle_learner=learner,
-                staleness=row.get("staleness/max") or 0.0,
-            )
+        limits.add(row)
     return limits.now

@@ -140,17 +140,15 @@ class Points:
         """Return the metric, if the run has it. `smooth`: a point is the mean of the last so many,
         over their time if it is a rate or share of that; evaluations, which are few, are left as
         they are."""
-        found = [
-            (self._x(row), (value, seconds))
-            for row, value, seconds in self._values(name)
-            if value is not None and self._x(row) is not None
-        ]
-        if not found:
+        points = {}  # of a step that was done again, the later
+        for row, value, seconds in self._values(name):
+            if value is not None and (x := self._x(row)) is not None:
+                points[x] = value, seconds
+        if not points:
             return None
-        points = dict(sorted(found))  # of a step that was done again, the later
+        points = dict(sorted(points.items()))
         y, seconds = np.array(list(points.values()), float).T
-        is_evaluation = name.startswith("eval/")
-        smoothed = y if is_evaluation else _smoothed(y, smooth, seconds)
+        smoothed = y if name.startswith("eval/") else _smoothed(y, smooth, seconds)
         return Curve(np.array(list(points), float), smoothed)
 
     def _values(self, name: str) -> list[tuple[dict[str, Any], Any, float]]:

@@ -144,12 +144,7 @@ class Reporter:
                 setattr(state, name, metrics[f"draft/{name}"])
         state.idle_rollout = metrics["idle/rollout"]
         state.idle_learner = metrics["idle/learner"]
-        self._limits.add(
-            seconds=metrics["step_time"],
-            idle_rollout=metrics["idle/rollout"],
-            idle_learner=metrics["idle/learner"],
-            staleness=metrics["staleness/max"],
-        )
+        self._limits.add(metrics)
         state.limit = self._limits.now
 
     def evaluated(self, version: Version, metrics: dict[str, float]) -> None:

@@ -14,9 +14,6 @@ from benchmarks.logs.asked import kinds, look
 from benchmarks.logs.made_up import Size, build_log
 from benchmarks.training.train import ROOT
 from rhymeflow.dashboard.run import Run
-from rhymeflow.observe import query
-from rhymeflow.store.previous_run import config_in_force
-from rhymeflow.store.reader import TrajectoryReader
 from tests.dashboard.conftest import serving
 
 SIZE = Size(num_responses=1_600, tokens=20, rows=100, instances=3, is_varied=True)
@@ -32,23 +29,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir()
     build_log(folder, SIZE, {"rollout.num_generations": "4", "learner.groups_per_batch": "8"})
     return folder
-
-
-def test_it_opens(large: Path) -> None:
-    reader = TrajectoryReader(large / "events.db")
-    ((trajectories, mean, most),) = reader.query(
-        "SELECT COUNT(*), AVG(length), MAX(length) FROM responses"
-    )
-    assert trajectories >= SIZE.num_responses
-    assert 0.8 * SIZE.tokens < mean < 1.5 * SIZE.tokens, "some were interrupted"
-    assert most > 8 * SIZE.tokens
-    config = config_in_force(reader)
-    assert config.rollout.num_generations == 4
-    assert len(reader.attempts()) == 2
-    endings = reader.query("SELECT DISTINCT ending FROM groups ORDER BY 1")
-    assert endings == [(None,), ("aborted",), ("consumed",), ("evaluated",), ("filtered",)]
-    assert 0 < max(query.staleness(reader)) <= config.schedule.bound
-    reader.close()
 
 
 def test_an_audit_finds_nothing(large: Path) -> None:

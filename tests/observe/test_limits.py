@@ -8,16 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymeflow.observe.limits import BUSY, MARGIN, WINDOW, Limits, of_rows, verdict
+from rhymeflow.observe.limits import WINDOW, Limits, of_rows, verdict
 
 SHARES = st.floats(0, 1)
+
+
+def add(limits: Limits, seconds: float, rollout: float, learner: float, staleness: float) -> None:
+    row = {"step_time": seconds, "idle/rollout": rollout, "idle/learner": learner}
+    limits.add(row | {"staleness/max": staleness})
 
 
 def fed(*steps: tuple[float, float], bound: int = 1, staleness: float = 1.0) -> Limits:
     """After steps of a second each, of these idle shares of rollout and learner."""
     limits = Limits(bound)
     for rollout, learner in steps:
-        limits.add(seconds=1.0, idle_rollout=rollout, idle_learner=learner, staleness=staleness)
+        add(limits, 1.0, rollout, learner, staleness)
     return limits
 
 
@@ -54,8 +59,8 @@ def test_the_first_step_has_the_time_of_the_start_and_counts_only_by_itself() ->
 
 def test_long_steps_count_for_more() -> None:
     limits = fed((0.0, 0.0))
-    limits.add(seconds=9.0, idle_rollout=0.0, idle_learner=1.0, staleness=0)
-    limits.add(seconds=1.0, idle_rollout=1.0, idle_learner=0.0, staleness=0)
+    add(limits, 9.0, 0.0, 1.0, 0)
+    add(limits, 1.0, 1.0, 0.0, 0)
     assert limits.now.idle_learner == pytest.approx(0.9)
 
 
@@ -70,7 +75,7 @@ def test_steps_that_come_in_turns_do_not_flicker() -> None:
     limits, found = fed((0, 0)), set()
     for _ in range(20):
         for seconds, rollout, learner in ((6.0, 0.1, 0.8), (0.8, 0.3, 0.02)):
-            limits.add(seconds=seconds, idle_rollout=rollout, idle_learner=learner, staleness=1)
+            add(limits, seconds, rollout, learner, 1)
             found.add(limits.now.verdict)
     assert found == {"rollout"}
 
@@ -78,22 +83,11 @@ def test_steps_that_come_in_turns_do_not_flicker() -> None:
 def test_near_a_line_what_was_found_stays() -> None:
     limits, found = fed((0, 0)), []
     for learner in (*[0.1] * WINDOW, *[0.17] * WINDOW, *[0.21] * WINDOW, *[0.13] * WINDOW):
-        limits.add(seconds=1.0, idle_rollout=0.0, idle_learner=learner, staleness=0)
+        add(limits, 1.0, 0.0, learner, 0)
         found.append(limits.now.verdict)
     at = [found[WINDOW * (part + 1) - 1] for part in range(4)]
     assert at == ["balanced", "balanced", "rollout", "rollout"]
     assert sum(a != b for a, b in pairwise(found)) == 1
-
-
-@given(SHARES, SHARES, st.booleans(), st.sampled_from([BUSY - MARGIN, BUSY, BUSY + MARGIN]))
-def test_the_greater_share_is_not_of_what_limits(
-    rollout: float, learner: float, at_bound: bool, busy: float
-) -> None:
-    found = verdict(rollout, learner, is_at_bound=at_bound, busy=busy)
-    if found == "learner":
-        assert rollout > learner
-    if found == "rollout":
-        assert learner > rollout
 
 
 @given(st.lists(st.tuples(SHARES, SHARES), min_size=1, max_size=30), st.integers(0, 3))

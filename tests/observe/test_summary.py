@@ -43,18 +43,6 @@ def test_summary_of_a_run(tmp_path):
     assert written["eval_rewards"] == [[0, 0.25], [4, 0.75]]
 
 
-def test_idle_shares_are_of_the_time_of_all_steps(tmp_path):
-    make_run(tmp_path)
-    rows = [
-        {"step": 1, "time": 9.0, "step_time": 9.0, "idle/rollout": 0.0, "idle/learner": 0.6},
-        {"step": 2, "time": 10.0, "step_time": 1.0, "idle/rollout": 0.5, "idle/learner": 0.0},
-    ]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (tmp_path / "metrics.jsonl").write_text(text)
-    found = summary.summarize(tmp_path)
-    assert found.idle == pytest.approx({"rollout": 0.05, "learner": 0.54})
-
-
 def test_summary_of_a_run_that_did_nothing(tmp_path):
     SqliteTrajectoryStore(tmp_path / "events.db").close()
     found = summary.write(tmp_path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-
 import pytest
 
 from rhymeflow.config import Config
@@ -38,16 +36,6 @@ def test_what_is_not_there_is_named(run_dir, tmp_path):
         (run_dir / name).unlink()
         with pytest.raises(UserError, match=r"^drafting.history_run: .*run: is not a run"):
             check(str(run_dir), "drafting.history_run")
-
-
-def test_a_store_of_another_version_is_refused(run_dir):
-    connection = sqlite3.connect(run_dir / "events.db", isolation_level=None)
-    connection.execute("UPDATE meta SET value = 2 WHERE key = 'schema_version'")
-    connection.close()
-    with pytest.raises(
-        UserError, match=r"^drafting.history_run: .*has schema version 2, .* wrote it: install"
-    ):
-        check(str(run_dir), "drafting.history_run")
 
 
 def test_a_configuration_that_says_nothing_we_know_is_refused(run_dir):
