@@ -101,21 +101,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing may stay, stopped for ever
     subprocess.run([sys.executable, "-m", "rhymeflow.workers.precompile"], cwd=ROOT, check=True)
     recorded = harness.RESULTS / RUNS
-    runs = read(recorded)
+    runs = harness.lines(recorded, Attacked)
     first = len(runs) if args.seed is None else args.seed
     if not args.record:
         runs = []
     for seed in range(first, first + args.runs):
         runs.append(timed(seed, args.steps) if args.timed else dense(seed, args.faults))
         if args.record:
-            with recorded.open("ab") as lines:
-                lines.write(msgspec.json.encode(runs[-1]) + b"\n")
+            harness.add_line(recorded, runs[-1])
     return harness.report("chaos", rows(runs), targets(runs), args, notes(runs))
-
-
-def read(path: Path) -> list[Attacked]:
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    return [msgspec.json.decode(line, type=Attacked) for line in lines]
 
 
 def dense(seed: int, num_faults: int) -> Attacked:
@@ -194,12 +188,12 @@ def recoveries(runs: Sequence[Attacked], label: str) -> list[float]:
 
 def targets(runs: Sequence[Attacked]) -> list[harness.Target]:
     violations = sum(len(each.run.violations) for each in runs)
-    found = [harness.Target("chaos/violations", violations, 0, at_most=True)]
+    found = [harness.at_most("chaos/violations", violations, 0)]
     for label, most in RECOVERY.items():
         if seconds := recoveries(runs, label):
             median = statistics.median(seconds)
             name = f"chaos/recovery/{label.partition(',')[0]}"
-            found.append(harness.Target(name, median, most, at_most=True))
+            found.append(harness.at_most(name, median, most))
     if pairs := [(each.run.speed, each.quiet_speed) for each in runs if each.quiet_speed]:
         ratio = harness.median_ratio(*map(list, zip(*pairs, strict=True)))
         found.append(harness.Target("chaos/effective-time", ratio, EFFECTIVE))

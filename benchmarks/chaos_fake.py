@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Run and report; with `--record`, together with all that was recorded."""
     recorded = harness.RESULTS / RUNS
-    parts = read(recorded)
+    parts = harness.lines(recorded, Part)
     seed = max((part.first_seed + part.runs for part in parts), default=0)
     if args.seed is not None:
         seed = args.seed
@@ -84,14 +84,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         line = f"  runs {part.first_seed} to {seed - 1}: {part.num_faults} faults, {speed:.0f}/s"
         print(line, file=sys.stderr, flush=True)
         if args.record:
-            with recorded.open("ab") as lines:
-                lines.write(msgspec.json.encode(part) + b"\n")
+            harness.add_line(recorded, part)
     return harness.report("chaos_fake", rows(parts), targets(parts), args, notes(parts))
-
-
-def read(path: Path) -> list[Part]:
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    return [msgspec.json.decode(line, type=Part) for line in lines]
 
 
 def measure(first_seed: int, num_faults: int) -> Part:
@@ -143,7 +137,7 @@ def targets(parts: Sequence[Part]) -> list[harness.Target]:
     violations = sum(len(part.violations) for part in parts)
     faults = sum(part.num_faults for part in parts)
     return [
-        harness.Target("chaos-fake/violations", violations, 0, at_most=True),
+        harness.at_most("chaos-fake/violations", violations, 0),
         harness.Target("chaos-fake/faults", faults, FAULTS),
     ]
 

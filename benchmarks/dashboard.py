@@ -12,7 +12,6 @@ import json
 import random
 import statistics
 import sys
-import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.logs.asked import Dashboard, Question, dashboard, kinds, look
-from benchmarks.logs.made_up import Size, build_log
+from benchmarks.logs.made_up import Size, add_run_argument, kept
 from rhymeflow.core.events import VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.observe import metrics
@@ -43,24 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     harness.add_number(parser, "--questions", 50, "of each kind")
     harness.add_number(parser, "--firsts", 10, "questions of each kind after a new step")
     harness.add_number(parser, "--starts", 5, "of the command")
-    parser.add_argument(
-        "--run", metavar="DIR", type=Path, help="where the run is kept, or is to be had"
-    )
+    add_run_argument(parser)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="rhymeflow-dashboard-") as temporary:
-        folder = args.run or Path(temporary) / "run"
-        if not (folder / EVENTS).exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            build_log(folder, size(args.trajectories, args.tokens))
-        rows, targets = pages(folder, args)
-        return harness.report("dashboard", rows, targets, args, __doc__ or "")
-
-
-def size(trajectories: int, tokens: int) -> Size:
-    rows = -(-trajectories // (MEMBERS * EPOCHS))
-    return Size(num_responses=trajectories, tokens=tokens, rows=rows, is_varied=True)
+    rows = -(-args.trajectories // (MEMBERS * EPOCHS))
+    size = Size(num_responses=args.trajectories, tokens=args.tokens, rows=rows, is_varied=True)
+    with kept(args.run, size) as folder:
+        found, targets = pages(folder, args)
+    return harness.report("dashboard", found, targets, args, __doc__ or "")
 
 
 def pages(folder: Path, args: argparse.Namespace) -> harness.Found:
@@ -94,14 +84,12 @@ def pages(folder: Path, args: argparse.Namespace) -> harness.Found:
         rows.append({"what": kind, **_percentiles(times), **first})
     limit = LOG_READ if args.trajectories <= SIZE else LOG_READ_LARGE
     targets = [
-        harness.Target("dashboard/opens, seconds", max(opens), OPENS, at_most=True),
-        harness.Target("dashboard/log read, seconds", max(log_read), limit, at_most=True),
-        harness.Target(
-            "dashboard/first of all, seconds", max(first_of_all), FIRST_OF_ALL, at_most=True
-        ),
+        harness.at_most("dashboard/opens, seconds", max(opens), OPENS),
+        harness.at_most("dashboard/log read, seconds", max(log_read), limit),
+        harness.at_most("dashboard/first of all, seconds", max(first_of_all), FIRST_OF_ALL),
         _slowest("p95", full, ANSWERS),
         _slowest("first p95", firsts, FIRST_ANSWERS),
-        harness.Target("dashboard/follows, seconds", max(follows), FOLLOWS, at_most=True),
+        harness.at_most("dashboard/follows, seconds", max(follows), FOLLOWS),
     ]
     return rows, targets
 
@@ -110,7 +98,7 @@ def _slowest(name: str, times: dict[str, list[float]], limit: float) -> harness.
     """The kind of question whose percentile is the greatest."""
     worst = max(times, key=lambda kind: harness.percentile(times[kind], 0.95))
     value = harness.percentile(times[worst], 0.95)
-    return harness.Target(f"dashboard/{name} of {worst!r}, ms", value, limit, at_most=True)
+    return harness.at_most(f"dashboard/{name} of {worst!r}, ms", value, limit)
 
 
 def _started(folder: Path) -> tuple[float, float, float]:

@@ -141,7 +141,7 @@ def latency(args: argparse.Namespace) -> harness.Found:
         case = {"part": "latency", "recording": f"{prompts} prompts"}
         rows.append(case | harness.side_row("rhymeflow", times, "ms/iteration"))
         name = f"drafter/latency/{prompts}-prompts-ms"
-        targets.append(harness.Target(name, statistics.median(times), 1.0, at_most=True))
+        targets.append(harness.at_most(name, statistics.median(times), 1.0))
     return rows, targets
 
 

@@ -18,9 +18,13 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from rhymeflow.errors import UserError
+
+Line = TypeVar("Line", bound=msgspec.Struct)
 
 RESULTS = Path(__file__).parent / "results"
 """Where `--record` writes `NAME.json` and `NAME.md`."""
@@ -45,6 +49,11 @@ class Target:
         sign = "<=" if self.at_most else ">="
         verdict = "met" if self.met else "NOT met"
         return f"{self.name}: {self.value:.4g} (target {sign} {self.target:g}: {verdict})"
+
+
+def at_most(name: str, value: float, limit: float) -> Target:
+    """A figure that should be at most `limit`."""
+    return Target(name, value, limit, at_most=True)
 
 
 Found = tuple[list[dict[str, Any]], list[Target]]
@@ -236,6 +245,18 @@ def record(result: Mapping[str, Any]) -> None:
         lines.append(f"- {target['text']}")
     lines += ["", "Machine: " + ", ".join(f"{k} {v}" for k, v in result["machine"].items()), ""]
     (folder / f"{name}.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def lines(path: Path, kind: type[Line]) -> list[Line]:
+    """What earlier measurements added to a file, each its line."""
+    found = path.read_bytes().splitlines() if path.is_file() else []
+    return [msgspec.json.decode(line, type=kind) for line in found]
+
+
+def add_line(path: Path, value: msgspec.Struct) -> None:
+    """Add one to the file."""
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(value) + b"\n")
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -57,7 +57,7 @@ add_arguments = splits.add_arguments
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    rows = splits.table(splits.chosen(cells(), args.only), case, Cell.baselines, args.jobs)
+    rows = splits.table(splits.chosen(cells(), args.only), case, args.jobs)
     notes = splits.notes(STEPS, ROLLOUT)
     return harness.report("histopipe", rows, targets(rows), args, notes)
 
@@ -121,5 +121,5 @@ def targets(rows: Sequence[Mapping[str, Any]]) -> list[harness.Target]:
     )
     if last:
         moved = statistics.mean(r["interrupted"] for r in last)
-        found.append(harness.Target("histopipe/interrupted, mean", moved, MOVED, at_most=True))
+        found.append(harness.at_most("histopipe/interrupted, mean", moved, MOVED))
     return found

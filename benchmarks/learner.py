@@ -92,7 +92,7 @@ def memory(args: argparse.Namespace) -> harness.Found:
                 }
             )
     worst = max((abs(row["said over peak"] - 1) for row in rows), default=0.0)
-    return rows, [harness.Target("learner/dry run is off by", worst, 0.2, at_most=True)]
+    return rows, [harness.at_most("learner/dry run is off by", worst, 0.2)]
 
 
 PARTS = {"speed": speed, "memory": memory}

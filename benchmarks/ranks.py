@@ -59,14 +59,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     first, *others = (row for row in rows if row["learner"].endswith(f"of {args.ranks}"))
     name = "ranks/memory that publishing takes, in blocks"
     targets = [
-        harness.Target(
-            f"{name}, rank 0", first["publish +MB"] / first["block MB"], 2, at_most=True
-        ),
-        harness.Target(
-            f"{name}, the others",
-            max(row["publish +MB"] / row["block MB"] for row in others),
-            1,
-            at_most=True,
+        harness.at_most(f"{name}, rank 0", first["publish +MB"] / first["block MB"], 2),
+        harness.at_most(
+            f"{name}, the others", max(row["publish +MB"] / row["block MB"] for row in others), 1
         ),
     ]
     return harness.report("ranks", rows, targets, args, NOTES)

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from benchmarks import harness
-from benchmarks.logs.made_up import CAPACITY, STEPS, Size, build_log, prompts
+from benchmarks.logs.made_up import CAPACITY, STEPS, Size, add_run_argument, kept, prompts
 from rhymeflow.config import Config
 from rhymeflow.core import events as e
 from rhymeflow.observe import metrics, summary
@@ -46,23 +46,16 @@ Found = TypeVar("Found")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     harness.add_number(parser, "--events", 10_000_000, "in the log")
-    parser.add_argument(
-        "--run",
-        metavar="DIR",
-        type=Path,
-        help="where the run is kept, or is to be had",
-    )
+    add_run_argument(parser)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="rhymeflow-resume-") as temporary:
-        folder = Path(temporary) / "run"
-        kept = args.run or folder
-        if not (kept / EVENTS).exists():
-            kept.mkdir(parents=True, exist_ok=True)
-            build_log(kept, Size(args.events), till_snapshot=True)
-        if kept != folder:
-            shutil.copytree(kept, folder)
+    with (
+        kept(args.run, Size(args.events), till_snapshot=True) as folder,
+        tempfile.TemporaryDirectory(prefix="rhymeflow-resume-") as temporary,
+    ):
+        if args.run:  # resuming changes it
+            folder = Path(shutil.copytree(folder, Path(temporary) / "run"))
         times = resume(folder)
         size = (folder / EVENTS).stat().st_size
         with closing(TrajectoryReader(folder / EVENTS)) as reader:
@@ -72,8 +65,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     until = sum(took for name, took in times.items() if name not in BESIDE)
     longest = max(times[name] for name in BESIDE)
     targets = [
-        harness.Target("resume/first command, seconds", until, LIMIT, at_most=True),
-        harness.Target("resume/longest part beside it, seconds", longest, LIMIT, at_most=True),
+        harness.at_most("resume/first command, seconds", until, LIMIT),
+        harness.at_most("resume/longest part beside it, seconds", longest, LIMIT),
     ]
     notes = (
         f"{events:,} events, {commands:,} commands, {size / 2**30:.1f} GiB, in the page cache; the "

@@ -45,9 +45,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if "pruned" in found:
         row = found["pruned"]
         grown = row["MB"] / row["MB at half"] - 1
-        targets.append(harness.Target("retention/growth", grown, BOUND_GROWTH, at_most=True))
+        targets.append(harness.at_most("retention/growth", grown, BOUND_GROWTH))
         share = row["writer"]
-        targets.append(harness.Target("retention/writer", share, PRUNE_LIMIT, at_most=True))
+        targets.append(harness.at_most("retention/writer", share, PRUNE_LIMIT))
     return harness.report("retention", rows, targets, args, __doc__ or "")
 
 

@@ -265,10 +265,10 @@ def targets(rows: Sequence[dict[str, Any]], args: argparse.Namespace) -> list[ha
             name = f"learning/rhymeflow, bound {row['bound']}/synchronous"
             if row["reached"] != f"{args.seeds} of {args.seeds}":
                 name += f", reached {row['reached']}"
-            found.append(harness.Target(name, row["ratio"], TARGET, at_most=True))
+            found.append(harness.at_most(name, row["ratio"], TARGET))
             if row["bound"] == 1:
                 over = row["ratio"] / row["allowed"]
-                found.append(harness.Target(f"{name}/allowed", over, OVER_ALLOWED, at_most=True))
+                found.append(harness.at_most(f"{name}/allowed", over, OVER_ALLOWED))
     return found
 
 

@@ -169,4 +169,4 @@ def target(row: Mapping[str, Any]) -> harness.Target:
     figure = row["figure"]
     error, unit = ("relative", "relative") if figure == "steps_per_s" else ("error", "points")
     name = f"simulator/{row['schedule']}/{figure} ({unit})"
-    return harness.Target(name, abs(row[error]), TOLERANCE, at_most=True)
+    return harness.at_most(name, abs(row[error]), TOLERANCE)

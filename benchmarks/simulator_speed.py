@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     )
     rows = [harness.side_row(f"{size} instances", values[str(size)], "s") for size in SIZES]
     targets = [
-        harness.Target(f"simulator/{size} instances", row["median"], SIZES[size][1], at_most=True)
+        harness.at_most(f"simulator/{size} instances", row["median"], SIZES[size][1])
         for size, row in zip(SIZES, rows, strict=True)
     ]
     return harness.report("simulator_speed", rows, targets, args, NOTES)

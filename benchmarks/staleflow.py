@@ -42,7 +42,7 @@ add_arguments = splits.add_arguments
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    rows = splits.table(splits.chosen(cells(), args.only), case, Cell.baselines, args.jobs)
+    rows = splits.table(splits.chosen(cells(), args.only), case, args.jobs)
     notes = splits.notes(STEPS, PUBLISHED)
     return harness.report("staleflow", rows, targets(rows), args, notes)
 

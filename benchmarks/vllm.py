@@ -57,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = ".venv-vllm/bin/python"
     parser.add_argument("--vllm-python", default=default, metavar="PATH", help=what)
     parser.add_argument("--suffix", action="store_true", help="measure vLLM's `suffix` too")
-    parser.add_argument("--compiled", action="store_true", help="vLLM by hand compiled, not eager")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -109,7 +108,7 @@ def seam(args: argparse.Namespace) -> harness.Found:
     with ExitStack() as stack:
         most = max(SEAM)
         peers = {
-            "by hand": side(args, stack, engine="hand", max_num_seqs=most, compiled=args.compiled),
+            "by hand": side(args, stack, engine="hand", max_num_seqs=most),
             "rhymeflow": side(args, stack, engine="ours", max_num_seqs=most),
         }
         for batch, length in SEAM.items():

@@ -40,6 +40,7 @@ NOTES = (
     "either."
 )
 KEEP = 3
+SECONDS = ["publish dense", "publish delta", "pull dense", "still", "unproved", "memcpy", "repack"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -166,19 +167,13 @@ def _row(rate: float, found: dict[str, list[float]]) -> dict[str, Any]:
         "learning rate": f"{rate:g}",
         "changed": f"{median['changed_share']:.3%} ({min(shares):.3%} to {max(shares):.3%})",
         "MB": round(median["delta_bytes"] / 1e6, 2),
-        "publish dense": round(median["publish dense"], 4),
-        "publish delta": round(median["publish delta"], 4),
-        "pull dense": round(median["pull dense"], 4),
-        "still": round(median["still"], 4),
-        "unproved": round(median["unproved"], 4),
-        "memcpy": round(median["memcpy"], 4),
-        "repack": round(median["repack"], 4),
+        **{name: round(median[name], 4) for name in SECONDS},
     }
 
 
 def _targets(rate: float, found: dict[str, list[float]]) -> list[harness.Target]:
     still = harness.median_ratio(found["still"], found["pull dense"])
-    targets = [harness.Target(f"{rate:g}: still/dense pull", round(still, 3), 0.2, at_most=True)]
+    targets = [harness.at_most(f"{rate:g}: still/dense pull", round(still, 3), 0.2)]
     if rate == RATES[0]:
         for name, least in (("unproved", 0.8), ("pull dense", 0.5)):
             share = harness.median_ratio(found["memcpy"], found[name])

@@ -141,10 +141,6 @@ class Account:
     def is_over_all(self) -> bool:
         return all(one.recovery is not None for one in self.injected)
 
-    @property
-    def num_left(self) -> int:
-        return len(self._plan)
-
     def trained(self, steps: Iterable[int], now: float) -> None:
         """Note the steps that the run has trained; those that are known change nothing."""
         for step in sorted(set(steps) - set(self.steps)):

@@ -120,39 +120,22 @@ def asked(path: str, **query: Any) -> Callable[[], Question]:
 class Drawn:
     def __init__(self, known: Known, draw: random.Random) -> None:
         self.known, self.random = known, draw
-        self.seconds = known.overview["seconds"]
-
-    def word(self) -> str:
-        return self.random.choice(self.known.words)
+        overview, log, groups = known.overview, known.log, known.groups
+        self.seconds = overview["seconds"]
+        self.word = partial(draw.choice, known.words)
+        self.group = partial(draw.randrange, overview["groups"])
+        self.row = lambda: int(draw.choice(groups)["row"])
+        self.step = partial(draw.randrange, 1, overview["steps"] + 1)
+        self.filter = partial(draw.choice, list(FILTERS))
+        self.direction = partial(draw.choice, ("true", "false"))
+        self.kind = partial(draw.choice, log["kinds"])
+        self.instance = partial(draw.choice, log["instances"])
+        self.time = partial(draw.uniform, 0, self.seconds)
 
     def words(self) -> str:
         found = self.random.choice(self.known.groups)["prompt"].split()
         place = self.random.randrange(max(len(found) - 1, 1))
         return " ".join(found[place : place + 2])
-
-    def group(self) -> int:
-        return self.random.randrange(self.known.overview["groups"])
-
-    def row(self) -> int:
-        return int(self.random.choice(self.known.groups)["row"])
-
-    def step(self) -> int:
-        return self.random.randrange(self.known.overview["steps"]) + 1
-
-    def filter(self) -> str:
-        return self.random.choice(list(FILTERS))
-
-    def direction(self) -> str:
-        return self.random.choice(("true", "false"))
-
-    def kind(self) -> str:
-        return str(self.random.choice(self.known.log["kinds"]))
-
-    def instance(self) -> str:
-        return str(self.random.choice(self.known.log["instances"]))
-
-    def time(self) -> float:
-        return self.random.uniform(0, self.seconds)
 
     def after(self) -> str:
         event = self.random.randrange(self.known.log["events"]) + 1

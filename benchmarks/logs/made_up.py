@@ -8,13 +8,15 @@ would have written that was killed then.
 
 from __future__ import annotations
 
+import argparse
 import math
 import random
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -146,6 +148,23 @@ def build_log(
                 is_resumed = True
         store.commit()
         cluster.metrics.close()
+
+
+def add_run_argument(parser: argparse.ArgumentParser) -> None:
+    """Add `--run`, for `kept`."""
+    what = "where the run is kept, or is to be had"
+    parser.add_argument("--run", metavar="DIR", type=Path, help=what)
+
+
+@contextmanager
+def kept(folder: Path | None, size: Size, **how: Any) -> Iterator[Path]:
+    """A run of this size in `folder`, or one that is deleted; built if it is not there."""
+    with tempfile.TemporaryDirectory(prefix="rhymeflow-made-up-") as temporary:
+        folder = folder or Path(temporary) / "run"
+        if not (folder / EVENTS).exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            build_log(folder, size, **how)
+        yield folder
 
 
 class Cluster:

@@ -35,7 +35,7 @@ def configuration(how: dict[str, Any]) -> Any:
     from rhymeflow.config.load import read_config
 
     return read_config(
-        how.get("recipe", "smollm2"),
+        "smollm2",
         {
             "model.dtype": how.get("dtype", "bfloat16"),
             "model.device": "cpu",
@@ -134,7 +134,7 @@ class ByHand:
         arguments = engine_args(config)
         for name in ("worker_extension_cls", "speculative_config"):
             arguments.pop(name, None)
-        arguments |= {"load_format": "auto", "enforce_eager": not how.get("compiled", False)}
+        arguments |= {"load_format": "auto", "enforce_eager": True}
         if "speculative" in how:
             arguments["speculative_config"] = how["speculative"]
         self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))

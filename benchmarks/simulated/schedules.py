@@ -80,7 +80,7 @@ PLACES: tuple[tuple[Cell, tuple[str, ...], tuple[int, ...]], ...] = (
 def run(args: argparse.Namespace) -> dict[str, Any]:
     shown = splits.chosen(cells(), args.only)
     wanted = [*shown, *(base for cell in shown for base in cell.baselines().values())]
-    rows = splits.table(wanted, case, Cell.baselines, args.jobs)
+    rows = splits.table(wanted, case, args.jobs)
     notes = splits.notes(STEPS, spread(rows))
     return harness.report(RECORD, rows, targets(rows), args, notes)
 

@@ -189,14 +189,9 @@ def figures_of(result: Result, one: Case, rollout: int) -> Figures:
     }
 
 
-def table(
-    cells: Iterable[Cell],
-    case: Callable[[Cell], Case],
-    baselines: Callable[[Cell], Mapping[str, Cell]],
-    jobs: int,
-) -> list[dict[str, Any]]:
+def table(cells: Iterable[Cell], case: Callable[[Cell], Case], jobs: int) -> list[dict[str, Any]]:
     """A row for each cell: its fields, its figures, and `over NAME` for each of its baselines."""
-    wanted = {cell: baselines(cell) for cell in cells}
+    wanted = {cell: cell.baselines() for cell in cells}
     keys = dict.fromkeys([*wanted, *(base for each in wanted.values() for base in each.values())])
     found = best({key: case(key) for key in keys}, jobs)
     rows = []

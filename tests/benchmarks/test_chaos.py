@@ -11,10 +11,9 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from benchmarks import chaos
+from benchmarks import chaos, harness
 from benchmarks.faults import processes, wal
 from benchmarks.faults.messages import unreliable_pipe
 from benchmarks.faults.plan import (
@@ -65,7 +64,6 @@ def test_a_fault_is_due_some_seconds_after_its_step() -> None:
     assert account.due(21.5) == Fault(2, 1.5, "learner")
     account.inject(21.5)
     assert account.due(100.0) is None
-    assert account.num_left == 0
 
 
 def test_steps_that_are_trained_again_are_no_recovery() -> None:
@@ -100,10 +98,11 @@ def test_the_record_counts_all_runs_of_its_file(tmp_path: Path) -> None:
         attacked(3, 100.0, ["c"], 0.1, None),  # is not timed
     ]
     path = tmp_path / "runs.jsonl"
-    path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in runs))
-    assert chaos.read(path) == runs
-    assert chaos.read(tmp_path / "none") == []
-    found = {target.name: target for target in chaos.targets(chaos.read(path))}
+    for each in runs:
+        harness.add_line(path, each)
+    assert harness.lines(path, chaos.Attacked) == runs
+    assert harness.lines(tmp_path / "none", chaos.Attacked) == []
+    found = {target.name: target for target in chaos.targets(runs)}
     assert (found["chaos/violations"].value, found["chaos/violations"].met) == (3, False)
     assert found["chaos/recovery/learner"].value == 6.0
     assert found["chaos/effective-time"].value == 0.75

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import harness, histospec, resume, schedules, simulator
-from benchmarks.logs.made_up import Size, build_log
+from benchmarks.logs.made_up import Size, kept
 from benchmarks.schedules import Evaluation, Reached, Run, sides
 from benchmarks.training import train
 from rhymeflow.config import Config
@@ -208,8 +208,8 @@ def test_figures_of_a_run_with_drafts() -> None:
         histospec.figures(rows, 21)
 
 
-def test_a_long_log_is_resumed_up_to_its_first_command(tmp_path, monkeypatch):
+def test_a_long_log_is_resumed_up_to_its_first_command(monkeypatch):
     monkeypatch.setattr(event_log, "SNAPSHOT_EVENTS", 1500)
-    build_log(tmp_path, Size(2000), till_snapshot=True)
-    times = resume.resume(tmp_path)
+    with kept(None, Size(2000), till_snapshot=True) as folder:
+        times = resume.resume(folder)
     assert {"replay", "first command", *resume.BESIDE} <= times.keys()
