@@ -19,13 +19,7 @@ from rhymeflow.config import Config, DraftingConfig
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.index import Index
-from rhymeflow.models.load import (
-    architecture,
-    count_parameters,
-    load_config,
-    resolve_device,
-    resolve_dtype,
-)
+from rhymeflow.models import load
 from rhymeflow.weights.changes import MOST
 from rhymeflow.weights.stores import SPARE_VERSIONS
 
@@ -95,15 +89,16 @@ class Model:
 
 def model_here(config: Config) -> Model:
     """The model as this machine computes it. Raises `UserError` if there is no such model."""
-    device = resolve_device(config.model)
-    return model_of(load_config(config.model), resolve_dtype(config.model, device), str(device))
+    device = load.resolve_device(config.model)
+    dtype = load.resolve_dtype(config.model, device)
+    return model_of(load.load_config(config.model), dtype, str(device))
 
 
 def model_on_gpus(config: Config) -> Model:
     """The model on GPUs, where `model.dtype: auto` is bfloat16; no network is asked for what
     recipes name. Raises `UserError` if there is no such model."""
     dtype = torch.float32 if config.model.dtype == "float32" else torch.bfloat16
-    return model_of(architecture(config.model), dtype, "cuda")
+    return model_of(load.architecture(config.model), dtype, "cuda")
 
 
 def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Model:
@@ -117,7 +112,7 @@ def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Mo
     heads, hidden = text.num_attention_heads, text.hidden_size
     of_experts = given("num_experts_per_tok") * given("moe_intermediate_size")
     return Model(
-        num_parameters=count_parameters(hf_config),
+        num_parameters=load.count_parameters(hf_config),
         num_outside=text.vocab_size * hidden * (1 if hf_config.tie_word_embeddings else 2),
         num_layers=text.num_hidden_layers,
         num_heads=heads,

@@ -11,45 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from rhymeflow.core.commands import (
-    Abort,
-    Accumulate,
-    CloseEnvironments,
-    Command,
-    Drop,
-    Evaluate,
-    Finish,
-    FinishEarly,
-    Interrupt,
-    Pull,
-    RequestPrompts,
-    RetryPrompt,
-    Route,
-    Train,
-)
+from rhymeflow.core import commands as c
+from rhymeflow.core import events as e
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.cost import CostModel
-from rhymeflow.core.events import (
-    Accumulated,
-    EnvironmentFailed,
-    EpisodeEnded,
-    Evaluated,
-    Event,
-    GroupCreated,
-    InstanceJoined,
-    InstanceLeft,
-    LearnerReady,
-    Observed,
-    Pulled,
-    RewardFailed,
-    Snapshot,
-    Tick,
-    TrajectoryFinished,
-    TrajectoryInterrupted,
-    TrajectoryRewarded,
-    TurnEnded,
-    VersionPublished,
-)
 from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.strategies.base import NoLayout
 from rhymeflow.core.strategies.schedules import SCHEDULES
@@ -106,8 +71,8 @@ class FakeInstance:
     name: str
     capacity: int
     version: int
-    inbox: deque[Command] = field(default_factory=deque)
-    outbox: deque[Event] = field(default_factory=deque)
+    inbox: deque[c.Command] = field(default_factory=deque)
+    outbox: deque[e.Event] = field(default_factory=deque)
     running: dict[TrajectoryId, int] = field(default_factory=dict)
     evaluating: set[EvaluationId] = field(default_factory=set)
     last_number: int = 0
@@ -149,17 +114,18 @@ class FakeRuntime:
         self.plan, self.choose, self.random = plan, choose, random.Random(seed)
         self.failures, self.duplicates, self.crashes = failures, duplicates, crashes
         self.disorder, self.turns = disorder, turns
-        self.late: list[Event] = []
+        self.late: list[e.Event] = []
         """What has happened and the coordinator has not heard of."""
-        self.log: list[Event] = []
-        self.commands: list[Command] = []
+        self.log: list[e.Event] = []
+        self.commands: list[c.Command] = []
         self.instances: dict[str, FakeInstance] = {}
-        self.created: deque[Event] = deque()  # the data reports prompts in order; ...
-        self.events: list[Event] = [LearnerReady(0)]  # ... of rewards and such nothing is promised
+        # The data reports prompts in order; of rewards and such nothing is promised.
+        self.created: deque[e.Event] = deque()
+        self.events: list[e.Event] = [e.LearnerReady(0)]
         self.published, self.group_id, self.training = 0, 0, None
         self.parts: list[tuple[int, ...]] = []
         """Groups of the next batch that the learner was given early."""
-        self.accumulating: Accumulated | None = None
+        self.accumulating: e.Accumulated | None = None
         """What it says when it is done with the last of them."""
         self.num_learners = 0
         self.prompt_of: dict[int, int] = {}
@@ -175,7 +141,7 @@ class FakeRuntime:
         """Those whose environment has not answered yet, as far as the coordinator has heard."""
         self.closed: set[TrajectoryId] = set()
         """Trajectories whose environment was, and is not any more."""
-        self.complete: dict[TrajectoryId, Event] = {}
+        self.complete: dict[TrajectoryId, e.Event] = {}
         """And what came of judging them."""
         self.batches: list[tuple[int, ...]] = []
         self.staleness: list[int] = []
@@ -240,26 +206,26 @@ class FakeRuntime:
 
     def _tick(self) -> None:
         self.news = False
-        self._hear(Tick())
+        self._hear(e.Tick())
         self.news = self.coordinator.state.has_more
 
-    def _report(self, event: Event) -> None:
+    def _report(self, event: e.Event) -> None:
         if self.disorder and self.random.random() < self.disorder:
             self.late.append(event)
         else:
             self._hear(event)
 
-    def _hear(self, event: Event) -> None:
-        self.news = self.news or not isinstance(event, Tick)
-        if isinstance(event, Pulled):
+    def _hear(self, event: e.Event) -> None:
+        self.news = self.news or not isinstance(event, e.Tick)
+        if isinstance(event, e.Pulled):
             instance = self.instances[event.instance]
             instance.commanded = max(instance.commanded, event.version)
         again = self.random.random() < self.duplicates
-        if again and self.disorder and not isinstance(event, Tick):
+        if again and self.disorder and not isinstance(event, e.Tick):
             self.late.append(event)
         for _ in range(1 + again):
             self.log.append(event)
-            if isinstance(event, LearnerReady):
+            if isinstance(event, e.LearnerReady):
                 self.parts, self.accumulating = [], None
                 self.num_learners += 1
             self._converse(event)
@@ -272,16 +238,16 @@ class FakeRuntime:
     def _deliver(self, instance: FakeInstance) -> None:
         event = instance.outbox.popleft()
         match event:  # what one said that is known to have left is passed over, or it was stored
-            case TrajectoryInterrupted(trajectory=trajectory, length=length):
+            case e.TrajectoryInterrupted(trajectory=trajectory, length=length):
                 self.stored[trajectory] = max(length, self.stored.get(trajectory, 0))
-            case TrajectoryFinished(trajectory=trajectory) if instance.alive or self.disorder:
+            case e.TrajectoryFinished(trajectory=trajectory) if instance.alive or self.disorder:
                 self._judge(trajectory)
         self._report(event)
 
-    def _converse(self, event: Event) -> None:
+    def _converse(self, event: e.Event) -> None:
         """What is stored when the coordinator hears of a turn or an answer, and who is asked."""
         match event:
-            case TurnEnded(trajectory, name, turn, length):
+            case e.TurnEnded(trajectory, name, turn, length):
                 member = self.coordinator.state.member(trajectory)
                 if member is None or (member.instance, member.turn + 1) != (name, turn):
                     return  # the instance is lost, or this came twice
@@ -289,20 +255,20 @@ class FakeRuntime:
                 self.turn[trajectory], self.stored[trajectory] = turn, length
                 self.asked.add(trajectory)
                 self.events.append(self._answer(trajectory, turn, length))
-            case Observed(trajectory, turn, length) if self.turn.get(trajectory) == turn:
+            case e.Observed(trajectory, turn, length) if self.turn.get(trajectory) == turn:
                 self.stored[trajectory] = max(length, self.stored[trajectory])
                 self.asked.discard(trajectory)
-            case EpisodeEnded(trajectory) if self._close(trajectory):
+            case e.EpisodeEnded(trajectory) if self._close(trajectory):
                 self._judge(trajectory)
-            case EnvironmentFailed(trajectory) | TrajectoryFinished(trajectory):
+            case e.EnvironmentFailed(trajectory) | e.TrajectoryFinished(trajectory):
                 self._close(trajectory)
 
-    def _answer(self, trajectory: TrajectoryId, turn: int, length: int) -> Event:
+    def _answer(self, trajectory: TrajectoryId, turn: int, length: int) -> e.Event:
         if self.random.random() < self.failures:
-            return EnvironmentFailed(trajectory, turn, "broken")
+            return e.EnvironmentFailed(trajectory, turn, "broken")
         if turn == self._num_turns(trajectory) - 1 and self.random.random() < 0.5:
-            return EpisodeEnded(trajectory, turn, "stop")
-        return Observed(trajectory, turn, length + self.random.randrange(3))
+            return e.EpisodeEnded(trajectory, turn, "stop")
+        return e.Observed(trajectory, turn, length + self.random.randrange(3))
 
     def _num_turns(self, trajectory: TrajectoryId) -> int:
         return 1 + (7 * trajectory.group + 3 * trajectory.member) % self.turns
@@ -319,42 +285,40 @@ class FakeRuntime:
             assert self.disorder, "complete twice"
             return
         failed = self.random.random() < self.failures
-        reward = float(self.random.randrange(2))
-        self.complete[trajectory] = (
-            RewardFailed(trajectory, "broken") if failed else TrajectoryRewarded(trajectory, reward)
-        )
+        rewarded = e.TrajectoryRewarded(trajectory, float(self.random.randrange(2)))
+        self.complete[trajectory] = e.RewardFailed(trajectory, "broken") if failed else rewarded
         self.events.append(self.complete[trajectory])
 
     # -- the coordinator's commands ------------------------------------------------------------
 
-    def _accept(self, command: Command) -> None:
+    def _accept(self, command: c.Command) -> None:
         assert not self.finished, f"{command} after Finish"
         match command:
-            case RequestPrompts(count):
+            case c.RequestPrompts(count):
                 for _ in range(count):
                     self._create(self.num_prompts, None)
                     self.num_prompts += 1
-            case RetryPrompt(group):
+            case c.RetryPrompt(group):
                 assert group in self.dropped
                 self._create(self.prompt_of[group], group)
-            case Accumulate(version, groups, members):
+            case c.Accumulate(version, groups, members):
                 self._check_groups(version, groups, members)
                 # The word of one that was lost may be taken for that of the next.
                 assert self.accumulating is None or self.num_learners > 1, "it is at others"
                 assert not set(groups) & {group for part in self.parts for group in part}
                 self.parts.append(groups)
-                self.accumulating = Accumulated(version, len(self.parts))
-            case Train(version, groups, members, parts):
+                self.accumulating = e.Accumulated(version, len(self.parts))
+            case c.Train(version, groups, members, parts):
                 assert parts == tuple(map(len, self.parts))
                 assert groups[: sum(parts)] == tuple(group for part in self.parts for group in part)
                 self._check_batch(version, groups, members)
                 self.training, self.parts, self.accumulating = version, [], None
-            case Drop(group, ending, reason):
+            case c.Drop(group, ending, reason):
                 self._check_not_ended(group)
                 self.dropped[group] = (ending, reason)
-            case CloseEnvironments(trajectories):
+            case c.CloseEnvironments(trajectories):
                 assert all([self._close(trajectory) for trajectory in trajectories])
-            case FinishEarly(trajectory):
+            case c.FinishEarly(trajectory):
                 self._close(trajectory)
                 assert self.stored[trajectory] > 0
                 assert not any(i.alive and trajectory in i.running for i in self.instances.values())
@@ -362,7 +326,7 @@ class FakeRuntime:
                     assert self.disorder
                     self.events.append(self.complete[trajectory])
                 self._judge(trajectory)
-            case Finish():
+            case c.Finish():
                 self.finished = True
             case _:
                 instance = self.instances[command.instance]
@@ -372,15 +336,15 @@ class FakeRuntime:
                 self._check_instance_command(instance, command)
                 instance.inbox += [command] * (1 + (self.random.random() < self.duplicates))
 
-    def _check_instance_command(self, instance: FakeInstance, command: Command) -> None:
+    def _check_instance_command(self, instance: FakeInstance, command: c.Command) -> None:
         match command:
-            case Abort(trajectories=trajectories):
+            case c.Abort(trajectories=trajectories):
                 for trajectory in trajectories:
                     self._close(trajectory)
-            case Pull(version=version):
+            case c.Pull(version=version):
                 assert instance.commanded < version <= self.published
                 instance.commanded = version
-            case Route(trajectory=trajectory, version=version):
+            case c.Route(trajectory=trajectory, version=version):
                 assert trajectory not in self.asked, "its environment has not answered"
                 assert version == instance.commanded, "V_traj, as the log will have it"
                 begun = self.begun.setdefault(trajectory, instance.commanded)
@@ -389,7 +353,7 @@ class FakeRuntime:
                 )
 
     def _create(self, prompt: int, repeats: int | None) -> None:
-        self.created.append(GroupCreated(self.group_id, prompt, 0, 5, repeats))
+        self.created.append(e.GroupCreated(self.group_id, prompt, 0, 5, repeats))
         self.prompt_of[self.group_id] = prompt
         self.group_id += 1
 
@@ -422,33 +386,33 @@ class FakeRuntime:
                 found.append(age)
         return found
 
-    def _carry_out(self, instance: FakeInstance, command: Command) -> None:
+    def _carry_out(self, instance: FakeInstance, command: c.Command) -> None:
         if command.number == instance.last_number:  # type: ignore[union-attr]
             return  # delivered twice
         assert command.number == instance.last_number + 1, "numbered in order"  # type: ignore[union-attr]
         instance.last_number += 1
         match command:
-            case Route(trajectory=trajectory):
+            case c.Route(trajectory=trajectory):
                 self._start(instance, trajectory)
-            case Interrupt(number=number, trajectories=trajectories):
+            case c.Interrupt(number=number, trajectories=trajectories):
                 for trajectory in trajectories:
                     if trajectory in instance.running:
                         length = instance.running.pop(trajectory)
                         instance.outbox.append(
-                            TrajectoryInterrupted(trajectory, instance.name, number, length)
+                            e.TrajectoryInterrupted(trajectory, instance.name, number, length)
                         )
-            case Abort(trajectories=trajectories):
+            case c.Abort(trajectories=trajectories):
                 for trajectory in trajectories:
                     instance.running.pop(trajectory, None)
-            case Pull(number=number, version=version):
+            case c.Pull(number=number, version=version):
                 assert not instance.evaluating, "a pull would change what is evaluated"
                 assert version <= self.published
                 if self.schedule.on_pull != "keep":
                     assert not instance.running, "what runs was to end or to be interrupted"
                 got = self.random.choice([version, self.published])
                 instance.version = max(instance.version, got)
-                instance.outbox.append(Pulled(instance.name, number, instance.version))
-            case Evaluate(version=version, suite=suite):
+                instance.outbox.append(e.Pulled(instance.name, number, instance.version))
+            case c.Evaluate(version=version, suite=suite):
                 assert instance.version >= version
                 assert (version, suite) not in instance.evaluating, "commanded twice"
                 instance.evaluating.add(EvaluationId(version, suite))
@@ -460,7 +424,7 @@ class FakeRuntime:
         if trajectory in self.complete:  # said by one that left, as the coordinator heard before
             assert self.disorder
             length = self.stored.get(trajectory, 0) + 1
-            instance.outbox.append(TrajectoryFinished(trajectory, instance.name, length, "stop"))
+            instance.outbox.append(e.TrajectoryFinished(trajectory, instance.name, length, "stop"))
             return
         # An instance may hold a newer version than the coordinator knows yet, so a later segment's
         # can be lower than the first's; what counts for the bound is the least.
@@ -472,7 +436,9 @@ class FakeRuntime:
         waiting = tuple(list(instance.running)[instance.capacity :])
         kv_tokens = sum(5 + length for length in instance.running.values())
         number = instance.last_number
-        instance.outbox.append(Snapshot(instance.name, number, waiting, kv_tokens, instance.clock))
+        instance.outbox.append(
+            e.Snapshot(instance.name, number, waiting, kv_tokens, instance.clock)
+        )
 
     # -- what instances and the learner do -----------------------------------------------------
 
@@ -489,15 +455,15 @@ class FakeRuntime:
         length = instance.running.pop(trajectory) + 1
         turn = self.turn.get(trajectory, 0) + 1
         if turn < self._num_turns(trajectory):
-            instance.outbox.append(TurnEnded(trajectory, instance.name, turn, length))
+            instance.outbox.append(e.TurnEnded(trajectory, instance.name, turn, length))
         else:
-            instance.outbox.append(TrajectoryFinished(trajectory, instance.name, length, "stop"))
+            instance.outbox.append(e.TrajectoryFinished(trajectory, instance.name, length, "stop"))
 
     def _end_evaluation(self, instance: FakeInstance, asked: EvaluationId) -> None:
         instance.evaluating.remove(asked)
         self.evaluated.append(asked)
         name, (version, suite) = instance.name, asked
-        instance.outbox.append(Evaluated(name, version, 0.5, suite, held=instance.version))
+        instance.outbox.append(e.Evaluated(name, version, 0.5, suite, held=instance.version))
 
     def _crash(self, instance: FakeInstance) -> None:
         self.crashes -= 1
@@ -505,20 +471,20 @@ class FakeRuntime:
         if self.random.random() < 0.5:  # what it has generated so far had been stored
             for trajectory, length in instance.running.items():
                 self.stored[trajectory] = max(length, self.stored.get(trajectory, 0))
-                self._report(TrajectoryInterrupted(trajectory, instance.name, 0, length))
-        self._report(InstanceLeft(instance.name, "killed"))
+                self._report(e.TrajectoryInterrupted(trajectory, instance.name, 0, length))
+        self._report(e.InstanceLeft(instance.name, "killed"))
         self._join(f"{instance.name}.{self.crashes}", instance.capacity)
 
     def _join(self, name: str, capacity: int) -> None:
         self.instances[name] = FakeInstance(
             name, capacity, self.published, commanded=self.published
         )
-        self.events.append(InstanceJoined(name, self.published, capacity, 10_000))
+        self.events.append(e.InstanceJoined(name, self.published, capacity, 10_000))
 
     def _publish(self) -> None:
         assert self.training is not None
         self.published, self.training = self.training + 1, None
-        self.events.append(VersionPublished(self.published))
+        self.events.append(e.VersionPublished(self.published))
 
     def _end_part(self) -> None:
         assert self.accumulating is not None
@@ -528,7 +494,7 @@ class FakeRuntime:
     def _lose_learner(self) -> None:
         self.crashes -= 1
         self.accumulating = None
-        self.events.append(LearnerReady(self.published))
+        self.events.append(e.LearnerReady(self.published))
 
     def _check_end(self) -> None:
         assert len(self.batches) == self.plan.num_batches
