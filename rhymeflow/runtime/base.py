@@ -64,8 +64,7 @@ class WorkerHandle(Protocol):
         """Where what it prints can be read."""
 
     def send(self, message: Sent) -> None:
-        """Send a message, at the latest with the runtime's next `wait`. Never waits, not for a
-        worker that hangs or is gone either."""
+        """Send a message, at the latest with the runtime's next `wait`. Never waits."""
 
 
 class Runtime(Protocol):

@@ -8,7 +8,6 @@ anything was trained on, only what it wrote itself is removed.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -96,16 +95,9 @@ def _take_away(path: Path, before: set[Path]) -> None:
     """
     lock = schema.lock_directory(path)
     try:
-        for each in list(path.iterdir()):
-            if each.name in _OWN or each.name.startswith(EVENTS):
-                _remove(each, before)
+        for each in sorted(path.rglob("*"), reverse=True):  # what is in a directory, before it
+            top = each.relative_to(path).parts[0]
+            if each not in before and (top in _OWN or top.startswith(EVENTS)):
+                each.rmdir() if each.is_dir() and not each.is_symlink() else each.unlink()
     finally:
         os.close(lock)
-
-
-def _remove(path: Path, before: set[Path]) -> None:
-    if path not in before:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    elif path.is_dir():
-        for each in list(path.iterdir()):
-            _remove(each, before)

@@ -172,9 +172,9 @@ class Controller:
         It may be of a version that the log does not have: it is the user's, `resume` sets it aside.
         """
         learner, end = self.supervisor.learner.name, time.monotonic() + LAST_SECONDS
-        if self.training.weights is None:
+        if self.training.weights is None or not (self.training.published or self.training.batch):
             return
-        self.training.save_newest()
+        self.training.save()
         while self.training.checkpoints.is_pending and time.monotonic() < end:
             if self.end_asked:
                 return

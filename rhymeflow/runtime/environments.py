@@ -69,16 +69,14 @@ class Environments:
     # -- groups -------------------------------------------------------------------------------
 
     def request(self, retries: GroupId | None = None) -> Iterator[GroupCreated]:
-        """Take the next prompt, or that of an ended group; report the new group where it needs no
-        opening."""
+        """Take the next prompt, or an ended group's; report the group if it needs no opening."""
         draw = self._in_flight.draw() if retries is None else self._in_flight.draw_again(retries)
         return self._add(draw)
 
     def evaluate(
         self, instance: InstanceId, suite: SuiteName, version: Version, *, holds: bool
     ) -> Iterator[Event]:
-        """`instance` is to answer a suite's prompts under `version`, which it `holds` if no pull is
-        on its way."""
+        """`instance` is to answer a suite's prompts under `version`; `holds`: no pull is coming."""
         for trajectories in self._evaluations.outdated(suite, version, holds=holds):
             self.close(trajectories)
         for drawn in self._evaluations.begin(instance, suite, version):
@@ -132,8 +130,7 @@ class Environments:
         return length
 
     def judge(self, trajectory: TrajectoryId) -> None:
-        """Have a response that is stored as complete rewarded: by its environment, if that judges,
-        and then by reward functions."""
+        """Have a complete response rewarded by its environment and then by reward functions."""
         if self._config(trajectory).environment.classes:
             episode, _ = self._episode(trajectory)
             self._put(trajectory, messages.AskEnvironment(episode, "reward"))

@@ -69,8 +69,7 @@ class Histories:
                 raise AssertionError(f"unexpected message {message}")
 
     def let_draft(self, instance: WorkerHandle) -> None:
-        """Let an instance draft, once its node has something to draft from. Later calls do
-        nothing."""
+        """Let an instance draft, once its node has something to draft from."""
         if not self._is_wanted or instance.node is None:
             return
         if instance.node not in self._nodes:

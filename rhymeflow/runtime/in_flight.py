@@ -71,15 +71,13 @@ class Group:
     evaluates: Version | None = None
     """Of a suite's group: the version that is evaluated."""
     open: dict[int, tuple[InstanceId, list[Part]]] = field(default_factory=dict)
-    """Of each member that is being generated: where, and the parts of the segment that is not
-    stored yet, all of one version."""
+    """Of each member that is being generated: where, and parts that are not stored yet."""
     stored: dict[int, array[int]] = field(default_factory=dict)
     """Of each member that there is anything of, the tokens that are stored."""
     versions: dict[int, Version] = field(default_factory=dict)
-    """Of each of these members, the version that generated its last stored token."""
+    """The version that generated the last stored token of each of these members."""
     turns: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """Of each member that an environment answered: for each answer, in order, the tokens that there
-    were before it and with it."""
+    """Of each member: for each answer of its environment the tokens before it, and with it."""
     turns_ended: dict[int, int] = field(default_factory=dict)
     """Of each member with turns: how many of the policy's are over."""
     reasons: dict[int, FinishReason] = field(default_factory=dict)
@@ -88,8 +86,7 @@ class Group:
     failed: set[int] = field(default_factory=set)
     """Of a suite's group: members that could not be had or judged."""
     to_judge: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Members that could be judged together, in the order in which they came to that, with the
-    rewards that they have by themselves."""
+    """Members that could be judged together, as they came to that, with rewards of their own."""
     is_judged: bool = False
     """Whether reward functions were called with the group, and have not failed."""
 
@@ -312,17 +309,14 @@ class InFlight:
         return 0 if group is None else group.turns_ended.get(trajectory.member, 0)
 
     def complete(self, trajectory: TrajectoryId, reason: FinishReason) -> int:
-        """Store that a response is complete as it is, and what is not stored of it; return its
-        length."""
+        """Store that a response is complete as it is, all of it; return its length."""
         length = self.seal(trajectory)
         self._store.put_finished(trajectory, length=length, reason=reason)
         self._groups[trajectory.group].reasons[trajectory.member] = reason
         return length
 
     def seal_all(self, instance: InstanceId | None = None) -> list[tuple[TrajectoryId, int]]:
-        """Store what there is of every response, or of those of one instance; return which, and how
-        many tokens each has.
-        """
+        """Store all responses, or those of one instance, as far as they are; return lengths."""
         chosen = [
             TrajectoryId(group_id, member)
             for group_id, group in self._groups.items()

@@ -35,8 +35,7 @@ class Past(NamedTuple):
     num_drawn: int = 0
     """Groups whose prompt was taken from the data, not from a group that had ended."""
     unrecorded: tuple[tuple[int, Command], ...] = ()
-    """Commands that the log does not have, with the numbers of their events. All were given after
-    all that it has."""
+    """Commands that the log does not have, with their events; they came after all it has."""
     training: Train | None = None
     """The batch that is being trained on."""
     last_event: int = 0

@@ -173,8 +173,7 @@ class Rewards:
         trajectories: list[TrajectoryId],
         components: Sequence[dict[str, float]],
     ) -> Iterator[Event]:
-        """Report a reward for each, or that there is none: of members of a batch for all of them,
-        since they are compared."""
+        """Report a reward for each; if they are compared and one has none, that there is none."""
         is_suite = trajectories[0].group < 0
         total = self._judging_of(trajectories[0].group).sum
         rewards = [total(each) for each in components]

@@ -49,7 +49,7 @@ class Supervisor:
         self, config: Config, runtime: Runtime, *, used_names: Iterable[InstanceId] = ()
     ) -> None:
         """`used_names`: of instances of earlier attempts at the run."""
-        self._config, self._runtime, self._used = config, runtime, frozenset(used_names)
+        self._config, self._runtime = config, runtime
         self._share = share_of_cores(num_computing(config))
         self._roles: dict[str, Role] = {}
         self._workers: dict[str, WorkerHandle] = {}
@@ -58,7 +58,12 @@ class Supervisor:
         self._places: dict[InstanceId, int] = {}
         """The place of each instance; another in the same place has another name."""
         self._last_number: dict[int, int] = {}
-        """Of the last instance in each place."""
+        """Of the last instance in each place, if it is known: of one that died before it had joined
+        nobody has heard."""
+        for name in used_names:
+            place, _, number = name.removeprefix("rollout-").partition(".")
+            last = self._last_number.get(int(place), 0)
+            self._last_number[int(place)] = max(last, int(number or 0))
         self._restarts_left = config.run.instance_restarts
         self._num_started: dict[Role, int] = {}
         self.instances: dict[InstanceId, WorkerHandle] = {}
@@ -202,7 +207,7 @@ class Supervisor:
         raise WorkerDied(f"{name} failed:\n{message.error}")
 
     def _start_instance(self, place: int) -> WorkerHandle:
-        number = self._last_number.get(place, self._last_used(place)) + 1
+        number = self._last_number.get(place, -1) + 1
         self._last_number[place] = number
         name = f"rollout-{place}.{number}" if number else f"rollout-{place}"
         rollout = self._config.rollout
@@ -210,15 +215,6 @@ class Supervisor:
         worker = self._start("rollout", name, rollout.num_threads, cpus)
         self.instances[name], self._places[name] = worker, place
         return worker
-
-    def _last_used(self, place: int) -> int:
-        """The last number that an instance of an earlier attempt had in this place; else -1.
-
-        Some numbers may be missing: of instances that died before they had joined.
-        """
-        parts = (used.partition(".") for used in self._used)
-        numbers = (int(number or 0) for name, _, number in parts if name == f"rollout-{place}")
-        return max(numbers, default=-1)
 
     def _start_learner(self) -> None:
         learner = self._config.learner

@@ -75,14 +75,10 @@ class Training:
             self._reporter.begin_training()
 
     def save(self) -> None:
-        """Write a checkpoint of the version that is published, if there is none."""
-        if self.published not in self.checkpoints:
-            self._save(self.published)
-
-    def save_newest(self) -> None:
-        """Write a checkpoint of what the learner has when it is done with its batch, if any."""
+        """Write a checkpoint of what the learner has when it is done with its batch, if there is a
+        batch; else of the version that is published, if there is none."""
         version = self.published + (self.batch is not None)
-        if version and version not in self.checkpoints:
+        if version not in self.checkpoints:
             self._save(version)
 
     def evaluated(

@@ -22,13 +22,7 @@ from rhymeflow.store.handle import store_reader
 from rhymeflow.store.previous_run import config_of
 from rhymeflow.utils import progress, shared_memory
 from rhymeflow.workers.channel import Channel
-from rhymeflow.workers.messages import (
-    HistoryGrew,
-    HistoryReady,
-    Shutdown,
-    receive,
-    send,
-)
+from rhymeflow.workers.messages import HistoryGrew, HistoryReady, Shutdown, receive, send
 
 NICENESS = 10
 """Workers that sample or train go first, once drafting is compiled: instances wait for that."""
@@ -50,54 +44,45 @@ PROMPTS_REMEMBERED = 1024
 
 
 def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
-    """Serve the run until `Shutdown`."""
+    """Write a previous run's responses to the index, then this run's, until `Shutdown`."""
     rehearse(config)
     os.nice(NICENESS)
-    history = History(connection, config, run_dir)
+    drafting = config.drafting
+    index = Index(
+        max_tokens=drafting.history_tokens,
+        max_responses=drafting.history_responses,
+        shared=True,
+        prefix=shared_memory.prefix_for(run_dir, "h"),
+    )
     try:
-        history.serve()
-    finally:
-        history.index.close()
-
-
-class History:
-    """The index, and what is written to it: a previous run's responses, then this run's."""
-
-    def __init__(self, connection: Channel, config: Config, run_dir: Path) -> None:
-        self.connection = connection
-        self.index = Index(
-            max_tokens=config.drafting.history_tokens,
-            max_responses=config.drafting.history_responses,
-            shared=True,
-            prefix=shared_memory.prefix_for(run_dir, "h"),
-        )
-        handle = self.index.handle
+        handle = index.handle
         assert handle is not None
         send(connection, HistoryReady(handle))
-        self._writers = []
-        if config.drafting.history_run is not None:
-            self._writers.append(_previous_run(self.index, config))
+        writers = [] if drafting.history_run is None else [_previous_run(index, config)]
         reader = store_reader(config, run_dir)
-        follower = Follower(reader, num_tokens=config.drafting.history_tokens)
-        self._writers.append(IndexWriter(self.index, follower, config))
+        follower = Follower(reader, num_tokens=drafting.history_tokens)
+        serve(connection, index, [*writers, IndexWriter(index, follower, config)])
+    finally:
+        index.close()
 
-    def serve(self) -> None:
-        """Write what is new, until `Shutdown`."""
-        wait = 0.0
-        progress.has_started = True
-        while not self.connection.poll(wait):
-            count = self._writers[0].write()
-            if count < SEGMENTS_AT_ONCE and len(self._writers) > 1:
-                del self._writers[0]  # the previous run has no more
-            elif count == SEGMENTS_AT_ONCE:
-                wait = 0.0
-            elif count:
-                wait = POLL_SECONDS
-            else:
-                wait = min(max(2 * wait, POLL_SECONDS), IDLE_SECONDS)
-            send(self.connection, HistoryGrew(self.index.num_tokens))
-        message = receive(self.connection)
-        assert isinstance(message, Shutdown), message
+
+def serve(connection: Channel, index: Index, writers: list[IndexWriter]) -> None:
+    """Write what is new, until `Shutdown`: of the first writer till it has no more, and so on."""
+    wait = 0.0
+    progress.has_started = True
+    while not connection.poll(wait):
+        count = writers[0].write()
+        if count < SEGMENTS_AT_ONCE and len(writers) > 1:
+            del writers[0]
+        elif count == SEGMENTS_AT_ONCE:
+            wait = 0.0
+        elif count:
+            wait = POLL_SECONDS
+        else:
+            wait = min(max(2 * wait, POLL_SECONDS), IDLE_SECONDS)
+        send(connection, HistoryGrew(index.num_tokens))
+    message = receive(connection)
+    assert isinstance(message, Shutdown), message
 
 
 def _previous_run(index: Index, config: Config) -> IndexWriter:
@@ -110,13 +95,10 @@ def _previous_run(index: Index, config: Config) -> IndexWriter:
     reader = store_reader(config, Path(config.drafting.history_run))
     previous = config_of(reader.attempts()[-1], reader.path)
     follower = Follower(reader, num_tokens=config.drafting.history_tokens)
-    is_same_noise = previous.run.seed == config.run.seed and (
-        _numbering(previous.data) == _numbering(config.data)
-    )
+    is_numbered_alike = _numbering(previous.data) == _numbering(config.data)
+    aligned = is_numbered_alike and previous.run.seed == config.run.seed
     # Its last version is where this run may have begun, and is older than all of this run's.
-    return IndexWriter(
-        index, follower, previous, aligned=is_same_noise, age=follower.last_version()
-    )
+    return IndexWriter(index, follower, previous, aligned=aligned, age=follower.last_version())
 
 
 def _numbering(data: DataConfig) -> DataConfig:

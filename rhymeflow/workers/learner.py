@@ -106,20 +106,12 @@ def serve(
         learner.serve()
         ranks.leave()
     except RuntimeError:
-        if count > 1:
-            _wait_to_be_replaced(connection)
+        if count > 1:  # whoever is the cause is reported first, and this process ended
+            time.sleep(PATIENCE)
         raise
     finally:
         if learner is not None and learner.weights is not None:
             learner.weights.close()
-
-
-def _wait_to_be_replaced(connection: Channel) -> None:
-    """Whoever is the cause is reported first, and this process ended. Or it was this one."""
-    deadline = time.monotonic() + PATIENCE
-    while (rest := deadline - time.monotonic()) > 0:
-        if connection.poll(rest):
-            receive(connection)
 
 
 class LearnerProcess:

@@ -237,8 +237,7 @@ class BatchTrained(Message):
 
 
 class CheckpointEnded(Message):
-    """A checkpoint of `version` lies in `path`, or could not be written because of `error`: then
-    those before it are as they were."""
+    """A checkpoint of `version` lies in `path`, or could not be written because of `error`."""
 
     version: Version
     path: str
@@ -287,8 +286,7 @@ class EpisodeOpened(Message):
 
 
 class TurnAnswered(Message):
-    """What the environment answered to turn `turn`, in tokens after which the policy goes on; or
-    why it asks for no more."""
+    """What an environment answered to turn `turn`, in tokens; or why it asks for no more."""
 
     key: str
     turn: int

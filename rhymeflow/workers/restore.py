@@ -124,8 +124,7 @@ def _skipped(reader: Reader, since: int = 0) -> dict[Version, list[int]]:
 
 
 def _batches(reader: Reader, first: Version, last: Version) -> list[tuple[Version, Batch, Config]]:
-    """Those that make versions `first + 1` to `last`, in order, each with the configuration of the
-    attempt that trained on it."""
+    """Those after version `first` to `last`, each with its attempt's configuration."""
     attempts = reader.attempts()
     found = []
     # The batch after `last` may have been begun.

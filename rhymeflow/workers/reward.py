@@ -88,9 +88,8 @@ class RewardWorker(UserCodeWorker):
             send(self._connection, NoReward(key, texts, task.error))
             return
         judged = task.result
-        last = _last(task.request.turns)
-        computed = RewardComputed(key, texts, judged.components, last, judged.noted, judged.extra)
-        send(self._connection, computed)
+        said = judged.components, _last(task.request.turns), judged.noted, judged.extra
+        send(self._connection, RewardComputed(key, texts, *said))
 
 
 def parts_of(tokens: list[int], answers: list[tuple[int, int]]) -> list[list[int]]:

@@ -205,9 +205,7 @@ class Instance:
     def _carry_out(self, message: object) -> None:
         command = message.what if isinstance(message, Carried) else message
         if isinstance(command, Route | Interrupt | Abort | Pull | Evaluate):
-            if 0 < command.number <= self.last_number:
-                return
-            self.last_number = max(command.number, self.last_number)
+            self.last_number = max(command.number, self.last_number)  # a suite's has none
         match message:
             case Carried(Route(trajectory=trajectory), data):
                 self._route(trajectory, data)

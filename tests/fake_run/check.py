@@ -34,7 +34,7 @@ from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.suites.suite import of_run
 from tests.fake_run import environments, models
-from tests.fake_run.prompts import HELD_OUT, SOURCE
+from tests.fake_run.models import HELD_OUT, SOURCE
 from tests.fake_run.world import World
 
 COMPARE_SHARE = 0.2
@@ -83,7 +83,6 @@ class WithoutSnapshots(TrajectoryReader):
     """A log that is replayed from its beginning."""
 
     def snapshots(self) -> list[tuple[int, bytes]]:
-        """None."""
         return []
 
 
@@ -119,7 +118,6 @@ what strategies keep, which must not matter."""
 
 
 def ended(run_dir: Path, config: Config, seen: Seen) -> None:
-    """Check a run that has ended."""
     path = run_dir / EVENTS
     audited(path, config.schedule.bound)
     compare_with_whole_replay(path)
@@ -149,8 +147,6 @@ def audited(path: Path, bound: int) -> None:
 
 
 def check_tokens(reader: TrajectoryReader, config: Config, seen: Seen) -> None:
-    """Tokens, lengths and rewards."""
-    run = config
     configs = {None: config} | {each.name: each.config for each in of_run(config)}
     rows = reader.query("SELECT group_id, row, epoch, suite FROM groups")
     origins = {group: origin for group, *origin in rows}
@@ -162,7 +158,7 @@ def check_tokens(reader: TrajectoryReader, config: Config, seen: Seen) -> None:
         assert start == len(tokens), f"{group}.{member} has a hole or an overlap at {start}"
         tokens += list(memoryview(blob).cast("i"))
     lengths = {(group, member): length for group, member, length in reader.query(LENGTHS)}
-    check_pruned(reader, run, set(stored))
+    check_pruned(reader, config, set(stored))
     for (group, member), length in seen.lengths.items():
         there = lengths.get((group, member), 0)
         assert there >= length, f"{length - there} tokens of {group}.{member} were lost"
@@ -181,14 +177,14 @@ def check_tokens(reader: TrajectoryReader, config: Config, seen: Seen) -> None:
         if (group, member) not in stored:
             continue
         tokens, whole = stored[group, member], expected[group, member]
-        config = configs[origins[group][2]]
+        own = configs[origins[group][2]]
         if reason != "finished_early":
             assert tokens == whole.tokens, f"{group}.{member} ended before its end"
-        elif config.environment.is_used:
+        elif own.environment.is_used:
             continue  # how far its environment was is not seen here
         if reward is not None:
-            due = models.reward(tokens) * len(config.reward.functions)
-            if config.environment.is_used:
+            due = models.reward(tokens) * len(own.reward.functions)
+            if own.environment.is_used:
                 due += environments.judged(whole.turns)
             assert reward == due, f"{group}.{member} has the reward {reward}, not {due}"
 
@@ -210,7 +206,6 @@ def check_pruned(reader: TrajectoryReader, config: Config, stored: set[tuple[int
 
 
 def check_order(reader: TrajectoryReader, config: Config) -> None:
-    """Prompts, in the order in which they were taken."""
     stream = PromptStream(SOURCE, config.run.seed, config.data.shuffle)
     created = [e for _, _, e in reader.events() if isinstance(e, GroupCreated)]
     groups = sorted(reader.query("SELECT group_id, row, epoch FROM groups WHERE suite IS NULL"))

@@ -45,7 +45,6 @@ def answer(turns: Sequence[Sequence[int]]) -> list[int] | None:
 
 
 def judged(turns: Sequence[Sequence[int]]) -> float:
-    """The reward of an episode."""
     return models.reward([token for turn in turns for token in turn])
 
 
@@ -88,7 +87,6 @@ class FakeEnvironments:
         self._asked: dict[str, AskEnvironment] = {}
 
     def turn(self) -> None:
-        """Receive what has arrived, answer some of it."""
         while self._connection.poll(0.0):
             message = receive(self._connection)
             if isinstance(message, CloseEpisodes):

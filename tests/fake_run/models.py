@@ -1,8 +1,8 @@
 """What a fake run computes: a policy, an engine, a learner's model and rewards, all of them hashes.
 
-Holds true: a token is a function of its response's noise key and position, as in a real run it is
-one of these and the logits; weights are a function of everything that was trained on, in its order,
-so two learners with the same checksum were trained on the same; a reward is one of the tokens.
+A token is a function of its response's noise key and position, as in a real run it is one of these
+and the logits; weights are a function of everything that was trained on, in its order, so two
+learners with the same checksum were trained on the same; a reward is one of the tokens.
 """
 
 from __future__ import annotations
@@ -12,14 +12,22 @@ import struct
 import zlib
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import xxhash
 
+from rhymeflow.config import Config
 from rhymeflow.core.types import Version
+from rhymeflow.data.load import RunPrompts
+from rhymeflow.data.prompts import Prompt
+from rhymeflow.data.stream import PromptStream
 from rhymeflow.engine.base import Finished, Limits, Load, NoiseKey, Request
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.learner.sample import Sample
+from rhymeflow.runtime.reporting import Reporter
+from rhymeflow.runtime.train import Loaded
+from rhymeflow.suites.suite import SuitePrompts, of_run
 from rhymeflow.weights.base import VersionUnavailable
 from rhymeflow.weights.proof import Pulled
 
@@ -55,7 +63,6 @@ class Weights:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Nothing."""
         return {}
 
     def prepare(self, have: Pulled, want: Version) -> bool:
@@ -64,12 +71,10 @@ class Weights:
         return self._asked % 3 == 0
 
     def publish(self, version: Version, state: int) -> int:
-        """Let instances pull it; return its checksum."""
         self._published = Pulled(version, state)
         return state
 
     def newest(self, want: Version) -> Pulled:
-        """`want`, or what is newer."""
         if self._published is None or self._published.version < want:
             raise VersionUnavailable(f"{want} of {self._published}")
         return self._published
@@ -89,11 +94,9 @@ class Model:
         finite. A learner that is restored does not ask: the log knows."""
 
     def accumulate(self, samples: Sequence[Sample], details: Any = None) -> None:
-        """Take a part of the next batch."""
         self._early.append(samples)
 
     def forget(self) -> None:
-        """There was no such part."""
         self._early = []
 
     def train(
@@ -104,7 +107,6 @@ class Model:
         *,
         skip: Collection[int] = (),
     ) -> dict:
-        """Become what training on the parts and the rest makes."""
         assert step == self.version, (step, self.version)
         parts, self._early = [*self._early, rest], []
         samples = [sample for part in parts for sample in part]
@@ -131,20 +133,17 @@ class Model:
         }
 
     def reconfigure(self, config: Any) -> None:
-        """Nothing depends on it."""
+        pass
 
     def weights(self) -> int:
-        """All there is of them."""
         return self.state
 
     checksum = weights
 
     def snapshot(self) -> str:
-        """What a checkpoint holds."""
         return json.dumps([self.version, self.state, self._num_tokens])
 
     def restore(self, directory: Path) -> None:
-        """Become what a checkpoint holds."""
         self.version, self.state, self._num_tokens = json.loads(
             (directory / STATE_FILE).read_text(encoding="utf-8")
         )
@@ -160,15 +159,12 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything runs or waits."""
         return bool(self._requests)
 
     def limits(self) -> Limits:
-        """What it can hold."""
         return self._limits
 
     def load(self) -> Load:
-        """How it is now."""
         ids, room = list(self._requests), self._limits.max_num_seqs
         kv_tokens = sum(len(r.prompt_ids) + len(r.tokens) for r in self._requests.values())
         return Load(
@@ -182,12 +178,10 @@ class Engine:
         )
 
     def submit(self, request: Request) -> None:
-        """Queue a request."""
         assert request.id not in self._requests, f"{request.id} is here twice"
         self._requests[request.id] = request
 
     def poll(self, timeout: float) -> list[Finished]:
-        """One iteration."""
         done = []
         for request in list(self._requests.values())[: self._limits.max_num_seqs]:
             request.tokens.append(token(request.noise_key, len(request.tokens)))
@@ -201,22 +195,44 @@ class Engine:
         return done
 
     def interrupt(self, ids: Iterable[Hashable] | None = None) -> list[Request]:
-        """Stop requests."""
         chosen = list(self._requests) if ids is None else ids
         return [self._requests.pop(each) for each in chosen if each in self._requests]
 
     def prepare(self, weights: Weights, want: Version) -> bool:
-        """Ask them."""
         return weights.prepare(Pulled(self.version, self.checksum), want)
 
     def install(self, weights: Weights, want: Version, *, keep_cache: bool) -> Pulled:
-        """Take the newest weights."""
         pulled = weights.newest(want)
         self.version, self.checksum = pulled
         return pulled
 
     def draft_from(self, index: Any) -> None:
-        """It does not draft."""
+        pass
 
     def close(self) -> None:
-        """It keeps nothing."""
+        pass
+
+
+NUM_PROMPTS, HELD_OUT = 7, 2
+
+
+class Letters:
+    """A prompt's tokens."""
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        return [ord(letter) for letter in str(prompt.prompt)]
+
+
+SOURCE = [Prompt(row, "ab" * (row + 1), {"answer": row}) for row in range(NUM_PROMPTS)]
+ANSWERS = [Prompt(row, "q" * (row + 1), {}) for row in range(HELD_OUT)]
+
+
+def load(start: Callable[[], None], config: Config, reporter: Reporter) -> Loaded:
+    """The prompts of every fake run; see `runtime.train.Machine`."""
+    start()
+    held_out = ANSWERS[: config.data.eval_size]
+    stream = PromptStream(SOURCE, config.run.seed, config.data.shuffle)
+    ids = [Letters().encode(prompt) for prompt in ANSWERS]
+    suites = {each.name: SuitePrompts(each, ANSWERS, ids, Letters()) for each in of_run(config)}
+    prompts = RunPrompts(SOURCE, stream, Letters(), held_out)
+    return Loaded(SimpleNamespace(chat_template=None), prompts, suites)

@@ -32,7 +32,7 @@ from rhymeflow.store.checkpoint_dirs import CHECKPOINTS
 from rhymeflow.store.damage import check_log
 from tests.fake_run import check
 from tests.fake_run.disk import MortalStore, damaged
-from tests.fake_run.prompts import HELD_OUT, load
+from tests.fake_run.models import HELD_OUT, load
 from tests.fake_run.runtime import FakeProcesses, Rates
 from tests.fake_run.world import Killed, World
 
@@ -213,7 +213,6 @@ class FakeRun:
         start.write_config(config, self.path)
 
     def carry_through(self) -> None:
-        """Until it is finished."""
         while True:
             heir = self._directory / str(self._num_heirs + 1)
             prunes = self.config.run.keep_tokens is not None

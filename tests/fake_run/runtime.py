@@ -1,19 +1,19 @@
 """A `runtime.base.Runtime` without processes: workers take turns while the controller waits.
 
 Faults of workers are injected here: each may die at any message that it sends, or stand still for a
-while, which the controller takes for a hang if it is long. Their channels repeat messages and are
-late (`wires.py`).
-
-Holds true: what `runtime/base.py` says of every implementation. Knows nothing of the store.
+while, which the controller takes for a hang if it is long. What carries their messages repeats some
+and is late (`benchmarks/faults/messages.py`).
 """
 
 from __future__ import annotations
 
 import signal
+from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.faults.messages import Transport
 from rhymeflow.config import Config
 from rhymeflow.runtime.base import News, Received, Resources, Role, WorkerLost
 from rhymeflow.utils.stopping import STOP_SIGNALS
@@ -21,7 +21,6 @@ from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import Message, decode, encode
 from tests.fake_run.environments import FakeEnvironments
 from tests.fake_run.models import Weights
-from tests.fake_run.wires import End, Wire
 from tests.fake_run.workers import FakeInstance, FakeLearner, FakeRewards
 from tests.fake_run.world import World
 
@@ -67,14 +66,12 @@ class FakeProcesses:
             worker.die()
 
     def start(self, role: Role, name: str, resources: Resources) -> FakeWorker:
-        """Start a worker; see `base.Runtime`."""
         assert name not in self._shared, f"{name} was used before"
         worker = FakeWorker(role, name, self._world, self._rates, self._killing, self._make)
         self._workers[name] = worker
         return worker
 
     def wait(self, timeout: float, *, for_any_of: Collection[str] | None = None) -> list[News]:
-        """Let workers take turns; see `base.Runtime`."""
         self._killing()
         world, there = self._world, list(self._workers.values())
         if world.strikes(SIGNAL_SHARE):
@@ -93,7 +90,6 @@ class FakeProcesses:
         return [item for worker in there for item in worker.news()]
 
     def stop(self, name: str, *, patience: float) -> None:
-        """End one; see `base.Runtime`."""
         self._workers.pop(name).die()
 
     def _make(self, role: Role, name: str, connection: Channel) -> Any:
@@ -136,11 +132,9 @@ class FakeWorker:
 
     @property
     def node(self) -> str:
-        """All are on one."""
         return "here"
 
     def send(self, message: Message) -> None:
-        """Send a message; see `base.WorkerHandle`."""
         self._ours.send_bytes(encode(message))
 
     def news(self) -> list[News]:
@@ -174,7 +168,6 @@ class FakeWorker:
             self.die()
 
     def die(self) -> None:
-        """End, at once."""
         if self._is_alive and self._sends_left is not None:
             self._world.count(f"{self.role} killed")
         self._is_alive = False
@@ -191,8 +184,65 @@ class FakeWorker:
             self._worker = self._make(self.role, self.name, self._theirs)
 
     def _sends(self) -> None:
-        """It is about to send."""
         if self._sends_left is not None:
             if self._sends_left == 0:
                 raise Death
             self._sends_left -= 1
+
+
+DELAY_SECONDS = (0.1, 1.0)
+"""Mean and most; long against a turn, short against what counts as a hang."""
+
+
+class Wire:
+    """One direction; `twice` and `late` as of `Transport`."""
+
+    def __init__(self, world: World, twice: float, late: float) -> None:
+        self._world = world
+        self._transport = Transport(world.rng, twice=twice, late=late, seconds=DELAY_SECONDS)
+        self._frames: deque[bytes] = deque()
+        self._opens_at = 0.0
+
+    def put(self, frame: bytes) -> None:
+        transport, before = self._transport, self._transport.num_twice
+        if delay := transport.delay():
+            self._opens_at = max(self._opens_at, self._world.now) + delay
+            self._world.counts["messages late"] += 1
+        self._frames += transport.deliver(frame)
+        self._world.counts["messages twice"] += transport.num_twice - before
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._frames
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self._frames) and self._world.now >= self._opens_at
+
+    def take(self) -> bytes:
+        assert self.is_ready, "nothing is there"
+        return self._frames.popleft()
+
+
+class End:
+    """One end of a pipe: what `workers.channel.Connection` asks for. It never waits."""
+
+    def __init__(self, inbound: Wire, outbound: Wire, sending: Callable[[], None]) -> None:
+        """`sending` is called before each message that is sent."""
+        self.inbound, self._outbound, self._sending = inbound, outbound, sending
+
+    def send_bytes(self, frame: bytes) -> None:
+        self._sending()
+        self._outbound.put(frame)
+
+    def recv_bytes(self) -> bytes:
+        return self.inbound.take()
+
+    def poll(self, timeout: float) -> bool:
+        return self.inbound.is_ready
+
+    def fileno(self) -> int:
+        raise AssertionError("a fake pipe has no descriptor")
+
+    def close(self) -> None:
+        pass

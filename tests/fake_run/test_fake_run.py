@@ -88,26 +88,12 @@ def test_every_kind_of_fault_comes(place):
 
 
 KINDS = {
-    "environment failed",
-    "environment killed",
-    "environment stopped",
-    "controller killed, log cut",
-    "controller killed, log flushed",
-    "controller killed, unflushed lost",
-    "controller signalled",
-    "controller stopped",
-    "disk full",
-    "gradient not finite",
-    "learner killed",
-    "learner stopped",
-    "log damaged",
-    "messages late",
-    "messages twice",
-    "reward failed",
-    "reward killed",
-    "reward stopped",
-    "rollout killed",
-    "rollout stopped",
+    *(f"controller {how}" for how in ("signalled", "stopped", "killed, log cut")),
+    *(f"controller killed, {what}" for what in ("log flushed", "unflushed lost")),
+    *(f"{role} killed" for role in ("environment", "learner", "reward", "rollout")),
+    *(f"{role} stopped" for role in ("environment", "learner", "reward", "rollout")),
+    *("environment failed", "reward failed", "gradient not finite", "disk full", "log damaged"),
+    *("messages late", "messages twice"),
 }
 
 
@@ -162,7 +148,6 @@ def test_two_signals_in_the_middle_of_storing_tear_nothing(place, monkeypatch):
 
 
 def quiet(seed):
-    """A run without faults."""
     draw = random.Random(seed)
     return configuration(draw, SCHEDULE_NAMES[seed % 7]), Rates(0.0, 0.0, 0.0)
 

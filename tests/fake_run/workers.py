@@ -75,7 +75,6 @@ class FakeLearner(LearnerProcess):
         return is_broken
 
     def close(self) -> None:
-        """It has died."""
         self._reader.close()
 
 
@@ -91,17 +90,14 @@ class FakeSaver:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is a checkpoint whose end was not told yet."""
         return bool(self._pending)
 
     def begin(self, version: Version, snapshot: str, keep: Collection[Version]) -> None:
-        """Begin to write."""
         unfinished = self._path(version).with_name(f"step-{version}{UNFINISHED}")
         unfinished.mkdir(parents=True, exist_ok=True)
         self._pending.append((version, snapshot, keep))
 
     def ended(self) -> list[Saved]:
-        """What was completed."""
         found = []
         while self._pending and self._world.chance(self.COMPLETED):
             version, snapshot, keep = self._pending.popleft()
@@ -141,7 +137,6 @@ class FakeInstance(Instance):
         )
 
     def open_weights(self, message: ConnectWeights) -> models.Weights:
-        """What the learner of this name publishes."""
         return self._shared[message.handle.name]
 
     def _report_status(self) -> None:
@@ -160,11 +155,6 @@ class FakeRewards(RewardWorker):
         pool = FakePool(names, world, failures)
         super().__init__(connection, pool, names, lambda tokens: " ".join(map(str, tokens)))
 
-    def turn(self) -> None:
-        """As every reward worker's."""
-        self._last_sent = LONG_AGO if self._world.chance(0.3) else float("inf")
-        super().turn()
-
 
 class FakePool:
     """Stands for `rhymeflow.pool.Pool`; so many of the calls fail."""
@@ -174,12 +164,10 @@ class FakePool:
         self._active: dict[Hashable, RewardTask] = {}
 
     def submit(self, task: RewardTask) -> None:
-        """Take a task."""
         assert task.key not in self._active, f"{task.key} is being judged already"
         self._active[task.key] = task
 
     def poll(self, now: float) -> list[RewardTask]:
-        """Some of the answers."""
         return [self._answer(key) for key in list(self._active) if self._world.chance(0.5)]
 
     def _answer(self, key: Hashable) -> RewardTask:

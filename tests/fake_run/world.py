@@ -32,11 +32,9 @@ class World:
         self._num_turns = 0
 
     def clock(self) -> float:
-        """Seconds."""
         return self.now
 
     def chance(self, probability: float) -> bool:
-        """Whether it happens."""
         return self.rng.random() < probability
 
     def strikes(self, share: float = 1.0) -> bool:
@@ -44,11 +42,9 @@ class World:
         return self.num_left > 0 and self.rng.random() < share * self._often
 
     def count(self, kind: str) -> None:
-        """A fault was injected."""
         self.counts[kind] += 1
         self.num_left -= 1
 
     def turn(self) -> None:
-        """Something goes on a little."""
         self._num_turns += 1
         assert self._num_turns < MOST_TURNS, "the run does not end"

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from rhymeflow.config.load import dump_config
 from rhymeflow.store.reader import TrajectoryReader
+from tests.processes import is_running
 from tests.ray.runs import joined, on_ray, published, train_while
-from tests.runtime.logs import check_bound, check_replay
-from tests.runtime.test_resume import BY_DIFFERENCES, audit, resume
+from tests.runtime.logs import audit, check_replay
+from tests.runtime.test_resume import BY_DIFFERENCES, resume
+from tests.runtime.tiny import program, until
+from tests.runtime.tiny import published as published_in
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
 STEPS = 12
@@ -111,6 +111,56 @@ def test_instances_die_hang_leave_and_come(nodes, tmp_path, monkeypatch):
     assert {told["killed"], told["left"], told["hung"]} <= left
 
 
+def test_an_instance_on_a_node_that_is_cut_off_is_replaced_and_not_believed(
+    nodes, tmp_path, monkeypatch
+):
+    """Only what connects the node to the cluster is stopped. The instance goes on computing and
+    sending; it ends when its node finds that the cluster has given it up.
+    """
+    cluster = nodes(2)
+    told: dict = {}
+
+    def cut_off(controller):
+        away = elsewhere(controller)
+        if not published(controller, 2) or len(joined(controller)) < 2 or not away:
+            return False
+        told.update(name=away[0].name, pid=away[0].pid, raylet=cluster.raylet(away[0].node))
+        os.kill(told["raylet"], signal.SIGSTOP)
+        return True
+
+    def is_given_up(controller):
+        if told["name"] in joined(controller):
+            return False
+        told["lived_on"] = is_running(told["pid"])
+        return True
+
+    def another_joined(controller):
+        if len(joined(controller)) < 2:
+            return False
+        os.kill(told["raylet"], signal.SIGCONT)
+        return True
+
+    def is_gone(controller):
+        return not is_running(told["pid"])
+
+    def stop(controller):
+        controller.stop_asked = True
+        return True
+
+    config = on_ray(
+        tmp_path,
+        cluster.address,
+        **PINS,
+        rollout={"num_instances": 1, "max_instances": 2},
+        learner={"max_steps": 10_000},
+    )
+    with pytest.raises(KeyboardInterrupt):
+        train_while(monkeypatch, config, cut_off, is_given_up, another_joined, is_gone, stop)
+    assert told["lived_on"]
+    audit(tmp_path / "run")
+    check_replay(config)
+
+
 def test_a_learner_that_dies_is_restored(nodes, tmp_path, monkeypatch):
     cluster = nodes(1)
     lost: list[str] = []
@@ -128,30 +178,22 @@ def test_a_learner_that_dies_is_restored(nodes, tmp_path, monkeypatch):
     assert "learner died" in said
     assert "learner.1 restores what it was" in said
     audit(tmp_path / "run")
-    check_bound(config)
     check_replay(config)
 
 
 def test_a_controller_that_is_killed_takes_its_actors_along_and_is_resumed(nodes, tmp_path):
     cluster = nodes(1)
     config = on_ray(tmp_path, cluster.address, **PINS, learner={"max_steps": STEPS})
-    (tmp_path / "config.yaml").write_text(dump_config(config))
-    command = [sys.executable, "-m", "rhymeflow", "train", str(tmp_path / "config.yaml")]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: num_published(tmp_path / "run") >= 3 or process.poll() is not None)
+    quiet = subprocess.DEVNULL
+    process = program(config, tmp_path, stdout=quiet, stderr=quiet)
+    until(lambda: published_in(tmp_path / "run") >= 3 or process.poll() is not None, 600)
     assert process.poll() is None
     process.kill()
     process.wait()
-    wait_for(lambda: not workers_of(tmp_path / "run"))
+    until(lambda: not workers_of(tmp_path / "run"), 600)
     assert resume(tmp_path / "run").steps == STEPS
     audit(tmp_path / "run")
-    check_bound(config)
     check_replay(config)
-
-
-def num_published(run_dir: Path) -> int:
-    rows = run_dir / "metrics.jsonl"
-    return len(rows.read_text().splitlines()) if rows.exists() else 0
 
 
 def workers_of(run_dir: Path) -> list[str]:
@@ -164,10 +206,3 @@ def workers_of(run_dir: Path) -> list[str]:
             continue
         found += [target] if target.startswith(str(run_dir / "logs")) else []
     return found
-
-
-def wait_for(condition, seconds: float = 600) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

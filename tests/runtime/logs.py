@@ -1,20 +1,24 @@
-"""What the log of a run says: commands by replay, and how stale what was trained on had begun."""
+"""What the log of a run says: commands by replay, and whether the laws hold."""
 
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 
 from rhymeflow.config import Config
-from rhymeflow.core.commands import Command, Pull, Route, Train
-from rhymeflow.core.events import Event, GroupCreated, InstanceJoined, Pulled
+from rhymeflow.core.commands import Command
+from rhymeflow.core.events import Event
 from rhymeflow.observe.summary import Summary
 from rhymeflow.runtime.replay import configured
 from rhymeflow.runtime.train import train as run
 from rhymeflow.store.reader import TrajectoryReader
+
+ROOT = Path(__file__).parents[2]
 
 
 def train(config: Config, console: Console | None = None) -> Summary:
@@ -62,37 +66,15 @@ def check_replay(config: Config) -> None:
     log.close()
 
 
-def check_bound(config: Config) -> None:
-    """Law 1, seen three times: from the tokens, from the log, and in how groups ended (law 2)."""
-    log, bound = reader(config), config.schedule.bound
-    ages = {age for (age,) in log.query("SELECT DISTINCT staleness FROM trained")}
-    assert ages <= set(range(bound + 1))
-    steps = replay(config)
-    commands = [command for _, caused in steps for command in caused]
-    # What an instance was to hold when it was given a response for the first time. It holds that
-    # or what is newer by then; if it dies before, no token is generated there.
-    pulls = {(c.instance, c.number): c.version for c in commands if isinstance(c, Pull)}
-    for event in (e for e, _ in steps if isinstance(e, Pulled)):
-        assert event.version >= pulls[event.instance, event.number]
-    held = {e.instance: e.version for e, _ in steps if isinstance(e, InstanceJoined)}
-    begun: dict = {}
-    for route in (c for c in commands if isinstance(c, Route)):
-        before = [v for (i, n), v in pulls.items() if i == route.instance and n < route.number]
-        begun.setdefault(route.trajectory, route.version)
-        assert route.version >= max([held[route.instance], *before])
-    ended = []
-    for train in (c for c in commands if isinstance(c, Train)):
-        ended += train.groups
-        for group, members in zip(train.groups, train.members, strict=True):
-            assert len(members) == config.rollout.num_generations
-            assert all(0 <= train.version - begun[group, m] <= bound for m in members)
-    assert (
-        len(ended) == len(set(ended)) == config.learner.max_steps * config.learner.groups_per_batch
-    )
-    consumed = log.query("SELECT group_id FROM groups WHERE ending = 'consumed' ORDER BY 1")
-    assert [group for (group,) in consumed] == sorted(ended)
-    requested = {e.group for e, _ in steps if isinstance(e, GroupCreated)}
-    assert requested == {
-        group for (group,) in log.query("SELECT group_id FROM groups WHERE suite IS NULL")
-    }
-    log.close()
+def audited(run_dir: Path) -> tuple[int, str]:
+    """Exit code and output of the audit that users have, by a Python that has no packages."""
+    command = [sys.executable, "-I", "-S", ROOT / "examples" / "audit_run.py", run_dir]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert not done.stderr, done.stderr
+    return done.returncode, done.stdout
+
+
+def audit(run_dir: Path) -> None:
+    """The laws hold: of what was trained on the age, how groups ended, checksums."""
+    code, printed = audited(run_dir)
+    assert code == 0, printed

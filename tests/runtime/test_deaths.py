@@ -13,8 +13,8 @@ from rich.console import Console
 
 from rhymeflow.core.events import InstanceLeft
 from rhymeflow.runtime.controller import Controller
-from tests.runtime.logs import check_bound, check_replay, reader, replay, train
-from tests.runtime.test_resume import audit, resume
+from tests.runtime.logs import audit, check_replay, reader, replay, train
+from tests.runtime.test_resume import resume
 from tests.runtime.test_turns import check_conversations, config_of
 
 pytestmark = pytest.mark.slow
@@ -75,6 +75,5 @@ def test_each_worker_dies_once_and_the_run_goes_on(tmp_path, monkeypatch):
 
 def check(config) -> None:
     check_replay(config)
-    check_bound(config)
     audit(Path(config.run.output_dir))
     assert check_conversations(config) > 0

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
-import sys
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +13,7 @@ from rhymeflow.histospec.index import Index
 from rhymeflow.observe import metrics
 from rhymeflow.runtime.controller import Controller
 from tests.runtime.logs import reader, train
-from tests.runtime.tiny import save_prompts, tiny_config
+from tests.runtime.tiny import program, published, save_prompts, tiny_config, until
 
 pytestmark = pytest.mark.slow
 
@@ -81,13 +78,6 @@ def figures(config, where: str = "TRUE") -> tuple[int, int, int]:
     return found
 
 
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """The run without drafts."""
@@ -134,7 +124,7 @@ def test_a_run_begins_with_the_history_of_another(drafted, tmp_path, monkeypatch
     def tick(self):
         wait_for_indexes(self)
         index = Index.attach(self.history._nodes[""].index)
-        wait_for(lambda: index.num_responses >= known)
+        until(lambda: index.num_responses >= known)
         turn(self)
 
     monkeypatch.setattr(Controller, "_tick", tick)
@@ -164,18 +154,13 @@ def memory_of(pid: int) -> list[str]:
 
 def test_no_memory_is_left_when_the_controller_is_killed(tmp_path):
     config = tiny_config(tmp_path, learner={"max_steps": 10_000}, drafting={"window": "cost"})
-    config_file = tmp_path / "config.yaml"
-    config_file.write_text(json.dumps(config.model_dump(mode="json")))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rhymeflow", "train", str(config_file)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    quiet = subprocess.DEVNULL
+    process = program(config, tmp_path, stdout=quiet, stderr=quiet)
     try:
-        wait_for(lambda: max(metrics.read(tmp_path / "run"), default=0) >= 1)
-        wait_for(lambda: len(memory_of(process.pid)) == 2)  # weights and history
+        until(lambda: published(tmp_path / "run") >= 1)
+        until(lambda: len(memory_of(process.pid)) == 2)  # weights and history
         names = memory_of(process.pid)
     finally:
         process.kill()
         process.wait()
-    wait_for(lambda: not any((SHARED / name).exists() for name in names))
+    until(lambda: not any((SHARED / name).exists() for name in names))

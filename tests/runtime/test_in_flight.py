@@ -14,14 +14,10 @@ from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.workers.messages import Part
+from tests.fake_run.models import Letters
 
 SOURCE = [Prompt(row, "ab" * (row + 1), {"answer": row}) for row in range(3)]
 FIRST = TrajectoryId(0, 0)
-
-
-class Letters:
-    def encode(self, prompt: Prompt) -> list[int]:
-        return [ord(letter) for letter in prompt.prompt]
 
 
 @pytest.fixture
@@ -81,21 +77,6 @@ def test_parts_become_one_segment_for_each_version_and_instance(in_flight, store
     assert in_flight.tokens(TrajectoryId(0, 1)) == []
 
 
-@pytest.mark.parametrize("moved", [False, True])
-def test_a_complete_response_is_stored_and_returned_whole(in_flight, store, moved):
-    in_flight.add(in_flight.draw())
-    in_flight.take("a", part(0, 3))
-    if moved:
-        in_flight.seal(FIRST)
-        in_flight.take("b", part(3, 2))
-    else:
-        in_flight.take("a", part(3, 2))
-    for _ in range(2):
-        assert in_flight.complete(FIRST, "stop") == 5
-        assert in_flight.tokens(FIRST) == list(range(5))
-        assert sum(count for _, count, _, _ in segments(store)) == 5
-
-
 def test_a_gap_is_a_defect(in_flight):
     in_flight.add(in_flight.draw())
     in_flight.take("a", part(0, 2))
@@ -146,13 +127,6 @@ def test_what_an_environment_answers_follows_what_the_policy_said(in_flight, sto
     found = store.progress([0])[0]
     assert (found.turns, found.versions) == ({0: [(2, 5)]}, {0: 2})
     assert found.tokens[0].tolist() == record.completion_ids
-
-
-def test_an_answer_in_the_middle_of_a_turn_is_a_defect(in_flight):
-    in_flight.add(in_flight.draw())
-    in_flight.take("a", part(0, 2))
-    with pytest.raises(AssertionError, match="is being generated"):
-        in_flight.observe(FIRST, [7])
 
 
 def test_what_was_in_flight_is_asked_for_at_once(in_flight, store):

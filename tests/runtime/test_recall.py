@@ -10,10 +10,8 @@ import pytest
 from benchmarks.faults import wal
 from rhymeflow.config import Config
 from rhymeflow.core.coordinator import Coordinator
-from rhymeflow.core.events import LearnerReady, Tick
-from rhymeflow.runtime import snapshot, start
-from rhymeflow.runtime.replay import beginning, recall, replay
-from rhymeflow.runtime.snapshot import Snapshot
+from rhymeflow.runtime import start
+from rhymeflow.runtime.replay import recall
 from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.store.checkpoint_dirs import checkpoints_up_to, set_aside
 from rhymeflow.store.reader import TrajectoryReader
@@ -42,25 +40,6 @@ def test_a_log_is_a_store_from_its_first_moment_on(tmp_path):
         store.close()
     with closing(TrajectoryReader(tmp_path / "copy" / "events.db")) as reader:
         assert reader.attempts() == []
-
-
-@pytest.mark.parametrize("num_later", [0, 2])
-def test_time_goes_on_where_the_log_ends_also_from_a_snapshot(tmp_path, num_later):
-    config = Config()
-    coordinator = beginning(config).coordinator
-    with closing(SqliteTrajectoryStore(tmp_path / "events.db")) as store:
-        store.begin_attempt(config.model_dump_json(), now=0.0, started="")
-        store.record(3.0, [LearnerReady(0)])
-        for command in coordinator.handle(LearnerReady(0)):
-            store.record_command(1, command)
-        store.put_snapshot(1, snapshot.write(Snapshot(coordinator.state, 0, None)))
-        for number in range(num_later):
-            first = store.record(4.0 + number, [Tick()])
-            for command in coordinator.handle(Tick()):
-                store.record_command(first, command)
-        store.commit()
-    with closing(TrajectoryReader(tmp_path / "events.db")) as reader:
-        assert replay(reader, tmp_path).seconds == 3.0 + num_later
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -30,8 +29,8 @@ from rhymeflow.runtime.resume_options import with_options
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.utils import shared_memory
 from rhymeflow.utils.child import descendants
-from tests.runtime.logs import check_bound, check_replay, reader, train
-from tests.runtime.tiny import tiny_config
+from tests.runtime.logs import audit, check_replay, reader, train
+from tests.runtime.tiny import program, published, tiny_config, until
 
 ROOT = Path(__file__).parents[2]
 STEPS = 6
@@ -110,15 +109,6 @@ def learned(run_dir: Path) -> dict:
     }
 
 
-def audit(run_dir: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "audit_run.py", run_dir],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """The run directory of a synchronous run that nothing happened to."""
@@ -186,7 +176,6 @@ def test_an_asynchronous_run_that_is_killed_twice_loses_nothing(tmp_path, monkey
     after = tokens(tmp_path / "run")
     assert all(after[key].startswith(made) for key, made in before.items()), "tokens were lost"
     check_replay(config)
-    check_bound(config)
     audit(tmp_path / "run")
     with closing(reader(config)) as log:
         names = [name for (name,) in log.query("SELECT DISTINCT instance FROM segments")]
@@ -278,13 +267,9 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path, straight, damage
 @pytest.mark.slow
 def test_the_command_resumes_a_run_that_was_killed_from_outside(tmp_path):
     config = small(tmp_path, learner={"max_steps": 12})
-    (tmp_path / "config.yaml").write_text(json.dumps(config.model_dump(mode="json")))
     command = [sys.executable, "-m", "rhymeflow"]
-    process = subprocess.Popen([*command, "train", "config.yaml"], cwd=tmp_path)
-    deadline = time.monotonic() + 120
-    while max(metrics.read(tmp_path / "run"), default=0) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    process = program(config, tmp_path, cwd=tmp_path)
+    until(lambda: published(tmp_path / "run") >= 3)
     prefix = shared_memory.prefix_for(tmp_path / "run", "")
     for pid in (process.pid, *descendants(process.pid)):
         os.kill(pid, signal.SIGKILL)  # whoever would take away what the others leave, too

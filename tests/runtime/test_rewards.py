@@ -80,25 +80,17 @@ class Run:
     def finish(self, *members):
         """These responses to the first prompt end; member m says m."""
         for member in members:
-            trajectory = TrajectoryId(0, member)
-            self.end(trajectory, [member], 0)
+            self.end(TrajectoryId(0, member), [member], 0)
 
     def end(self, trajectory, tokens, version, reason="stop"):
-        """A response ends, or for no reason it goes on."""
         part = Part(trajectory, 0, version, len(tokens), 0, tokens, [-1.0] * len(tokens))
         self.in_flight.take("r", part)
-        if reason is None:
-            self.in_flight.seal(trajectory)
-        else:
-            self.environments.finished(trajectory, reason)
-
-    def begin(self, instance, suite, version, holds=True):
-        self.generating.clear()
-        list(self.environments.evaluate(instance, suite, version, holds=holds))
+        self.environments.finished(trajectory, reason)
 
     def evaluate(self, suite, version, answers, held=None, cut=()):
         """These are the answers to a suite, asked for under a version and made under `held`."""
-        self.begin("r", suite, version)
+        self.generating.clear()
+        list(self.environments.evaluate("r", suite, version, holds=True))
         for number, (_, trajectory) in enumerate(list(self.generating)):
             reason = "length" if number in cut else "stop"
             self.end(trajectory, answers[number], held or version, reason)
@@ -216,23 +208,6 @@ def test_a_failure_can_stop_the_run(start, functions):
         run.fail(run.sent[0])
 
 
-def test_a_new_reward_worker_gets_what_is_unanswered_and_nothing_else(start):
-    run = start(RANK, ALONE)
-    run.finish(0, 1, 2)
-    run.asked()
-    calls = run.last
-    for call in calls:
-        run.answer(call, {"exact_match": 1.0})
-    [together] = run.sent
-    run.asked()
-    run.rewards.ask_again()
-    assert run.sent == [together], "what functions per response have said is kept"
-    run.finish(3)
-    run.sent.clear()
-    run.rewards.ask_again()
-    assert run.asked() == [([0, 1, 2], (0,)), ([3], (1,))]
-
-
 OWN = {
     "name": "math", "n": 2, "steps": 3, "functions": [RANK, ALONE, {"function": "c.py:length"}],
     "answer_pattern": "[0-9]", "pass_threshold": 2.0,
@@ -285,23 +260,6 @@ def test_answers_that_cannot_be_judged_are_counted_and_the_figures_are_of_the_ot
         assert done == events.Evaluated("r", version, mean, held=version)
         *_, figures, error = run.evaluated[-1]
         assert (figures["failed"], figures.get("avg@1"), error) == (2.0 - num_judged, mean, "boom")
-
-
-def test_what_a_lost_instance_had_goes_on_elsewhere_if_that_holds_the_version(start):
-    run = start(ALONE, suites=[OWN])
-    run.begin("r", "math", 4)
-    assert run.generating == [("r", TrajectoryId(g, m)) for g in (-1, -2) for m in (0, 1)]
-    run.end(TrajectoryId(-1, 0), [7], 4)
-    run.end(TrajectoryId(-1, 1), [7, 7], 4, reason=None)
-    run.evaluations.leave("r")
-    run.begin("s", "math", 4)
-    left = [("s", TrajectoryId(*key)) for key in ((-1, 1), (-2, 0), (-2, 1))]
-    assert run.generating == left, "what is complete is not answered again"
-    run.evaluations.leave("s")
-    run.begin("t", "math", 4, holds=False)
-    anew = [("t", TrajectoryId(g, m)) for g in (-3, -4) for m in (0, 1)]
-    assert run.generating == anew, "it may be a newer version that is held there"
-    assert run.answer(run.sent[0], {"exact_match": 1.0}) == [], "what was given up counts nothing"
 
 
 def test_failures_in_a_row_stop_the_run_and_others_do_not(start):

@@ -7,8 +7,6 @@ import re
 import shutil
 import sqlite3
 import struct
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from rhymeflow import build
 from rhymeflow.config.load import read_config
 from rhymeflow.learner.token_details import CLIPPED, MASKED
 from rhymeflow.store import codec
-from tests.runtime.logs import check_bound, check_replay, train
+from tests.runtime.logs import audited, check_replay, train
 from tests.runtime.tiny import tiny_config
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +85,6 @@ def test_the_page_has_every_event_and_command_with_its_fields(db):
 
 def test_the_replay_of_its_events_gives_exactly_its_commands(config):
     check_replay(config)
-    check_bound(config)
 
 
 def test_the_configuration_says_the_values_in_force(config, run_dir, db):
@@ -120,20 +117,10 @@ def test_the_configuration_says_the_values_in_force(config, run_dir, db):
 # -- the audit ------------------------------------------------------------------------------------
 
 
-def audit(run_dir: Path) -> tuple[int, str]:
-    """Exit code and output, by a Python that has no packages."""
-    script = ROOT / "examples" / "audit_run.py"
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", script, run_dir], capture_output=True, text=True
-    )
-    assert not done.stderr, done.stderr
-    return done.returncode, done.stdout
-
-
 def test_the_audit_is_short_and_finds_nothing_wrong(run_dir):
     text = (ROOT / "examples" / "audit_run.py").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 117
-    code, printed = audit(run_dir)
+    code, printed = audited(run_dir)
     assert code == 0, printed
     assert "law 1: 24 trajectories trained on, bound 1" in printed
     assert "'consumed': 8" in printed
@@ -158,7 +145,7 @@ def test_the_audit_of_a_run_that_was_killed_allows_for_what_was_in_flight(run_di
         connection.execute(statement, (last,))
     connection.commit()
     connection.close()
-    code, printed = audit(tmp_path)
+    code, printed = audited(tmp_path)
     assert code == 0, printed
     assert printed.splitlines()[-1] == "all hold so far: it has not ended"
 
@@ -217,7 +204,7 @@ def test_the_audit_finds_what_was_tampered_with(run_dir, tmp_path, what):
     connection.executescript(statements)
     assert connection.total_changes > before, "nothing was changed"
     connection.close()
-    code, printed = audit(tmp_path)
+    code, printed = audited(tmp_path)
     assert code == 1
     assert re.search(rf"^law {law}: (?!\d)", printed, re.MULTILINE), printed
 

@@ -15,8 +15,8 @@ from examples import plain_loop
 from rhymeflow.core.events import LearnerReady, VersionPublished
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
-from tests.runtime.logs import check_bound, check_replay, replay, train
-from tests.runtime.test_resume import SYNCHRONOUS, audit, resume, small, train_until
+from tests.runtime.logs import audit, check_replay, replay, train
+from tests.runtime.test_resume import SYNCHRONOUS, resume, small, train_until
 from tests.runtime.tiny import even_digits, save_model, save_prompts
 
 SPOILED = 1
@@ -82,7 +82,6 @@ def test_a_skipped_step_is_the_plain_loops_and_is_skipped_again_when_resumed(tmp
     resume(tmp_path / "run")
     check_skipped(config, 4)
     check_replay(config)
-    check_bound(config)
     audit(tmp_path / "run")
     rows = metrics.read(tmp_path / "run")
     for version, step in enumerate(plain_loop.train(config), start=1):

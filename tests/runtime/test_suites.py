@@ -11,8 +11,8 @@ from rhymeflow.evaluation.evaluate import evaluate
 from rhymeflow.observe import metrics
 from rhymeflow.suites.metrics import metrics_of
 from tests.runtime import talkers, tiny
-from tests.runtime.logs import check_replay, reader, train
-from tests.runtime.test_resume import SYNCHRONOUS, audit, small
+from tests.runtime.logs import audit, check_replay, reader, train
+from tests.runtime.test_resume import SYNCHRONOUS, small
 
 pytestmark = pytest.mark.slow
 

@@ -82,20 +82,16 @@ def watch() -> Watch:
 
 
 @pytest.mark.parametrize("victim", ["learner", "learner-rank-1", "rollout-0", "reward"])
-def test_who_is_silent_hangs(watch, victim):
-    for _ in range(int(LIMIT)):
-        assert watch.beat(but=victim) == []
-    (reason,) = watch.beat(but=victim)
-    assert f"{victim} has been silent for 10 seconds (run.worker_timeout)" in reason
-
-
-@pytest.mark.parametrize("victim", ["learner", "learner-rank-1", "rollout-0", "reward"])
-def test_whose_work_stands_still_hangs_though_it_lives(watch, victim):
+@pytest.mark.parametrize("lives", [False, True])
+def test_who_is_silent_or_stands_still_hangs(watch, victim, lives):
+    how = {"still": (victim,)} if lives else {"but": victim}
     watch.beat()
     for _ in range(int(LIMIT)):
-        assert watch.beat(still=(victim,)) == []
-    (reason,) = watch.beat(still=(victim,))
-    assert f"{victim} has made no progress for 10 seconds (run.worker_timeout)" in reason
+        assert watch.beat(**how) == []
+    what = "made no progress" if lives else "been silent"
+    assert watch.beat(**how) == [
+        f"{victim} has {what} for 10 seconds (run.worker_timeout): it hangs"
+    ]
 
 
 def test_who_says_anything_else_has_worked(watch):
@@ -153,3 +149,13 @@ def test_only_those_that_did_not_go_with_their_node_are_counted():
     supervisor.replace_instance(WorkerLost(*supervisor.instances, "it died"))
     with pytest.raises(WorkerDied, match="again"):
         supervisor.replace_instance(WorkerLost(*supervisor.instances, "it died again"))
+
+
+@pytest.mark.parametrize("lost", ["learner-rank-1", "reward"])
+def test_others_are_replaced_as_often_as_may_be_and_ranks_together(watch, lost):
+    again = watch.supervisor.replace(WorkerLost(lost, "it died")).name
+    ranks = ["learner", "learner-rank-1"]
+    assert watch.cluster.stopped == (ranks if lost in ranks else [lost])
+    assert again in ("learner.1", "reward.1")
+    with pytest.raises(WorkerDied, match="again"):
+        watch.supervisor.replace(WorkerLost(again, "it died again"))

@@ -1,10 +1,16 @@
-"""Shares of a step's time, also with instances that come and go."""
+"""Shares of a step's time, also with instances that come and go; the length of rounds."""
 
 from __future__ import annotations
 
 import pytest
 
 from rhymeflow.histospec.draft import DraftStats
+from rhymeflow.runtime.controller import (
+    LONGEST_ROUND_SECONDS,
+    ROUND_SECONDS,
+    ROUND_SHARE,
+    round_seconds,
+)
 from rhymeflow.runtime.throughput import Throughput
 from rhymeflow.workers.messages import Part, Status
 
@@ -99,3 +105,9 @@ def test_drafts_are_counted_by_step_and_by_what_they_are_shares_of():
     assert "draft/acceptance_rate" not in row, "a share of nothing"
     assert row["draft/time_saved"] == -0.5, "drafts that cost more than they save say so"
     assert row["draft/time_saved_share"] == pytest.approx(-0.5 / 1.5)
+
+
+def test_a_round_is_as_long_as_its_work_asks_for_within_limits():
+    assert round_seconds(0.0) == round_seconds(ROUND_SECONDS * ROUND_SHARE / 2) == ROUND_SECONDS
+    assert round_seconds(0.004) == pytest.approx(0.004 / ROUND_SHARE)
+    assert round_seconds(5.0) == LONGEST_ROUND_SECONDS

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +22,10 @@ from rhymeflow.runtime.train import interruptible
 from rhymeflow.utils.stopping import STOP_SIGNALS, as_interrupts
 from tests.runtime import plain
 from tests.runtime.logs import reader, replay, train
-from tests.runtime.tiny import tiny_config
+from tests.runtime.tiny import program, published, tiny_config, until
 
 SYNCHRONOUS = {"name": "synchronous", "max_staleness": None}
+TOLD = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
 
 
 def batches(config) -> list[list[list[int]]]:
@@ -190,17 +190,8 @@ def test_what_stops_a_run_before_it_trains_is_as_ctrl_c(number):
 @pytest.mark.slow
 @pytest.mark.usefixtures("not_in_background")
 def test_a_run_that_is_stopped_while_it_loads_says_so_and_leaves_no_worker(tmp_path):
-    config_file = tmp_path / "config.yaml"
-    config_file.write_text(json.dumps(tiny_config(tmp_path).model_dump(mode="json")))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rhymeflow", "train", str(config_file)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    while not (tmp_path / "run" / "events.db").exists():
-        time.sleep(0.01)
+    process = program(tiny_config(tmp_path), tmp_path, **TOLD, start_new_session=True)
+    until((tmp_path / "run" / "events.db").exists)
     time.sleep(0.2)
     started = time.monotonic()
     process.send_signal(signal.SIGTERM)
@@ -214,18 +205,8 @@ def test_a_run_that_is_stopped_while_it_loads_says_so_and_leaves_no_worker(tmp_p
 @pytest.mark.slow
 def test_ctrl_c_ends_the_step_saves_and_says_so(tmp_path):
     config = tiny_config(tmp_path, learner={"max_steps": 10_000})
-    config_file = tmp_path / "config.yaml"
-    config_file.write_text(json.dumps(config.model_dump(mode="json")))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rhymeflow", "train", str(config_file)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    deadline = time.monotonic() + 120
-    while max(metrics.read(tmp_path / "run"), default=0) < 1:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    process = program(config, tmp_path, **TOLD)
+    until(lambda: published(tmp_path / "run") >= 1)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
@@ -234,9 +215,3 @@ def test_ctrl_c_ends_the_step_saves_and_says_so(tmp_path):
     assert str(checkpoint) in output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert f"step-{summary['steps']}" == checkpoint.name
-
-
-def test_a_run_directory_is_not_written_over(synchronous):
-    config, _ = synchronous
-    with pytest.raises(UserError, match="holds a run already"):
-        train(config)

@@ -13,8 +13,8 @@ from rhymeflow.core.events import EnvironmentFailed
 from rhymeflow.errors import UserError
 from rhymeflow.runtime.controller import Controller
 from tests.runtime import talkers
-from tests.runtime.logs import check_replay, reader, replay, train
-from tests.runtime.test_resume import SYNCHRONOUS, audit, learned, resume, tokens, train_until
+from tests.runtime.logs import audit, check_replay, reader, replay, train
+from tests.runtime.test_resume import SYNCHRONOUS, learned, resume, tokens, train_until
 from tests.runtime.tiny import save_model, save_prompts, tiny_config
 
 pytestmark = pytest.mark.slow

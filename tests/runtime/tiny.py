@@ -8,6 +8,10 @@ drafts ask for a window.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rhymeflow.config import Config
+from rhymeflow.observe import metrics
 
 NUM_PROMPTS = 12
 
@@ -59,6 +64,26 @@ def save_prompts(path: Path, count: int = NUM_PROMPTS) -> Path:
     rows = [{"prompt": f"{i:02}+{3 * i % 10}?", "answer": str(i)} for i in range(count)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def program(config: Config, directory: Path, **how: Any) -> subprocess.Popen:
+    """`rhymeflow train` of this configuration, in a process of its own."""
+    file = directory / "config.yaml"
+    file.write_text(json.dumps(config.model_dump(mode="json")))
+    return subprocess.Popen([sys.executable, "-m", "rhymeflow", "train", str(file)], **how)
+
+
+def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
+    """Wait for it."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def published(run_dir: Path) -> int:
+    """The last version whose metrics are written."""
+    return max(metrics.read(run_dir), default=0)
 
 
 def tiny_config(directory: Path, *, runtime: str = "local", **sections: dict[str, Any]) -> Config:

@@ -100,20 +100,6 @@ def test_turns_are_answered_in_tokens_and_the_episode_judged(worker: Worker) -> 
     )  # fmt: skip
 
 
-def test_the_environment_is_made_again_where_it_is_not_there(worker: Worker) -> None:
-    ours = worker(TEXT, "Echo")
-    drawn = [TEXT.decode(ask(ours, "seed", key=key).answer) for key in ("1.0", "1.1")]
-    assert drawn[0] == drawn[1], "of one prompt"
-    again = ask(ours, "seed", "count", observed=drawn[:1], key="1.2")
-    assert TEXT.decode(again.answer) == "4 2"
-    other = ask(ours, "chance", "count", observed=["0.5"], key="1.3")
-    assert isinstance(other, EpisodeFailed)
-    assert other.turn == 2
-    assert "environment of 1.3, turn 1: it is not reproducible: after `reset`" in other.error
-    ended = ask(ours, "bye", "count", observed=["so"], key="1.4")
-    assert "not reproducible" in ended.error
-
-
 def test_a_failure_is_no_reward_and_closed_episodes_are_not_answered(worker: Worker) -> None:
     ours = worker(TEXT, "Echo")
     assert "raised ValueError: no, thank you" in ask(ours, "raise").error

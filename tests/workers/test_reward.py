@@ -98,21 +98,15 @@ def test_without_functions_the_text_is_all_that_is_answered(ours):
     assert answers(ours, 1) == {"0.0": RewardComputed("0.0", ["a", "b"], [{}, {}])}
 
 
-def test_each_response_is_answered_once_with_its_text(ours):
-    for key, text in {"0.0": "abc", "0.1": "", "held-out row 1": "xy"}.items():
-        send(ours, ask(key, text, weight=2))
-    assert answers(ours, 3) == {
-        "0.0": RewardComputed("0.0", ["abc"], [{"length": 6.0}]),
-        "0.1": RewardComputed("0.1", [""], [{"length": 0.0}]),
-        "held-out row 1": RewardComputed("held-out row 1", ["xy"], [{"length": 4.0}]),
-    }
-
-
-def test_a_group_is_answered_by_one_message(ours):
-    send(ours, ask("group 5", "a", "bcd", weight=2))
-    assert answers(ours, 1) == {
-        "group 5": RewardComputed("group 5", ["a", "bcd"], [{"length": 2.0}, {"length": 6.0}])
-    }
+def test_each_message_is_answered_once_with_the_texts_and_may_be_sent_again(ours):
+    asked = {"0.0": ["abc"], "0.1": [""], "held-out row 1": ["xy"], "group 5": ["a", "bcd"]}
+    for _ in range(2):
+        for key, texts in asked.items():
+            send(ours, ask(key, *texts, weight=2))
+        assert answers(ours, len(asked)) == {
+            key: RewardComputed(key, texts, [{"length": 2.0 * len(text)} for text in texts])
+            for key, texts in asked.items()
+        }
 
 
 def test_an_error_is_no_reward_and_says_whose_it_is(ours):
@@ -125,9 +119,3 @@ def test_an_error_is_no_reward_and_says_whose_it_is(ours):
     assert "'length', trajectory 7.1" in failed.error
     assert "no shouting" in failed.error
     assert found["7.2"].components == [{"length": 3.0}]
-
-
-def test_a_key_can_be_asked_again_after_its_answer(ours):
-    for _ in range(2):
-        send(ours, ask("1.0", "ab", weight=1))
-        assert answers(ours, 1)["1.0"].components == [{"length": 2.0}]

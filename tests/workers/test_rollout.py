@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rhymeflow.config import DraftingConfig
-from rhymeflow.core.commands import Abort, Interrupt, Pull, Route
+from rhymeflow.core.commands import Interrupt, Pull, Route
 from rhymeflow.core.events import (
     InstanceJoined,
     Pulled,
@@ -76,16 +76,15 @@ class Side:
             self.instance.stop_tokens = frozenset()
         self.number = 0
 
-    def tell(self, kind, *values, number=None, data=None):
-        if number is None:
-            self.number = number = self.number + 1
-        command = kind("rollout-0", number, *values)
+    def tell(self, kind, *values, data=None):
+        self.number += 1
+        command = kind("rollout-0", self.number, *values)
         send(self.ours, command if data is None else Carried(command, data))
 
-    def produce(self, trajectory, tokens=(), number=None):
+    def produce(self, trajectory, tokens=()):
         prompt = trajectory.group
         data = Continuation(prompt, 0, list(PROMPTS[prompt]), list(tokens))
-        self.tell(Route, trajectory, 0, number=number, data=data)
+        self.tell(Route, trajectory, 0, data=data)
 
     def turns(self, count):
         """Run some turns; return what was said."""
@@ -174,19 +173,6 @@ def test_moved_between_instances_any_number_of_times(config, parameters, monkeyp
         assert len(store.halted) > 10
 
 
-def test_a_command_delivered_twice_is_carried_out_once(config, parameters, monkeypatch):
-    side, store = Side("rollout-0", config, parameters, monkeypatch, True), Store()
-    for number in (1, 2, 1, 2):
-        side.produce(IDS[number], number=number)
-    side.tell(Interrupt, (IDS[1],), number=3)
-    side.tell(Interrupt, (IDS[2],), number=3)
-    store.take(side.turns(1))
-    assert store.halted == [(3, IDS[1])]
-    assert store.statuses[-1].number == 3
-    assert set(store.versions) == {IDS[2]}
-    assert store.totals.running == 1
-
-
 def test_an_index_whose_worker_is_gone_costs_drafts_alone(config, parameters, monkeypatch):
     drafts = config.model_copy(update={"drafting": DraftingConfig(window="cost")})
     side, store = Side("rollout-0", drafts, parameters, monkeypatch), Store()
@@ -212,40 +198,6 @@ def test_an_index_takes_the_place_of_another(config, parameters, monkeypatch):
         store.take(side.turns(1))
     assert 0 < steps[0] < steps[1] < steps[2] < store.totals.drafts.steps, "totals go on"
     assert store.tokens == expected.tokens
-
-
-def test_what_is_not_there_is_passed_over(config, parameters, monkeypatch):
-    side, store = Side("rollout-0", config, parameters, monkeypatch), Store()
-    side.tell(Interrupt, tuple(IDS))
-    side.tell(Abort, tuple(IDS))
-    store.take(side.turns(1))
-    assert store.halted == []
-    assert store.statuses[-1].number == 2
-
-
-def test_what_is_forgotten_is_not_heard_of_again(config, parameters, monkeypatch):
-    side, store = Side("rollout-0", config, parameters, monkeypatch, True), Store()
-    for trajectory in IDS[:3]:
-        side.produce(trajectory)
-    store.take(side.turns(2))
-    side.tell(Abort, (IDS[0],))
-    while len(store.done) < 2:
-        store.take(side.turns(1))
-    assert set(store.done) == {IDS[1], IDS[2]}
-    assert len(store.tokens[IDS[0]]) <= 2
-    assert store.statuses[-1].kv_tokens == 0
-
-
-def test_a_response_that_is_complete_already_is_only_said_to_be(config, parameters, monkeypatch):
-    """Its maker sent the last token and died before it could say that it was the last."""
-    expected = undisturbed(config, parameters, monkeypatch)
-    side, store = Side("rollout-1", config, parameters, monkeypatch), Store()
-    for trajectory in IDS:
-        store.tokens[trajectory] = expected.tokens[trajectory]
-        side.produce(trajectory, expected.tokens[trajectory])
-    store.take(side.turns(1))
-    assert store.done == expected.done
-    assert not store.versions, "nothing was made"
 
 
 def test_a_status_says_what_waits_and_comes_after_the_tokens(config, parameters, monkeypatch):
@@ -349,7 +301,6 @@ def test_a_pull_ends_the_segment_and_keeps_what_runs(
     assert side.turns(2) == []
     monkeypatch.setattr(rollout, "STATUS_SECONDS", 0.0)
     side.tell(Pull, 1)
-    send(side.ours, Pull("rollout-0", side.number, 1))  # twice
     rows, body = [], side.instance.engine._engine._body
     plain = body.run
     monkeypatch.setattr(body, "run", lambda ids, *more: rows.append(len(ids)) or plain(ids, *more))

@@ -34,8 +34,7 @@ class Whereabouts(NamedTuple):
 
 
 class WorkerActor:
-    """The process of one worker; it is there before the worker is up. `namespace`: of the run's
-    actors."""
+    """The process of one worker; it is there before the worker is up."""
 
     def __init__(self, given: entry.Given, namespace: str) -> None:
         os.environ["OMP_NUM_THREADS"] = str(given.num_threads)  # torch reads it when it is imported

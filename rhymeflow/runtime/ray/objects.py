@@ -24,8 +24,7 @@ ASKED = "asked"
 
 
 class RayObjects:
-    """An `objects.Objects` of the actor `name`, whose method `answer` calls this one's;
-    `namespace`: of all actors of the run."""
+    """An `objects.Objects` of the actor `name`, whose method `answer` calls this one's."""
 
     def __init__(self, name: str, namespace: str) -> None:
         self.name, self._namespace = name, namespace

@@ -73,8 +73,7 @@ def least(config: Config, *, has_gpus: bool) -> Need:
 
 
 class RayRuntime:
-    """Actors of one run; a context manager that ends them all. `logs` is where what workers print
-    goes, on each one's node."""
+    """Actors of one run; a context manager that ends them all. `logs`: on each one's node."""
 
     def __init__(self, config: Config, run_dir: Path, logs: Path) -> None:
         self._config, self._run_dir, self._logs = config, run_dir.absolute(), logs.absolute()
