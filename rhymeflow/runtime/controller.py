@@ -293,7 +293,7 @@ class Controller:
                     store=self.store.seconds,
                 )
             case messages.CheckpointEnded(error=None):
-                self.log.want_snapshot()
+                self.log.is_snapshot_due = True
 
     def _lose(self, loss: WorkerLost) -> None:
         """A worker died or hangs: put another in its place, where the run can go on without it."""
@@ -441,14 +441,10 @@ class Controller:
         if self._finished or self.training.batch is not None:
             return
         if self.stop_asked or observer.stop_asked:
-            self._stop_early()
+            if self.training.published:
+                self.reporter.say(f"stopping: saving version {self.training.published}")
+                self.training.save()
+            self._finished = True
         elif observer.save_asked:
             observer.save_asked = False
             self.training.save()
-
-    def _stop_early(self) -> None:
-        """The step is over; keep the version that was reached."""
-        if self.training.published:
-            self.reporter.say(f"stopping: saving version {self.training.published}")
-            self.training.save()
-        self._finished = True

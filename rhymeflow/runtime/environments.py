@@ -13,14 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from rhymeflow.config import Config
 from rhymeflow.core import events
 from rhymeflow.core.events import Event, GroupCreated
-from rhymeflow.core.types import (
-    FinishReason,
-    GroupId,
-    InstanceId,
-    SuiteName,
-    TrajectoryId,
-    Version,
-)
+from rhymeflow.core.types import FinishReason, GroupId, InstanceId, SuiteName, TrajectoryId, Version
 from rhymeflow.errors import UserError
 from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.in_flight import Drawn, InFlight

@@ -50,7 +50,7 @@ class EventLog:
         self._num_drawn = past.num_drawn  # as the log has it; more may have been taken
         self._last_handled = past.last_event
         self._num_events = 0  # since the last snapshot
-        self._is_snapshot_due = False
+        self.is_snapshot_due = False
         self._committed_at = 0.0
         self.coordinator_seconds = 0.0
         """That the coordinator took, in all."""
@@ -80,16 +80,12 @@ class EventLog:
 
     def end_round(self, now: float) -> None:
         """All that was commanded is carried out: see to what is due."""
-        if self._is_snapshot_due or self._num_events >= SNAPSHOT_EVENTS:
+        if self.is_snapshot_due or self._num_events >= SNAPSHOT_EVENTS:
             self.take_snapshot()
         if now - self._committed_at >= COMMIT_SECONDS:
             self._in_flight.seal_all()  # a death costs no more of a response than this
             self._prune()
             self.commit(now)
-
-    def want_snapshot(self) -> None:
-        """Take one at the end of this round."""
-        self._is_snapshot_due = True
 
     def take_snapshot(self) -> None:
         """Store the coordinator's state. More may be recorded than it was told of."""
@@ -97,7 +93,7 @@ class EventLog:
             return  # the beginning of every run
         found = Snapshot(self._coordinator.state, self._num_drawn, self._training.batch)
         self._store.put_snapshot(self._last_handled, snapshot.write(found))
-        self._num_events, self._is_snapshot_due = 0, False
+        self._num_events, self.is_snapshot_due = 0, False
 
     def commit(self, now: float, *, durable: bool = False) -> None:
         """Show readers all that there is; see `SqliteTrajectoryStore.commit`."""

@@ -73,7 +73,7 @@ class Histories:
         if not self._is_wanted or instance.node is None:
             return
         if instance.node not in self._nodes:
-            self._nodes[instance.node] = _Node(self._supervisor.start_history(instance.node).name)
+            self._nodes[instance.node] = _Node(self._start(instance.node))
         node = self._nodes[instance.node]
         if node.index is not None and instance.name not in node.drafting:
             node.drafting.add(instance.name)
@@ -97,8 +97,11 @@ class Histories:
                 "run goes on and drafts from what history there is"
             )
         else:
-            node.worker, node.started = self._supervisor.start_history(name).name, node.started + 1
+            node.worker, node.started = self._start(name), node.started + 1
             self._warn(f"{loss.reason}; drafts begin anew from what is stored, the run goes on")
+
+    def _start(self, node: str) -> str:
+        return self._supervisor.start_another("history", node=node).name
 
     def _of(self, worker: str) -> _Node:
         (node,) = (each for each in self._nodes.values() if each.worker == worker)

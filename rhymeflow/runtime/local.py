@@ -116,13 +116,7 @@ class LocalWorker:
         return processes.context().Pipe(duplex=True)
 
     def __init__(
-        self,
-        role: Role,
-        name: str,
-        resources: Resources,
-        config: Config,
-        run_dir: Path,
-        logs: Path,
+        self, role: Role, name: str, resources: Resources, config: Config, run_dir: Path, logs: Path
     ) -> None:
         self.name, self.node, self.log = name, "", str(logs / f"{name}.log")
         ours, theirs = self.pipe()

@@ -77,9 +77,9 @@ class Supervisor:
     def start(self) -> None:
         """Start every worker of the run. They load while the caller goes on."""
         self._start_learner()
-        self.rewards = self._start_another("reward")
+        self.rewards = self.start_another("reward")
         if uses_environments(self._config):
-            self.environments = self._start_another("environment")
+            self.environments = self.start_another("environment")
         for place in range(self._config.rollout.num_instances):
             self._start_instance(place)
 
@@ -182,14 +182,10 @@ class Supervisor:
             return self.learner
         self.end(loss.worker)
         if role == "reward":
-            self.rewards = self._start_another("reward")
+            self.rewards = self.start_another("reward")
             return self.rewards
-        self.environments = self._start_another("environment")
+        self.environments = self.start_another("environment")
         return self.environments
-
-    def start_history(self, node: str) -> WorkerHandle:
-        """Start a history worker for the instances of one node."""
-        return self._start_another("history", node=node)
 
     def end(self, name: str) -> None:
         """Make sure that a worker is gone."""
@@ -219,10 +215,10 @@ class Supervisor:
     def _start_learner(self) -> None:
         learner = self._config.learner
         if not learner.is_used:
-            self.learner = self._start_another("policy")
+            self.learner = self.start_another("policy")
             return
         cpus = cores_of_ranks(learner.cpus, learner.num_ranks)
-        self.learner = self._start_another("learner", learner.num_threads, cpus[0])
+        self.learner = self.start_another("learner", learner.num_threads, cpus[0])
         self.other_ranks = [
             self._start(
                 "learner_rank", f"{self.learner.name}-rank-{rank}", learner.num_threads, own
@@ -230,13 +226,14 @@ class Supervisor:
             for rank, own in enumerate(cpus[1:], start=1)
         ]
 
-    def _start_another(
+    def start_another(
         self,
         role: Role,
         num_threads: int | None = 1,
         cpus: tuple[int, ...] | None = None,
         node: str | None = None,
     ) -> WorkerHandle:
+        """Start a worker of this role, perhaps after others."""
         number = self._num_started.get(role, 0)
         self._num_started[role] = number + 1
         name = f"{role}.{number}" if number else role

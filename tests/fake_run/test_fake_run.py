@@ -21,12 +21,7 @@ from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.workers.channel import Channel
 from tests.fake_run import check, disk, runtime, workers
-from tests.fake_run.run import (
-    SCHEDULE_NAMES,
-    FakeRun,
-    configuration,
-    run_with_faults,
-)
+from tests.fake_run.run import SCHEDULE_NAMES, FakeRun, configuration, run_with_faults
 from tests.fake_run.runtime import Rates
 from tests.fake_run.world import World
 

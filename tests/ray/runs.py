@@ -12,6 +12,7 @@ from rhymeflow.config import Config
 from rhymeflow.observe.summary import Summary
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.train import train
+from tests.runtime.logs import each_turn
 from tests.runtime.test_resume import small
 
 Act = Callable[[Controller], bool]
@@ -24,19 +25,16 @@ def on_ray(directory: Path, address: str, **sections) -> Config:
     return small(directory, runtime="ray", ray=ray, **sections)
 
 
-def train_while(monkeypatch, config: Config, *acts: Act) -> tuple[Summary, str]:
+def train_while(config: Config, *acts: Act) -> tuple[Summary, str]:
     """Train, and have happen what is given, one after the other; what was printed too."""
     left = list(acts)
-    turn = Controller._tick
 
-    def tick(self):
-        turn(self)
-        if left and left[0](self):
+    def act(controller: Controller) -> None:
+        if left and left[0](controller):
             del left[0]
 
     console = Console(file=io.StringIO(), width=250)
-    with monkeypatch.context() as patch:
-        patch.setattr(Controller, "_tick", tick)
+    with each_turn(act):
         summary = train(config, console=console)
     assert not left, "the run ended before everything had happened"
     return summary, console.file.getvalue()

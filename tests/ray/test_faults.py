@@ -36,7 +36,7 @@ def elsewhere(controller) -> list:
     ]
 
 
-def test_instances_die_hang_leave_and_come(nodes, tmp_path, monkeypatch):
+def test_instances_die_hang_leave_and_come(nodes, tmp_path):
     cluster = nodes(2)
     told: dict[str, str] = {}
 
@@ -92,7 +92,6 @@ def test_instances_die_hang_leave_and_come(nodes, tmp_path, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         train_while(
-            monkeypatch,
             config,
             kill_an_instance,
             kill_a_node,
@@ -111,9 +110,7 @@ def test_instances_die_hang_leave_and_come(nodes, tmp_path, monkeypatch):
     assert {told["killed"], told["left"], told["hung"]} <= left
 
 
-def test_an_instance_on_a_node_that_is_cut_off_is_replaced_and_not_believed(
-    nodes, tmp_path, monkeypatch
-):
+def test_an_instance_on_a_node_that_is_cut_off_is_replaced_and_not_believed(nodes, tmp_path):
     """Only what connects the node to the cluster is stopped. The instance goes on computing and
     sending; it ends when its node finds that the cluster has given it up.
     """
@@ -155,13 +152,13 @@ def test_an_instance_on_a_node_that_is_cut_off_is_replaced_and_not_believed(
         learner={"max_steps": 10_000},
     )
     with pytest.raises(KeyboardInterrupt):
-        train_while(monkeypatch, config, cut_off, is_given_up, another_joined, is_gone, stop)
+        train_while(config, cut_off, is_given_up, another_joined, is_gone, stop)
     assert told["lived_on"]
     audit(tmp_path / "run")
     check_replay(config)
 
 
-def test_a_learner_that_dies_is_restored(nodes, tmp_path, monkeypatch):
+def test_a_learner_that_dies_is_restored(nodes, tmp_path):
     cluster = nodes(1)
     lost: list[str] = []
 
@@ -173,7 +170,7 @@ def test_a_learner_that_dies_is_restored(nodes, tmp_path, monkeypatch):
         return True
 
     config = on_ray(tmp_path, cluster.address, **PINS, weights=BY_DIFFERENCES["weights"])
-    summary, said = train_while(monkeypatch, config, kill_the_learner)
+    summary, said = train_while(config, kill_the_learner)
     assert summary.steps == config.learner.max_steps
     assert "learner died" in said
     assert "learner.1 restores what it was" in said

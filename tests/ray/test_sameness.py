@@ -25,7 +25,7 @@ def histories() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if name.startswith("rhymeflow-history")}
 
 
-def test_tokens_and_losses_are_those_of_a_local_run(nodes, tmp_path, monkeypatch):
+def test_tokens_and_losses_are_those_of_a_local_run(nodes, tmp_path):
     cluster = nodes(2)
     before = histories()  # nodes that other tests killed left theirs
     local = small(tmp_path, "local", **SECTIONS, **RANKS)
@@ -39,7 +39,7 @@ def test_tokens_and_losses_are_those_of_a_local_run(nodes, tmp_path, monkeypatch
         return None not in places.values()
 
     there = on_ray(tmp_path, cluster.address, **SECTIONS, **RANKS)
-    train_while(monkeypatch, there, look)
+    train_while(there, look)
     assert tokens(tmp_path / "run") == tokens(tmp_path / "local")
     assert learned(tmp_path / "run") == learned(tmp_path / "local")
     audit(tmp_path / "run")

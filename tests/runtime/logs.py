@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from rhymeflow.config import Config
 from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event
 from rhymeflow.observe.summary import Summary
+from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.replay import configured
 from rhymeflow.runtime.train import train as run
 from rhymeflow.store.reader import TrajectoryReader
@@ -23,6 +26,23 @@ ROOT = Path(__file__).parents[2]
 
 def train(config: Config, console: Console | None = None) -> Summary:
     return run(config, console=console or Console(file=io.StringIO()))
+
+
+@contextmanager
+def each_turn(does: Callable[[Controller], object], *, first: bool = False) -> Iterator[None]:
+    """In the block this is done at the end of each turn of a controller, or before it acts."""
+    turn = Controller._tick
+
+    def tick(self: Controller) -> None:
+        if first:
+            does(self)
+        turn(self)
+        if not first:
+            does(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Controller, "_tick", tick)
+        yield
 
 
 def reader(config: Config) -> TrajectoryReader:

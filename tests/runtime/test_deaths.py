@@ -12,8 +12,7 @@ import pytest
 from rich.console import Console
 
 from rhymeflow.core.events import InstanceLeft
-from rhymeflow.runtime.controller import Controller
-from tests.runtime.logs import audit, check_replay, reader, replay, train
+from tests.runtime.logs import audit, check_replay, each_turn, reader, replay, train
 from tests.runtime.test_resume import resume
 from tests.runtime.test_turns import check_conversations, config_of
 
@@ -28,7 +27,7 @@ def length(prompts, completions, completion_ids, **columns) -> list[float]:
     return [len(ids) / 100 for ids in completion_ids]
 
 
-def test_each_worker_dies_once_and_the_run_goes_on(tmp_path, monkeypatch):
+def test_each_worker_dies_once_and_the_run_goes_on(tmp_path):
     """With turns, drafts, weights by differences and two ranks, then on one."""
     config = config_of(
         tmp_path,
@@ -41,18 +40,16 @@ def test_each_worker_dies_once_and_the_run_goes_on(tmp_path, monkeypatch):
         learner={"max_steps": STEPS, "num_ranks": 2},
         run={"token_details": True},
     )
-    left, struck, turn = list(VICTIMS), [], Controller._tick
+    left, struck = list(VICTIMS), []
 
-    def tick(self):
-        turn(self)
-        workers = self.supervisor._workers
-        if left and self.training.published > len(struck) and left[0] in workers:
+    def strike(controller):
+        workers = controller.supervisor._workers
+        if left and controller.training.published > len(struck) and left[0] in workers:
             struck.append(workers[left.pop(0)].pid)
             os.kill(struck[-1], signal.SIGKILL)
 
     console = Console(file=io.StringIO(), width=300)
-    with monkeypatch.context() as patch:
-        patch.setattr(Controller, "_tick", tick)
+    with each_turn(strike):
         assert train(config, console).steps == STEPS
     for pid in struck:
         with pytest.raises(ProcessLookupError):

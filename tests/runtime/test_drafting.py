@@ -12,7 +12,8 @@ import pytest
 from rhymeflow.histospec.index import Index
 from rhymeflow.observe import metrics
 from rhymeflow.runtime.controller import Controller
-from tests.runtime.logs import reader, train
+from rhymeflow.utils.child import descendants
+from tests.runtime.logs import each_turn, reader, train
 from tests.runtime.tiny import program, published, save_prompts, tiny_config, until
 
 pytestmark = pytest.mark.slow
@@ -29,14 +30,7 @@ def wait_for_indexes(controller: Controller) -> None:
 @pytest.fixture(autouse=True, scope="module")
 def history_is_ready():
     """Nothing is generated before: on a machine without compiled code that takes longest."""
-    turn = Controller._tick
-
-    def tick(self):
-        wait_for_indexes(self)
-        turn(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Controller, "_tick", tick)
+    with each_turn(wait_for_indexes, first=True):
         yield
 
 
@@ -115,20 +109,19 @@ def test_trees_change_no_token_either(plain, tmp_path):
     assert proposed > tokens - steps > 0
 
 
-def test_a_run_begins_with_the_history_of_another(drafted, tmp_path, monkeypatch):
+def test_a_run_begins_with_the_history_of_another(drafted, tmp_path):
     """The same seed, weights and prompts: what the first run said first is said again."""
     earlier, _ = drafted
     config = config_for(tmp_path, window="aimd", history_run=earlier.run.output_dir)
-    turn, known = Controller._tick, len(made(earlier))
+    known = len(made(earlier))
 
-    def tick(self):
-        wait_for_indexes(self)
-        index = Index.attach(self.history._nodes[""].index)
+    def wait_for_history(controller):
+        wait_for_indexes(controller)
+        index = Index.attach(controller.history._nodes[""].index)
         until(lambda: index.num_responses >= known)
-        turn(self)
 
-    monkeypatch.setattr(Controller, "_tick", tick)
-    train(config)
+    with each_turn(wait_for_history, first=True):
+        train(config)
     assert made(config) == made(earlier)
     tokens, steps, _ = figures(config, "version = 0")
     assert tokens > 2 * steps, "before there was an epoch of its own"
@@ -141,15 +134,10 @@ def owner(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def family(pid: int) -> set[int]:
-    """A process and its descendants: workers are children of the server that forks them."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return {pid}.union(*(family(int(child)) for child in children))
-
-
 def memory_of(pid: int) -> list[str]:
     """Shared memory that a process or one of its descendants made."""
-    return [path.name for path in SHARED.iterdir() if owner(path.name) in family(pid)]
+    family = {pid, *descendants(pid)}
+    return [path.name for path in SHARED.iterdir() if owner(path.name) in family]
 
 
 def test_no_memory_is_left_when_the_controller_is_killed(tmp_path):

@@ -11,29 +11,15 @@ import pytest
 
 from rhymeflow.errors import StorageError, UserError
 from rhymeflow.runtime import disk_space
-from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.disk_space import DiskSpace
 from rhymeflow.store.damage import check_log
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.runtime.logs import audit, train
+from tests.runtime.logs import audit, each_turn, train
 from tests.runtime.test_resume import resume
 from tests.runtime.tiny import tiny_config
 
 slow = pytest.mark.slow
-
-
-def at_version(monkeypatch, version, does):
-    """Once this version is published, call `does(controller)`."""
-    turn, done = Controller._tick, []
-
-    def tick(self):
-        if not done and self.training.published >= version:
-            done.append(True)
-            does(self)
-        turn(self)
-
-    monkeypatch.setattr(Controller, "_tick", tick)
 
 
 def fill(controller):
@@ -68,15 +54,20 @@ FAULTS = {
 
 @slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_run_that_cannot_write_its_log_ends_in_one_line(tmp_path, monkeypatch, fault):
+def test_a_run_that_cannot_write_its_log_ends_in_one_line(tmp_path, fault):
     """With a checkpoint, from which it is resumed, if there is still a place for one."""
     config = tiny_config(tmp_path, learner={"max_steps": 6}, run={"save_seconds": 0})
     run_dir = Path(config.run.output_dir)
     said = FAULTS[fault].format(log=run_dir / "events.db", run=run_dir)
-    with monkeypatch.context() as patch:
-        at_version(patch, 2, fault)
-        with pytest.raises(StorageError, match=f"^{said}") as raised:
-            train(config)
+    done = []
+
+    def once(controller):
+        if not done and controller.training.published >= 2:
+            done.append(True)
+            fault(controller)
+
+    with each_turn(once, first=True), pytest.raises(StorageError, match=f"^{said}") as raised:
+        train(config)
     assert "\n" not in str(raised.value)
     if fault in (fill, delete_log):
         assert json.loads((run_dir / "summary.json").read_text())["steps"] >= 1

@@ -32,9 +32,7 @@ def test_cores_are_shared_where_nothing_says_how_many(monkeypatch):
 @pytest.mark.parametrize(("cpus", "threads"), [([[0, 1], [2, 3]], 2), ([[0, 1], [2]], None)])
 def test_pinned_workers_have_as_many_threads_as_cores(monkeypatch, cpus, threads):
     found = before_the_start(
-        monkeypatch,
-        learner={"cpus": [4, 5, 6]},
-        rollout={"num_instances": 2, "cpus": cpus},
+        monkeypatch, learner={"cpus": [4, 5, 6]}, rollout={"num_instances": 2, "cpus": cpus}
     )
     assert (found.learner.num_threads, found.rollout.num_threads) == (3, threads)
 

@@ -29,7 +29,7 @@ from rhymeflow.runtime.resume_options import with_options
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.utils import shared_memory
 from rhymeflow.utils.child import descendants
-from tests.runtime.logs import audit, check_replay, reader, train
+from tests.runtime.logs import audit, check_replay, each_turn, reader, train
 from tests.runtime.tiny import program, published, tiny_config, until
 
 ROOT = Path(__file__).parents[2]
@@ -39,9 +39,7 @@ STEPS = 6
 def resume(run_dir: Path, **overrides: str):
     options = {name.replace("__", "."): value for name, value in overrides.items()}
     return runtime.resume(
-        run_dir,
-        lambda config: with_options(config, options),
-        console=Console(file=io.StringIO()),
+        run_dir, lambda config: with_options(config, options), console=Console(file=io.StringIO())
     )
 
 
@@ -74,19 +72,15 @@ def train_until(monkeypatch, config, dies) -> None:
     """Train until `dies(controller)`; then everything ends as if the process had been killed:
     nothing more is written, committed or said.
     """
-    turn = Controller._tick
 
-    def tick(self):
-        turn(self)
-        if dies(self):
-            monkeypatch.setattr(self.store, "record", lambda *args: 0)
-            monkeypatch.setattr(self.store, "commit", lambda **how: None)
+    def die(controller):
+        if dies(controller):
+            monkeypatch.setattr(controller.store, "record", lambda *args: 0)
+            monkeypatch.setattr(controller.store, "commit", lambda **how: None)
             raise Killed
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Controller, "_tick", tick)
-        with pytest.raises(Killed):
-            train(config)
+    with each_turn(die), pytest.raises(Killed):
+        train(config)
 
 
 def tokens(run_dir: Path) -> dict:
@@ -161,17 +155,13 @@ def test_an_asynchronous_run_that_is_killed_twice_loses_nothing(tmp_path, monkey
     train_until(monkeypatch, config, lambda c: c.training.published == 2)
     before = tokens(tmp_path / "run")
     assert before
-    with monkeypatch.context() as patch:
-        turn = Controller._tick
 
-        def tick(self):
-            turn(self)
-            if self.training.published == 4:
-                raise Killed
+    def die(controller):
+        if controller.training.published == 4:
+            raise Killed
 
-        patch.setattr(Controller, "_tick", tick)
-        with pytest.raises(Killed):
-            resume(tmp_path / "run")
+    with each_turn(die), pytest.raises(Killed):
+        resume(tmp_path / "run")
     assert resume(tmp_path / "run").steps == STEPS
     after = tokens(tmp_path / "run")
     assert all(after[key].startswith(made) for key, made in before.items()), "tokens were lost"

@@ -21,7 +21,7 @@ from rhymeflow.runtime.supervisor import WorkerDied
 from rhymeflow.runtime.train import interruptible
 from rhymeflow.utils.stopping import STOP_SIGNALS, as_interrupts
 from tests.runtime import plain
-from tests.runtime.logs import reader, replay, train
+from tests.runtime.logs import each_turn, reader, replay, train
 from tests.runtime.tiny import program, published, tiny_config, until
 
 SYNCHRONOUS = {"name": "synchronous", "max_staleness": None}
@@ -44,9 +44,7 @@ def batches(config) -> list[list[list[int]]]:
 @pytest.fixture(scope="module")
 def synchronous(tmp_path_factory):
     config = tiny_config(
-        tmp_path_factory.mktemp("synchronous"),
-        schedule=SYNCHRONOUS,
-        learner={"max_steps": 5},
+        tmp_path_factory.mktemp("synchronous"), schedule=SYNCHRONOUS, learner={"max_steps": 5}
     )
     return config, train(config)
 
@@ -143,18 +141,18 @@ def test_a_worker_that_is_killed_is_named_and_everything_ends(
             os.kill(pid, 0)
 
 
-def test_a_worker_that_hangs_is_named(tmp_path, monkeypatch):
-    tick = Controller._tick
+def test_a_worker_that_hangs_is_named(tmp_path):
 
-    def tick_and_stop(self):
-        if self.training.published >= 1:
-            os.kill(self.supervisor.instances["rollout-0"].pid, signal.SIGSTOP)
-        tick(self)
+    def stop(controller):
+        if controller.training.published >= 1:
+            os.kill(controller.supervisor.instances["rollout-0"].pid, signal.SIGSTOP)
 
-    monkeypatch.setattr(Controller, "_tick", tick_and_stop)
     run = {"worker_timeout": 3.0, "instance_restarts": 0}
     config = tiny_config(tmp_path, learner={"max_steps": 10_000}, run=run)
-    with pytest.raises(WorkerDied, match="rollout-0 has been silent for 3 seconds"):
+    with (
+        each_turn(stop, first=True),
+        pytest.raises(WorkerDied, match="rollout-0 has been silent for 3 seconds"),
+    ):
         train(config)
 
 

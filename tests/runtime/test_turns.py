@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -41,39 +42,29 @@ def config_of(directory: Path, kind: str = "Talker", name: str = "run", **sectio
     )
 
 
-def segments(config) -> dict[tuple[int, int], list[tuple[str, list[int]]]]:
-    """Of each response: who made which tokens, in order."""
-    log = reader(config)
-    found: dict = {}
-    for group, member, instance, steps, blob in log.query(
-        "SELECT group_id, member, instance, steps, tokens FROM segments ORDER BY 1, 2, start"
-    ):
-        assert (instance == "environment") == (steps == 0)
-        made = np.frombuffer(blob, "<i4").tolist()
-        found.setdefault((group, member), []).append((instance, made))
-    log.close()
-    return found
-
-
 def check_conversations(config) -> int:
     """Every answer is to the very turn before it, encoded; return how many there are."""
     tokenizer = AutoTokenizer.from_pretrained(config.model.name)
-    log = reader(config)
-    columns = {g: json.loads(c) for g, c in log.query("SELECT group_id, columns FROM groups")}
-    log.close()
+    turns: dict[tuple[int, int], list[int]] = {}
     count = 0
-    for (group, _), parts in segments(config).items():
-        turn: list[int] = []
-        for instance, made in parts:
-            if instance != "environment":
-                turn += made
-                continue
-            assert turn[-1] == EOS
-            assert EOS not in turn[:-1]
-            text = tokenizer.decode(turn, skip_special_tokens=True)
-            said = talkers.answer(text, columns[group]["answer"])
-            assert made == tokenizer(said, add_special_tokens=False)["input_ids"]
-            turn, count = [], count + 1
+    with closing(reader(config)) as log:
+        columns = {g: json.loads(c) for g, c in log.query("SELECT group_id, columns FROM groups")}
+        segments = log.query(
+            "SELECT group_id, member, instance, steps, tokens FROM segments ORDER BY 1, 2, start"
+        )
+    for group, member, instance, steps, blob in segments:
+        made = np.frombuffer(blob, "<i4").tolist()
+        assert (instance == "environment") == (steps == 0)
+        if instance != "environment":
+            turns.setdefault((group, member), []).extend(made)
+            continue
+        turn = turns.pop((group, member))
+        assert turn[-1] == EOS
+        assert EOS not in turn[:-1]
+        text = tokenizer.decode(turn, skip_special_tokens=True)
+        said = talkers.answer(text, columns[group]["answer"])
+        assert made == tokenizer(said, add_special_tokens=False)["input_ids"]
+        count += 1
     return count
 
 

@@ -105,12 +105,7 @@ def tiny_config(directory: Path, *, runtime: str = "local", **sections: dict[str
         },
         "drafting": {"window": "off", "history_tokens": 100_000},
         "reward": {"functions": [{"function": f"{__file__}:even_digits"}]},
-        "learner": {
-            "max_steps": 4,
-            "groups_per_batch": 2,
-            "learning_rate": 1e-2,
-            "num_threads": 1,
-        },
+        "learner": {"max_steps": 4, "groups_per_batch": 2, "learning_rate": 1e-2, "num_threads": 1},
         "schedule": {"max_staleness": 1},
         "run": {"eval_steps": 2, "report_to": [], "output_dir": str(directory / "run")},
     }

@@ -283,8 +283,7 @@ def test_a_pull_ends_the_segment_and_keeps_what_runs(
     tmp_path, config, weights, parameters, monkeypatch, kept
 ):
     config = tiny_config(
-        tmp_path,
-        rollout={"max_num_seqs": 4, "max_completion_length": 40, "kv_cache_on_pull": kept},
+        tmp_path, rollout={"max_num_seqs": 4, "max_completion_length": 40, "kv_cache_on_pull": kept}
     )
     side, store = Side("rollout-0", config, parameters, monkeypatch, True), Store()
     for trajectory in IDS[::3]:
