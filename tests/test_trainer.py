@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import decimal
 import functools
 import importlib
 import itertools
@@ -22,7 +23,7 @@ from rhymeflow.config import RewardFunction
 from rhymeflow.data.load import load_prompts
 from rhymeflow.reward.functions import Judge
 from rhymeflow.trainer.inputs import Inputs
-from rhymeflow.trainer.trainer import reward_function as named_function
+from rhymeflow.trainer.inputs import reward_function as named_function
 from tests.reward import judged
 
 
@@ -175,12 +176,16 @@ def test_rows_of_arrays_and_times(tmp_path: Path) -> None:
             "number": np.float32(0.5),
             "day": datetime.date(2026, 1, 2),
             "moment": np.datetime64("2026-01-02T03:04:05"),
+            "made": [{"at": datetime.datetime(2026, 1, 2, 3), "hour": datetime.time(3, 4)}],
+            "lasts": datetime.timedelta(seconds=90),
+            "price": decimal.Decimal("1.50"),
         }
     ]
     made = begun(tmp_path, train_dataset=rows)
     (prompt,) = load_prompts(made.config.data, 0)[0]
     assert prompt.columns == {
         "array": [0, 1, 2], "number": 0.5, "day": "2026-01-02", "moment": "2026-01-02T03:04:05",
+        "made": [{"at": "2026-01-02T03:00:00", "hour": "03:04:00"}], "lasts": 90.0, "price": "1.50",
     }  # fmt: skip
 
 

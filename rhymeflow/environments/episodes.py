@@ -19,7 +19,7 @@ from rhymeflow.data.encode import PromptEncoder, Schema
 from rhymeflow.data.generators import derived_seed
 from rhymeflow.data.prompts import kind_of
 from rhymeflow.environments.episode import Episode
-from rhymeflow.environments.kinds import load_kinds
+from rhymeflow.environments.kinds import Kind, load_kinds
 from rhymeflow.environments.live import imported
 from rhymeflow.environments.messages import (
     Answer,
@@ -61,10 +61,11 @@ class EpisodeTask(Task):
         self, episode: Episode, wants: Wanted, kind: _Kind, seed: int, is_text: bool, room: int
     ) -> None:
         super().__init__(episode.key)
-        self.episode, self.environment = episode, kind.name
+        self.episode, self.environment = episode, kind.kind.name
         self._opening = Opening(kind.number, seed, episode.prompt, episode.columns)
         self._renderer = kind.text if is_text else kind.chat
-        self._wants, self._room, self._max_turns = wants, room, kind.max_turns
+        self._wants, self._room = wants, room
+        self._max_turns = kind.config.environment.max_turns
         self.stays = wants != "reward"
         self._stepped, self._doing = 0, "reset"
 
@@ -151,14 +152,11 @@ class EpisodeTask(Task):
 class _Kind:
     """How the episodes of one kind of environment, number `number`, become text and tokens."""
 
-    name: str
+    kind: Kind
     number: int
     tokenizer: Any
     schemas: list[Schema]
-    has_step: bool
-    variables: dict[str, Any]
-    """Of the chat template."""
-    max_turns: int
+    config: Config
 
     @cached_property
     def text(self) -> TextRenderer:
@@ -168,9 +166,8 @@ class _Kind:
     @cached_property
     def chat(self) -> ChatRenderer:
         """For prompts that went through the chat template."""
-        return ChatRenderer(
-            self.tokenizer, self.schemas, reads_users=self.has_step, variables=self.variables
-        )
+        has_step, variables = self.kind.methods is None, self.config.data.chat_template_kwargs
+        return ChatRenderer(self.tokenizer, self.schemas, reads_users=has_step, variables=variables)
 
 
 class Episodes:
@@ -184,11 +181,10 @@ class Episodes:
         self._encoder = PromptEncoder(tokenizer, config.data)
         self._schemas: list[list[Schema]] = []
         self._kinds: dict[SuiteName, list[_Kind]] = {suite: [] for suite in sections}
-        variables, max_turns = config.data.chat_template_kwargs, config.environment.max_turns
         for suite, section in sections.items():
             for kind in load_kinds(section):
-                number, schemas, has_step = len(self._schemas), kind.schemas(), kind.methods is None
-                made = _Kind(kind.name, number, tokenizer, schemas, has_step, variables, max_turns)
+                schemas = kind.schemas()
+                made = _Kind(kind, len(self._schemas), tokenizer, schemas, config)
                 if self._encoder.wraps("text"):
                     _ = made.chat  # so that what has such a template ends before it begins
                 self._kinds[suite].append(made)
@@ -206,7 +202,7 @@ class Episodes:
     def task(self, episode: Episode, wants: Wanted, room: int = 0) -> EpisodeTask:
         """Return what a pool is asked; an answer may have `room` tokens."""
         kinds = self._kinds.get(episode.suite, self._kinds[RUN])
-        names = [kind.name for kind in kinds]
+        names = [each.kind.name for each in kinds]
         kind = kinds[kind_of(names, episode.columns, f"environment of {episode.key}")]
         seed = derived_seed(self._seed, episode.row, episode.epoch)
         is_text = not self._encoder.wraps(episode.prompt)

@@ -93,11 +93,9 @@ class LiveEnvironment:
         self._begun = ""
         """Of the policy's first turn, what the prompt ends in."""
         self.call: asyncio.Task[None] | None = None
-        """In progress."""
         self.is_in_thread = False
         """Whether it runs in the thread, and so cannot be cancelled."""
         self.is_cancelled = False
-        """Whether it was told to end."""
 
     async def open(self, opening: Opening) -> Opened:
         """Make the object and reset it."""

@@ -327,17 +327,14 @@ class Saver:
         return found
 
     def _write(self, version: Version, snapshot: Snapshot, keep: Collection[Version]) -> Saved:
-        path = self._path(version)
+        path, *kept = (self._directory / f"step-{each}" for each in (version, *keep))
         try:
             snapshot.write(path)
             if self._is_lead:
-                remove_others(self._directory, {path, *map(self._path, keep)})
+                remove_others(self._directory, {path, *kept})
         except OSError as error:
             return Saved(version, path, str(error).splitlines()[0])
         return Saved(version, path, None)
-
-    def _path(self, version: Version) -> Path:
-        return self._directory / f"step-{version}"
 
 
 def remove_others(directory: Path, keep: Collection[Path]) -> None:

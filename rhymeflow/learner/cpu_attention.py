@@ -56,14 +56,8 @@ class CpuPackedAttention(Attention):
         out_THD: Tensor = _Attend.apply(q_HTD, k_GTD, v_GTD, scale, self)
         return out_THD
 
-    def jobs(self, num_kv_heads: int, num_threads: int) -> list[np.ndarray]:
-        """The kernels' items, one array for each thread: whole trees of a head, evenly dealt."""
-        known = self._jobs.get((num_kv_heads, num_threads))
-        if known is None:
-            known = self._jobs[num_kv_heads, num_threads] = self._dealt(num_kv_heads, num_threads)
-        return known
-
     def _dealt(self, num_kv_heads: int, num_threads: int) -> list[np.ndarray]:
+        """The kernels' items, one array for each thread: whole trees of a head, evenly dealt."""
         pieces = []
         for tree in self._trees:
             rows_S3 = self._sequences_S3[tree]
@@ -83,7 +77,10 @@ class CpuPackedAttention(Attention):
 
     def run(self, kernel: Callable[..., None], *arrays: Any, sizes: tuple[int, int, int]) -> None:
         """Call a kernel for every job."""
-        jobs = self.jobs(sizes[1], torch.get_num_threads())
+        key = sizes[1], torch.get_num_threads()
+        if key not in self._jobs:
+            self._jobs[key] = self._dealt(*key)
+        jobs = self._jobs[key]
 
         def call(items: np.ndarray) -> None:
             kernel(

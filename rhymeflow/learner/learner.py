@@ -218,10 +218,12 @@ class Learner:
             progress.advance()
             if self._optimizer.skipped:
                 self.skipped[number] = self._optimizer.skipped
+        if parts := self._ranks.gathered(totals.as_numbers()):  # on rank 0
+            totals = Totals.merged(parts)
         self.version = step + 1
         self.num_tokens += sum(len(s.prompt_ids) + len(s.completion_ids) for s in whole)
         return {
-            **self._whole(totals).means(),
+            **totals.means(),
             **batch_metrics(whole),
             "frac_reward_zero_std": earned.frac_zero_std,
             "skipped_steps": float(len(self.skipped)),
@@ -238,11 +240,6 @@ class Learner:
         return split(
             batch, advantage_N, self._config, self._device, rank=ranks.rank, num_ranks=ranks.count
         )
-
-    def _whole(self, totals: Totals) -> Totals:
-        """On rank 0 the totals of the whole batch; elsewhere what was given."""
-        parts = self._ranks.gathered(totals.as_numbers())
-        return Totals.merged(parts) if parts else totals
 
     def whole_details(self, details: TokenDetails) -> TokenDetails:
         """On rank 0, what all ranks found; elsewhere what was given."""

@@ -26,7 +26,6 @@ class Sample:
     group: int
     """Number of the group: samples with the same number are compared with each other."""
     prompt_ids: list[int]
-    """Tokens of the prompt, at least one."""
     completion_ids: list[int]
     """Tokens of the response, the stop token included where the policy generated one."""
     logprobs: list[float]

@@ -43,10 +43,7 @@ class RowEncoder:
             raise UserError("data.assistant_prefix: sft learns completions from their beginning")
         self._tokenizer, self._stops, self._max_length = tokenizer, stops, max_length
         self._prompts, self._text_ids = PromptEncoder(tokenizer, data), TokenIds(tokenizer)
-        self._prompt_column = data.prompt_column
-        self._completion_column = sft.completion_column
-        self._messages_column = sft.messages_column
-        self._template_kwargs = data.chat_template_kwargs
+        self._data, self._sft = data, sft
 
     def encode(self, row: Row) -> Sample:
         """The row as a sample, of which the tokens that are not learnt count as observed."""
@@ -81,30 +78,26 @@ class RowEncoder:
         )
 
     def _parts(self, row: Row) -> tuple[Prompt, list[Message]]:
-        values, whole = row.values, self._messages_column
+        values, column, whole = row.values, self._data.prompt_column, self._sft.messages_column
         # Parquet and CSV give every row all columns.
-        is_whole, has_prompt = (
-            values.get(each) is not None for each in (whole, self._prompt_column)
-        )
+        is_whole, has_prompt = (values.get(each) is not None for each in (whole, column))
         if is_whole and has_prompt:
-            raise UserError(
-                f"{row.where}: has {self._prompt_column!r} and {whole!r}; a row is one or the other"
-            )
+            raise UserError(f"{row.where}: has {column!r} and {whole!r}; a row is one or the other")
         if is_whole:
             return self._whole(row)
         if not has_prompt:
             raise UserError(
-                f"{row.where}: has neither {self._prompt_column!r} nor {whole!r}; "
+                f"{row.where}: has neither {column!r} nor {whole!r}; "
                 "data.prompt_column and sft.messages_column name them"
-                f"{nearest(self._prompt_column, values)}"
+                f"{nearest(column, values)}"
             )
-        name = self._completion_column
+        name = self._sft.completion_column
         if values.get(name) is None:
             raise UserError(
                 f"{row.where}: no column {name!r}; sft.completion_column names the one that holds "
                 f"what is learnt{nearest(name, values)}"
             )
-        prompt = self._prompt(row, self._prompt_column)
+        prompt = self._prompt(row, column)
         if not isinstance(prompt.prompt, str) and prompt.prompt[-1]["role"] == "assistant":
             raise UserError(
                 f"{row.where}: the prompt ends with the assistant's turn; put that into {name!r}"
@@ -122,10 +115,10 @@ class RowEncoder:
         return prompt, completion
 
     def _whole(self, row: Row) -> tuple[Prompt, list[Message]]:
-        conversation = self._prompt(row, self._messages_column).prompt
+        conversation = self._prompt(row, self._sft.messages_column).prompt
         if isinstance(conversation, str):
             raise UserError(
-                f"{row.where}: column {self._messages_column!r}: should be a list of messages"
+                f"{row.where}: column {self._sft.messages_column!r}: should be a list of messages"
             )
         roles = [message["role"] for message in conversation]
         if "assistant" not in roles:
@@ -206,7 +199,7 @@ class RowEncoder:
         self, messages: list[Message], tools: list[Schema] | None, where: str, *, opens: bool
     ) -> str:
         try:
-            variables = self._template_kwargs
+            variables = self._data.chat_template_kwargs
             return rendered(self._tokenizer, messages, tools, opens=opens, variables=variables)
         except TemplateError as error:
             raise UserError(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rhymeflow.config import Config, DataConfig, LearnerConfig, RolloutConfig
+from rhymeflow.config import Config, DataConfig, RolloutConfig
 from rhymeflow.data.files import check_source
 from rhymeflow.data.generators import is_generator
 from rhymeflow.data.load import GENERATED_COLUMN, load_rows
@@ -207,22 +207,11 @@ def _learner(config: Config, tokenizer: PreTrainedTokenizerBase) -> SupervisedLe
     else:
         model = load_model(config.model, dtype=torch.float32, device=device)
     dtype = resolve_dtype(config.model, device)
+    names = ("max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps")
+    own = {name: getattr(config.sft, name) for name in names} | {"beta": 0.0}  # no reference
+    learner, model = config.learner.model_copy(update=own), settled(model, config)
     # What is learnt is the distribution itself, not one that a temperature has bent.
-    return SupervisedLearner(
-        settled(model, config), tokenizer, _learner_config(config), RolloutConfig(), dtype
-    )
-
-
-def _learner_config(config: Config) -> LearnerConfig:
-    sft = config.sft
-    own = {
-        "max_steps": sft.max_steps,
-        "learning_rate": sft.learning_rate,
-        "lr_scheduler_type": sft.lr_scheduler_type,
-        "warmup_steps": sft.warmup_steps,
-        "beta": 0.0,  # no reference is kept
-    }
-    return config.learner.model_copy(update=own)
+    return SupervisedLearner(model, tokenizer, learner, RolloutConfig(), dtype)
 
 
 def _fit(

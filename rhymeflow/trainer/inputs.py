@@ -16,18 +16,21 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from rhymeflow.config import Config, RewardFunction
 from rhymeflow.data.files import extra
 from rhymeflow.data.prompts import plain
 from rhymeflow.errors import UserError
 from rhymeflow.utils import child, user_modules
 
+Environments = str | Callable[..., Any] | Mapping[str, Callable[..., Any]]
 Rows = str | os.PathLike[str] | Iterable[Mapping[str, Any]]
 """What a dataset may be."""
 
@@ -38,9 +41,7 @@ class Inputs:
     def __init__(self, run_dir: Path) -> None:
         self.folder = run_dir / "inputs"
         self._models: list[tuple[str, Any]] = []
-        """Models and tokenizers, by the folder that each is saved to."""
         self._texts: dict[str, str] = {}
-        """Rows, by the file."""
         self._objects: dict[str, Any] = {}
         self._pickled = b""
         self.tokenizer_of_model: Any = None
@@ -56,11 +57,7 @@ class Inputs:
         if hasattr(model, "peft_config"):
             raise UserError("Trainer: model has adapters: LoRA is not there; merge_and_unload() it")
         self.tokenizer_of_model = processing_class or _tokenizer_of(model, "model")
-        return self._saved("model", model, self.tokenizer_of_model)
-
-    def tokenizer(self, processing_class: Any) -> str:
-        """Of a tokenizer that goes with a model that is named."""
-        return self._saved("tokenizer", processing_class)
+        return self.saved("model", model, self.tokenizer_of_model)
 
     def reward_model(self, model: Any, processing_class: Any) -> str:
         """Of a reward model's name or object, perhaps with a tokenizer of its own."""
@@ -75,7 +72,12 @@ class Inputs:
         number = self._num_reward_models
         name = f"reward_model_{number}" if number > 1 else "reward_model"
         tokenizer = processing_class or _tokenizer_of(model, "the reward model")
-        return self._saved(name, model, tokenizer)
+        return self.saved(name, model, tokenizer)
+
+    def saved(self, folder: str, *parts: Any) -> str:
+        """Of models and tokenizers that go to one folder."""
+        self._models += ((folder, part) for part in parts)
+        return str(self.folder / folder)
 
     def rows(self, dataset: Any, name: str, most: int | None = None) -> tuple[str, int | None]:
         """Of a dataset: the file, and how many rows there are, if they were counted."""
@@ -132,10 +134,6 @@ class Inputs:
         other = copy(self)
         other.folder = folder
         return other
-
-    def _saved(self, name: str, *parts: Any) -> str:
-        self._models += ((name, part) for part in parts)
-        return str(self.folder / name)
 
 
 def frozen_in(model: Any) -> list[str]:
@@ -230,3 +228,118 @@ def title_of(given: Any) -> str:
         given = given.func
     name = getattr(given, "__name__", type(given).__name__)
     return str(name).strip("<>").replace(".", "_").replace(":", "_")
+
+
+# -- Fields of the configuration -------------------------------------------------------------------
+
+
+def judges(
+    inputs: Inputs,
+    reward_funcs: Any,
+    weights: Sequence[float] | None,
+    tokenizers: Any,
+    environments: Environments | None,
+) -> dict[str, Any]:
+    """Sections `reward` and `environment`, of reward functions and environments."""
+    several = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+    several = [each for each in several if each is not None]
+    given_weights: Sequence[float | None] = [None] * len(several) if weights is None else weights
+    tokenizers = tokenizers if isinstance(tokenizers, list) else [tokenizers] * len(several)
+    many = {"reward_weights": given_weights, "reward_processing_classes": tokenizers}
+    for name, each in many.items():
+        if len(each) != len(several):
+            raise UserError(
+                f"Trainer: {len(each)} {name} are given for {len(several)} reward_funcs"
+            )
+    apart: list[tuple[Any, float]] = []
+    functions = []
+    for given, weight, tokenizer in zip(several, given_weights, tokenizers, strict=True):
+        if environments is not None and _judges_inside(given):
+            apart.append((given, weight or 1.0))
+        else:
+            functions.append(reward_function(given, inputs, weight, tokenizer))
+    fields: dict[str, Any] = {}
+    if several:
+        fields["reward.functions"] = [each.model_dump(mode="json") for each in functions]
+    if environments is not None:
+        fields["environment.classes"] = _environments(inputs, environments, apart)
+    return fields
+
+
+def _environments(
+    inputs: Inputs, given: Environments, judged_inside: list[tuple[Any, float]]
+) -> list[dict[str, Any]]:
+    from rhymeflow.environments.judged import judged_by
+
+    found = []
+    for name, each in given.items() if isinstance(given, Mapping) else [(None, given)]:
+        made = each
+        if judged_inside:
+            if isinstance(each, str):
+                raise UserError(
+                    f"Trainer: environment_factory {each!r} is a name; give the class itself "
+                    "where a reward function takes `environments`"
+                )
+            made = judged_by(each, judged_inside)
+            if len(judged_inside) == 1 and name is None:
+                name = title_of(judged_inside[0][0])
+        spec = inputs.name(made, "environment_factory")
+        found.append({"environment": spec} | ({} if name is None else {"name": name}))
+    return found
+
+
+def _judges_inside(given: Any) -> bool:
+    from rhymeflow.environments.judged import wants_environments
+
+    return not isinstance(given, str | RewardFunction) and wants_environments(given)
+
+
+def reward_function(
+    given: Any, inputs: Inputs, weight: float | None = None, tokenizer: Any = None
+) -> RewardFunction:
+    """What section `reward` says of a reward function, a reward model, or a name of one.
+
+    A `functools.partial` with keywords becomes the function's `options`.
+    """
+    if isinstance(given, RewardFunction):
+        named = given
+    elif isinstance(given, str):
+        named = RewardFunction(function=given)
+    elif hasattr(given, "save_pretrained"):
+        model = inputs.reward_model(given, tokenizer)
+        named = RewardFunction(function="reward_model", options={"model": model})
+    elif isinstance(given, partial) and not given.args and _is_json(given.keywords):
+        inner = reward_function(given.func, inputs)
+        named = inner.model_copy(update={"options": inner.options | given.keywords})
+    else:
+        named = RewardFunction(function=inputs.name(given, "the reward function"))
+    return named if weight is None else named.model_copy(update={"weight": float(weight)})
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except TypeError:
+        return False
+
+
+def train_fields(inputs: Inputs, dataset: Rows, config: Config) -> dict[str, Any]:
+    """Of a dataset that streams, as many rows are taken as the run trains on."""
+    needed = config.learner.max_steps * config.learner.groups_per_batch
+    source, _ = inputs.rows(dataset, "train", needed if is_stream(dataset) else None)
+    return {"data.source": source, "data.options": {}, "data.eval_size": 0}
+
+
+def eval_fields(
+    inputs: Inputs, dataset: Rows | Mapping[str, Rows], config: Config
+) -> dict[str, Any]:
+    """Of several datasets each is a suite."""
+    if not isinstance(dataset, Mapping):
+        path, num_rows = inputs.rows(dataset, "eval")
+        return {"data.eval_source": path, "data.eval_size": num_rows or config.data.eval_size}
+    suites = []
+    for name, each in dataset.items():
+        path, _ = inputs.rows(each, f"eval-{name}")
+        steps = config.run.eval_steps or config.learner.max_steps  # as of the held-out prompts
+        suites.append({"name": str(name), "source": path, "steps": steps})
+    return {"data.eval_size": 0, "eval.suites": suites}

@@ -8,26 +8,39 @@ or carried over by value: what they change is changed there, and not in this pro
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
+from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from rhymeflow.config import Config, RewardFunction
+from rhymeflow.config import Config, EvalSuite
 from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
+from rhymeflow.observe import metrics
 from rhymeflow.runtime import start
-from rhymeflow.trainer.inputs import Inputs, Rows, frozen_in, is_stream, title_of
-from rhymeflow.trainer.outcome import Outcome
+from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+from rhymeflow.store.schema import EVENTS
+from rhymeflow.trainer.callbacks import Callbacks, History, Rhythm, eval_name
+from rhymeflow.trainer.inputs import (
+    Environments,
+    Inputs,
+    Rows,
+    eval_fields,
+    frozen_in,
+    judges,
+    train_fields,
+)
 
 if TYPE_CHECKING:
     from rhymeflow.observe.summary import Summary
 
-Reward = str | Callable[..., Any] | RewardFunction
-Environments = str | Callable[..., Any] | Mapping[str, Callable[..., Any]]
+_NEWEST = 2**62
 
 
-class Trainer(Outcome):
+class Trainer:
     """One run.
 
     `model` is a directory, a hub name (see `ModelConfig.name`), or a `PreTrainedModel`;
@@ -48,6 +61,13 @@ class Trainer(Outcome):
                           config={"max_steps": 100})
         summary = trainer.train()
     """
+
+    rhythm = Rhythm()
+    """How metrics become `state.log_history`."""
+    takes_best = False
+    """Whether the model is the best checkpoint by held-out reward, and not the newest."""
+    hub: Mapping[str, Any] = {}
+    """What `push_to_hub` is to take if it is not given it, by the names of its arguments."""
 
     def __init__(
         self,
@@ -74,21 +94,35 @@ class Trainer(Outcome):
                 names = dict.fromkeys([*given.learner.frozen_parameters, *frozen])
                 fields["learner.frozen_parameters"] = list(names)
             if processing_class is not None and isinstance(model, str | Path):
-                fields["model.tokenizer"] = inputs.tokenizer(processing_class)
+                fields["model.tokenizer"] = inputs.saved("tokenizer", processing_class)
         if environment_factory is not None and reward_funcs is None:
             fields["reward.functions"] = []
-        fields |= _judges(
+        fields |= judges(
             inputs, reward_funcs, reward_weights, reward_processing_classes, environment_factory
         )
         if tools is not None:
             fields["environment.tools"] = [inputs.name(each, "the tool") for each in tools]
         if train_dataset is not None:
-            fields |= _train_fields(inputs, train_dataset, given)
+            fields |= train_fields(inputs, train_dataset, given)
         if eval_dataset is not None:
-            fields |= _eval_fields(inputs, eval_dataset, given)
+            fields |= eval_fields(inputs, eval_dataset, given)
         made = build_config(fields, given, where="Trainer")
-        super().__init__(made, inputs, model, processing_class, callbacks or [])
+        self.config: Config = made
+        self.args: Any = made
+        """What callbacks are given as such."""
+        self.run_dir = path
+        self.is_trained = False
+        """Whether `train` has returned."""
+        self._has_begun = False
+        """Whether the run in `run_dir` is this trainer's."""
         self._is_named = given.run.output_dir is not None
+        self._inputs = inputs
+        self._given_model = model if hasattr(model, "save_pretrained") else None
+        self._given_tokenizer = processing_class
+        self._callbacks: list[Any] = []
+        for each in callbacks or ():
+            self.add_callback(each)
+        self._state: Any = None
 
     def train(self, resume_from_checkpoint: bool | str | None = None) -> Summary:
         """Run to the end and return the summary; the run directory is `self.run_dir`.
@@ -151,127 +185,271 @@ class Trainer(Outcome):
             observer.end()
         return summary
 
+    # -- while it trains -------------------------------------------------------------------------
 
-def _judges(
-    inputs: Inputs,
-    reward_funcs: Any,
-    weights: Sequence[float] | None,
-    tokenizers: Any,
-    environments: Environments | None,
-) -> dict[str, Any]:
-    several = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
-    several = [each for each in several if each is not None]
-    if weights is not None and len(weights) != len(several):
-        raise UserError(
-            f"Trainer: {len(weights)} reward_weights are given for {len(several)} reward_funcs"
+    def add_callback(self, callback: Any) -> None:
+        """Call this one too; a class is instantiated."""
+        self._callbacks.append(callback() if isinstance(callback, type) else callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Remove a callback, or the first of a class, and return it; None if there is none."""
+        for each in self._callbacks:
+            if each is callback or (isinstance(callback, type) and isinstance(each, callback)):
+                self._callbacks.remove(each)
+                return each
+        return None
+
+    remove_callback = pop_callback
+
+    def _callback_observer(self) -> Any:
+        self._state = self._new_state()
+        return Callbacks(
+            self._callbacks, self.args, self._state, self.rhythm, lambda: self.processing_class
         )
-    given_weights: Sequence[float | None] = weights or [None] * len(several)
-    tokenizers = tokenizers if isinstance(tokenizers, list) else [tokenizers] * len(several)
-    if len(tokenizers) != len(several):
-        raise UserError(
-            f"Trainer: {len(tokenizers)} reward_processing_classes are given for "
-            f"{len(several)} reward_funcs"
-        )
-    apart: list[tuple[Any, float]] = []
-    functions = []
-    for given, weight, tokenizer in zip(several, given_weights, tokenizers, strict=True):
-        if environments is not None and _judges_inside(given):
-            apart.append((given, weight or 1.0))
-        else:
-            functions.append(reward_function(given, inputs, weight, tokenizer))
-    fields: dict[str, Any] = {}
-    if several:
-        fields["reward.functions"] = [each.model_dump(mode="json") for each in functions]
-    if environments is not None:
-        fields["environment.classes"] = _environments(inputs, environments, apart)
-    return fields
+
+    def _new_state(self) -> Any:
+        from transformers.trainer_callback import TrainerState
+
+        versions = self.config.learner.max_steps
+        epochs = max(1, round(self.rhythm.epoch(versions)))
+        max_steps = versions * self.rhythm.steps_per_version
+        return TrainerState(max_steps=max_steps, num_train_epochs=epochs, epoch=0.0)
+
+    # -- afterwards ------------------------------------------------------------------------------
+
+    @property
+    def holds_a_run(self) -> bool:
+        """Whether there is a run in `run_dir`."""
+        return (self.run_dir / EVENTS).exists()
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The newest one, or the best where that was asked for; None: there is none of this
+        trainer's run."""
+        if not self._has_begun:
+            return None
+        there = checkpoints_up_to(self.run_dir / CHECKPOINTS, _NEWEST)
+        best = self._best(there) if self.takes_best else None
+        return there[best[1] if best else max(there)] if there else None
+
+    def _best(self, there: Mapping[int, Path]) -> tuple[float, int] | None:
+        """Most of `run.best_metric` that one of these checkpoints has, and which; the newest of
+        equal ones, None if it was found of none."""
+        rows, by = metrics.read(self.run_dir), self.config.run.best_metric
+        return max(((rows[v][by], v) for v in there if by in rows.get(v, {})), default=None)
+
+    @property
+    def state(self) -> Any:
+        """transformers' `TrainerState`: `global_step`, `max_steps`, `epoch`, `log_history`,
+        and of the best checkpoint that is there `best_global_step`, `best_metric` and its path."""
+        if self._state is None:
+            self._state = self._new_state()
+            rows = metrics.read(self.run_dir) if self.is_trained else {}
+            history = History(self.rhythm)
+            history.read(rows)
+            self._state.log_history = history.entries
+            reached = max((v for v, row in rows.items() if "loss" in row), default=0)
+            self._state.global_step = reached * self.rhythm.steps_per_version
+            self._state.epoch = self.rhythm.epoch(reached)
+            there = checkpoints_up_to(self.run_dir / CHECKPOINTS, _NEWEST) if rows else {}
+            if (best := self._best(there)) is not None:
+                self._state.best_metric, version = best
+                self._state.best_global_step = version * self.rhythm.steps_per_version
+                self._state.best_model_checkpoint = str(there[version])
+        return self._state
+
+    @cached_property
+    def model(self) -> Any:
+        """The policy, a `PreTrainedModel`: as trained, or as it was given. An object that was given
+        has the trained weights."""
+        if self._given_model is not None and not self.is_trained:
+            return self._given_model
+        from rhymeflow.models.load import load_model, resolve_dtype
+        from rhymeflow.models.precision import resolve_device
+
+        source = self._model_config()
+        device = resolve_device(source)
+        loaded = load_model(source, dtype=resolve_dtype(source, device), device=device)
+        if self._given_model is None:
+            return loaded
+        self._given_model.load_state_dict(loaded.state_dict())
+        ends = loaded.generation_config.eos_token_id  # as transformers' Trainer aligns them
+        self._given_model.generation_config.eos_token_id = ends
+        return self._given_model
+
+    @cached_property
+    def processing_class(self) -> Any:
+        """The tokenizer."""
+        for given in (self._given_tokenizer, self._inputs.tokenizer_of_model):
+            if given is not None:
+                return given
+        from rhymeflow.models.tokenizer import load_tokenizer
+
+        return load_tokenizer(self._model_config())
+
+    def evaluate(
+        self, eval_dataset: Any = None, metric_key_prefix: str = "eval", **_: Any
+    ) -> dict[str, float]:
+        """Answer held-out prompts, or the configuration's suites where there are none, or those of
+        another dataset, with the policy as it is.
+
+        Return `eval_reward`, `eval_completions/mean_length` and `eval_completions/clipped_ratio`,
+        and with several datasets the reward of each.
+        """
+        from rhymeflow.evaluation.evaluate import evaluate
+
+        given = self.config.model_copy(update={"model": self._model_config()})
+        with TemporaryDirectory() as folder:
+            inputs = self._inputs.at(Path(folder))
+            if not self._has_begun:
+                inputs.write()
+                given = _with_inputs(given, self._inputs.folder, inputs.folder)
+            suites = [EvalSuite(name="held_out")]
+            if eval_dataset is not None:
+                suites = _suites(eval_dataset, Path(folder))
+            elif given.data.eval_source is None:
+                suites = list(given.eval.suites)
+                if not suites:
+                    raise UserError("Trainer: evaluate() needs an eval_dataset")
+            data = given.data.model_copy(update={"eval_size": None})
+            section = given.eval.model_copy(update={"suites": tuple(suites)})
+            results = evaluate(given.model_copy(update={"eval": section, "data": data}))
+        found: dict[str, float] = {}
+        for result in results:
+            name = f"_{result.suite.name}" if len(suites) > 1 else ""
+            prefix = f"{metric_key_prefix}{name}"
+            found[f"{prefix}_reward"] = result.figures[f"avg@{result.suite.n}"]
+            found[f"{prefix}_completions/mean_length"] = result.figures["mean_length"]
+            found[f"{prefix}_completions/clipped_ratio"] = result.figures["clipped_ratio"]
+        self.state.log_history.append({**found, "step": self.state.global_step})
+        return found
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the policy and its tokenizer, by default to the run directory."""
+        target = Path(output_dir) if output_dir is not None else self.run_dir
+        if self.checkpoint is None:
+            from rhymeflow.learner.checkpoint import generation_config  # loads torch
+
+            model, tokenizer = self.model, self.processing_class
+            model.generation_config = generation_config(model, tokenizer)
+            model.save_pretrained(target)
+            tokenizer.save_pretrained(target)
+            return
+        target.mkdir(parents=True, exist_ok=True)
+        for each in self.checkpoint.iterdir():
+            if each.is_file():  # `learner/` is for resuming only
+                shutil.copy2(each, target / each.name)
+
+    def push_to_hub(
+        self,
+        commit_message: str = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        *,
+        repo_id: str | None = None,
+        private: bool | None = None,
+        **_: Any,
+    ) -> Any:
+        """Upload the policy and its tokenizer to the Hugging Face hub; return what the hub says.
+
+        `repo_id` is by default the run directory's name, in the account that the token is of.
+        """
+        from huggingface_hub import HfApi
+
+        hub = self.hub
+        api = HfApi(token=token or hub.get("token"))
+        name = repo_id or hub.get("repo_id") or self.run_dir.name
+        private = hub.get("private") if private is None else private
+        made = api.create_repo(name, private=private, exist_ok=True)
+        with TemporaryDirectory() as folder:
+            self.save_model(folder)
+            return api.upload_folder(
+                repo_id=made.repo_id,
+                folder_path=folder,
+                commit_message=commit_message,
+                revision=revision or hub.get("revision"),
+            )
+
+    # -- its parts -------------------------------------------------------------------------------
+
+    def _model_config(self) -> Any:
+        if self.checkpoint is None:
+            return self.config.model
+        own = {"name": str(self.checkpoint), "tokenizer": None, "gguf_file": None}
+        return self.config.model.model_copy(update=own)
+
+    def _move(self, run_dir: Path) -> None:
+        self.config = _with_inputs(self.config, self._inputs.folder, run_dir / "inputs")
+        self._inputs.folder = run_dir / "inputs"
+        self._go_to(run_dir)
+
+    def _go_to(self, run_dir: Path, **changed: Any) -> None:
+        run = self.config.run.model_copy(update={"output_dir": str(run_dir)})
+        self.config = self.config.model_copy(update={"run": run, **changed})
+        self.run_dir = run_dir
+
+    def _forget(self) -> None:
+        for name in ("model", "processing_class"):
+            self.__dict__.pop(name, None)
+        if not self._callbacks:
+            self._state = None
+
+    def _after_training(self, seconds: float) -> None:
+        """The run is over; its last entry says how it was as a whole."""
+        self.is_trained = True
+        state, rows = self.state, metrics.read(self.run_dir).values()
+        losses = [row["loss"] for row in rows if row.get("loss") is not None]
+        whole = {"train_runtime": seconds, "train_loss": sum(losses) / max(len(losses), 1)}
+        state.log_history.append({**whole, "epoch": state.epoch, "step": state.global_step})
+        if self._given_model is not None:
+            _ = self.model  # which was given, and now has the trained weights
+
+    def _begin_again(self) -> None:
+        """A run of its own, from what this one came to, beside it."""
+        run_dir, self.is_trained = self.run_dir, False
+        if self.checkpoint is None:
+            raise UserError(f"Trainer: {run_dir} has no checkpoint to train on from")
+        self._go_to(beside(run_dir), model=self._model_config())
+        self._state = None
 
 
-def _environments(
-    inputs: Inputs, given: Environments, judged_inside: list[tuple[Any, float]]
-) -> list[dict[str, Any]]:
-    from rhymeflow.environments.judged import judged_by
+def beside(run_dir: Path) -> Path:
+    """A directory beside this one that holds no run: `NAME-2`, or the next number."""
+    named = (run_dir.with_name(f"{run_dir.name}-{number}") for number in count(2))
+    return next(each for each in named if not (each / EVENTS).exists())
 
-    found = []
-    for name, each in given.items() if isinstance(given, Mapping) else [(None, given)]:
-        made = each
-        if judged_inside:
-            if isinstance(each, str):
-                raise UserError(
-                    f"Trainer: environment_factory {each!r} is a name; give the class itself "
-                    "where a reward function takes `environments`"
-                )
-            made = judged_by(each, judged_inside)
-            if len(judged_inside) == 1 and name is None:
-                name = title_of(judged_inside[0][0])
-        spec = inputs.name(made, "environment_factory")
-        found.append({"environment": spec} | ({} if name is None else {"name": name}))
+
+def latest(run_dir: Path) -> Path:
+    """The last of this run directory and those that `beside` made of it."""
+    free = beside(run_dir)
+    number = int(free.name.rpartition("-")[2])
+    return run_dir if number == 2 else run_dir.with_name(f"{run_dir.name}-{number - 1}")
+
+
+def _suites(given: Any, folder: Path) -> list[EvalSuite]:
+    several = given if isinstance(given, Mapping) else {"held_out": given}
+    inputs = Inputs(folder)
+    found = [
+        EvalSuite(name=str(name), source=inputs.rows(each, f"eval-{eval_name(str(name))}")[0])
+        for name, each in several.items()
+    ]
+    inputs.write()
     return found
 
 
-def _judges_inside(given: Any) -> bool:
-    from rhymeflow.environments.judged import wants_environments
-
-    return not isinstance(given, str | RewardFunction) and wants_environments(given)
-
-
-def reward_function(
-    given: Any, inputs: Inputs, weight: float | None = None, tokenizer: Any = None
-) -> RewardFunction:
-    """What section `reward` says of a reward function, a reward model, or a name of one.
-
-    A `functools.partial` with keywords becomes the function's `options`.
-    """
-    if isinstance(given, RewardFunction):
-        named = given
-    elif isinstance(given, str):
-        named = RewardFunction(function=given)
-    elif hasattr(given, "save_pretrained"):
-        model = inputs.reward_model(given, tokenizer)
-        named = RewardFunction(function="reward_model", options={"model": model})
-    elif isinstance(given, partial) and not given.args and _is_json(given.keywords):
-        inner = reward_function(given.func, inputs)
-        named = inner.model_copy(update={"options": inner.options | given.keywords})
-    else:
-        named = RewardFunction(function=inputs.name(given, "the reward function"))
-    return named if weight is None else named.model_copy(update={"weight": float(weight)})
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        return bool(json.loads(json.dumps(value)) == value)
-    except TypeError:
-        return False
-
-
-def _train_fields(inputs: Inputs, dataset: Rows, config: Config) -> dict[str, Any]:
-    """Of a dataset that streams, as many rows are taken as the run trains on."""
-    needed = config.learner.max_steps * config.learner.groups_per_batch
-    source, _ = inputs.rows(dataset, "train", needed if is_stream(dataset) else None)
-    return {"data.source": source, "data.options": {}, "data.eval_size": 0}
-
-
-def _eval_fields(
-    inputs: Inputs, dataset: Rows | Mapping[str, Rows], config: Config
-) -> dict[str, Any]:
-    if not isinstance(dataset, Mapping):
-        path, num_rows = inputs.rows(dataset, "eval")
-        return {"data.eval_source": path, "data.eval_size": num_rows or config.data.eval_size}
-    suites = []
-    for name, each in dataset.items():
-        path, _ = inputs.rows(each, f"eval-{name}")
-        steps = config.run.eval_steps or config.learner.max_steps  # as of the held-out prompts
-        suites.append({"name": str(name), "source": path, "steps": steps})
-    return {"data.eval_size": 0, "eval.suites": suites}
+def _with_inputs(config: Config, old: Path, new: Path) -> Config:
+    """The configuration with paths below `old` below `new`."""
+    before, after = (json.dumps(f"{each}/")[:-1] for each in (old, new))
+    text = json.dumps(config.model_dump(mode="json")).replace(before, after)
+    return Config.model_validate(json.loads(text))
 
 
 def _config(given: Config | Mapping[str, Any] | None) -> Config:
-    if given is None:
-        return Config()
     if isinstance(given, Config):
         return given
-    if isinstance(given, Mapping):
-        return build_config(given, where="Trainer")
+    if given is None or isinstance(given, Mapping):
+        return build_config(given or {}, where="Trainer")
     raise UserError(
         f"Trainer: config is a {type(given).__name__}; give a rhymeflow.Config or a mapping of "
         'fields, such as {"learning_rate": 1e-5}; rhymeflow.trl.GRPOTrainer takes a GRPOConfig'

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from transformers.trainer_utils import TrainOutput
 
 from rhymeflow.config import RewardFunction
 from rhymeflow.errors import UserError
 from rhymeflow.trainer import Trainer
 from rhymeflow.trainer.callbacks import Rhythm
-from rhymeflow.trainer.outcome import beside, latest
+from rhymeflow.trainer.trainer import beside, latest
 from rhymeflow.trl.fields import GRPOConfig, check_one_process, ours, values_of
 from rhymeflow.trl.translate import (
     UNLIMITED_TURNS,
@@ -35,14 +37,6 @@ NOT_THERE: Mapping[str, str] = {
     "(docs/environments.md)",
 }
 """Arguments of TRL's trainer that are refused, and what to do instead."""
-
-
-class TrainOutput(NamedTuple):
-    """What `train` returns, as transformers' does."""
-
-    global_step: int
-    training_loss: float
-    metrics: dict[str, float]
 
 
 class GRPOTrainer(Trainer):

@@ -51,13 +51,11 @@ class Steps(NamedTuple):
 
 def steps_in(given: Values) -> Steps:
     """Bring TRL's five numbers to ours."""
-    return steps_of(
-        given["per_device_train_batch_size"],
-        given["gradient_accumulation_steps"],
-        given["num_generations"],
-        given["steps_per_generation"],
-        given["num_iterations"],
+    names = (
+        "per_device_train_batch_size gradient_accumulation_steps num_generations "
+        "steps_per_generation num_iterations"
     )
+    return steps_of(*(given[name] for name in names.split()))
 
 
 def steps_of(
@@ -177,9 +175,8 @@ def _model(given: Values) -> dict[str, Any]:
     options = dict(given["model_init_kwargs"] or {})
     dtype = options.pop("dtype", options.pop("torch_dtype", None))
     named = str(dtype).removeprefix("torch.") if dtype is not None else None
-    options.pop("attn_implementation", None)  # how it is computed, not what
-    options.pop("device_map", None)
-    options.pop("use_cache", None)
+    for name in ("attn_implementation", "device_map", "use_cache"):
+        options.pop(name, None)  # how it is computed, not what
     if named not in (None, "auto", "float32", "bfloat16"):
         raise UserError(
             f"GRPOConfig: model_init_kwargs['dtype'] = {named!r}, should be bfloat16 or float32"

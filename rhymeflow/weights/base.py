@@ -127,7 +127,6 @@ class Fetched(NamedTuple):
     digests: Callable[[], Sequence[int]]
     """Of each tensor that was published. Raises `Overtaken` if other bytes may have been read."""
     bytes_of: Callable[[TensorSpec], np.ndarray]
-    """A tensor's bytes, in place."""
     steps: Sequence[Changes] | None
     """What leads here from the weights that the puller has; None: it is not known."""
 

@@ -144,11 +144,9 @@ class ObjectWeightReader(WeightReader):
         if not wanted:
             held = [each.made.version for each in catalogue if each.parts is not None]
             raise VersionUnavailable(f"the learner does not hold version {want}; it holds {held}")
-        newest_first = catalogue[wanted[-1] :: -1]
-        publication = newest_first[0]
-        links = None
-        if have is not None:
-            links = chain(self.manifest, (each.changes for each in newest_first), have)
+        publication, newest_first = catalogue[wanted[-1]], catalogue[wanted[-1] :: -1]
+        changes = (each.changes for each in newest_first)
+        links = None if have is None else chain(self.manifest, changes, have)
         steps, names = None, {spec.name for spec in self.manifest}
         with _lost_with(self._owner):
             if links is not None:

@@ -58,16 +58,14 @@ _WORD = 8
 _SLOT_WORDS = 4
 
 
-class Slot:
+class _Slot:
     """One copy of all tensors, with the words about it."""
 
     def __init__(self, words: np.ndarray, data: np.ndarray) -> None:
-        self._words = words
-        self._data = data
+        self._words, self._data = words, data
 
     @property
     def begun(self) -> int:
-        """Publication that was last begun here."""
         return int(self._words[0])
 
     def holds(self, publication: int) -> bool:
@@ -76,16 +74,13 @@ class Slot:
 
     @property
     def made(self) -> Pulled:
-        """The weights' version, and what proves a copy of all tensors."""
         return Pulled(int(self._words[2]), int(self._words[3]))
 
     @property
     def digests(self) -> list[int]:
-        """Each tensor's, in the manifest's order."""
         return [int(word) for word in self._words[_SLOT_WORDS:]]
 
     def bytes_of(self, spec: TensorSpec) -> np.ndarray:
-        """The tensor's bytes, in place."""
         return self._data[spec.offset : spec.offset + spec.num_bytes]
 
     def begin(self, publication: int) -> None:
@@ -93,7 +88,6 @@ class Slot:
         self._words[0] = publication
 
     def end(self, made: Pulled, digests: Sequence[int]) -> None:
-        """Say that the slot is whole."""
         self._words[2:_SLOT_WORDS] = np.array(made, np.uint64)
         self._words[_SLOT_WORDS:] = np.array(digests, np.uint64)
         self._words[1] = self._words[0]
@@ -108,15 +102,13 @@ class _Memory:
         for start, end in _slot_ranges(manifest):
             words = whole[start : start + num_bytes].view(np.uint64)
             data = whole[start + shared_memory.whole_lines(num_bytes) : end]
-            self._slots.append(Slot(words, data))
+            self._slots.append(_Slot(words, data))
 
     @property
     def published(self) -> int:
-        """Number of the last publication, 0 before the first."""
         return int(self.header[1])
 
-    def slot(self, publication: int) -> Slot:
-        """The slot in which this publication lies, if it lies anywhere."""
+    def slot(self, publication: int) -> _Slot:
         return self._slots[publication % 2]
 
 
@@ -136,7 +128,6 @@ class SharedMemoryWeightStore:
         self._memory.header[0] = _MAGIC
         self._keep = keep
         self._kept: dict[int, str] = {}
-        """Names of the memory of changes, by publication."""
         self._finder = Finder(manifest)
         self.metrics: Mapping[str, float] = {}
         """How much changed, and what that takes, each as a share of the weights."""

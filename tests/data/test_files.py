@@ -10,8 +10,6 @@ import json
 import lzma
 import math
 from collections.abc import Callable
-from datetime import datetime, timedelta
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,6 @@ from rhymeflow.data.files import read_rows, table
 from rhymeflow.data.load import load_prompts
 from rhymeflow.data.prompts import PromptSource
 from rhymeflow.errors import UserError
-from rhymeflow.trainer.inputs import lines_of
 
 ROWS = [{"prompt": f"{n} + 1 =", "answer": str(n + 1), "level": n % 3} for n in range(10)]
 
@@ -178,24 +175,6 @@ def test_a_bad_line_is_named(line: str, said: str, tmp_path: Path) -> None:
 def test_what_rewards_cannot_be_given_is_named_in_parquet(rows, said, tmp_path: Path) -> None:
     source = parquet(tmp_path / "a.parquet", [{"prompt": "a"} | row for row in rows])
     assert refused(source).startswith(f"{source} {said}")
-
-
-def test_times_and_decimals_are_as_trainer_takes_them(tmp_path: Path) -> None:
-    at = datetime(2026, 1, 2, 3, 4, 5)
-    row = {
-        "prompt": "a",
-        "made": [{"at": at, "day": at.date(), "hour": at.time()}],
-        "lasts": timedelta(seconds=90),
-        "price": Decimal("1.50"),
-    }
-    train, _ = load(parquet(tmp_path / "a.parquet", [row]))
-    assert train[0].columns == {
-        "made": [{"at": "2026-01-02T03:04:05", "day": "2026-01-02", "hour": "03:04:05"}],
-        "lasts": 90.0,
-        "price": "1.50",
-    }
-    (tmp_path / "b.jsonl").write_text("\n".join(lines_of([row], "rows")))
-    assert load(str(tmp_path / "b.jsonl"))[0][0].columns == train[0].columns
 
 
 def test_directories_and_names_are_told_with_the_way_out(tmp_path: Path) -> None:

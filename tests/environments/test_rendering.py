@@ -30,37 +30,31 @@ FORGETS = (
     "{{ m.content if loop.last or m.role != 'assistant' else m.content.split('</think>')[-1] }}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-NO_TOOLS = (
-    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
-    "[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
-BEGINS_OTHERWISE = (
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]<thinks>{% endif %}"
-)
-COUNTS = (
-    "{{ messages | length }}{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>"
-    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
-)
+
+
+def brackets(before: str = "", first: str = "", begun: str = "") -> str:
+    """A template that names roles in brackets; something may stand before messages, before what
+    they say, and after the beginning of a turn."""
+    return (
+        "{% for m in messages %}" + before + "[{{ m.role }}]" + first + "{{ m.content }}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt %}[assistant]" + begun + "{% endif %}"
+    )
+
+
+NO_TOOLS = brackets("{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}")
+BEGINS_OTHERWISE = brackets(begun="<thinks>")
+COUNTS = "{{ messages | length }}" + brackets()
 STOPS_AT_THE_NEXT = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-BEGINS_INSIDE = (
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]<think>\n{% endif %}"
+BEGINS_INSIDE = brackets(begun="<think>\n")
+EMPTY_THOUGHT = brackets(
+    first="{% if m.role == 'assistant' and loop.last and '<think>' not in m.content %}"
+    "<think></think>{% endif %}"
 )
-EMPTY_THOUGHT = (
-    "{% for m in messages %}[{{ m.role }}]"
-    "{% if m.role == 'assistant' and loop.last and '<think>' not in m.content %}"
-    "<think></think>{% endif %}{{ m.content }}<|im_end|>{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
-ONE_CALL = (
-    "{% for m in messages %}{% if (m.tool_calls or []) | length > 1 %}"
-    "{{ raise_exception('one at a time') }}{% endif %}[{{ m.role }}]{{ m.content }}<|im_end|>"
-    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+ONE_CALL = brackets(
+    "{% if (m.tool_calls or []) | length > 1 %}{{ raise_exception('one at a time') }}{% endif %}"
 )
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 

@@ -5,21 +5,8 @@ from __future__ import annotations
 import random
 
 import torch
-from transformers import (
-    CohereConfig,
-    CohereForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    LlamaConfig,
-    NanoChatConfig,
-    NanoChatForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3MoeConfig,
-)
-from transformers.models.llama.modeling_llama import LlamaForCausalLM
-from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM
+import transformers
+from transformers import PreTrainedModel
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.learner.learner import Learner
@@ -28,12 +15,17 @@ from rhymeflow.models import attention
 
 VOCAB = 23
 
-SCALED = {
-    "cohere": (CohereConfig, CohereForCausalLM, {"logit_scale": 0.3}),
-    "granite": (GraniteConfig, GraniteForCausalLM, {"logits_scaling": 1.7}),
-    "nanochat": (NanoChatConfig, NanoChatForCausalLM, {"final_logit_softcapping": 2.0}),
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+FAMILIES = {
+    "llama": ("Llama", {}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3_moe": ("Qwen3Moe", {**EXPERTS, "head_dim": 8, "norm_topk_prob": True}),
+    # These scale or cap their logits.
+    "cohere": ("Cohere", {"logit_scale": 0.3}),
+    "granite": ("Granite", {"logits_scaling": 1.7}),
+    "nanochat": ("NanoChat", {"final_logit_softcapping": 2.0}),
 }
-"""Families that scale or cap their logits."""
+"""Names of transformers' classes, and further fields of the configuration."""
 
 
 def tiny_model(
@@ -60,16 +52,9 @@ def tiny_model(
         "attn_implementation": attn,
     }
     torch.manual_seed(seed)
-    if kind == "llama":
-        return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
-    if kind == "qwen3_moe":
-        experts = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-        more = {**experts, "head_dim": 8, "norm_topk_prob": True}
-        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **more)).eval()
-    if kind in SCALED:
-        config_class, model_class, more = SCALED[kind]
-        return model_class(config_class(**sizes, **more)).eval()
-    return Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
+    family, more = FAMILIES[kind]
+    config = getattr(transformers, f"{family}Config")(**sizes, **more)
+    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
 
 
 def made_up_batch(

@@ -26,7 +26,6 @@ from tests.learner.builders import (
     VOCAB,
     close,
     gradients,
-    learner_config,
     made_up_batch,
     rollout_config,
     tiny_learner,
@@ -195,23 +194,25 @@ def test_a_real_trainer_step_by_step(tmp_path: Path, loss_type: str, scale: str)
     tiny_model(attn="eager").save_pretrained(tmp_path / "model")
     theirs = LlamaForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="eager")
     ours = tiny_model(attn=attention.NAME)
+    shared = {
+        "max_steps": 3,
+        "learning_rate": 5e-3,
+        "lr_scheduler_type": "linear",
+        "max_grad_norm": 0.4,
+        "adam_epsilon": ADAM_EPSILON,
+        "loss_type": loss_type,
+        "scale_rewards": scale,
+        "beta": 0.05,
+    }
+    sampling = {"temperature": 0.9, "max_completion_length": 12, "num_generations": 4}
     args = GRPOConfig(
         output_dir=str(tmp_path),
         per_device_train_batch_size=16,
         gradient_accumulation_steps=1,
-        num_generations=4,
-        max_completion_length=12,
-        max_steps=3,
-        learning_rate=5e-3,
-        lr_scheduler_type="linear",
-        max_grad_norm=0.4,
-        adam_epsilon=ADAM_EPSILON,
-        loss_type=loss_type,
-        scale_rewards=scale,
-        beta=0.05,
+        **shared,
+        **sampling,
         epsilon=0.2,
         epsilon_high=0.28,
-        temperature=0.9,
         top_k=0,
         logging_steps=1,
         report_to=[],
@@ -233,23 +234,8 @@ def test_a_real_trainer_step_by_step(tmp_path: Path, loss_type: str, scale: str)
     trainer.recorded = []
     trainer.train()
 
-    learner = Learner(
-        ours,
-        None,
-        learner_config(
-            learning_rate=5e-3,
-            lr_scheduler_type="linear",
-            max_steps=3,
-            max_grad_norm=0.4,
-            adam_epsilon=ADAM_EPSILON,
-            loss_type=loss_type,
-            scale_rewards=scale,
-            beta=0.05,
-            max_tokens_per_microbatch=64,
-        ),
-        rollout_config(temperature=0.9, max_completion_length=12),
-        torch.float32,
-    )
+    rollout = rollout_config(**sampling)
+    learner = tiny_learner(model=ours, rollout=rollout, max_tokens_per_microbatch=64, **shared)
     assert len(trainer.recorded) == 3
     for step, (out, rewards) in enumerate(trainer.recorded):
         batch = _samples(learner, out, rewards)
@@ -274,26 +260,8 @@ def _samples(learner: Learner, out: dict[str, torch.Tensor], rewards: list[float
     for i, reward in enumerate(rewards):
         prompt = out["prompt_ids"][i][out["prompt_mask"][i].bool()].tolist()
         response = out["completion_ids"][i][out["completion_mask"][i].bool()].tolist()
-        zeros = [0] * len(response)
-        batch.append(
-            Sample(
-                i // 4,
-                prompt,
-                response,
-                [0.0] * len(response),
-                zeros,
-                reward,
-                response[-1] not in (0, 2),
-            )
-        )
-    return learner_scored(learner, batch)
-
-
-def learner_scored(learner: Learner, batch: list[Sample]) -> list[Sample]:
-    """The batch with the learner's own log-probabilities as the behaviour policy's."""
-    scored = []
-    for i, sample in enumerate(batch):
-        (row,) = pack(batch, [i], 10**6)
-        logprob, _ = learner._policy.score(row)
-        scored.append(replace(sample, logprobs=logprob.tolist()))
-    return scored
+        zeros, is_cut = [0] * len(response), response[-1] not in (0, 2)
+        sample = Sample(i // 4, prompt, response, zeros, zeros, reward, is_cut)
+        logprob, _ = learner._policy.score(*pack([sample], [0], 10**6))
+        batch.append(replace(sample, logprobs=logprob.tolist()))
+    return batch

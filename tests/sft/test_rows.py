@@ -73,11 +73,6 @@ def test_text_is_learnt_with_its_end() -> None:
     assert encoded(encoder(None, completion_column="answer"), prompt="a?", answer="b")[1] == "B!"
 
 
-def test_answers_between_plain_turns_are_not_learnt() -> None:
-    turns = [says("assistant", "ab"), says("tool", "cd"), says("assistant", "e")]
-    assert encoded(PLAIN, prompt="q?", completion=turns) == ("q?", "AB!cdE!")
-
-
 def test_what_follows_the_last_turn_is_left_out() -> None:
     turns = [says("assistant", "ab"), says("tool", "cd")]
     assert encoded(PLAIN, prompt="q?", completion=turns)[1] == "AB!"

@@ -126,7 +126,6 @@ def test_the_same_seed_makes_the_same_checkpoint(tiny: Path, tmp_path: Path) -> 
         (None, ["--sft.source", "warm_start:tools"], "sft.size: warm_start:tools makes rows"),
         (None, ["--sft.source", "nothing.jsonl"], "sft.source: there is no file or directory"),
         (None, ["--sft.source", "warm_start:smollm2", "--sft.size", 3], "has no rows"),
-        (None, ["--learner.num_ranks", 2], "sft is one process"),
         (None, ["--sft.output_dir", "."], "sft.output_dir: . is there already"),
         (None, ["--sft.stepz", 1], "did you mean"),
     ],

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def tensors(value: float, size: int = 1000) -> dict[str, Tensor]:
     }
 
 
-class Spy(Mapping):
+class Spy(dict):
     """Tensors that run `then` just before the last of them is touched.
 
     `checks`: how often it is touched before that, to be checked.
@@ -43,23 +43,15 @@ class Spy(Mapping):
     def __init__(
         self, inner: dict[str, Tensor], then: Callable[[], object], *, checks: int = 1
     ) -> None:
-        self.inner, self.then, self.touches_left = inner, then, checks
+        super().__init__(inner)
+        self.then, self.touches_left = then, checks
 
     def __getitem__(self, name: str) -> Tensor:
-        if name == list(self.inner)[-1]:
+        if name == list(self)[-1]:
             if self.touches_left == 0:
                 self.then()
             self.touches_left -= 1
-        return self.inner[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.inner)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.inner
-
-    def __len__(self) -> int:
-        return len(self.inner)
+        return super().__getitem__(name)
 
 
 def values(held: Mapping[str, Tensor]) -> set[float]:
