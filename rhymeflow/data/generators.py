@@ -15,7 +15,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import xxhash
 
@@ -86,25 +86,13 @@ def reasoning_gym(needed_for: str) -> ModuleType:
     """Import reasoning-gym, also without pycosat, which needs a C compiler to be installed: then
     the one of its hundred datasets that uses it is refused."""
     if "pycosat" not in sys.modules and importlib.util.find_spec("pycosat") is None:
-        sys.modules["pycosat"] = _pycosat_that_is_missing()
+        sys.modules["pycosat"] = ModuleType("pycosat")
     try:
         return importlib.import_module("reasoning_gym")
     except ModuleNotFoundError as error:
         raise UserError(
             f"{needed_for} needs the package {error.name}: {how_to_install('reasoning')}"
         ) from None
-
-
-def _pycosat_that_is_missing() -> ModuleType:
-    def itersolve(*_: object, **__: object) -> NoReturn:
-        raise UserError(
-            "reasoning_gym:zebra_puzzles needs the package pycosat, which is compiled when it is "
-            "installed: pip install pycosat"
-        )
-
-    module = ModuleType("pycosat")
-    module.itersolve = itersolve  # type: ignore[attr-defined]
-    return module
 
 
 def derived_seed(*parts: object) -> int:
@@ -151,6 +139,12 @@ def _gym_dataset(name: str, options: dict[str, Any], seed: int, size: int, field
                 f"data.options: reasoning_gym:{name} has no option {option!r}"
                 f"{nearest(option, allowed)}"
             )
+    has_pycosat = hasattr(sys.modules["pycosat"], "itersolve")
+    if "zebra_puzzles" in repr((name, options)) and not has_pycosat:  # also as one of several
+        raise UserError(
+            "reasoning_gym:zebra_puzzles needs the package pycosat, which is compiled when it is "
+            "installed: pip install pycosat"
+        )
     given = {"seed": derived_seed("reasoning_gym", seed)} | options
     if name == "composite":
         given["datasets"] = _parts(options.get("datasets"))

@@ -224,7 +224,6 @@ def _checked(answer: Any) -> Answer:
         raise Failed(f"step returned {shown(answer)}, {wanted}")
     if not answer:
         raise Failed("step returned an empty list; None ends the episode")
-    messages = []
     for each in answer:
         if not isinstance(each, dict) or not isinstance(each.get("role"), str):
             raise Failed(f"step returned a list with {shown(each)}, which is no message")
@@ -232,11 +231,10 @@ def _checked(answer: Any) -> Answer:
             raise Failed(f"step returned the message {shown(each)}, whose content is no text")
         if each["role"] == "assistant":
             raise Failed("step returned a message of the assistant, which is the policy's part")
-        try:
-            messages.append(plain(each, "step returned a message that"))
-        except UserError as error:
-            raise Failed(str(error)) from None
-    return messages
+    try:
+        return [plain(each, "step returned a message that") for each in answer]
+    except UserError as error:
+        raise Failed(str(error)) from None
 
 
 def cut(answer: Answer, limit: int) -> Answer:

@@ -183,16 +183,13 @@ def check_appends(
                     continue
                 asked = write(messages[:place])
                 said = write(messages[: place + 1], opens=False)
-                if not said.startswith(asked):
-                    raise UserError(
-                        f"{where}: begins the assistant's turn otherwise when it has been said "
-                        f"({_difference(said, asked)}); {_WAY_OUT}"
-                    )
-                if not whole.startswith(said):
-                    raise UserError(
-                        f"{where}: changes a turn of the assistant's when others follow "
-                        f"({_difference(whole, said)}); {_WAY_OUT}"
-                    )
+                for text, begin, what in (
+                    (said, asked, "begins the assistant's turn otherwise when it has been said"),
+                    (whole, said, "changes a turn of the assistant's when others follow"),
+                ):
+                    if not text.startswith(begin):
+                        seen = _difference(text, begin)
+                        raise UserError(f"{where}: {what} ({seen}); {_WAY_OUT}")
         except TemplateError as error:
             raise UserError(f"{where}: refuses it: {error}") from None
 
