@@ -22,7 +22,6 @@ PROMPTS = 20
 """Prompts that are listed of the best, and of the worst."""
 
 EDGES = (0, 16, 64, 256, 1024, 4096, 16384)
-"""Positions from which on tokens are put together."""
 _STRETCHES = """SELECT start, LENGTH(tokens) / 4, steps, drafted, accepted FROM segments
         WHERE group_id > ?1 AND steps > 0
     UNION ALL SELECT start, length, steps, drafted, NULL FROM pruned

@@ -34,7 +34,6 @@ FILTERS = {
     "filtered": "ending = 'filtered'",
     "aborted": "ending = 'aborted'",
 }
-"""By name, which groups may be asked for."""
 ORDERS = {
     "order": "group_id",
     "spread": "reward_max - reward_min",
@@ -42,13 +41,11 @@ ORDERS = {
     "length": "length_max",
     "staleness": "staleness_max",
 }
-"""By name, what groups may be sorted by."""
 OF_COMPONENT = {
     "mixed": "most > least",
     "right": "least = most AND least >= 1",
     "wrong": "most <= 0",
 }
-"""By name, which groups may be asked for by one reward function's values."""
 
 _TABLES = (
     "PRAGMA temp_store = MEMORY",
@@ -112,7 +109,6 @@ class Asked(NamedTuple):
     component: str = ""
     """A reward function, by whose values alone groups are chosen."""
     of_component: str = "mixed"
-    """What these are to be."""
     sort: str = "order"
     descending: bool = False
     offset: int = 0

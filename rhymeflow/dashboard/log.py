@@ -56,7 +56,6 @@ class Asked(NamedTuple):
     time: float | None = None
     """Seconds of the run: from there on."""
     after: Place | None = None
-    """Where another answer ended."""
 
 
 def listed(run: Run, asked: Asked) -> dict[str, Any]:

@@ -29,14 +29,10 @@ from rhymeflow.store.schema import EVENTS
 
 HERE = "127.0.0.1"
 PORT = 8750
-"""The first that is tried."""
 LOADING_AFTER = 2.0
 """Seconds until tokenizers are loaded, which takes some and holds up what is asked meanwhile; the
 first question is not for tokens."""
 _PORTS = 20
-"""How many are tried, where none is asked for."""
-
-
 _NICENESS = 10
 """Of pages beside a run, which give way to it where processors are short."""
 _POLL_SECONDS = 0.2

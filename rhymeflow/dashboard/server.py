@@ -44,7 +44,6 @@ HEADERS = {
 }
 
 STATIC = Path(__file__).parent / "static"
-"""The pages' files."""
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 

@@ -222,19 +222,13 @@ class Lane:
         return len(self.starts)
 
 
-class Filled(NamedTuple):
-    """A group of a batch: when it began and when it was complete, seconds of the run."""
-
-    began: float
-    complete: float
-
-
 class Batch(NamedTuple):
     """A batch that was trained on, and when."""
 
     version: int
     trained: float
-    groups: list[Filled]
+    groups: list[tuple[float, float]]
+    """When each of its groups began, and when it was complete, seconds of the run."""
 
 
 class Filling:
@@ -267,7 +261,7 @@ class Filling:
         for group, members in zip(body.groups, body.members, strict=False):
             began, *rewards = self._open.pop(group, [0.0])
             if 0 < len(members) <= len(rewards):  # else the log has no such group
-                groups.append(Filled(began, rewards[len(members) - 1]))
+                groups.append((began, rewards[len(members) - 1]))
         if groups:
             self.batches.append(Batch(body.version, now, groups))
 

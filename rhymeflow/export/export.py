@@ -30,9 +30,7 @@ class Export:
     path: Path
     rows: int
     responses: int
-    """Responses that the run had."""
     left_out: dict[str, int]
-    """Responses that are in no row, by the reason."""
     notes: dict[str, int]
     """Rows of `trajectories` by what they lack."""
 

@@ -49,11 +49,9 @@ class Filters:
     """Which responses are wanted; the defaults want all."""
 
     min_reward: float | None = None
-    """This reward or a greater one."""
     steps: tuple[float, float] | None = None
     """Trained on in one of these steps, the first and the last included; steps count from 1."""
     endings: tuple[str, ...] = ()
-    """Some of `ENDINGS`; none: any."""
     best: int | None = None
     """The so many with the greatest rewards of each row of the data."""
 
@@ -94,9 +92,7 @@ class Choice:
         self, reader: TrajectoryReader, filters: Filters, *, is_text_needed: bool = False
     ) -> None:
         self.left_out: Counter[str] = Counter()
-        """Responses by why they were left out."""
         self.seen = 0
-        """Responses that were looked at."""
         self._reader, self._filters, self._is_text_needed = reader, filters, is_text_needed
         self._best = None if filters.best is None else self._best_of_rows(filters.best)
 

@@ -46,13 +46,11 @@ class Question:
     do not go together, or are none of what they should be."""
 
     trajectory: str | None = None
-    """`group.member`: it in full."""
     group: int | None = None
     best: int | None = None
     """So many responses, of one `step` if that is given."""
     worst: int | None = None
     step: int | None = None
-    """By itself: the step."""
 
     def __post_init__(self) -> None:
         for kind, count in self.numbers.items():

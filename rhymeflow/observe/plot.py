@@ -30,8 +30,7 @@ from rhymeflow.store.schema import EVENTS
 
 SUFFIXES = (".png", ".svg")
 _COLUMNS = 3
-_PANEL = (4.4, 3.0)
-"""Width and height, inches."""
+_PANEL = (4.4, 3.0)  # width and height, inches
 _MARKED = 25
 """Points of a curve up to which each has a dot."""
 _PALETTE = "tab10"

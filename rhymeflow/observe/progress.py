@@ -45,7 +45,6 @@ class ProgressState:
     resumed_at: int = 0
     """`step` that earlier attempts at the run had reached."""
     rewards: list[float] = field(default_factory=list)
-    """Mean reward of each step's batch."""
     eval_rewards: list[float] = field(default_factory=list)
     """Held-out mean rewards, the first being of the untrained policy."""
     suites: dict[str, float] = field(default_factory=dict)
@@ -64,12 +63,10 @@ class ProgressState:
     """Of the last step's time."""
     idle_learner: float | None = None
     limit: Limit | None = None
-    """What limits the run, of its last steps."""
     running: int = 0
     waiting: int = 0
     """Trajectories routed, but not being decoded."""
     message: str = ""
-    """What is going on."""
 
     @property
     def left(self) -> float | None:

@@ -23,7 +23,6 @@ from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.schema import EVENTS
 
 _DEEPEST = 3
-"""Levels of directories below those that are given."""
 
 
 def find(directories: Sequence[Path]) -> list[Path]:

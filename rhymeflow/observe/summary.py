@@ -45,7 +45,6 @@ class Summary:
     seconds: float
     """From the run's beginning to its last event."""
     trajectories: int
-    """Responses that were trained on."""
     trained_tokens: int
     generated_tokens: int
     """Response tokens stored, held-out answers not counted."""
@@ -54,14 +53,12 @@ class Summary:
     eval_reward_after: float | None
     """That of the newest version that was evaluated, if one after version 0 was."""
     eval_rewards: tuple[tuple[Version, float], ...]
-    """Held-out mean reward by version."""
     evaluations: dict[str, dict[Version, dict[str, float]]]
     """Of each other suite its figures, by the version that had them."""
     reward_first: float | None
     """Mean reward of the first batch."""
     reward_last: float | None
     staleness_max: int | None
-    """Greatest staleness that was trained on."""
     staleness_mean: float | None
     staleness: dict[int, int]
     """Trajectories trained on, by how many versions old their oldest token was."""

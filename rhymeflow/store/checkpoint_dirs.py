@@ -7,16 +7,10 @@ import sys
 from pathlib import Path
 
 CHECKPOINTS = "checkpoints"
-"""The folder of a run directory that holds them."""
-
 UNFINISHED = ".unfinished"
 """Ends the name of a directory that is being written, or was when its writer ended."""
-
-AHEAD = "ahead-of-the-log-"
-"""Begins the name of a checkpoint that was set aside."""
-
-DAMAGED = "damaged-"
-"""Begins the name of one that could not be read."""
+AHEAD, DAMAGED = "ahead-of-the-log-", "damaged-"
+"""Begin the names of checkpoints that were set aside, and of those that could not be read."""
 
 
 def checkpoints_up_to(directory: Path, newest: int) -> dict[int, Path]:
@@ -30,11 +24,8 @@ def checkpoints_up_to(directory: Path, newest: int) -> dict[int, Path]:
 
 
 def set_aside(directory: Path, newest: int) -> None:
-    """Rename the complete checkpoints of later versions than `newest`, where the log ends.
-
-    The run goes on from there, with other batches perhaps, and comes to other weights under the
-    same numbers.
-    """
+    """Rename the complete checkpoints of later versions than `newest`, where the log ends: the run
+    goes on from there, and may come to other weights under the same numbers."""
     for version, path in checkpoints_up_to(directory, sys.maxsize).items():
         if version > newest:
             rename(path, AHEAD)

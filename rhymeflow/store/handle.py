@@ -26,7 +26,6 @@ from rhymeflow.utils import objects
 from rhymeflow.utils.objects import Reference
 
 STORE = "store"
-"""Name of the process that answers."""
 
 _decoder = msgspec.msgpack.Decoder(list[TrajectoryRecord])
 

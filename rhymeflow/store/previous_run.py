@@ -60,10 +60,15 @@ def store_of(run_dir: Path) -> Path:
 def config_in_force(reader: TrajectoryReader) -> Config:
     """The configuration of the run's last attempt. Raises `UserError` if it has none yet, or none
     for this version of Rhymeflow."""
+    return config_of(last_attempt(reader), reader.path)
+
+
+def last_attempt(reader: TrajectoryReader) -> Attempt:
+    """Of a run that has begun, else `UserError`."""
     attempts = reader.attempts()
     if not attempts:
         raise UserError(f"{reader.path}: the run has not begun")
-    return config_of(attempts[-1], reader.path)
+    return attempts[-1]
 
 
 def section_in_force(reader: TrajectoryReader, name: str) -> Any:
@@ -77,18 +82,16 @@ def section_in_force(reader: TrajectoryReader, name: str) -> Any:
 
     from rhymeflow.config import Config
 
-    attempts = reader.attempts()
-    if not attempts:
-        raise UserError(f"{reader.path}: the run has not begun")
+    attempt = last_attempt(reader)
     section: Any = Config.model_fields[name].annotation
-    values = json.dumps(json.loads(attempts[-1].config).get(name, {}))
+    values = json.dumps(json.loads(attempt.config).get(name, {}))
     try:
         return section.model_validate_json(values, strict=True, extra="ignore")
     except ValidationError as error:
         details = error.errors()[0]
         where = ".".join([name, *map(str, details["loc"])])
         raise UserError(
-            f"{reader.path}: the configuration of attempt {attempts[-1].number}, {where}: "
+            f"{reader.path}: the configuration of attempt {attempt.number}, {where}: "
             f"{details['msg']}"
         ) from None
 

@@ -42,7 +42,6 @@ class Attempt(NamedTuple):
     time: float
     """When it began, on the clock of the events: seconds, those between attempts not counted."""
     started: str
-    """Date and time."""
     config: str
     """The values in force, as JSON text."""
 

@@ -21,7 +21,6 @@ ENVIRONMENT = "environment"
 """Stands for an instance where tokens were not generated: an environment answered them."""
 
 EVENTS = "events.db"
-"""The file, in its run directory."""
 
 SCHEMA_VERSION = 18
 """Of the tables and of what events and commands hold: a log that cannot be read is refused by its
@@ -29,7 +28,6 @@ number."""
 
 PUBLISHED = """SELECT json_extract(body, '$.version') FROM events
     WHERE kind = 'VersionPublished' ORDER BY seq DESC LIMIT 1"""
-"""The version that was published last."""
 
 LOCK = "writer.lock"
 """Is locked while a controller carries the run on, and names it. The lock ends with the process."""

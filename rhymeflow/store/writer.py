@@ -40,12 +40,10 @@ class Progress(NamedTuple):
     row: int
     epoch: int
     prompt: str
-    """Messages as JSON."""
     prompt_ids: list[int]
     tokens: dict[int, array[int]]
     """Of each member that there is anything of."""
     finished: dict[int, FinishReason]
-    """Members that are complete."""
     versions: dict[int, Version]
     """Of each of these members, the version that generated its last token, as far as one did."""
     turns: dict[int, list[tuple[int, int]]]

@@ -14,9 +14,7 @@ class Judged:
 
     reward: float
     length: int
-    """Tokens that the policy sampled."""
     is_cut: bool
-    """Whether it ended because it was too long."""
     said: Hashable
     """What is counted in the vote."""
 

@@ -314,11 +314,11 @@ def test_how_batches_filled(tmp_path: Path, part: int, monkeypatch: pytest.Monke
     with run.kept(Timeline) as whole:
         batches = whole.filling.batches
         assert whole.filling.open() == [], "every group has ended"
-    filled = [(b.version, g.began, g.complete, b.trained) for b in batches for g in b.groups]
+    filled = [(b.version, *group, b.trained) for b in batches for group in b.groups]
     assert sorted(filled) == expected
     assert [each["version"] for each in found(run)["batches"]] == list(range(4, 12)), "the newest"
     second = batches[1]
-    start, end = min(each.began for each in second.groups), second.trained + 0.01
+    start, end = min(second.groups)[0], second.trained + 0.01
     shown = {each["version"]: each for each in found(run, start, end)["batches"]}
     assert 11 not in shown
     batch = shown[1]
@@ -326,4 +326,4 @@ def test_how_batches_filled(tmp_path: Path, part: int, monkeypatch: pytest.Monke
     assert (batch["begun"][-1], batch["complete"][-1]) == (4, 4)
     middle = len(batch["begun"]) // 2
     time = start + (end - start) * middle / (POINTS - 1)
-    assert batch["complete"][middle] == sum(each.complete <= time for each in second.groups)
+    assert batch["complete"][middle] == sum(complete <= time for _, complete in second.groups)
