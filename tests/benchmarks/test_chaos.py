@@ -55,28 +55,20 @@ def test_rates_give_each_period_its_kill() -> None:
     assert all(a.kind != b.kind for a, b in pairwise(core))
 
 
-def test_a_fault_is_due_some_seconds_after_its_step() -> None:
+def test_a_fault_is_due_after_its_step_and_over_with_a_step_that_is_new() -> None:
     account = Account([Fault(2, 1.5, "learner")])
     account.trained([1], 10.0)
     assert account.due(100.0) is None
-    account.trained([1, 2], 20.0)
+    account.trained([1, 2, 3], 20.0)
     assert account.due(21.4) is None
     assert account.due(21.5) == Fault(2, 1.5, "learner")
-    account.inject(21.5)
-    assert account.due(100.0) is None
-
-
-def test_steps_that_are_trained_again_are_no_recovery() -> None:
-    account = Account([Fault(1, 0.0, "controller")])
-    account.trained([1, 2, 3], 10.0)
-    one = account.inject(11.0)
-    assert one.after_step == 3
-    account.trained([1, 2], 15.0)
-    account.trained([1, 2, 3], 18.0)
-    assert one.recovery is None
-    account.trained([1, 2, 3, 4], 20.0)
-    account.trained([1, 2, 3, 4, 5], 22.0)
-    assert one.recovery == 9.0
+    one = account.inject(21.5)
+    assert (one.after_step, account.due(100.0)) == (3, None)
+    account.trained([1, 2, 3], 28.0)
+    assert one.recovery is None, "what is trained again is no recovery"
+    account.trained([1, 2, 3, 4], 30.0)
+    account.trained([1, 2, 3, 4, 5], 32.0)
+    assert one.recovery == 8.5
     assert account.is_over_all
 
 
