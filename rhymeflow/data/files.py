@@ -145,12 +145,25 @@ def _row(where: str, value: Any) -> Row:
 
 def _parsed(text: str, where: str, is_document: bool = False) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
     except json.JSONDecodeError as error:
         line = f":{error.lineno}" if is_document else ""
         raise UserError(f"{where}{line}: no JSON: {error.msg} at column {error.colno}") from None
-    except (ValueError, RecursionError) as error:  # too many digits, nested too deeply
-        raise UserError(f"{where}: JSON cannot be read: {error}") from None
+    except (ValueError, RecursionError):
+        raise UserError(
+            f"{where}: JSON nested too deeply, or a number with too many digits (give it as text)"
+        ) from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        name = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"{name!r} stands twice in an object")
+    return values
 
 
 def _decoded(contents: bytes, where: str) -> str:
