@@ -61,9 +61,8 @@ def plan(config: Config) -> Plan:
 def schedule(config: Config) -> Schedule:
     """The rules of the run: the bundle of this name, with the pieces that were replaced.
 
-    Raises:
-        UserError: a piece or the cost model is not there, or cannot be called as such a piece; or
-            the run would have nothing to compare.
+    Raises `UserError` for a piece or a cost model that is not there or cannot be used as such, and
+    where responses would have nothing to be compared with.
     """
     if config.rollout.temperature == 0 and config.learner.is_used:
         raise UserError(

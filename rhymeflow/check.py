@@ -63,10 +63,7 @@ class Loaded(NamedTuple):
 
 def before_start(config: Config) -> None:
     """Look for what the configuration names: files, functions, the cost model, the strategies.
-
-    Raises:
-        UserError: something is not there.
-    """
+    Raises `UserError` for what is not there."""
     if config.runtime == "ray" and config.rollout.python is not None:
         raise UserError(
             "rollout.python: with runtime = 'ray' an instance runs under the Python of its node"
@@ -89,11 +86,7 @@ def before_start(config: Config) -> None:
 
 
 def everything(config: Config) -> Loaded:
-    """Load what a run would load, but for the weights.
-
-    Raises:
-        UserError: a run would not start.
-    """
+    """Load what a run would load, but for the weights. Raises `UserError` if none would start."""
     if not config.learner.is_used:
         raise UserError("learner.max_steps = 0: nothing is trained, and `rhymeflow eval` evaluates")
     before_start(config)
@@ -165,9 +158,6 @@ def check_machine(config: Config) -> None:
     """Compare cores, processes, what they decode at a time, and history with this machine.
 
     Refuses only what cannot work here; what is merely more than enough is for a dry run to show.
-
-    Raises:
-        UserError: there is no such core, or not the memory.
     """
     rollout, ranks = config.rollout, config.learner.num_ranks
     if config.learner.cpus is not None:

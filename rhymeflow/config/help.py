@@ -84,11 +84,7 @@ def common(whole: str | None = None) -> str:
 
 
 def all_fields(only: str | None = None) -> str:
-    """Every field with all that is said of it; or those of one section, or one field.
-
-    Raises:
-        UserError: there is no section or field called `only`.
-    """
+    """Every field with all that is said of it; or those of one section, or one field."""
     parts, names = [], []
     for name, heading, fields in _sections():
         names.append(name)
