@@ -9,8 +9,7 @@ from transformers import AutoModelForCausalLM
 from rhymeflow.learner.ranks import ALONE
 from tests.learner import rank_jobs
 from tests.learner.builders import tiny_model
-from tests.learner.rank_jobs import perform
-from tests.learner.rank_pool import on_ranks
+from tests.learner.rank_jobs import on_ranks, perform
 
 OWN = {"step_time", "packing/computed_share"}
 """What depends on how a batch is cut."""
