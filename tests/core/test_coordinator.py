@@ -54,25 +54,19 @@ A, B = TrajectoryId(0, 0), TrajectoryId(0, 1)
 def runs(draw):
     name = draw(st.sampled_from(sorted(SCHEDULES)))
     plan = a_plan(
-        num_batches=draw(st.integers(1, 6)),
-        groups_per_batch=draw(st.integers(1, 4)),
+        num_batches=draw(st.integers(1, 6)), groups_per_batch=draw(st.integers(1, 4)),
         num_generations=draw(st.integers(1, 3)),
         max_staleness=BOUNDS.get(name, draw(st.integers(0, 3))),
         batch_order=draw(st.sampled_from(get_args(BatchOrder))),
         accumulate_early=draw(st.booleans()),
         eval_steps=draw(st.dictionaries(st.sampled_from("abc"), st.integers(0, 2))),
-        extra_groups=draw(st.integers(0, 2)),
-        extra_generations=draw(st.integers(0, 2)),
-        filter_zero_variance=draw(st.booleans()),
-        max_filtered=draw(st.integers(1, 8)),
+        extra_groups=draw(st.integers(0, 2)), extra_generations=draw(st.integers(0, 2)),
+        filter_zero_variance=draw(st.booleans()), max_filtered=draw(st.integers(1, 8)),
         on_stuck=draw(st.sampled_from(["wait", "retry", "truncate"])),
         stuck_threshold=draw(st.integers(1, 2)),
-    )
-    return plan, a_schedule(
-        name,
-        max_inflight_groups=draw(st.sampled_from([1, 2, 100])),
-        max_interrupts=draw(st.sampled_from([1, 512])),
-    )
+    )  # fmt: skip
+    limits = {"max_inflight_groups": [1, 2, 100], "max_interrupts": [1, 512]}
+    return plan, a_schedule(name, **{n: draw(st.sampled_from(v)) for n, v in limits.items()})
 
 
 capacities = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)

@@ -50,15 +50,6 @@ def test_every_other_step_runs_the_other_way() -> None:
     assert [place.step for place in where(made, 22) if place] == [2] * 4
 
 
-def test_the_step_of_an_instance_is_its_earliest() -> None:
-    made = planned(steps=2)
-    later, earlier, unknown = TrajectoryId(11, 0), TrajectoryId(2, 1), TrajectoryId(99, 0)
-    assert made.step([later, earlier, unknown]) == 0
-    assert made.step([later, unknown]) == 1
-    assert made.step([unknown]) is None
-    assert made.step([]) is None
-
-
 def test_what_moves_has_a_place_of_its_own() -> None:
     made = planned(steps=2)
     moved, put_off, beside = (TrajectoryId(0, member) for member in range(3))
@@ -84,23 +75,3 @@ def test_what_was_laid_out_on_one_that_left_goes_to_the_others() -> None:
     before = [where(made, group) for group in range(4)]
     made.settle({"b", "d", "e"})
     assert [where(made, group) for group in range(4)] == before, "who comes takes nothing away"
-
-
-def test_a_retried_group_joins_the_last_step() -> None:
-    made = planned(steps=2)
-    made.join(40, {"b", "a"})
-    assert where(made, 40) == [Place(1, "a"), Place(1, "b")] * 2
-    empty = Pipeline()
-    empty.join(0, ["a"])
-    assert empty.place(TrajectoryId(0, 0)) == Place(0, "a")
-
-
-def test_what_has_ended_is_forgotten() -> None:
-    made = planned()
-    made.move([TrajectoryId(0, 1)], "c", later=False)
-    made.end(0)
-    made.end(77)
-    assert 0 not in made
-    assert not made.has_moved(TrajectoryId(0, 1))
-    assert made.place(TrajectoryId(0, 1)) is None
-    assert 1 in made

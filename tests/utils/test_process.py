@@ -1,0 +1,78 @@
+"""What a process sets for itself and leaves out of others, and which commit it runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from rhymeflow.utils import child, source_version
+
+COUNT = """
+import resource, sys
+import numpy as np
+from rhymeflow.utils.process import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+def step():
+    np.ones(100_000_000, np.uint8)
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(4):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_what_is_freed_is_there_for_the_next_step():
+    def faults(how: str) -> int:
+        return int(subprocess.check_output([sys.executable, "-c", COUNT, how]))
+
+    assert faults("kept") < faults("given back") / 10
+
+
+def test_in_the_block_there_is_no_file_to_import() -> None:
+    main = sys.modules["__main__"]
+    with child.left_out():
+        assert sys.modules["__main__"] is not main
+        assert not hasattr(sys.modules["__main__"], "__file__")
+        with child.left_out():  # by another start in the same thread
+            pass
+    assert sys.modules["__main__"] is main
+
+
+@pytest.mark.parametrize(
+    ("text", "is_guarded"),
+    [
+        ("if __name__ == '__main__':\n    train()", True),
+        ("if '__main__' == __name__: train()", True),
+        ("train()", False),
+        ("if __name__ == 'other': train()", False),
+        ("def f():\n    if __name__ == '__main__': pass\ntrain()", False),
+        ("no python (", False),
+    ],
+)
+def test_whether_importing_a_script_runs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, is_guarded: bool
+) -> None:
+    script, main = tmp_path / "script.py", ModuleType("__main__")
+    script.write_text(text)
+    main.__file__ = str(script)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert child.guarded_file() == (script if is_guarded else None)
+
+
+def test_the_commit_of_a_clone_and_that_there_is_none(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(source_version, "ROOT", tmp_path)
+    found = source_version.source_version.__wrapped__
+    assert found() == "0.1.0"
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    assert found() == "0.1.0", "nothing is committed yet"
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "one"], check=True)
+    head = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True)
+    assert found() == f"0.1.0, commit {head[:7]}"
