@@ -80,9 +80,8 @@ class DecodeSpan:
 
     def after(self, iterations: int) -> float:
         """The time at which so many iterations are over."""
-        return (
-            self.start + iterations * self.first + self.growth * (iterations * (iterations - 1) / 2)
-        )
+        growth = self.growth * (iterations * (iterations - 1) / 2)
+        return self.start + iterations * self.first + growth
 
     def over(self, now: float) -> int:
         """How many iterations are over at `now`."""
@@ -200,16 +199,13 @@ class ContinuousBatch:
     def __init__(self, hardware: Hardware, tally: Tally) -> None:
         self.hardware, self.tally = hardware, tally
         self.running: OrderedDict[TrajectoryId, Place] = OrderedDict()  # in order of admission
-        self.waiting: OrderedDict[TrajectoryId, Response] = OrderedDict()
-        """In the order in which they are to be admitted."""
+        self.waiting: OrderedDict[TrajectoryId, Response] = OrderedDict()  # in that order too
         self.chunks: list[tuple[Place, int]] = []
         """What the current decode span prefills; then it is one iteration."""
         self._decode_span: DecodeSpan | None = None
         self._prefilling: list[Place] = []  # those of the running that do not decode yet
-        self._decode_batches = [
-            DecodeBatch() for _ in range(CLASSES if hardware.drafts is not None else 1)
-        ]
-        """By class; without drafts there is but one."""
+        self._decode_batches = [DecodeBatch() for _ in range(CLASSES)]
+        """By class; without drafts all are in the first."""
         self._kept: OrderedDict[TrajectoryId, int] = OrderedDict()
         """Tokens in the cache of those that wait for their environments, longest waiting first."""
         self._kept_tokens = 0
@@ -240,10 +236,9 @@ class ContinuousBatch:
 
     def submit(self, response: Response) -> None:
         """One more waits."""
-        trajectory = response.id
-        assert trajectory not in self.running, f"{trajectory} is here already"
-        assert trajectory not in self.waiting, f"{trajectory} is here already"
-        self.waiting[trajectory] = response
+        is_here = response.id in self.running or response.id in self.waiting
+        assert not is_here, f"{response.id} is here already"
+        self.waiting[response.id] = response
 
     def stop(self, trajectories: Iterable[TrajectoryId]) -> list[Response]:
         """Take these out, those that are here."""
@@ -407,14 +402,7 @@ class ContinuousBatch:
         growth = self._growth
         room = int((self.hardware.kv_capacity - self._cached + ROUNDING) // growth)
         assert room >= 1, "the next iteration does not fit"
-        iterations = min(
-            room,
-            *[
-                decode_batch.iterations()
-                for decode_batch in self._decode_batches
-                if decode_batch.count
-            ],
-        )
+        iterations = min(room, *[b.iterations() for b in self._decode_batches if b.count])
         until = self._choice.until - ROUNDING if self._choice is not None else inf
         if until < self._cached + growth * iterations:
             iterations = ceil((until - self._cached) / growth)
@@ -438,9 +426,8 @@ class ContinuousBatch:
     def _enter(self, place: Place, remaining: float) -> None:
         """It decodes."""
         self._num_entered += 1
-        decode_batch = self._decode_batches[
-            self.hardware.drafts is not None and place.response.known
-        ]
+        has_drafts = self.hardware.drafts is not None
+        decode_batch = self._decode_batches[has_drafts and place.response.known]
         decode_batch.enter(place, remaining, self._num_entered)
 
     def _recompute_all(self) -> None:
@@ -504,11 +491,8 @@ class ContinuousBatch:
         return self.hardware.max_prefill_tokens - budget
 
     def _share(self) -> frozenset[Place]:
-        """Copy prompts that are there; return those that wait for one in the making.
-
-        All but the last token of the prompt is copied, which the model must see for the first token
-        of the response.
-        """
+        """Copy prompts that are there; return those that wait for one in the making. The last token
+        is not copied: the model must see it for the first one of the response."""
         groups = {place.response.id.group for place in self._prefilling}
         there: set[GroupId] = set()
         for place in self.running.values():

@@ -36,11 +36,8 @@ class Choice(NamedTuple):
 
 
 class Drafts:
-    """Chooses, and remembers what it chose.
-
-    `acceptance` is the probability of a drafted token whose prompt was answered in an earlier
-    epoch, `first_acceptance` that of others, whose drafts come from siblings.
-    """
+    """Chooses, and remembers what it chose. `acceptance` is of tokens whose prompt was answered in
+    an earlier epoch, `first_acceptance` of others, whose drafts come from siblings."""
 
     def __init__(
         self,

@@ -146,11 +146,8 @@ class Instance:
                     for response in self._batch.stop(trajectories):
                         response.store()
                         self.tally.interrupts += 1
-                        events.append(
-                            TrajectoryInterrupted(
-                                response.id, self.name, number, response.generated
-                            )
-                        )
+                        at = number, response.generated
+                        events.append(TrajectoryInterrupted(response.id, self.name, *at))
                 case Abort(trajectories=trajectories):
                     self._batch.stop(trajectories)
                 case Pull():

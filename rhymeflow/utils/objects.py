@@ -1,11 +1,8 @@
 """Objects that processes of a cluster share by reference, and questions that they ask each other.
 
-A process puts a buffer; whoever it hands the reference to gets the buffer, fetched once to each
-node and mapped there. A reference travels only in an answer: a process `offers` a function under a
-name, and others `ask` for it. Who carries this (Ray) says so once in each process by `use`.
-
-A buffer never changes; it lives as long as the process that put it does, and somebody holds a
-reference.
+A process puts a buffer, which never changes; whoever it hands the reference to gets it, fetched
+once to each node and mapped there. A reference travels only in an answer: a process `offers` a
+function under a name, and others `ask` for it. Who carries this (Ray) says so by `use`.
 """
 
 from __future__ import annotations
@@ -42,21 +39,13 @@ class Objects(Protocol):
         """Keep a copy of these bytes, [n] uint8."""
 
     def get(self, references: Sequence[Reference]) -> list[np.ndarray]:
-        """The buffers, read-only; waits until they are on this node.
-
-        Raises:
-            OwnerLost: one of them is gone.
-        """
+        """The buffers, read-only, when they are on this node; `OwnerLost` if one is gone."""
 
     def offer(self, what: str, answer: Callable[..., Any]) -> None:
         """Answer questions of this name, from now on, in a thread of their own."""
 
     def ask(self, whom: str, what: str, *arguments: Any) -> Any:
-        """What the process `whom` answers; what it raises is raised here.
-
-        Raises:
-            OwnerLost: it is gone.
-        """
+        """What the process `whom` answers, or raises; `OwnerLost` if it is gone."""
 
 
 _here: Objects | None = None

@@ -131,14 +131,9 @@ def imported(spec: str, where: str) -> Callable[..., Any]:
             it raised.
     """
     if names_pickle(spec):
-        found = unpickled(spec, where)
-        if not callable(found):
-            raise UserError(f"{where}: is a {type(found).__name__}, not a function")
-        return found  # type: ignore[no-any-return]
+        return _callable(unpickled(spec, where), where)
     if names_file(spec):
-        path, _, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
-        if not name:
-            raise UserError(_no_function(spec, where))
+        path, name = _parts(spec, where)
         module = _file_module(Path(path), where)
     else:
         path, _, name = spec.rpartition(".")
@@ -159,21 +154,24 @@ def check_file(spec: str, where: str) -> None:
     Raises:
         UserError: there is no such file, it is no Python, or it does not define the name.
     """
-    path, _, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
-    if not name:
-        raise UserError(_no_function(spec, where))
+    path, name = _parts(spec, where)
     names = _defined(Path(path).expanduser(), where)
     if names is not None and name not in names:
         raise UserError(f"{where}: there is no {name!r} in it{nearest(name, names)}")
 
 
-def _no_function(spec: str, where: str) -> str:
-    spec = spec.rstrip(":")
-    path = Path(spec).expanduser()
+def _parts(spec: str, where: str) -> tuple[str, str]:
+    """File and function."""
+    file, _, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
+    if name:
+        return file, name
+    file = spec.rstrip(":")
+    path = Path(file).expanduser()
     names = (_defined(path, where) or {}) if path.is_file() else {}
     functions = sorted(name for name, is_function in names.items() if is_function)
     there = f" (it has {', '.join(functions[:5])})" if functions else ""
-    return f"{where}: name the function too, as in {spec}:{(functions or ['function'])[0]}{there}"
+    example = f"{file}:{(functions or ['function'])[0]}"
+    raise UserError(f"{where}: name the function too, as in {example}{there}")
 
 
 def _defined(path: Path, where: str) -> dict[str, bool] | None:
@@ -211,9 +209,13 @@ def function_of(module: ModuleType, name: str, where: str) -> Callable[..., Any]
     if function is None:
         known = [each for each, value in vars(module).items() if inspect.isroutine(value)]
         raise UserError(f"{where}: there is no {name!r} in it{nearest(name, known)}")
-    if not callable(function):
-        raise UserError(f"{where}: is a {type(function).__name__}, not a function")
-    return function  # type: ignore[no-any-return]
+    return _callable(function, where)
+
+
+def _callable(found: Any, where: str) -> Callable[..., Any]:
+    if not callable(found):
+        raise UserError(f"{where}: is a {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return]
 
 
 def _file_module(path: Path, where: str) -> ModuleType:
