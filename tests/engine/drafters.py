@@ -40,6 +40,7 @@ class FakeDrafter:
             tokens, answer = self.texts[handle]
             drafts.append(self.draft(answer, len(tokens), most, self.random))
         self.pending = (set(handles), other_rows, kv_tokens)
+        self.num_drafted = sum(len(draft.tokens) for draft in drafts)
         return drafts
 
     def observe(self, handles, generated, *, rows, kv_tokens, seconds):

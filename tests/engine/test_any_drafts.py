@@ -1,4 +1,4 @@
-"""Any drafts, any requests, any interruptions: the tokens and reasons of an engine without drafts.
+"""Any drafts or none, any requests, any interruptions: tokens and reasons as of one left alone.
 
 A proposal is a list of (which parent, what token): parents by their distance back, tokens right for
 their depth, wrong, or in no vocabulary.
@@ -7,6 +7,7 @@ their depth, wrong, or in no vocabulary.
 import functools
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +32,54 @@ moves_made = st.lists(
     st.tuples(st.integers(0, 4), st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=4)),
     max_size=6,
 )
+
+
+class Moves:
+    """Two engines, drafted or not, and what segments the moves between them must lead to."""
+
+    def __init__(self, draft, answers, **options):
+        self.engines = {}
+        for i, name in enumerate("ab"):
+            drafter = None if draft is None else FakeDrafter(draft, answers, seed=i)
+            self.engines[name] = make_engine(
+                model_of("float32"), instance=name, drafter=drafter, **options
+            )
+        self.at, self.stays, self.reasons = {}, {}, {}
+
+    def submit(self, request, name):
+        self.at[request.id] = name
+        self.stays.setdefault(request.id, []).append((len(request.tokens), name))
+        self.engines[name].submit(request)
+
+    def step(self):
+        for engine in self.engines.values():
+            self.reasons.update({request.id: reason for request, reason in engine.step()})
+
+    def move(self, chosen):
+        """Interrupt (id, whether to go elsewhere) and submit again what is not complete."""
+        for key, is_elsewhere in chosen:
+            name = self.at[key]
+            for request in self.engines[name].interrupt([key, "never heard of"]):
+                self.submit(request, "ba"[name == "b"] if is_elsewhere else name)
+
+    def finish(self):
+        while any(engine.has_work for engine in self.engines.values()):
+            self.step()
+        for engine in self.engines.values():
+            assert engine._drafting is None or not engine._drafting._drafter.texts
+            assert engine.kv_tokens == 0
+            assert not any(each.slots for each in engine._cache.size_classes.values())
+        return self.reasons
+
+    def segments(self, request):
+        """By the direct rule: a segment where a stay elsewhere generated something."""
+        stays = [*self.stays[request.id], (len(request.tokens), None)]
+        generated = [
+            (start, name) for (start, name), (end, _) in itertools.pairwise(stays) if end > start
+        ]
+        found = [Segment(start, 0, name) for start, name in generated]
+        same = [i for i in range(1, len(found)) if found[i].instance == found[i - 1].instance]
+        return [segment for i, segment in enumerate(found) if i not in same]
 
 
 @functools.cache
@@ -60,74 +109,29 @@ def scripted(scripts):
     return draft
 
 
-class Moves:
-    """Two drafted engines, and what segments the moves between them must lead to."""
-
-    def __init__(self, model, draft, answers, **options):
-        self.engines = {
-            name: make_engine(
-                model, instance=name, drafter=FakeDrafter(draft, answers, seed=i), **options
-            )
-            for i, name in enumerate("ab")
-        }
-        self.at = {}
-        self.stays = {}
-        self.reasons = {}
-
-    def submit(self, request, name):
-        self.at[request.id] = name
-        self.stays.setdefault(request.id, []).append((len(request.tokens), name))
-        self.engines[name].submit(request)
-
-    def step(self):
-        for engine in self.engines.values():
-            self.reasons.update({request.id: reason for request, reason in engine.step()})
-
-    def move(self, chosen):
-        """Interrupt (id, whether to go elsewhere) and submit again what is not complete."""
-        for key, is_elsewhere in chosen:
-            name = self.at[key]
-            for request in self.engines[name].interrupt([key]):
-                self.submit(request, "ba"[name == "b"] if is_elsewhere else name)
-
-    def finish(self):
-        while any(engine.has_work for engine in self.engines.values()):
-            self.step()
-        for engine in self.engines.values():
-            assert not engine._drafting._drafter.texts
-            assert engine.kv_tokens == 0
-        return self.reasons
-
-    def segments(self, request):
-        """By the direct rule: a segment where a stay elsewhere generated something."""
-        stays = [*self.stays[request.id], (len(request.tokens), None)]
-        generated = [
-            (start, name) for (start, name), (end, _) in itertools.pairwise(stays) if end > start
-        ]
-        found = [Segment(start, 0, name) for start, name in generated]
-        same = [i for i in range(1, len(found)) if found[i].instance == found[i - 1].instance]
-        return [segment for i, segment in enumerate(found) if i not in same]
-
-
-@settings(max_examples=40, deadline=None)
-@given(scripts, st.lists(wanted, min_size=1, max_size=6, unique_by=lambda w: w[0]), moves_made)
-def test_any_drafts_any_requests_any_moves(scripts, mix, generated):
-    requests, expected = [], {}
+@settings(max_examples=40)
+@given(
+    st.none() | scripts,
+    st.lists(wanted, min_size=1, max_size=6, unique_by=lambda w: w[0]),
+    moves_made,
+    st.integers(1, 8),
+)
+def test_any_drafts_any_requests_any_moves(scripts, mix, generated, places):
+    requests, expected, answers = [], {}, {}
     for which, how, most, stops in mix:
         whole = whole_answers(how)[which]
         stop = {whole.tokens[place] for place in stops}
         ends = [place + 1 for place, token in enumerate(whole.tokens) if token in stop]
         end = min([most, *ends])
-        expected[which] = (whole.tokens[:end], "stop" if end in ends else "length")
+        reason = "stop" if end in ends else "length"
+        expected[which] = (whole.tokens[:end], whole.logprobs[:end], reason)
+        answers[tuple(whole.prompt_ids), whole.noise_key.sample] = whole.tokens
         options = sampling(max_new_tokens=most, stop=stop, **HOWS[how])
         requests.append(
             Request(which, whole.prompt_ids, whole.noise_key, options, accepted=bytearray())
         )
-    answers = {}
-    for request, (_, how, *_rest) in zip(requests, mix, strict=True):
-        whole = whole_answers(how)[request.id]
-        answers[tuple(whole.prompt_ids), whole.noise_key.sample] = whole.tokens
-    moves = Moves(model_of("float32"), scripted(scripts), answers, max_prefill_tokens=11)
+    draft = None if scripts is None else scripted(scripts)
+    moves = Moves(draft, answers, max_prefill_tokens=11, max_num_seqs=places)
     for request in requests:
         moves.submit(request, "a")
     for steps, chosen in generated:
@@ -137,7 +141,9 @@ def test_any_drafts_any_requests_any_moves(scripts, mix, generated):
         moves.move([(key, is_elsewhere) for key, is_elsewhere in chosen if key in present])
     reasons = moves.finish()
     for request in requests:
-        assert (request.tokens, reasons[request.id]) == expected[request.id]
+        tokens, logprobs, reason = expected[request.id]
+        assert (request.tokens, reasons[request.id]) == (tokens, reason)
+        assert request.logprobs == pytest.approx(logprobs, abs=2e-5)
         assert request.segments == moves.segments(request)
         assert len(request.logprobs) == len(request.accepted) == len(request.tokens)
         # An iteration ends with a token that nobody drafted, but for a drafted one that stops.

@@ -1,65 +1,209 @@
-"""A tree's tokens see the sequence and their ancestors: each as if its path were all there is."""
+"""Both attentions against the formula in float64: ragged spans, trees, size classes, threads."""
 
+import contextlib
 import random
+from unittest.mock import patch
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from rhymeflow.engine.native import engine as engine_module
-from rhymeflow.engine.native.sampler import sample
-from rhymeflow.histospec.draft import Draft
-from tests.engine.drafters import FakeDrafter
-from tests.engine.models import VOCABULARY, make_engine, make_requests, sampling, tiny_model
+from rhymeflow.cpu.choice import DTYPES, has_attention
+from rhymeflow.engine.native import cpu_attention
+from rhymeflow.engine.native.attention import ancestors_of, attention_for
+from rhymeflow.engine.native.cache import KVCache
+from rhymeflow.engine.native.cpu_attention import CpuAttention
+from rhymeflow.engine.native.packing import Span
 
-LENGTHS = (1, 5, 17, 60)
+SIZES = HEADS, KV_HEADS, DIM = 6, 2, 16
+TOLERANCE = {torch.float32: 6e-6, torch.bfloat16: 3e-2, torch.float64: 1e-12}
+"""float64 is the one that the kernel does not serve."""
+CPU = torch.device("cpu")
+
+Case = tuple[int, int, list[int] | None]
+MIXED: list[Case] = [
+    (0, 1, None),
+    (5, 1, None),
+    (40, 9, None),
+    (0, 70, None),  # a prompt, in several blocks of rows
+    (300, 3, None),  # on a larger size class
+    (17, 6, [-1, 0, 0, 1, 3]),
+    (2, 12, [-1, -1, 0, 1, 1]),  # a tree behind tokens of a prompt
+    (255, 1, None),
+    (250, 40, None),
+    (60, 45, [7 * i % (i + 1) - 1 for i in range(44)]),
+]
 
 
-def random_tree(size, rng):
-    return Draft(
-        [rng.randrange(VOCABULARY) for _ in range(size)],
-        [rng.randint(max(-1, node - 4), node - 1) for node in range(size)],
-    )
+class Filled:
+    """A cache with something in it, and a packed row of new tokens."""
+
+    def __init__(self, cases, dtype, seed=0, sizes=SIZES):
+        torch.manual_seed(seed)
+        heads, kv_heads, dim = sizes
+        self.group, self.scale = heads // kv_heads, dim**-0.5
+        self.cache = KVCache(
+            num_layers=2, num_kv_heads=kv_heads, head_dim=dim, dtype=dtype, device=CPU
+        )
+        self.spans = [
+            Span(self.cache.reserve(None, cached + new), cached, new, parents)
+            for cached, new, parents in cases
+        ]
+        for size_class in self.cache.size_classes.values():
+            # Beyond what is cached there is rubbish, and none of it may be seen.
+            size_class.kv.fill_(torch.nan if dtype in DTYPES else 50.0)
+        for span in self.spans:
+            kv = span.slot.size_class.kv[:, :, span.slot.index, :, : span.cached]
+            kv.copy_(torch.randn(kv.shape))
+        tokens = sum(span.num_new for span in self.spans)
+        self.q = torch.randn(tokens, heads, dim).to(dtype)
+        self.k = torch.randn(tokens, kv_heads, dim).to(dtype)
+        self.v = torch.randn(tokens, kv_heads, dim).to(dtype)
+
+    def attend(self, attention, layer=1, unused=3):
+        """What comes of each span; its keys and values are in the cache then."""
+        generated = attention(self.spans)
+        sizes = [span.num_new for span in self.spans]
+        order = list(generated.order)
+        rows = []
+        for x in (self.q, self.k, self.v):
+            parts = x.split(sizes)
+            packed = [*(parts[i] for i in order), x[:1].repeat(unused, 1, 1)]
+            rows.append(torch.cat(packed).transpose(0, 1))
+        out = generated.attend(layer, *rows, self.scale)
+        assert out.dtype == self.q.dtype
+        assert not out[sum(sizes) :].any()
+        parts = out[: sum(sizes)].split([sizes[i] for i in order])
+        for span, *new in zip(self.spans, self.k.split(sizes), self.v.split(sizes), strict=True):
+            held = span.slot.size_class.kv[layer, :, span.slot.index]
+            held = held[:, :, span.cached : span.cached + span.num_new]
+            assert torch.equal(held, torch.stack(new).transpose(1, 2))
+        return [parts[order.index(i)] for i in range(len(order))]
+
+    def by_formula(self, layer=1):
+        start = 0
+        for span in self.spans:
+            part = slice(start, start + span.num_new)
+            start = part.stop
+            held = span.slot.size_class.kv[layer, :, span.slot.index, :, : span.cached].double()
+            keys, values = (
+                torch.cat([old, new[part].double().transpose(0, 1)], 1).repeat_interleave(
+                    self.group, 0
+                )
+                for old, new in zip(held, (self.k, self.v), strict=True)
+            )
+            own = torch.arange(span.cached, span.cached + span.num_new)
+            seen = torch.arange(span.cached + span.num_new) <= own[:, None]
+            if span.parents:
+                size = len(span.parents)
+                for node, bits in enumerate(ancestors_of(span.parents)):
+                    for other in range(size):
+                        seen[node - size, other - size] = bool(bits >> other & 1)
+            scores = self.q[part].double().transpose(0, 1) @ keys.transpose(1, 2) * self.scale
+            weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+            yield (weights @ values).transpose(0, 1)
 
 
-def path_tokens(draft, node):
-    return [] if node < 0 else [*path_tokens(draft, draft.parents[node]), draft.tokens[node]]
+@contextlib.contextmanager
+def threads(count):
+    """Also for what is too small to be worth it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    with patch.object(cpu_attention, "_SMALL", 1):
+        yield
+    torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
-@pytest.mark.parametrize("sizes", [(6, 6, 6, 6), (1, 14, 3, 30), (45, 2, 60, 9), (33, 32, 0, 5)])
-def test_logits_of_a_tree_are_those_of_its_paths(sizes, kind, monkeypatch):
-    """In float64 (but for norms and rotations, float32 in the model), against the plain model on
-    each path. Trees of several shapes and widths at once,
-    those above 32 tokens attended to by themselves."""
-    rng = random.Random(5)
-    trees = dict(zip(LENGTHS, [random_tree(size, rng) for size in sizes], strict=True))
-    requests = make_requests(LENGTHS, sampling(max_new_tokens=200))
-    by_prompt = {(tuple(r.prompt_ids), r.noise_key.sample): len(r.prompt_ids) for r in requests}
-    drafter = FakeDrafter(lambda length, at, room, rng: trees[length], by_prompt)
-    engine = make_engine(
-        tiny_model(kind).double(), max_prefill_tokens=10**4, drafter=drafter, max_num_seqs=4
-    )
-    for request in requests:
-        engine.submit(request)
-    engine.step()
-    seen = {}
+@st.composite
+def cases(draw):
+    """A span: what is cached, how many are new, and perhaps a tree at its end."""
+    cached, new = draw(st.integers(0, 400)), draw(st.integers(1, 12))
+    size = draw(st.integers(0, new if cached else new - 1))
+    return cached, new, [draw(st.integers(-1, i - 1)) for i in range(size)] or None
 
-    def remembered(logits_RV, draws):
-        rows = logits_RV.split([len(draw.positions) for draw in draws])
-        seen.update({draw.stream: part for draw, part in zip(draws, rows, strict=True)})
-        return sample(logits_RV, draws)
 
-    streams = {s.request.id: s.stream for s in engine._scheduler.running}
-    known = {r.id: r.prompt_ids + r.tokens for r in requests}
-    monkeypatch.setattr(engine_module, "sample", remembered)
-    # a single-token prompt is ready in the first iteration, so its tree has been run once already
-    engine.step()
-    plain = tiny_model(kind, "eager").double()
-    for request in requests:
-        draft, logits = trees[len(request.prompt_ids)], seen[streams[request.id]]
-        assert len(logits) == 1 + len(draft.tokens)
-        for node in range(-1, len(draft.tokens)):
-            ids = torch.tensor([known[request.id] + path_tokens(draft, node)])
-            with torch.no_grad():
-                expected = plain(ids).logits[0, -1].float()
-            torch.testing.assert_close(logits[node + 1], expected, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@given(
+    cases=st.lists(cases(), min_size=1, max_size=6),
+    group=st.sampled_from([1, 2, 3, 4, 8]),
+    kv_heads=st.integers(1, 3),
+    dim=st.sampled_from([8, 16, 24, 32, 40, 56, 64, 80, 128]),
+    count=st.sampled_from([1, 2]),
+)
+@example(cases=MIXED, group=3, kv_heads=2, dim=16, count=1)
+@example(cases=MIXED, group=3, kv_heads=2, dim=16, count=2)
+@settings(max_examples=60)
+def test_any_sizes_are_the_formula(dtype, cases, group, kv_heads, dim, count):
+    """Few rows and many, whole panels of keys and parts, all head sizes and groups."""
+    filled = Filled(cases, dtype, sizes=(group * kv_heads, kv_heads, dim))
+    with threads(count):
+        found = filled.attend(attention_for(CPU, dtype, dim))
+    for got, right in zip(found, filled.by_formula(), strict=True):
+        assert (got.double() - right).abs().max().item() < TOLERANCE[dtype]
+
+
+def test_company_changes_no_bit():
+    """Law 3 where it can be had to the last bit: alone, among others, in other threads."""
+    attention = CpuAttention(torch.float32, DIM)
+    together = Filled(MIXED, torch.float32).attend(attention.over)
+    with threads(2):
+        in_threads = Filled(MIXED, torch.float32).attend(attention.over)
+    rng = random.Random(3)
+    order = rng.sample(range(len(MIXED)), len(MIXED))
+    filled = Filled(MIXED, torch.float32)
+    rows = [
+        x.split([span.num_new for span in filled.spans]) for x in (filled.q, filled.k, filled.v)
+    ]
+    filled.q, filled.k, filled.v = (torch.cat([part[i] for i in order]) for part in rows)
+    filled.spans = [filled.spans[i] for i in order]
+    shuffled = filled.attend(attention.over)
+    for i, place in enumerate(order):
+        assert torch.equal(together[place], shuffled[i])
+        assert torch.equal(together[place], in_threads[place])
+
+
+def test_what_it_serves():
+    assert has_attention(CPU, torch.float32, 32)
+    assert not has_attention(CPU, torch.float64, 32)
+    assert not has_attention(CPU, torch.float32, 36)
+    assert not has_attention(torch.device("cuda"), torch.float32, 32)
+    assert attention_for(CPU, torch.float64, 32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(
+    case=cases(),
+    group=st.sampled_from([1, 2, 3, 8]),
+    dim=st.sampled_from([8, 16, 24, 32, 40, 64]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=40)
+def test_a_row_of_a_draft_is_that_of_the_last_token_alone_to_the_last_bit(
+    dtype, case, group, dim, seed
+):
+    """Whatever stands beside it in a tree, and where in the cache its ancestors lie."""
+    cached, new, parents = case
+    filled = Filled([case], dtype, seed, sizes=(group, 1, dim))
+    (span,), attention = filled.spans, CpuAttention(dtype, dim)
+    (found,) = filled.attend(attention.over)
+    before = list(range(new - len(parents or [])))
+    for row in range(new):
+        node = row - len(before)
+        path = before[: row + 1] if node < 0 else [*before, *line_to(parents, node, len(before))]
+        alone = Span(filled.cache.reserve(None, cached + len(path)), cached + len(path) - 1, 1)
+        kv = alone.slot.size_class.kv[1, :, alone.slot.index]
+        kv[:, :, :cached] = span.slot.size_class.kv[1, :, span.slot.index, :, :cached]
+        held = torch.stack([filled.k[path[:-1]], filled.v[path[:-1]]]).transpose(1, 2)
+        kv[:, :, cached : cached + len(path) - 1] = held
+        last = [x[row : row + 1].transpose(0, 1) for x in (filled.q, filled.k, filled.v)]
+        assert torch.equal(attention.over([alone]).attend(1, *last, filled.scale)[0], found[row])
+
+
+def line_to(parents, node, first):
+    """Rows of a node's ancestors and its own; the tree's first node is row `first`."""
+    path = []
+    while node >= 0:
+        path.append(first + node)
+        node = parents[node]
+    return path[::-1]

@@ -16,7 +16,7 @@ def write(slot, start, end, value):
     slot.size_class.kv[:, :, slot.index, :, start:end] = value
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(actions, st.lists(st.integers(1, 3 * FIRST_CAPACITY), min_size=30, max_size=30))
 def test_contents_stay_with_their_slots(actions, lengths):
     cache = KVCache(num_layers=1, num_kv_heads=2, head_dim=1, dtype=torch.float32, device=CPU)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rhymeflow.engine.base import NoiseKey
@@ -44,13 +44,14 @@ def test_hash_of_tensors_equals_hash_of_integers():
     assert words.tolist() == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     vocabulary=st.integers(1, 400),
     spread=st.sampled_from([0.0, 0.5, 4.0, 30.0]),
     left_out=st.sampled_from([0.0, 0.5, 0.99]),
     seed=st.integers(0, 2**31),
 )
+@example(vocabulary=49152, spread=2.0, left_out=0.0, seed=0)
 def test_draw_is_argmax_over_all_noise(vocabulary, spread, left_out, seed):
     torch.manual_seed(seed)
     x = torch.randn(8, vocabulary) * spread
@@ -59,15 +60,6 @@ def test_draw_is_argmax_over_all_noise(vocabulary, spread, left_out, seed):
     x = x.masked_fill(out, -torch.inf)
     keys = keys_of(8, seed)
     scores = x.double() - noise.exponentials(keys, vocabulary).log()
-    assert noise.draw(x, keys).tolist() == scores.argmax(1).tolist()
-
-
-def test_draw_from_a_vocabulary_of_full_size():
-    torch.manual_seed(0)
-    x = torch.randn(16, 49152) * 2
-    x[:, 17] += torch.linspace(-5, 20, 16)
-    keys = keys_of(16)
-    scores = x.double() - noise.exponentials(keys, 49152).log()
     assert noise.draw(x, keys).tolist() == scores.argmax(1).tolist()
 
 
@@ -96,13 +88,6 @@ def test_tokens_follow_the_softmax(vocabulary):
     )
     counts = sampled.bincount(minlength=vocabulary).tolist()
     assert chi_square(counts, x.double().softmax(0).tolist()) < upper_limit(vocabulary - 1)
-
-
-def test_a_biased_draw_would_be_noticed():
-    """The power said above: one token of 20 a tenth too likely."""
-    probabilities = [0.05] * 20
-    counts = [200_000 * 0.055] + [200_000 * 0.945 / 19] * 19
-    assert chi_square(counts, probabilities) > upper_limit(19)
 
 
 @pytest.mark.parametrize("neighbour", ["position", "prompt", "sample", "epoch", "seed"])

@@ -1,8 +1,5 @@
 """Scheduler properties, on plain sequences: no torch, no model."""
 
-import subprocess
-import sys
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,19 +117,3 @@ def test_urgent_ones_take_half_of_the_places_at_once_and_no_more_while_others_wa
     scheduler.remove([others[3], others[4], others[1]])
     scheduler.plan()
     assert scheduler.running == [urgent[1], urgent[2], others[2], urgent[3]], "nobody else waits"
-
-
-def test_removing_waiting_and_running():
-    scheduler = Scheduler(max_num_seqs=1, max_prefill_tokens=8)
-    sequences = [make_sequence(i, (i, i), 3) for i in range(4)]
-    for sequence in sequences:
-        scheduler.submit(sequence)
-    scheduler.plan()
-    scheduler.remove([sequences[0], sequences[2]])
-    assert scheduler.running == []
-    assert list(scheduler.waiting) == [sequences[1], sequences[3]]
-
-
-def test_scheduler_imports_no_torch():
-    code = "import sys, rhymeflow.engine.native.scheduler; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

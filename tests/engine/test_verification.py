@@ -74,16 +74,6 @@ def test_with_drafts_the_clock_is_the_mean_of_those_decoded():
     assert clock > 1.5 * max(request.steps for request in requests)
 
 
-def test_wrong_drafts_take_as_many_iterations_as_none():
-    requests, _, _ = drafted(DRAFTS["all wrong"], "plain", "float32")
-    for request in requests:
-        assert request.steps == len(request.tokens)
-        most = request.sampling.max_new_tokens
-        # 4 a step, but no more than there is room for; the first step may have had no draft
-        full = sum(min(4, most - at - 1) for at in range(len(request.tokens)))
-        assert request.drafted in (full, full - min(4, most - 1))
-
-
 @pytest.mark.parametrize("stop_at", [1, 2, 5, 11])
 def test_stop_token_inside_a_draft(stop_at):
     """It ends the response there, and neither caller nor drafter is told of more."""

@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rhymeflow.engine.native.verify import accepted, depths
-from rhymeflow.histospec.draft import NONE, Draft
+from rhymeflow.histospec.draft import Draft
 
 TOKENS = st.integers(0, 3)
 
@@ -42,20 +42,6 @@ def test_accepted_is_the_walk_along_the_drawn_tokens(draft, sampled):
     generated = [sampled[row] for row in [0, *(node + 1 for node in path)]]
     assert [draft.tokens[node] for node in path] == generated[:-1]
     assert path == path_to(draft.parents, path[-1] if path else -1)
-
-
-@given(st.lists(TOKENS, max_size=12), st.lists(TOKENS, min_size=13, max_size=13))
-def test_of_a_line_the_common_beginning_is_accepted(tokens, sampled):
-    draft = Draft(tokens, list(range(-1, len(tokens) - 1)))
-    common = 0
-    while common < len(tokens) and tokens[common] == sampled[common]:
-        common += 1
-    assert accepted(draft, sampled[: 1 + len(tokens)]) == list(range(common))
-
-
-def test_nothing_drafted_nothing_accepted():
-    assert accepted(NONE, [5]) == []
-    assert depths([]) == []
 
 
 @given(trees())

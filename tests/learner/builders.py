@@ -34,11 +34,14 @@ def tiny_model(
     seed: int = 0,
     attn: str = attention.NAME,
     tied: bool = True,
-    hidden_size: int = 32,
+    **more: object,
 ) -> PreTrainedModel:
-    """About 20 thousand parameters, large enough weights that the policy is far from uniform."""
+    """About 20 thousand parameters, large enough weights that the policy is far from uniform.
+
+    `more`: fields of its configuration.
+    """
     sizes = {
-        "hidden_size": hidden_size,
+        "hidden_size": 32,
         "intermediate_size": 48,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
@@ -52,8 +55,8 @@ def tiny_model(
         "attn_implementation": attn,
     }
     torch.manual_seed(seed)
-    family, more = FAMILIES[kind]
-    config = getattr(transformers, f"{family}Config")(**sizes, **more)
+    family, own = FAMILIES[kind]
+    config = getattr(transformers, f"{family}Config")(**{**sizes, **own, **more})
     return getattr(transformers, f"{family}ForCausalLM")(config).eval()
 
 

@@ -12,18 +12,41 @@ from tests.learner.builders import learner_config, tiny_model
 CPU = torch.device("cpu")
 
 
-def _by_hand(q, k, v, sequences, scale):
+class ByHand:
     """Softmax over the tokens before and at each one, sequence by sequence, head by head."""
-    num_heads, num_tokens, size = q.shape
-    share = num_heads // k.shape[0]
-    out = torch.zeros(num_tokens, num_heads, size, dtype=q.dtype)
-    for sequence in sequences:
-        for i, place in enumerate(sequence):
-            seen = torch.as_tensor(sequence[: i + 1])
-            for h in range(num_heads):
-                score = (k[h // share, seen] @ q[h, place]) * scale
-                out[place, h] = score.softmax(0) @ v[h // share, seen]
-    return out
+
+    def __init__(self, sequences, num_tokens, device):
+        self.sequences = sequences
+
+    def attend(self, layer, q, k, v, scale):
+        num_heads, num_tokens, size = q.shape
+        share = num_heads // k.shape[0]
+        out = torch.zeros(num_tokens, num_heads, size, dtype=q.dtype)
+        for sequence in self.sequences:
+            for i, place in enumerate(sequence):
+                seen = torch.as_tensor(sequence[: i + 1])
+                for h in range(num_heads):
+                    score = (k[h // share, seen] @ q[h, place]) * scale
+                    out[place, h] = score.softmax(0) @ v[h // share, seen]
+        return out
+
+
+def made_by(kind, sequences, leaves, probe, num_threads: int = 1):
+    """Output, and gradients by queries, keys and values [heads, tokens, size]."""
+    leaves = [x.detach().requires_grad_() for x in leaves]
+    before, _ = torch.get_num_threads(), torch.set_num_threads(num_threads)
+    out = kind(sequences, leaves[0].shape[1], probe.device).attend(0, *leaves, 0.3)
+    assert out.dtype == leaves[0].dtype
+    grads = torch.autograd.grad((out * probe.to(out.dtype)).sum(), leaves)
+    torch.set_num_threads(before)
+    return [out.detach(), *grads]
+
+
+def numbers(num_tokens: int, size: int, *heads: int, **options):
+    """As in a model: [heads, tokens, size] is a view of [tokens, heads, size]. And a probe."""
+    torch.manual_seed(num_tokens)
+    made = [torch.randn(num_tokens, h, size, **options) for h in (*heads, heads[-1], heads[0])]
+    return [x.transpose(0, 1) for x in made[:3]], made[3]
 
 
 @st.composite
@@ -47,22 +70,9 @@ def trees(draw) -> tuple[list[np.ndarray], int]:
 @settings(max_examples=25)
 def test_equals_attention_by_hand_with_gradients(tree, kv_heads: int):
     sequences, size = tree
-    torch.manual_seed(0)
-    # As in a model: [heads, tokens, size] is a view of [tokens, heads, size].
-    q, k, v = (
-        torch.randn(size, heads, 8, dtype=torch.float64).transpose(0, 1).requires_grad_()
-        for heads in (4, kv_heads, kv_heads)
-    )
-    expected = _by_hand(q, k, v, sequences, 0.3)
-    found = PackedAttention(sequences, size, CPU).attend(0, q, k, v, 0.3)
+    given = numbers(size, 8, 4, kv_heads, dtype=torch.float64)
+    found, expected = (made_by(kind, sequences, *given) for kind in (PackedAttention, ByHand))
     torch.testing.assert_close(found, expected)
-    probe = torch.randn_like(expected)
-    for a, b in zip(
-        torch.autograd.grad((found * probe).sum(), (q, k, v)),
-        torch.autograd.grad((expected * probe).sum(), (q, k, v)),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b)
 
 
 # -- The compiled kernels --------------------------------------------------------------------------
@@ -77,57 +87,36 @@ def test_equals_attention_by_hand_with_gradients(tree, kv_heads: int):
 @settings(max_examples=40)
 def test_kernels_equal_float64_with_gradients(tree, heads, size: int, num_threads: int):
     sequences, num_tokens = tree
-    torch.manual_seed(num_tokens)
-    q, k, v = (torch.randn(num_tokens, h, size).transpose(0, 1) for h in (*heads, heads[1]))
-    probe = torch.randn(num_tokens, heads[0], size)
-    results = []
-    before, _ = torch.get_num_threads(), torch.set_num_threads(num_threads)
-    for kind, dtype in ((CpuPackedAttention, torch.float32), (PackedAttention, torch.float64)):
-        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
-        out = kind(sequences, num_tokens, CPU).attend(0, *leaves, 0.3)
-        grads = torch.autograd.grad((out * probe).sum(), leaves)
-        results.append([x.float() for x in (out, *grads)])
-    torch.set_num_threads(before)
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-def kernels_on(sequences, num_tokens: int, num_threads: int = 1, seed: int = 0):
-    """Output and gradients, of values that depend on a token's place alone."""
-    torch.manual_seed(seed)
-    leaves = [torch.randn(300, h, 32)[:num_tokens].transpose(0, 1) for h in (4, 2, 2)]
-    leaves = [x.clone().requires_grad_() for x in leaves]
-    probe = torch.randn(300, 4, 32)[:num_tokens]
-    before, _ = torch.get_num_threads(), torch.set_num_threads(num_threads)
-    out = CpuPackedAttention(sequences, num_tokens, CPU).attend(0, *leaves, 0.3)
-    grads = torch.autograd.grad((out * probe).sum(), leaves)
-    torch.set_num_threads(before)
-    return [out.detach().transpose(0, 1), *grads]
+    leaves, probe = numbers(num_tokens, size, *heads)
+    found = made_by(CpuPackedAttention, sequences, leaves, probe, num_threads)
+    exact = made_by(PackedAttention, sequences, [x.double() for x in leaves], probe, num_threads)
+    torch.testing.assert_close(found, [x.float() for x in exact], rtol=1e-4, atol=1e-4)
 
 
 def test_kernels_give_the_same_bits_on_any_number_of_threads_and_beside_anything():
     trunk = np.arange(30)
     tree = [np.r_[trunk, 30:90], np.r_[trunk, 90:95], np.r_[trunk, 95:150]]
-    alone = kernels_on(tree, 150)
-    for others, num_threads in (([], 2), ([np.arange(150, 300)], 1), ([np.arange(150, 300)], 3)):
-        end = 300 if others else 150
-        beside = kernels_on([*others, *tree], end, num_threads)
-        for a, b in zip(alone, beside, strict=True):
+    leaves, probe = numbers(300, 32, 4, 2)
+    few = [x[:, :150] for x in leaves], probe[:150]
+    alone = made_by(CpuPackedAttention, tree, *few)
+    others = [np.arange(150, 300)]
+    for beside in (
+        made_by(CpuPackedAttention, tree, *few, 2),
+        made_by(CpuPackedAttention, [*others, *tree], leaves, probe, 1),
+        made_by(CpuPackedAttention, [*others, *tree], leaves, probe, 3),
+    ):
+        assert torch.equal(alone[0], beside[0][:150])
+        for a, b in zip(alone[1:], beside[1:], strict=True):
             assert torch.equal(a, b[:, :150])
 
 
 def test_kernels_in_bfloat16_are_the_float32_ones_rounded():
-    torch.manual_seed(0)
     sequences = [np.r_[0:10, 10:50], np.r_[0:10, 50:71]]
-    leaves = [torch.randn(h, 71, 32).bfloat16() for h in (4, 2, 2)]
-    probe, results = torch.randn(71, 4, 32).bfloat16(), []
-    for dtype in (torch.bfloat16, torch.float32):
-        given = [x.to(dtype).requires_grad_() for x in leaves]
-        out = CpuPackedAttention(sequences, 71, CPU).attend(0, *given, 0.3)
-        assert out.dtype == dtype
-        results.append([out, *torch.autograd.grad((out * probe.to(dtype)).sum(), given)])
-    for found, exact in zip(*results, strict=True):
-        torch.testing.assert_close(found.float(), exact, rtol=0.02, atol=0.02)
+    leaves, probe = numbers(71, 32, 4, 2, dtype=torch.bfloat16)
+    found = made_by(CpuPackedAttention, sequences, leaves, probe)
+    exact = made_by(CpuPackedAttention, sequences, [x.float() for x in leaves], probe.float())
+    for a, b in zip(found, exact, strict=True):
+        torch.testing.assert_close(a.float(), b, rtol=0.02, atol=0.02)
 
 
 def test_a_number_that_is_none_stays_in_its_sequence():
@@ -171,36 +160,26 @@ def test_a_token_sees_its_sequence_up_to_itself(tree):
 
 @pytest.mark.parametrize("size", [9, 2 * BLOCK])
 def test_flex_equals_the_rectangles(size: int):
-    torch.manual_seed(0)
     prompt, end = np.arange(3), size - 1
     sequences = [np.r_[prompt, 3 : size // 2], np.r_[prompt, size // 2 : end], np.array([end])]
-    sequences = [places for places in sequences if len(places)]
-    q, k, v = (torch.randn(heads, size, 16) for heads in (4, 2, 2))
-    expected = PackedAttention(sequences, size, CPU).attend(0, q, k, v, 0.3)
-    torch.testing.assert_close(
-        FlexAttention(sequences, size, CPU).attend(0, q, k, v, 0.3), expected
+    leaves, _ = numbers(size, 16, 4, 2)
+    found, expected = (
+        kind(sequences, size, CPU).attend(0, *leaves, 0.3)
+        for kind in (FlexAttention, PackedAttention)
     )
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_flex_equals_the_rectangles_with_gradients_on_a_gpu():
-    torch.manual_seed(0)
-    device, size = torch.device("cuda"), 700
-    sequences = [np.r_[0:40, 40:300], np.r_[0:40, 300:420], np.r_[420:size]]
+    sequences = [np.r_[0:40, 40:300], np.r_[0:40, 300:420], np.r_[420:700]]
     for dtype, tolerance in ((torch.float32, 1e-3), (torch.bfloat16, 3e-2)):
-        q, k, v = (
-            torch.randn(size, heads, 64, device=device, dtype=dtype).transpose(0, 1)
-            for heads in (8, 2, 2)
+        given = numbers(700, 64, 8, 2, device="cuda", dtype=dtype)
+        found, expected = (
+            made_by(kind, sequences, *given) for kind in (FlexAttention, PackedAttention)
         )
-        probe = torch.randn(size, 8, 64, device=device, dtype=dtype)
-        results = []
-        for kind in (PackedAttention, FlexAttention):
-            leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-            out = kind(sequences, size, device).attend(0, *leaves, 0.125)
-            results.append([out, *torch.autograd.grad((out * probe).sum(), leaves)])
-        for a, b in zip(*results, strict=True):
-            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("kind", [PackedAttention, CpuPackedAttention, FlexAttention])

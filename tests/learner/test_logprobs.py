@@ -117,28 +117,19 @@ def test_tokens_times_vocabulary_never_exists():
     (row,) = pack(batch, range(len(batch)), 10**6)
     num_responses = len(row.targets_R)
     assert num_responses > 250
+    bodies = []
+    model.model.register_forward_hook(lambda m, i, out: bodies.append(out[0].shape[1]))
     scorer = TokenScorer(model, rollout_config(), chunk_size=50)
     with _Largest() as largest:
         scorer.backward(row, lambda x, chunk: x.sum())
-        scorer.score(row)
+        assert bodies == [len(row.tokens_T)], "once, whatever the chunks of the head"
+        logprob, _ = scorer.score(row)
+    assert logprob.shape == (sum(len(s.completion_ids) for s in batch),)
     # The greatest allowed: one chunk of the head, or the model's own weights and activations.
     assert largest.elements == max(50 * 1000, 1000 * 32)
     with _Largest() as largest:
         TokenScorer(model, rollout_config(), chunk_size=10**6).score(row)
     assert largest.elements == num_responses * 1000
-
-
-def test_the_body_runs_once_and_the_head_on_response_tokens_only():
-    model = tiny_model(tied=False)
-    batch = made_up_batch()
-    (row,) = pack(batch, range(len(batch)), 10**6)
-    calls = []
-    model.model.register_forward_hook(lambda m, i, out: calls.append(out[0].shape[1]))
-    scorer = TokenScorer(model, rollout_config(), chunk_size=16)
-    scorer.backward(row, lambda x, chunk: x.sum())
-    assert calls == [len(row.tokens_T)]
-    logprob, _ = scorer.score(row)
-    assert logprob.shape == (sum(len(s.completion_ids) for s in batch),)
 
 
 def test_bfloat16_logits_are_not_rounded():
@@ -196,3 +187,11 @@ def test_equals_the_formulas(count: int, size: int):
     onehot_CV = torch.nn.functional.one_hot(targets_C, size)
     gradient = ((onehot_CV - p_CV) * grad_C[:, None]).float()
     torch.testing.assert_close(found_CV, gradient, **near)
+    x_CV[-1, 4] = torch.nan
+    for each_C in scores(x_CV, targets_C):
+        assert each_C.isnan().tolist() == [False] * (count - 1) + [True]
+
+
+def test_logits_whose_exponentials_are_infinite():
+    x_CV = torch.tensor([[0.0, 300.0, -300.0]])
+    assert scores(x_CV, torch.tensor([1])) == (0.0, 0.0, 300.0)

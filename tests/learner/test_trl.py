@@ -21,7 +21,6 @@ from rhymeflow.learner.algorithms.advantages import group_advantages
 from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.packing import pack
 from rhymeflow.learner.sample import Sample
-from rhymeflow.models import attention
 from tests.learner.builders import (
     VOCAB,
     close,
@@ -48,20 +47,16 @@ def _padded(rows: list[list[float]], left: bool, value: float = 0) -> torch.Tens
 def _trl_trainer(loss_type: str, beta: float, correction: str, model) -> GRPOTrainer:
     """A GRPOTrainer with what `_compute_loss` reads and nothing else."""
     trainer = object.__new__(GRPOTrainer)
+    one_process = {"num_processes": 1, "is_main_process": False, "autocast": nullcontext}
     trainer.accelerator = SimpleNamespace(
-        autocast=nullcontext,
-        gather=lambda x: x,
-        reduce=lambda x, reduction: x,
-        num_processes=1,
-        is_main_process=False,
+        gather=lambda x: x, reduce=lambda x, reduction: x, **one_process
     )
     trainer.args = SimpleNamespace(
         delta=None, use_bias_correction_kl=True, steps_per_generation=1, report_to=[]
     )
-    trainer.model = model
+    trainer.model, trainer.max_completion_length = model, 20
     trainer.loss_type, trainer.beta = loss_type, beta
     trainer.epsilon_low, trainer.epsilon_high = 0.2, 0.28
-    trainer.max_completion_length = 20
     trainer.importance_sampling_level = "token"
     trainer.use_vllm = trainer.vllm_importance_sampling_correction = correction != "none"
     trainer.top_entropy_quantile, trainer.off_policy_mask_threshold = 1.0, None
@@ -72,7 +67,7 @@ def _trl_trainer(loss_type: str, beta: float, correction: str, model) -> GRPOTra
     return trainer
 
 
-def _trl_inputs(batch, advantages, ids, masked) -> dict[str, torch.Tensor]:
+def _trl_inputs(batch, advantages, masked) -> dict[str, torch.Tensor]:
     """Left-padded prompts, right-padded responses, masked ones without a token."""
     prompts = [s.prompt_ids for s in batch]
     responses = [s.completion_ids for s in batch]
@@ -84,7 +79,6 @@ def _trl_inputs(batch, advantages, ids, masked) -> dict[str, torch.Tensor]:
         "completion_mask": mask,
         "advantages": torch.tensor(advantages, dtype=torch.float32),
         "num_items_in_batch": mask.sum(),
-        **ids,
     }
 
 
@@ -115,7 +109,7 @@ def test_loss_gradient_and_metrics(loss_type: str, correction: str, beta: float,
         add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
     trainer = _trl_trainer(loss_type, beta, correction, theirs)
     is_masked = [masked and s.truncated for s in batch]
-    inputs = _trl_inputs(batch, advantages.values, {}, is_masked)
+    inputs = _trl_inputs(batch, advantages.values, is_masked)
     behaviour = _padded([s.logprobs for s in batch], False)
     policy = _per_token_logps(trainer, theirs, inputs)
     if correction == "none":
@@ -193,7 +187,6 @@ def test_a_real_trainer_step_by_step(tmp_path: Path, loss_type: str, scale: str)
     # From a directory: TRL loads the reference from where the model came from.
     tiny_model(attn="eager").save_pretrained(tmp_path / "model")
     theirs = LlamaForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="eager")
-    ours = tiny_model(attn=attention.NAME)
     shared = {
         "max_steps": 3,
         "learning_rate": 5e-3,
@@ -235,7 +228,7 @@ def test_a_real_trainer_step_by_step(tmp_path: Path, loss_type: str, scale: str)
     trainer.train()
 
     rollout = rollout_config(**sampling)
-    learner = tiny_learner(model=ours, rollout=rollout, max_tokens_per_microbatch=64, **shared)
+    learner = tiny_learner(rollout=rollout, max_tokens_per_microbatch=64, **shared)
     assert len(trainer.recorded) == 3
     for step, (out, rewards) in enumerate(trainer.recorded):
         batch = _samples(learner, out, rewards)

@@ -60,6 +60,8 @@ def gguf_file(tmp_path):
 
 
 def test_converted_weights_are_those_of_the_file(gguf_file):
+    """The first thing that is asked for, its size, needs the file converted."""
+    assert num_parameters(ModelConfig(name=str(gguf_file.parent))) > 0
     model = load_model(ModelConfig(name=str(gguf_file.parent)), dtype=torch.float32, device=CPU)
     plain = AutoModelForCausalLM.from_pretrained(
         gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32
@@ -69,11 +71,6 @@ def test_converted_weights_are_those_of_the_file(gguf_file):
         assert torch.equal(model.get_parameter(name), parameter)
     tokenizer = load_tokenizer(ModelConfig(name=str(gguf_file.parent)))
     assert tokenizer.decode(tokenizer.encode("ab12")) == "ab12"
-
-
-def test_the_first_thing_asked_of_a_model_may_be_its_size(gguf_file):
-    """It is counted without weights, and the file is converted for it, which needs them."""
-    assert num_parameters(ModelConfig(name=str(gguf_file.parent))) > 0
 
 
 def test_the_second_load_converts_nothing(gguf_file, monkeypatch, cache):

@@ -1,6 +1,5 @@
 """Loading: right numbers, right names, and one clear line for each way a model can be unfit."""
 
-import json
 import math
 import os
 import subprocess
@@ -31,7 +30,7 @@ from rhymeflow.data.prompts import Prompt
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.errors import UserError
-from rhymeflow.models.attention import attending
+from rhymeflow.models import attention
 from rhymeflow.models.load import (
     configured_stop_token_ids,
     empty_model,
@@ -59,29 +58,6 @@ SIZES = {
 }
 
 
-class CausalWithinSequences:
-    """The slow direct formula: each token sees the earlier ones of its own sequence."""
-
-    holds, reached = None, 0
-
-    def __init__(self, lengths):
-        self.lengths = lengths
-
-    def attend(self, layer, q_HTD, k_GTD, v_GTD, scale):
-        repeats = q_HTD.shape[0] // k_GTD.shape[0]
-        k_HTD = k_GTD.repeat_interleave(repeats, 0)
-        v_HTD = v_GTD.repeat_interleave(repeats, 0)
-        outputs, start = [], 0
-        for length in self.lengths:
-            rows = slice(start, start + length)
-            scores_HTT = q_HTD[:, rows] @ k_HTD[:, rows].transpose(1, 2) * scale
-            unseen_TT = torch.ones(length, length, dtype=torch.bool).triu(1)
-            scores_HTT = scores_HTT.masked_fill(unseen_TT, -torch.inf)
-            outputs.append(scores_HTT.softmax(-1) @ v_HTD[:, rows])
-            start += length
-        return torch.cat(outputs, 1).transpose(0, 1)
-
-
 def save_tokenizer(directory):
     vocabulary = {symbol: index for index, symbol in enumerate("_.0123456+")}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="_"))
@@ -101,38 +77,23 @@ def config_of(path, **fields):
     return ModelConfig(name=str(path), **fields)
 
 
-def test_packed_forward_equals_plain_forward_of_each_sequence(checkpoint):
-    ours = load_model(config_of(checkpoint), dtype=torch.float32, device=CPU)
-    plain = AutoModelForCausalLM.from_pretrained(
-        checkpoint, dtype=torch.float32, attn_implementation="sdpa"
-    )
-    lengths = [5, 1, 8]
-    torch.manual_seed(1)
-    sequences = [torch.randint(0, 11, (1, length)) for length in lengths]
-    positions_1T = torch.cat([torch.arange(length) for length in lengths])[None]
-    with torch.no_grad(), attending(CausalWithinSequences(lengths)):
-        packed = ours(torch.cat(sequences, 1), position_ids=positions_1T, use_cache=False).logits[0]
-        expected = torch.cat([plain(sequence).logits[0] for sequence in sequences])
-    torch.testing.assert_close(packed, expected, rtol=0, atol=1e-5)
-
-
-def test_loaded_model_is_in_eval_mode_and_of_the_precision_asked_for(checkpoint):
-    model = load_model(config_of(checkpoint), dtype=torch.bfloat16, device=CPU)
-    assert not model.training
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-
-
 @pytest.mark.parametrize("tied", [True, False])
-def test_empty_model_has_the_loaded_models_parameters_and_buffers(tmp_path, tied):
+def test_a_loaded_model_is_the_plain_one_and_an_empty_one_has_its_shapes(tmp_path, tied):
     LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=tied)).save_pretrained(tmp_path)
     config = config_of(tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     full = load_model(config, dtype=torch.bfloat16, device=CPU)
+    assert not full.training
+    assert full.config._attn_implementation == attention.NAME
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(full.get_parameter(name), parameter)
     empty = empty_model(config, dtype=torch.bfloat16, device=CPU)
+    assert empty.generation_config.eos_token_id == full.generation_config.eos_token_id == 1
 
     def shapes(model):
         return {name: (p.shape, p.dtype) for name, p in model.named_parameters()}
 
-    assert shapes(empty) == shapes(full)
+    assert shapes(empty) == shapes(full) == shapes(plain)
     assert all(parameter.isnan().all() for parameter in empty.parameters())
     buffers = dict(full.named_buffers())
     assert dict(empty.named_buffers()).keys() == buffers.keys()
@@ -140,28 +101,6 @@ def test_empty_model_has_the_loaded_models_parameters_and_buffers(tmp_path, tied
         assert buffer.dtype == buffers[name].dtype
         assert torch.equal(buffer, buffers[name])
     assert num_parameters(config) == sum(p.numel() for p in full.parameters())
-
-
-def test_empty_model_filled_with_the_weights_is_the_model(checkpoint):
-    full = load_model(config_of(checkpoint), dtype=torch.float32, device=CPU)
-    empty = empty_model(config_of(checkpoint), dtype=torch.float32, device=CPU)
-    with torch.no_grad():
-        for name, parameter in full.named_parameters():
-            empty.get_parameter(name).copy_(parameter)
-    ids_1T = torch.tensor([[3, 4, 5]])
-    with torch.no_grad(), attending(CausalWithinSequences([3])):
-        assert torch.equal(full(ids_1T).logits, empty(ids_1T).logits)
-    assert empty.generation_config.eos_token_id == full.generation_config.eos_token_id
-
-
-def test_a_saved_model_reloads_in_plain_transformers(checkpoint, tmp_path):
-    model = load_model(config_of(checkpoint), dtype=torch.float32, device=CPU)
-    model.save_pretrained(tmp_path / "again")
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again")
-    assert again.config._attn_implementation == "sdpa"
-    for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, again.get_parameter(name))
-    assert "quantization_config" not in json.loads((tmp_path / "again/config.json").read_text())
 
 
 def test_tokenizer_gets_a_pad_token_and_stop_tokens_come_from_everywhere(checkpoint):
@@ -189,6 +128,13 @@ def test_cuda_without_a_gpu_is_an_error(monkeypatch):
         resolve_device(ModelConfig(device="cuda"))
 
 
+SEVERAL = MusicgenConfig(
+    text_encoder=T5Config().to_dict(),
+    audio_encoder=EncodecConfig().to_dict(),
+    decoder=MusicgenDecoderConfig().to_dict(),
+)
+
+
 @pytest.mark.parametrize(
     ("unfit", "what"),
     [
@@ -197,6 +143,7 @@ def test_cuda_without_a_gpu_is_an_error(monkeypatch):
         (Gemma2Config(), "sliding_attention"),
         (BertConfig(), "not a decoder-only"),
         (T5Config(), "not a decoder-only"),
+        (SEVERAL, "not a decoder-only language model"),
     ],
 )
 def test_unfit_models_are_named(tmp_path, unfit, what):
@@ -280,13 +227,3 @@ def test_a_small_model_is_one_of_this_kind_and_needs_no_weights(tmp_path):
     model = small_model(config_of(tmp_path), device=CPU)
     assert (len(model.model.layers), len(model.lm_head.weight)) == (2, 256)
     assert {p.isfinite().all().item() for p in model.parameters()} == {True}
-
-
-def test_several_models_in_one_are_no_language_model(tmp_path):
-    MusicgenConfig(
-        text_encoder=T5Config().to_dict(),
-        audio_encoder=EncodecConfig().to_dict(),
-        decoder=MusicgenDecoderConfig().to_dict(),
-    ).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="'musicgen' is not a decoder-only language model"):
-        load_config(config_of(tmp_path))

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rhymeflow.models.logits import shaped
@@ -29,7 +29,6 @@ def _slow(logits: list[float], temperature: float, top_k: int, top_p: float) -> 
     return [x[i] if i in allowed else -math.inf for i in range(len(x))]
 
 
-@settings(deadline=None)
 @given(
     logits=LOGITS,
     temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from rhymeflow.config import Config
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
@@ -12,8 +11,8 @@ from rhymeflow.errors import UserError
 from rhymeflow.learner.logprobs import TokenScorer
 from rhymeflow.learner.packing import pack
 from rhymeflow.learner.sample import Sample
-from rhymeflow.models import attention
 from rhymeflow.models.rope import settled
+from tests.learner.builders import tiny_model
 
 ORIGINAL = 32
 LONG = {
@@ -28,11 +27,9 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 
 
 def model_of(rope, context=128):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 67, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.3}
-    config = LlamaConfig(**sizes, **heads, max_position_embeddings=context, rope_parameters=rope)
-    return LlamaForCausalLM._from_config(config, attn_implementation=attention.NAME).eval()
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    more = {"vocab_size": 67, "max_position_embeddings": context, "rope_parameters": rope}
+    return tiny_model(tied=False, **heads, **more)
 
 
 def config_of(prompt=None, response=16, **rollout):

@@ -19,22 +19,19 @@ import torch
 from rhymeflow.config.load import read_config
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.histospec.configured import drafter
-from rhymeflow.histospec.draft import NONE, Draft, DraftStats
+from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.stores import make_store
+from tests.engine.drafters import FakeDrafter, noisy
+from tests.engine.exactness import answers_of
 
 IS_THERE = importlib.util.find_spec("vllm") is not None
 needs_vllm = pytest.mark.skipif(
     not IS_THERE, reason="vLLM is not installed here: python3 scripts/install_vllm.py"
 )
 
-HOWS = {
-    "greedy": {"temperature": 0.0, "top_p": 1.0, "top_k": 0},
-    "plain": {"temperature": 1.0, "top_p": 1.0, "top_k": 0},
-    "cool": {"temperature": 0.6, "top_p": 1.0, "top_k": 0},
-    "nucleus": {"temperature": 1.0, "top_p": 0.8, "top_k": 0},
-    "top-k": {"temperature": 1.2, "top_p": 1.0, "top_k": 7},
-}
+HOWS = [(0.0, 1.0, 0), (1.0, 1.0, 0), (0.6, 1.0, 0), (1.0, 0.8, 0), (1.2, 1.0, 7)]
+"""Temperature, top-p and top-k."""
 
 
 class Rig:
@@ -111,7 +108,7 @@ def requests_of(rig, num_tokens, *, count=10, stop=()):
             length = rng.randrange(5, 90)
             prompt = [rng.randrange(3, rig.vocabulary) for _ in range(length)]
         how = Sampling(
-            **HOWS[list(HOWS)[i % len(HOWS)]],
+            *HOWS[i % len(HOWS)],
             max_new_tokens=num_tokens - i,
             stop_token_ids=frozenset(stop if i % 2 else ()),
         )
@@ -129,51 +126,19 @@ def drain(engine, requests=()):
     return reasons
 
 
-class Knowing:
+class Knowing(FakeDrafter):
     """A drafter that knows the answers; each drafted token is right with chance `right`."""
 
-    def __init__(self, answers, vocabulary, *, most, right, seed=0):
+    def __init__(self, answers, vocabulary, *, most, right):
+        super().__init__(noisy(right, most, vocabulary), answers)
         self.stats = DraftStats()
-        self._answers, self._vocabulary = answers, vocabulary
-        self._most, self._right, self._rng = most, right, random.Random(seed)
-        self._texts = {}
-        self._next = 0
-        self.kinds = []
-
-    def begin(self, prompt_ids, tokens, *, sample, noise_epoch):
-        self._next += 1
-        self._texts[self._next] = [len(tokens), self._answers[tuple(prompt_ids), sample]]
-        return self._next
-
-    def end(self, handle):
-        del self._texts[handle]
-
-    def propose(self, handles, max_tokens, *, other_rows, kv_tokens):
-        assert len(set(handles)) == len(handles) == len(max_tokens) > 0
-        drafts = []
-        for handle, most in zip(handles, max_tokens, strict=True):
-            at, answer = self._texts[handle]
-            size = self._rng.randrange(min(self._most, most) + 1)
-            tokens = [
-                token if self._rng.random() < self._right else self._rng.randrange(self._vocabulary)
-                for token in answer[at : at + size]
-            ]
-            drafts.append(Draft(tokens, list(range(-1, len(tokens) - 1))) if tokens else NONE)
-        self._asked = len(handles), sum(len(draft.tokens) for draft in drafts)
-        return drafts
 
     def observe(self, handles, generated, *, rows, kv_tokens, seconds, other_rows):
-        asked, drafted = self._asked
-        assert len(handles) <= asked
+        asked, drafted = self.pending[0], self.num_drafted
+        assert set(handles) <= asked
         assert 0 <= rows - len(handles) - other_rows <= drafted
-        assert seconds > 0
-        for handle, tokens in zip(handles, generated, strict=True):
-            assert tokens
-            self._texts[handle][0] += len(tokens)
-
-
-def answers_of(requests):
-    return {(tuple(r.prompt_ids), r.noise_key.sample): list(r.tokens) for r in requests}
+        self.pending = None
+        super().observe(handles, generated, rows=rows, kv_tokens=kv_tokens, seconds=seconds)
 
 
 def assert_same(found, expected, tolerance):

@@ -63,16 +63,12 @@ def drafted(rig, vllm, expected):
     vllm.draft_with(None)
 
 
-def test_the_first_weights_are_those_that_were_published(rig, vllm):
-    assert (vllm.version, vllm.checksum) == (0, rig.checksums[0])
-
-
 def test_same_tokens_as_the_native_engine(rig, vllm, expected):
+    assert (vllm.version, vllm.checksum) == (0, rig.checksums[0])
     requests = fresh(rig)
-    reasons = drain(vllm, requests)
+    assert drain(vllm, requests) == expected[1]
     assert_same(requests, expected[0], TOLERANCE)
-    assert reasons == expected[1]
-    assert {"stop", "length"} == set(reasons.values())
+    assert {"stop", "length"} == set(expected[1].values())
 
 
 def test_urgent_requests_take_half_the_places_at_once(rig, drafted, expected):
@@ -131,13 +127,6 @@ def test_turns_are_those_of_the_native_engine(rig, vllm, native):
     found, expected = conversations(rig, vllm), conversations(rig, native)
     assert_same(found, expected, TOLERANCE)
     assert any(len(request.tokens) > request.turn_start > 0 for request in found)
-
-
-def test_same_tokens_alone(rig, vllm, expected):
-    requests = fresh(rig)
-    for request in requests:
-        drain(vllm, [request])
-    assert_same(requests, expected[0], TOLERANCE)
 
 
 def test_same_tokens_with_drafts(rig, drafted, expected):
@@ -209,30 +198,15 @@ def unfinished_after_nine(engine, requests):
     return [request for request in requests if request.finish_reason() is None]
 
 
-def submit_all(engine, requests):
-    for request in requests:
-        engine.submit(request)
+@pytest.mark.parametrize("version", [1, 2])
+def test_weights_that_come_under_running_requests(rig, vllm, native, version):
+    """Both engines change weights after the same tokens, and go on alike.
 
-
-def test_weights_that_come_under_running_requests(rig, vllm, native):
-    """Both engines change weights after the same tokens, and go on alike."""
-    rig.publish(1, 0.02)
-    made = []
-    for engine in (native, vllm):
-        requests = fresh(rig)[:6]
-        made.append(requests)
-        submit_all(engine, unfinished_after_nine(engine, requests))
-        engine.poll(0.0)
-        assert engine.load().num_running > 0
-        pulled = engine.install(rig.store.handle.open(), 1, keep_cache=False)
-        assert pulled == (1, rig.checksums[1])
-        drain(engine)
-    assert_same(made[1], made[0], TOLERANCE)
-
-
-def test_keys_and_values_that_are_kept_are_for_those_that_have_them(rig, vllm, native):
-    """One that runs goes on with its own; what comes later, with the same prompt, gets none."""
-    rig.publish(2, 0.02)
+    Where keys and values are kept, one that runs goes on with its own; what comes later, with the
+    same prompt, gets none.
+    """
+    keep_cache = version == 2
+    rig.publish(version, 0.02)
     made = []
     for engine in (native, vllm):
         requests = fresh(rig)[:6]
@@ -243,12 +217,12 @@ def test_keys_and_values_that_are_kept_are_for_those_that_have_them(rig, vllm, n
         engine.submit(old)
         while len(old.tokens) < 12:
             engine.poll(0.0)
-        pulled = engine.install(rig.store.handle.open(), 2, keep_cache=True)
-        assert pulled == (2, rig.checksums[2])
-        submit_all(engine, [*late, new])
-        drain(engine)
+        assert engine.load().num_running > 0
+        pulled = engine.install(rig.store.handle.open(), version, keep_cache=keep_cache)
+        assert pulled == (version, rig.checksums[version])
+        drain(engine, [*late, new])
         assert [segment.start for segment in old.segments] == [0, 12]
-        assert [segment.version for segment in new.segments] == [2]
+        assert [segment.version for segment in new.segments] == [version]
     assert_same(made[1], made[0], TOLERANCE)
 
 
@@ -274,15 +248,11 @@ def test_it_says_how_it_is(rig, vllm):
     assert limits.kv_capacity > 16 * 768
 
 
-def test_a_request_that_it_cannot_hold_is_refused(vllm):
+def test_a_request_that_it_cannot_hold_is_refused_and_not_there_to_interrupt(vllm):
     with pytest.raises(UserError, match="768"):
         vllm.submit(Request("long", [5] * 700, NoiseKey(0, 0, 0), plain(100)))
-    assert not vllm.has_work
-
-
-def test_interrupting_what_is_not_here_passes_it_over(vllm):
     vllm.submit(Request("a", [5, 6, 7], NoiseKey(0, 0, 0), plain(20)))
-    assert [request.id for request in vllm.interrupt(["b", "a"])] == ["a"]
+    assert [request.id for request in vllm.interrupt(["long", "a"])] == ["a"]
     assert not vllm.has_work
     assert vllm.poll(0.0) == []
 

@@ -10,11 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import Qwen3MoeConfig
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM
 
 from rhymeflow.config.load import read_config
 from rhymeflow.models.load import load_tokenizer
+from tests.learner.builders import tiny_model
 from tests.vllm.sameness import (
     assert_same,
     closing_rig,
@@ -33,25 +32,9 @@ def mixture(tmp_path_factory):
     """A directory with a model of six experts, of which each token takes two."""
     path = tmp_path_factory.mktemp("mixture")
     tokenizer = load_tokenizer(read_config("demo").model)
-    torch.manual_seed(0)
-    model = Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=64,
-            intermediate_size=64,
-            moe_intermediate_size=64,
-            num_experts=6,
-            num_experts_per_tok=2,
-            norm_topk_prob=True,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=256,
-            initializer_range=0.3,
-            tie_word_embeddings=False,
-        )
-    )
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64}
+    more = {"head_dim": 32, "vocab_size": len(tokenizer), "max_position_embeddings": 256}
+    model = tiny_model("qwen3_moe", tied=False, attn="sdpa", **sizes, **more)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return str(path)

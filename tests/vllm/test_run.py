@@ -24,9 +24,8 @@ PATIENCE = 400
 
 def instances(run: subprocess.Popen[str]) -> list[int]:
     """Process ids of the run's instances."""
-    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
-    found = [int(child) for child in children]
-    return [pid for pid in found if b"workers.launch" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    children = map(int, Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split())
+    return [i for i in children if b"workers.launch" in Path(f"/proc/{i}/cmdline").read_bytes()]
 
 
 def steps(run_dir: Path) -> int:
@@ -46,9 +45,8 @@ def test_a_run_with_an_instance_killed_on_the_way(tmp_path: Path) -> None:
         "run.eval_steps": str(STEPS),
         "run.output_dir": str(run_dir),
     }
-    command = [sys.executable, "-m", "rhymeflow", "train", "demo"]
-    for name, value in options.items():
-        command += [f"--{name}", value]
+    given = [part for name, value in options.items() for part in (f"--{name}", value)]
+    command = [sys.executable, "-m", "rhymeflow", "train", "demo", *given]
     with (tmp_path / "output").open("w") as output:
         run = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, text=True)
     try:

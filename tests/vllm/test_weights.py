@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rhymeflow.engine.vllm.places import find_places, shape_of
+from rhymeflow.engine.vllm.places import find_places
 from rhymeflow.engine.vllm.weights import InstalledWeights
 from rhymeflow.weights.base import VersionUnavailable
 from rhymeflow.weights.manifest import ManifestMismatch, manifest_of
@@ -102,12 +102,6 @@ class Mixture(nn.Module):
         self.routed_experts = RoutedExperts(rank, size)
 
 
-class Norm(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(HIDDEN), requires_grad=False)
-
-
 class Block(nn.Module):
     def __init__(self, rank, size):
         super().__init__()
@@ -117,7 +111,7 @@ class Block(nn.Module):
         self.qkv_proj = Linear(sizes, HIDDEN, rank=rank, size=size, replicas=replicas)
         self.o_proj = Linear([HIDDEN], HEADS * HEAD, rank=rank, size=size, whole_rows=True)
         self.gate_up_proj = Linear([INNER, INNER], HIDDEN, rank=rank, size=size)
-        self.norm = Norm()
+        self.norm = nn.RMSNorm(HIDDEN).requires_grad_(False)
         self.experts = Mixture(rank, size)
 
 
@@ -153,22 +147,47 @@ def published(seed=0):
     return {name: torch.randn(shape) for name, shape in shapes.items()}
 
 
-@pytest.fixture
-def store():
-    tensors = published()
-    store = SharedMemoryWeightStore(manifest_of(tensors))
-    store.publish(0, tensors)
-    yield store
-    store.close()
+class Deployed:
+    """Published weights, and a model that was given them once."""
+
+    def __init__(self, dtype=torch.float32, keep=0):
+        self.tensors = {name: tensor.to(dtype) for name, tensor in published().items()}
+        self.store = SharedMemoryWeightStore(manifest_of(self.tensors), keep=keep)
+        self.version = 0
+        self.checksum = self.store.publish(0, self.tensors)
+        self.reader, self.model = self.store.handle.open(), model_of(dtype)
+        self.weights = InstalledWeights(self.model, self.reader)
+        self.weights.install(self.reader, compare=dtype == torch.float32)
+
+    def publish(self, *names):
+        """Others than before in these tensors."""
+        for name in names:
+            self.tensors[name].view(-1)[3] += 1
+        self.version += 1
+        self.checksum = self.store.publish(self.version, self.tensors)
+
+    def install(self, **options):
+        found = self.weights.install(self.reader, self.version, **options)
+        assert found == (self.version, self.checksum)
 
 
-@pytest.fixture
-def installed(store):
-    """Weights of a model that were brought from the store once, a reader of it, and the model."""
-    reader, model = store.handle.open(), Model()
-    weights = InstalledWeights(model, reader)
-    weights.install(reader, compare=True)
-    return weights, reader, model
+def model_of(dtype):
+    model = Model().to(dtype)
+    for layer in (model.embed_tokens, model.lm_head):
+        layer.quant_method.process_weights_after_loading(layer)
+    return model
+
+
+@pytest.fixture(params=[{}])
+def deployed(request):
+    made = Deployed(**request.param)
+    yield made
+    made.store.close()
+
+
+by_changes = pytest.mark.parametrize(
+    "deployed", [{"dtype": torch.bfloat16, "keep": 4}], indirect=True, ids=["by changes"]
+)
 
 
 def products(model, x):
@@ -184,30 +203,31 @@ def products(model, x):
     }
 
 
-def test_every_layer_computes_with_what_was_published(store, installed):
-    weights, reader, model = installed
+def test_every_layer_computes_with_what_was_published(deployed):
+    block, tensors = deployed.model.block, deployed.tensors
     for version in (0, 1):
-        tensors = published(version)
-        checksum = store.publish(version, tensors)
-        assert weights.install(reader, version, compare=True) == (version, checksum)
+        tensors.update(published(version))
+        deployed.publish()
+        deployed.install(compare=True)
         x = torch.randn(3, HIDDEN)
-        made = products(model, x)
+        made = products(deployed.model, x)
         qkv = [tensors[f"block.{name}_proj.weight"] for name in "qkv"]
         torch.testing.assert_close(made["qkv"], x @ torch.cat(qkv).T)
         gate_up = [tensors[f"block.{name}_proj.weight"] for name in ("gate", "up")]
         torch.testing.assert_close(made["gate_up"], x @ torch.cat(gate_up).T)
-        embedding = tensors["embed_tokens.weight"]
-        torch.testing.assert_close(made["head"][:, :VOCABULARY], x @ embedding.T)
-        assert torch.equal(model.block.norm.weight, tensors["block.norm.weight"])
-        gate_up, down = model.block.experts.routed_experts.unpacked()
+        torch.testing.assert_close(
+            made["head"][:, :VOCABULARY], x @ tensors["embed_tokens.weight"].T
+        )
+        assert torch.equal(block.norm.weight, tensors["block.norm.weight"])
+        gate_up, down = block.experts.routed_experts.unpacked()
         assert torch.equal(gate_up, tensors["block.experts.gate_up_proj"])
         assert torch.equal(down, tensors["block.experts.down_proj"])
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_processes_hold_their_parts_of_it(store, size):
+def test_processes_hold_their_parts_of_it(deployed, size):
     """Two processes split the key and value heads, four share them by twos."""
-    reader, tensors = store.handle.open(), published()
+    reader, tensors = deployed.reader, deployed.tensors
     models = [Model(rank, size) for rank in range(size)]
     for model in models:
         weights = InstalledWeights(model, reader)
@@ -240,9 +260,8 @@ def test_processes_hold_their_parts_of_it(store, size):
     )
 
 
-def test_experts_that_were_not_packed_again_are_noticed(installed, monkeypatch):
-    weights, reader, model = installed
-    experts = model.block.experts.routed_experts
+def test_experts_that_were_not_packed_again_are_noticed(deployed, monkeypatch):
+    experts = deployed.model.block.experts.routed_experts
     pack = ExpertPacker.process_weights_after_loading
 
     def stale(self, layer):
@@ -253,7 +272,7 @@ def test_experts_that_were_not_packed_again_are_noticed(installed, monkeypatch):
 
     monkeypatch.setattr(ExpertPacker, "process_weights_after_loading", stale)
     with pytest.raises(ChecksumMismatch, match="w2_weight of a RoutedExperts"):
-        weights.install(reader, compare=True)
+        deployed.install(compare=True)
 
 
 def test_experts_that_a_gpu_has_otherwise_are_refused():
@@ -270,37 +289,37 @@ def test_experts_that_a_gpu_has_otherwise_are_refused():
     assert not places["block.experts.down_proj"].target.is_packed
 
 
-def test_a_head_that_is_not_packed_again_is_noticed(store, installed, monkeypatch):
-    weights, reader, model = installed
-    store.publish(1, published(1))
-    assert weights._kept_and_packed() == [model.lm_head]
-    answers = iter([[], [model.lm_head]])
-    monkeypatch.setattr(weights, "_kept_and_packed", lambda: next(answers))
+def test_a_head_that_is_not_packed_again_is_noticed(deployed, monkeypatch):
+    deployed.tensors.update(published(1))
+    deployed.publish()
+    head = deployed.model.lm_head
+    assert deployed.weights._kept_and_packed() == [head]
+    answers = iter([[], [head]])
+    monkeypatch.setattr(deployed.weights, "_kept_and_packed", lambda: next(answers))
     with pytest.raises(ChecksumMismatch, match="does not compute"):
-        weights.install(reader, compare=True)
+        deployed.install(compare=True)
 
 
-def test_a_packer_that_gets_something_else_is_noticed(installed, monkeypatch):
+def test_a_packer_that_gets_something_else_is_noticed(deployed, monkeypatch):
     """The digest is of what the packer is given."""
-    weights, reader, _ = installed
-    place = weights._places["block.k_proj.weight"]
+    places = deployed.weights._places
+    place = places["block.k_proj.weight"]
     ((whole, _),) = place.pieces
-    place.pieces = [(whole, weights._places["block.v_proj.weight"].destination)]
-    weights.install(reader)  # its own digest is right, for it is where it was put
+    place.pieces = [(whole, places["block.v_proj.weight"].destination)]
+    deployed.install()  # its own digest is right, for it is where it was put
     monkeypatch.setattr("rhymeflow.engine.vllm.weights.digest", lambda data: 1)
     with pytest.raises(ChecksumMismatch, match="the checksum is not the published one"):
-        weights.install(reader)
+        deployed.install()
 
 
-def test_newer_weights_if_those_that_are_wanted_are_gone(store, installed):
-    weights, reader, _ = installed
-    for version in (1, 2):
-        store.publish(version, published(version))
-    assert weights.install(reader, 0).version == 2
-    empty = SharedMemoryWeightStore(store.handle.manifest)
+def test_newer_weights_if_those_that_are_wanted_are_gone(deployed):
+    for _ in "12":
+        deployed.publish()
+    assert deployed.weights.install(deployed.reader, 0).version == 2
+    empty = SharedMemoryWeightStore(deployed.store.handle.manifest)
     try:
         with pytest.raises(VersionUnavailable):
-            weights.install(empty.handle.open())
+            deployed.weights.install(empty.handle.open())
     finally:
         empty.close()
 
@@ -312,44 +331,6 @@ def test_a_tensor_without_a_place_and_a_place_without_a_tensor_are_refused(name)
         tensors[name] = torch.ones(HEAD)
     with pytest.raises(ManifestMismatch, match=name):
         find_places(Model(), manifest_of(tensors))
-
-
-def test_parts_of_a_fused_layer_stand_one_below_the_other():
-    places = find_places(Model(), manifest_of(published()))
-    target = places["block.k_proj.weight"].target
-    assert target.parts == [f"block.{name}_proj.weight" for name in "qkv"]
-    assert shape_of(target, places) == (HEADS * HEAD + 2 * KV_HEADS * HEAD, HIDDEN)
-
-
-class Deltas:
-    """A store that knows changes, of bfloat16, and a model that was given its weights once."""
-
-    def __init__(self):
-        self.tensors = {name: tensor.bfloat16() for name, tensor in published().items()}
-        self.store = SharedMemoryWeightStore(manifest_of(self.tensors), keep=4)
-        self.version = 0
-        self.checksum = self.store.publish(0, self.tensors)
-        self.reader, self.model = self.store.handle.open(), bfloat16_model()
-        self.weights = InstalledWeights(self.model, self.reader)
-        self.weights.install(self.reader)
-
-    def publish(self, *names):
-        """Others than before in these tensors."""
-        for name in names:
-            self.tensors[name].view(-1)[3] += 1
-        self.version += 1
-        self.checksum = self.store.publish(self.version, self.tensors)
-
-    def install(self, **options):
-        found = self.weights.install(self.reader, self.version, **options)
-        assert found == (self.version, self.checksum)
-
-
-@pytest.fixture
-def deltas():
-    made = Deltas()
-    yield made
-    made.store.close()
 
 
 def watch_packers(monkeypatch):
@@ -365,18 +346,12 @@ def watch_packers(monkeypatch):
     return packed
 
 
-def bfloat16_model():
-    model = Model().bfloat16()
-    for layer in (model.embed_tokens, model.lm_head):
-        layer.quant_method.process_weights_after_loading(layer)
-    return model
-
-
-def test_changes_are_put_in_and_only_layers_that_changed_are_packed_again(deltas, monkeypatch):
-    model = deltas.model
-    deltas.publish()
-    deltas.install()  # is told of changes for the first time: whole, and kept
-    monkeypatch.setattr(deltas.reader, "pull", None)
+@by_changes
+def test_changes_are_put_in_and_only_layers_that_changed_are_packed_again(deployed, monkeypatch):
+    model = deployed.model
+    deployed.publish()
+    deployed.install()  # is told of changes for the first time: whole, and kept
+    monkeypatch.setattr(deployed.reader, "pull", None)
     packed = watch_packers(monkeypatch)
     for names, layers in (
         (("block.k_proj.weight",), [model.block.qkv_proj]),
@@ -388,52 +363,56 @@ def test_changes_are_put_in_and_only_layers_that_changed_are_packed_again(deltas
         ),
         ((), []),
     ):
-        deltas.publish(*names)
+        deployed.publish(*names)
         packed.clear()
-        deltas.install()
+        deployed.install()
         assert {id(layer) for layer in packed} == {id(layer) for layer in layers}
-        fresh, reader = bfloat16_model(), deltas.store.handle.open()
-        InstalledWeights(fresh, reader).install(reader, deltas.version)
+        fresh, reader = model_of(torch.bfloat16), deployed.store.handle.open()
+        InstalledWeights(fresh, reader).install(reader, deployed.version)
         x = torch.randn(3, HIDDEN).bfloat16()
         for name, due in products(fresh, x).items():
             assert torch.equal(products(model, x)[name], due), name
-        assert torch.equal(model.block.norm.weight, deltas.tensors["block.norm.weight"])
+        assert torch.equal(model.block.norm.weight, deployed.tensors["block.norm.weight"])
 
 
-def test_weights_that_are_too_old_for_changes_come_whole(deltas):
+@by_changes
+def test_weights_that_are_too_old_for_changes_come_whole(deployed):
     for version in range(1, 9):
-        deltas.publish("block.q_proj.weight")
+        deployed.publish("block.q_proj.weight")
         if version in (1, 2, 8):
-            deltas.install(compare=True)
+            deployed.install(compare=True)
     x = torch.randn(3, HIDDEN).bfloat16()
-    qkv = torch.cat([deltas.tensors[f"block.{name}_proj.weight"] for name in "qkv"])
-    assert torch.equal(products(deltas.model, x)["qkv"], x @ qkv.t().clone())
+    qkv = torch.cat([deployed.tensors[f"block.{name}_proj.weight"] for name in "qkv"])
+    assert torch.equal(products(deployed.model, x)["qkv"], x @ qkv.t().clone())
 
 
-def test_a_buffer_that_somebody_changed_is_noticed(deltas):
+@by_changes
+def test_a_buffer_that_somebody_changed_is_noticed(deployed):
     """By the digest, if a change is put where something else stands than it was found against."""
     for _ in "12":
-        deltas.publish("block.q_proj.weight")
-        deltas.install()
-    deltas.weights._unpacked.buffers["block.qkv_proj.weight"].view(-1)[3] += 1
-    deltas.publish("block.q_proj.weight")
+        deployed.publish("block.q_proj.weight")
+        deployed.install()
+    deployed.weights._unpacked.buffers["block.qkv_proj.weight"].view(-1)[3] += 1
+    deployed.publish("block.q_proj.weight")
     with pytest.raises(ChecksumMismatch, match=r"block\.q_proj"):
-        deltas.install()
+        deployed.install()
 
 
-def test_a_layer_that_is_not_packed_again_is_noticed(deltas, monkeypatch):
+@by_changes
+def test_a_layer_that_is_not_packed_again_is_noticed(deployed, monkeypatch):
     for _ in "12":
-        deltas.publish()
-        deltas.install()
-    deltas.publish("block.q_proj.weight")
-    monkeypatch.setattr(deltas.weights._unpacked, "take_changed", list)
+        deployed.publish()
+        deployed.install()
+    deployed.publish("block.q_proj.weight")
+    monkeypatch.setattr(deployed.weights._unpacked, "take_changed", list)
     with pytest.raises(ChecksumMismatch, match="does not compute"):
-        deltas.install(compare=True)
+        deployed.install(compare=True)
 
 
-def test_processes_with_parts_take_no_changes(deltas):
-    deltas.weights = InstalledWeights(Model(0, 2).bfloat16(), deltas.reader)
+@by_changes
+def test_processes_with_parts_take_no_changes(deployed):
+    deployed.weights = InstalledWeights(Model(0, 2).bfloat16(), deployed.reader)
     for _ in "123":
-        deltas.publish("block.q_proj.weight")
-        deltas.install()
-    assert deltas.weights._unpacked is None
+        deployed.publish("block.q_proj.weight")
+        deployed.install()
+    assert deployed.weights._unpacked is None

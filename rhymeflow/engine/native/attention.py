@@ -148,7 +148,9 @@ class _Block:
         if self._row_P is not None:
             q_THD = q_THD.index_select(0, self._row_P)
         q_SGRD = q_THD.reshape(sizes).transpose(1, 2).reshape(num, kv_heads, -1, dim)
-        if self._mask is not None and self._mask.shape[2] != q_SGRD.shape[2]:
+        if self._mask is not None and (
+            self._mask.shape[2] != q_SGRD.shape[2] or self._mask.dtype != q_THD.dtype
+        ):
             # A row for each head, once per iteration.
             mask_S1RL = self._mask.repeat_interleave(sizes[3], 2)
             self._mask = mask_S1RL.to(q_THD.dtype)
