@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rhymeflow import cli
 from rhymeflow.config import Config, ModelConfig
 from rhymeflow.config.load import parse_config
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
-from rhymeflow.evaluation.generate import Generator, chat
+from rhymeflow.evaluation.generate import Generator, TextStream, chat
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
 from rhymeflow.models.load import load_model, load_tokenizer, random_model, stop_token_ids
 from rhymeflow.models.tokenizer import max_length
@@ -205,3 +207,26 @@ def test_an_interrupt_ends_it_cleanly(conversation: Any) -> None:
     process.wait(timeout=120)  # before its input is closed, which would end it too
     out, err = process.communicate()
     assert (process.returncode, out, err) == (130, "\n", "rhymeflow: interrupted\n")
+
+
+# -- text as tokens come, with a tokenizer whose tokens are bytes ----------------------------------
+
+
+def decode(tokens: list[int]) -> str:
+    return bytes(tokens).decode("utf-8", "replace")
+
+
+@given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode))
+def test_the_pieces_are_the_text(content: bytes) -> None:
+    tokens, stream, pieces = list(content), TextStream(decode), ""
+    for end in range(1, len(tokens) + 1):
+        pieces += stream.more(tokens[:end])
+        assert decode(tokens[:end]).startswith(pieces)
+    assert pieces + stream.rest(tokens) == decode(tokens)
+
+
+def test_a_character_comes_when_it_is_complete() -> None:
+    stream = TextStream(decode)
+    tokens = list("aé!".encode())
+    pieces = [stream.more(tokens[:end]) for end in range(1, len(tokens) + 1)]
+    assert pieces == ["a", "", "é", "!"]
