@@ -99,7 +99,7 @@ class Ours:
         from benchmarks.rollouts.recorded import enter
 
         for each in responses:
-            enter(self._history, reward=1.0, version=self._engine.version, **each)
+            enter(self._history, reward=1.0, **each)
         return {}
 
     def _generate(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def remember(history: Index, rollouts: Sequence[Rollout]) -> None:
     """Enter finished responses with their rewards."""
     for one in rollouts:
         noise = {"sample": one.sample, "noise_epoch": one.noise_epoch}
-        enter(history, one.prompt, one.tokens, one.reward, version=one.version, **noise)
+        enter(history, one.prompt, one.tokens, one.reward, **noise)
 
 
 def enter(
@@ -88,13 +88,10 @@ def enter(
     *,
     sample: int,
     noise_epoch: int = 0,
-    version: int = 0,
 ) -> None:
     """Enter one finished response."""
     tail = prompt[-PROMPT_TAIL:]
-    response = history.begin(
-        prompt_key(prompt), tail, sample=sample, noise_epoch=noise_epoch, version=version
-    )
+    response = history.begin(prompt_key(prompt), tail, sample=sample, noise_epoch=noise_epoch)
     history.extend(response, tokens)
     history.finish(response, reward)
 

@@ -4,7 +4,7 @@
     packed_attention   the learner's, within a packed row's sequences, and its gradient
     products           linear maps by a weight laid out once for oneDNN
 
-Attention is made of `tiles` (small products in registers), `transpose` and `column_exp`; `choice`
+Attention is made of `tiles` (products and transposition in registers) and `column_exp`; `choice`
 says where each is used.
 
 What law 3 demands: a row's result is the same to the last bit whatever else is computed beside it,

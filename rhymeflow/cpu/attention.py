@@ -17,8 +17,16 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from rhymeflow.cpu.tiles import LANES, ROWS, prefetch, row_tile_8, row_tile_16, row_tile_32
-from rhymeflow.cpu.transpose import BYTES, transpose
+from rhymeflow.cpu.tiles import (
+    BYTES,
+    LANES,
+    ROWS,
+    prefetch,
+    row_tile_8,
+    row_tile_16,
+    row_tile_32,
+    transpose,
+)
 
 PANEL = 2 * LANES
 """Cached tokens whose keys are transposed into columns together: [D, PANEL]. It divides every size

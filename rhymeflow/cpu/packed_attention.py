@@ -20,8 +20,16 @@ import numpy as np
 from numba import njit
 
 from rhymeflow.cpu.column_exp import exponentials, slopes
-from rhymeflow.cpu.tiles import LANES, ROWS, add_tile_16, add_tile_32, tile_16, tile_32
-from rhymeflow.cpu.transpose import BYTES, transpose
+from rhymeflow.cpu.tiles import (
+    BYTES,
+    LANES,
+    ROWS,
+    add_tile_16,
+    add_tile_32,
+    tile_16,
+    tile_32,
+    transpose,
+)
 
 BLOCK = 2 * LANES
 """Most queries at a time."""

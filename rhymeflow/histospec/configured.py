@@ -30,7 +30,7 @@ def drafter(config: Config, history: IndexHandle | None, max_length: int) -> Dra
 def rehearse(config: Config) -> None:
     """Run all of it once, small."""
     index = _small_index()
-    response = index.begin(0, [1, 2], sample=0, noise_epoch=0, version=0)
+    response = index.begin(0, [1, 2], sample=0, noise_epoch=0)
     index.extend(response, [3])
     index.finish(response, 1.0)
     _draft(_drafter(config, index, max_sequences=2, max_length=64))

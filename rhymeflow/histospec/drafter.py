@@ -123,9 +123,11 @@ class Drafter:
         started = self._clock()
         handle = self._search.begin(prompt_ids, tokens, sample=sample, noise_epoch=noise_epoch)
         response = self._live.begin(
-            prompt_key(prompt_ids), prompt_ids[-_PROMPT_TAIL:],
-            sample=sample, noise_epoch=noise_epoch, version=0,
-        )  # fmt: skip
+            prompt_key(prompt_ids),
+            prompt_ids[-_PROMPT_TAIL:],
+            sample=sample,
+            noise_epoch=noise_epoch,
+        )
         if tokens:
             self._live.extend(response, tokens)
         self._responses[handle] = response

@@ -88,7 +88,6 @@ class Index:
         *,
         sample: int,
         noise_epoch: int,
-        version: int,
     ) -> int:
         """Enter a response to `prompt` (a `prompt_key`) and return its number.
 
@@ -97,7 +96,7 @@ class Index:
         its own responses. `noise_epoch` -1: unknown.
         """
         tail = np.asarray(prompt_tail, np.int32)
-        response = kernels.begin(self._arrays, prompt, len(tail), sample, noise_epoch, version)
+        response = kernels.begin(self._arrays, prompt, len(tail), sample, noise_epoch)
         self.extend(response, tail)
         return response
 

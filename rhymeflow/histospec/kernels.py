@@ -37,8 +37,9 @@ NEXT_BLOCK, FIRST_BLOCK, NEXT_RESPONSE, FIRST_RESPONSE, NUM_TOKENS = 0, 1, 2, 3,
 
 # Words of a record: what is known of a response. LENGTH counts the prompt's tail, TAIL tokens.
 RECORD_WORDS = 12
-(OF_RESPONSE, OF_PROMPT, OF_SAMPLE, OF_NOISE, OF_VERSION, LENGTH) = 0, 1, 2, 3, 4, 5
-(TAIL, FIRST, LAST, EARLIER, FINISHED) = 6, 7, 8, 9, 10
+OF_RESPONSE, OF_PROMPT, OF_SAMPLE, OF_NOISE, LENGTH, TAIL, FIRST, LAST, EARLIER, FINISHED = range(
+    10
+)
 
 # Suffix lengths in the order in which they are tried, and whose text is chained together: that of
 # all prompts, of one prompt, or of one response and those with its prompt, sample and noise.
@@ -112,7 +113,7 @@ def itself(prompt, sample, noise_epoch):
 
 
 @inner
-def begin(arrays, prompt, tail_length, sample, noise_epoch, version):
+def begin(arrays, prompt, tail_length, sample, noise_epoch):
     """Enter a response, of which the first `tail_length` tokens are its prompt's last ones."""
     header, records = arrays.header, arrays.records
     response = header[NEXT_RESPONSE]
@@ -122,7 +123,6 @@ def begin(arrays, prompt, tail_length, sample, noise_epoch, version):
     records[slot, OF_PROMPT] = prompt
     records[slot, OF_SAMPLE] = sample
     records[slot, OF_NOISE] = noise_epoch
-    records[slot, OF_VERSION] = version
     records[slot, LENGTH] = 0
     records[slot, TAIL] = tail_length
     records[slot, FIRST] = 0

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from rhymeflow.core.events import TrajectoryRewarded
-from rhymeflow.core.types import GroupId, TrajectoryId, Version
+from rhymeflow.core.types import GroupId, TrajectoryId
 from rhymeflow.store import codec
 from rhymeflow.store.handle import Reader
 from rhymeflow.store.pruning import row_before_last
 
 # SQLite numbers the rows of a table upwards, so a number says what is new.
-_SEGMENTS = """SELECT s.rowid, group_id, member, start, version, tokens, length, reward
+_SEGMENTS = """SELECT s.rowid, group_id, member, start, tokens, length, reward
     FROM segments s LEFT JOIN trajectories USING (group_id, member)
     WHERE s.rowid > ? ORDER BY s.rowid LIMIT ?"""
 _REWARDS = "SELECT kind, body FROM events WHERE seq > ? AND seq <= ? AND kind = ? ORDER BY seq"
@@ -37,7 +37,6 @@ class NewSegment(NamedTuple):
 
     trajectory: TrajectoryId
     start: int
-    version: Version
     tokens: np.ndarray
     length: int | None
     reward: float | None
@@ -58,10 +57,8 @@ class Follower:
         if rows:
             self._row = rows[-1][0]
         return [
-            NewSegment(
-                TrajectoryId(group, member), start, version, np.frombuffer(tokens, "<i4"), *judged
-            )
-            for _, group, member, start, version, tokens, *judged in rows
+            NewSegment(TrajectoryId(group, member), start, np.frombuffer(tokens, "<i4"), *judged)
+            for _, group, member, start, tokens, *judged in rows
         ]
 
     def rewards(self) -> list[TrajectoryRewarded]:
@@ -77,11 +74,6 @@ class Follower:
             "SELECT epoch, prompt_tokens FROM groups WHERE group_id = ?", group
         )
         return GroupPrompt(epoch, np.frombuffer(prompt, "<i4").tolist())
-
-    def last_version(self) -> Version:
-        """The greatest version that tokens are stored of; 0 if there are none."""
-        ((version,),) = self._reader.query("SELECT COALESCE(MAX(version), 0) FROM segments")
-        return version
 
     def _last_event(self) -> int:
         ((seq,),) = self._reader.query("SELECT COALESCE(MAX(seq), 0) FROM events")

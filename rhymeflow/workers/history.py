@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rhymeflow.config import Config, DataConfig
 from rhymeflow.core.events import TrajectoryRewarded
-from rhymeflow.core.types import GroupId, TrajectoryId, Version
+from rhymeflow.core.types import GroupId, TrajectoryId
 from rhymeflow.histospec.configured import rehearse
 from rhymeflow.histospec.index import Index, prompt_key
 from rhymeflow.histospec.noise_sharing import epoch_of_noise
@@ -97,8 +97,7 @@ def _previous_run(index: Index, config: Config) -> IndexWriter:
     follower = Follower(reader, num_tokens=config.drafting.history_tokens)
     is_numbered_alike = _numbering(previous.data) == _numbering(config.data)
     aligned = is_numbered_alike and previous.run.seed == config.run.seed
-    # Its last version is where this run may have begun, and is older than all of this run's.
-    return IndexWriter(index, follower, previous, aligned=aligned, age=follower.last_version())
+    return IndexWriter(index, follower, previous, aligned=aligned)
 
 
 def _numbering(data: DataConfig) -> DataConfig:
@@ -110,20 +109,14 @@ class IndexWriter:
     """Writes what one run's store says to the index.
 
     `config` is that run's. `aligned`: its responses were sampled with the noise that this run's
-    have. `age` is taken from its versions.
+    have.
     """
 
     def __init__(
-        self,
-        index: Index,
-        follower: Follower,
-        config: Config,
-        *,
-        aligned: bool = True,
-        age: Version = 0,
+        self, index: Index, follower: Follower, config: Config, *, aligned: bool = True
     ) -> None:
         self._index, self._follower, self._config = index, follower, config
-        self._aligned, self._age = aligned, age
+        self._aligned = aligned
         self._open: dict[TrajectoryId, int] = {}
         """Responses that are not rewarded yet, by their number in the index."""
         self._rewarded: list[TrajectoryRewarded] = []
@@ -166,7 +159,6 @@ class IndexWriter:
             tail,
             sample=member,
             noise_epoch=epoch_of_noise(self._config, epoch, member) if self._aligned else -1,
-            version=segment.version - self._age,
         )
 
     def _read_prompt(self, group: GroupId) -> tuple[int, int, list[int]]:

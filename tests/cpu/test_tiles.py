@@ -8,8 +8,7 @@ from numba import njit
 
 from rhymeflow.cpu import tiles
 from rhymeflow.cpu.attention import exp_of_negative
-from rhymeflow.cpu.tiles import LANES, ROWS
-from rhymeflow.cpu.transpose import BYTES, transpose
+from rhymeflow.cpu.tiles import BYTES, LANES, ROWS, transpose
 
 
 def compiled(columns: int, adds: bool, wide: bool):

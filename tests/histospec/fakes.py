@@ -45,7 +45,6 @@ class FakeSearch:
         self.world, self.max_draft, self.rates = world, max_draft, rates
         self.text: dict[int, int] = {}
         """By handle the length of the response; its token at place t is t."""
-        self.share: dict[int, float] = {}
 
     def begin(self, prompt_ids, tokens, *, sample, noise_epoch) -> int:
         handle = next(h for h in range(len(self.text) + 1) if h not in self.text)
@@ -148,6 +147,35 @@ def enter(
             it.end(handle)
 
 
+def iterate(
+    world: World,
+    it: drafter.Drafter,
+    left: dict[int, int],
+    done: dict[int, int],
+    *,
+    kv_tokens: int = 0,
+    other: int = 0,
+    prompt_row: float = 0.0,
+) -> None:
+    """One iteration of those that are left, and of `other` rows of prompts."""
+    handles = list(left)
+    room = [left[handle] - 1 for handle in handles]
+    drafts = it.propose(handles, room, other_rows=other, kv_tokens=kv_tokens) if handles else []
+    generated = verified(handles, drafts, done)
+    rows = len(handles) + sum(len(draft.tokens) for draft in drafts)
+    true = world.iteration(rows) + other * prompt_row
+    seconds = true * disturbance(world)
+    world.now += seconds
+    world.fair += true
+    world.plain += other * prompt_row
+    if handles:
+        world.plain += world.iteration(len(handles)) * sum(map(len, generated)) / len(handles)
+        it.observe(handles, generated, rows=rows + other, kv_tokens=kv_tokens, seconds=seconds)
+    else:
+        world.plain += world.iteration(0)
+    enter(it, handles, generated, left, done)
+
+
 def decode(world: World, it: drafter.Drafter, lengths: Sequence[int]) -> None:
     """One wave of responses, all begun at once."""
     left = {
@@ -156,22 +184,7 @@ def decode(world: World, it: drafter.Drafter, lengths: Sequence[int]) -> None:
     }
     done = dict.fromkeys(left, 0)
     while left:
-        handles = list(left)
-        drafts = it.propose(
-            handles,
-            [left[h] - 1 for h in handles],
-            other_rows=0,
-            kv_tokens=sum(done.values()),
-        )
-        generated = verified(handles, drafts, done)
-        rows = len(handles) + sum(len(draft.tokens) for draft in drafts)
-        disturbed = disturbance(world)
-        seconds = world.iteration(rows) * disturbed
-        world.now += seconds
-        world.fair += world.iteration(rows)
-        world.plain += world.iteration(len(handles)) * sum(map(len, generated)) / len(handles)
-        it.observe(handles, generated, rows=rows, kv_tokens=sum(done.values()), seconds=seconds)
-        enter(it, handles, generated, left, done)
+        iterate(world, it, left, done, kv_tokens=sum(done.values()))
 
 
 def stream(
@@ -193,24 +206,7 @@ def stream(
     begun = 0
     while begun < responses or left:
         new = min(batch - len(left), responses - begun)
-        handles = list(left)
-        other = new * prompt
-        drafts = it.propose(
-            handles, [left[h] - 1 for h in handles], other_rows=other, kv_tokens=0
-        ) if handles else []  # fmt: skip
-        generated = verified(handles, drafts, done)
-        rows = len(handles) + sum(len(draft.tokens) for draft in drafts)
-        disturbed = disturbance(world)
-        true = world.iteration(rows) + other * prompt_row
-        world.now += true * disturbed
-        world.fair += true
-        world.plain += other * prompt_row
-        if handles:
-            world.plain += world.iteration(len(handles)) * sum(map(len, generated)) / len(handles)
-            it.observe(handles, generated, rows=rows + other, kv_tokens=0, seconds=true * disturbed)
-        else:
-            world.plain += world.iteration(0)
-        enter(it, handles, generated, left, done)
+        iterate(world, it, left, done, other=new * prompt, prompt_row=prompt_row)
         for _ in range(new):
             handle = it.begin([begun], [], sample=0, noise_epoch=0)
             left[handle], done[handle] = length, 0

@@ -19,7 +19,7 @@ TEXT = [int(t) for t in np.random.default_rng(0).integers(10, 60, 80)]
 def history_of(*texts: list[int]) -> Index:
     index = Index(max_tokens=2000, max_responses=10)
     for sample, text in enumerate(texts):
-        response = index.begin(prompt_key(PROMPT), PROMPT, sample=sample, noise_epoch=0, version=0)
+        response = index.begin(prompt_key(PROMPT), PROMPT, sample=sample, noise_epoch=0)
         index.extend(response, text)
         index.finish(response, 1.0)
     return index

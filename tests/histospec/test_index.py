@@ -21,7 +21,7 @@ VOCABULARY = 50
 
 
 def add(index: Index, tokens: list[int], *, prompt: list[int] = PROMPT, sample: int = 0) -> int:
-    number = index.begin(prompt_key(prompt), prompt, sample=sample, noise_epoch=-1, version=0)
+    number = index.begin(prompt_key(prompt), prompt, sample=sample, noise_epoch=-1)
     index.extend(number, tokens)
     return number
 

@@ -59,7 +59,7 @@ class Pair:
         ids = PROMPTS[prompt]
         key = prompt_key(ids)
         how = {"sample": sample, "noise_epoch": noise_epoch}
-        number = self.index.begin(key, ids, version=0, **how)
+        number = self.index.begin(key, ids, **how)
         return number, self.history.begin(key, ids, **how)
 
     def extend(self, number: tuple[int, int], tokens: list[int]) -> None:

@@ -45,13 +45,11 @@ def test_new_segments_come_once_and_in_order(store, reader):
     put(store, first, 2, [5])
     (one, two) = tail.segments(9)
     assert told([one, two]) == [(first, 0, [1, 2], None, None), (second, 0, [3], None, None)]
-    assert (one.version, two.version) == (0, 4)
     assert tail.segments(9) == [], "what is not committed is not there"
     store.commit()
     assert told(tail.segments(9)) == [(first, 2, [5], None, None)]
     assert tail.segments(9) == []
     assert tail.prompt(1) == GroupPrompt(1, prompt_of(1))
-    assert tail.last_version() == 4
 
 
 def test_a_judgement_comes_with_the_segment_or_after_it(store, reader):

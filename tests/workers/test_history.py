@@ -71,8 +71,8 @@ def test_a_response_is_entered_with_what_drafts_are_chosen_by(store, reader):
     assert writing.write() == 3
     key, tail = prompt_key(prompt_of(3)), prompt_of(3)[-16:]
     assert index.begun == [
-        {"prompt": key, "tail": tail, "sample": 1, "noise_epoch": 0, "version": 6},
-        {"prompt": key, "tail": tail, "sample": 2, "noise_epoch": 2, "version": 7},
+        {"prompt": key, "tail": tail, "sample": 1, "noise_epoch": 0},
+        {"prompt": key, "tail": tail, "sample": 2, "noise_epoch": 2},
     ], "half of the members rhyme"
     assert index.texts == [[1, 2, 4], [3]]
     assert index.rewards == {}
@@ -82,12 +82,12 @@ def test_a_response_is_entered_with_what_drafts_are_chosen_by(store, reader):
     assert index.rewards == {0: 0.75}
 
 
-def test_of_a_run_with_other_noise_nothing_is_aligned_and_its_versions_are_older(store, reader):
+def test_of_a_run_with_other_noise_nothing_is_aligned(store, reader):
     index = FakeIndex()
-    put(store, TrajectoryId(0, 0), 0, [1], version=6)
+    put(store, TrajectoryId(0, 0), 0, [1])
     store.commit()
-    index_writer(index, reader, aligned=False, age=9).write()
-    assert (index.begun[0]["noise_epoch"], index.begun[0]["version"]) == (-1, -3)
+    index_writer(index, reader, aligned=False).write()
+    assert index.begun[0]["noise_epoch"] == -1
 
 
 def test_the_configuration_of_a_run_that_was_made_numbers_prompts_as_the_one_it_was_made_with():
@@ -105,7 +105,7 @@ def test_a_suites_answers_are_entered_under_the_noise_they_all_have(store, reade
     writing = index_writer(index, reader)
     assert (writing.write(), writing.write()) == (1, 0)
     about = {"prompt": prompt_key(prompt_ids), "tail": prompt_ids[-16:], "sample": 0}
-    assert index.begun == [{**about, "noise_epoch": EVALUATION_EPOCH, "version": 4}]
+    assert index.begun == [{**about, "noise_epoch": EVALUATION_EPOCH}]
     assert (index.texts, index.rewards) == ([[7, 8]], {0: 0.5})
 
 
