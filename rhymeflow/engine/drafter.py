@@ -6,6 +6,7 @@ longer than the response may become.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Protocol
 
 from rhymeflow.engine.base import Request
@@ -65,14 +66,84 @@ class Drafter(Protocol):
         ...
 
 
-def begin(drafter: Drafter, request: Request) -> int:
-    """The drafter's handle for a request that goes on after the tokens it has."""
-    return drafter.begin(
-        request.prompt_ids,
-        request.tokens,
-        sample=request.noise_key.sample,
-        noise_epoch=request.noise_key.epoch,
-    )
+class Drafting:
+    """One engine's drafter and the handles of its requests, `max_sequences` at a time.
+
+    A request has a handle from the first iteration in which it is ready to decode until it leaves
+    or another needs its place. An iteration calls `propose`, then `observe`.
+    """
+
+    def __init__(self, drafter: Drafter, *, vocabulary: int, max_sequences: int) -> None:
+        self._drafter, self._vocabulary, self._max_sequences = drafter, vocabulary, max_sequences
+        self._handles: dict[Hashable, int] = {}
+        self._kv_tokens = 0
+
+    def propose(
+        self, ready: list[Request], *, other_rows: int, kv_tokens: int
+    ) -> dict[Hashable, Draft]:
+        """Return drafts that can be run by request id, of those that get one."""
+        self._kv_tokens = kv_tokens
+        if not ready:
+            return {}
+        handles = self._handles_of(ready)
+        # One token comes in any case.
+        most = [r.sampling.max_new_tokens - len(r.tokens) - 1 for r in ready]
+        drafts = self._drafter.propose(handles, most, other_rows=other_rows, kv_tokens=kv_tokens)
+        found = {}
+        for request, limit, draft in zip(ready, most, drafts, strict=True):
+            if draft.tokens and (safe := runnable(draft, limit, self._vocabulary)).tokens:
+                found[request.id] = safe
+        return found
+
+    def observe(
+        self,
+        generated: Mapping[Hashable, list[int]],
+        drafted: Mapping[Hashable, int] | None = None,
+        *,
+        rows: int,
+        seconds: float,
+    ) -> None:
+        """Learn from an iteration of `rows` tokens what each request has more.
+
+        `drafted`: how many drafted tokens were among them, where others may have been run than were
+        proposed.
+        """
+        known = [key for key, tokens in generated.items() if tokens and key in self._handles]
+        if not known:
+            return
+        other_rows = None
+        if drafted is not None:
+            other_rows = rows - sum(1 + drafted.get(key, 0) for key in known)
+        self._drafter.observe(
+            [self._handles[key] for key in known],
+            [generated[key] for key in known],
+            rows=rows,
+            kv_tokens=self._kv_tokens,
+            seconds=seconds,
+            other_rows=other_rows,
+        )
+
+    def end(self, ids: Iterable[Hashable]) -> None:
+        """These leave the engine, or make way for others."""
+        for key in ids:
+            if (handle := self._handles.pop(key, None)) is not None:
+                self._drafter.end(handle)
+
+    def _handles_of(self, ready: list[Request]) -> list[int]:
+        new = [request for request in ready if request.id not in self._handles]
+        # Requests that vLLM preempted wait for room, and others decode in their place.
+        surplus = len(self._handles) + len(new) - self._max_sequences
+        if surplus > 0:
+            decoding = {request.id for request in ready}
+            self.end([key for key in self._handles if key not in decoding][:surplus])
+        for request in new:
+            self._handles[request.id] = self._drafter.begin(
+                request.prompt_ids,
+                request.tokens,
+                sample=request.noise_key.sample,
+                noise_epoch=request.noise_key.epoch,
+            )
+        return [self._handles[request.id] for request in ready]
 
 
 def runnable(draft: Draft, max_tokens: int, vocabulary: int) -> Draft:

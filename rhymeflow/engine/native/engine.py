@@ -16,12 +16,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rhymeflow.engine.base import Finished, NoiseKey, Request, Sampling, Segment
-from rhymeflow.engine.drafter import Drafter
+from rhymeflow.engine.drafter import Drafter, Drafting
 from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.attention import attention_for
 from rhymeflow.engine.native.body import body_for
 from rhymeflow.engine.native.cache import KeptCaches, KVCache
-from rhymeflow.engine.native.drafting import Drafting
 from rhymeflow.engine.native.packing import place
 from rhymeflow.engine.native.sampler import Draws, sample
 from rhymeflow.engine.native.scheduler import Scheduler, Work
@@ -92,14 +91,17 @@ class Engine:
         self._kept, self._kv_capacity = KeptCaches(self._cache, max_num_seqs), kv_capacity or 0
         self._sequences: dict[Hashable, Sequence] = {}
         self._drafting: Drafting | None = None
+        self._started = 0.0
         if drafter is not None:
             self.draft_with(drafter)
 
     def draft_with(self, drafter: Drafter) -> None:
         """Draft from now on, also for what runs; a drafter before it is let go."""
         if self._drafting is not None:
-            self._drafting.end(list(self._sequences.values()))
-        self._drafting = Drafting(drafter, vocabulary=self._vocabulary)
+            self._drafting.end(self._sequences)
+        self._drafting = Drafting(
+            drafter, vocabulary=self._vocabulary, max_sequences=self._scheduler.max_num_seqs
+        )
 
     def prove(self) -> None:
         """Raise `UserError` unless it samples from the model's own distribution; see `proof`.
@@ -175,14 +177,12 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Finished]:
         """Run one iteration; return what it completed."""
-        started = time.perf_counter()
-        if self._drafting is not None:
-            self._drafting.start()
+        started = self._started = time.perf_counter()
         plan = self._scheduler.plan()
         if not plan.work:
             return []
         if self._drafting is not None:
-            self._drafting.end(plan.evicted)  # a drafter has handles for what runs, and no more
+            self._drafting.end([sequence.request.id for sequence in plan.evicted])
         for sequence in plan.evicted:
             if self.kv_tokens > self._kv_capacity and sequence.slot is not None:
                 self._cache.release(sequence.slot)
@@ -190,7 +190,7 @@ class Engine:
         # What this iteration makes is counted in the next one's.
         self._kept.fit(self._kv_capacity - self.kv_tokens)
         if self._drafting is not None:
-            plan.work = self._drafting.propose(plan.work, self.kv_tokens)
+            plan.work = self._drafted(self._drafting, plan.work)
         spans = place(plan, self._cache)
         cached = self._attention(spans)
         work = [plan.work[i] for i in cached.order]
@@ -229,6 +229,23 @@ class Engine:
             if not keep_cache:
                 sequence.cached = 0
             sequence.is_mixed = sequence.cached > 0
+
+    def _drafted(self, drafting: Drafting, work: list[Work]) -> list[Work]:
+        """Add drafts to the work of sequences that are ready to decode."""
+        before = time.perf_counter()
+        ready = [item.sequence.request for item in work if item.sequence.remaining == 1]
+        other_rows = sum(item.num_new for item in work) - len(ready)
+        drafts = drafting.propose(ready, other_rows=other_rows, kv_tokens=self.kv_tokens)
+        self._started += time.perf_counter() - before  # the drafter's time is counted apart
+        if not drafts:
+            return work
+        drafted = []
+        for item in work:
+            draft = drafts.get(item.sequence.request.id)
+            if draft is not None:
+                item = Work(item.sequence, 1 + len(draft.tokens), draft)
+            drafted.append(item)
+        return drafted
 
     def _run(self, work: list[Work], cached: attention.Attention) -> Tensor:
         """Run the body of the model over the packed row; return hidden states.
@@ -286,8 +303,12 @@ class Engine:
         self.tokens_generated += num_generated
         self.clock += num_generated / len(generated)
         if self._drafting is not None:
-            total = sum(item.num_new for item in work)
-            self._drafting.observe([sequence for sequence, _ in ready], generated, total)
+            ids = [sequence.request.id for sequence, _ in ready]
+            self._drafting.observe(
+                dict(zip(ids, generated, strict=True)),
+                rows=sum(item.num_new for item in work),
+                seconds=time.perf_counter() - self._started,
+            )
         kept = [s for s in done if s.request.keeps_cache and s.cached and not s.is_mixed]
         self._forget(done, kept)
         for sequence in kept:
@@ -325,7 +346,7 @@ class Engine:
         if not sequences:
             return
         if self._drafting is not None:
-            self._drafting.end(sequences)
+            self._drafting.end([sequence.request.id for sequence in sequences])
         self._scheduler.remove(sequences)
         for sequence in sequences:
             del self._sequences[sequence.request.id]

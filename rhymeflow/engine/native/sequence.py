@@ -26,8 +26,6 @@ class Sequence:
     slot: Any = None
     """Where the cache keeps it; the cache's business."""
     cached: int = 0
-    handle: int | None = None
-    """The drafter's name for it."""
     is_mixed: bool = False
     """Some of what is cached was computed under weights that the model no longer has."""
 
@@ -35,11 +33,6 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens to run before the next one can be sampled; at least 1."""
         return len(self.ids) - self.cached
-
-    @property
-    def tokens_left(self) -> int:
-        """Tokens that the response may still become longer by; at least 1."""
-        return self.request.sampling.max_new_tokens - len(self.request.tokens)
 
     def extend(
         self, tokens: list[int], logprobs: list[float], segment: Segment, num_accepted: int = 0

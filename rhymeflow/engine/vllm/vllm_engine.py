@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
 from rhymeflow.engine.base import Finished, Limits, Load, Request, Segment
-from rhymeflow.engine.drafter import Drafter
+from rhymeflow.engine.drafter import Drafter, Drafting
 from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.scheduler import URGENT_SHARE
 from rhymeflow.engine.vllm import self_test
-from rhymeflow.engine.vllm.drafting import Drafting
 from rhymeflow.engine.vllm.llm import Llm, Stepped
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.draft import DraftStats
@@ -163,7 +162,7 @@ class VllmEngine:
         finished = self._take(stepped)
         if self._drafting is not None:
             rows, tokens = stepped.rows, stepped.tokens
-            self._drafting.observe(stepped.drafted, tokens, rows=rows, seconds=seconds)
+            self._drafting.observe(tokens, stepped.drafted, rows=rows, seconds=seconds)
         self._forget([request.id for request, _ in finished])
         return finished
 
@@ -265,7 +264,8 @@ class VllmEngine:
         status = self._llm.status()
         ready = [entry.request for key, entry in self._entries.items() if key in status.ready]
         rows, kv_tokens = status.unready_rows, status.kv_tokens
-        self._llm.draft(drafting.propose(ready, other_rows=rows, kv_tokens=kv_tokens))
+        drafts = drafting.propose(ready, other_rows=rows, kv_tokens=kv_tokens)
+        self._llm.draft({key: draft.tokens for key, draft in drafts.items()})
 
     def _take(self, stepped: Stepped) -> list[Finished]:
         """Append what was generated to the requests."""

@@ -1,9 +1,9 @@
-"""Drafts handed to vLLM's scheduler: whose they are, what may be run, what the drafter hears."""
+"""Drafts handed to an engine: whose they are, what may be run, what the drafter hears."""
 
 import pytest
 
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
-from rhymeflow.engine.vllm.drafting import Drafting
+from rhymeflow.engine.drafter import Drafting
 from rhymeflow.histospec.draft import NONE, Draft
 
 
@@ -40,6 +40,10 @@ def request(number, tokens=(), most=20):
     return Request(f"r{number}", [1, 2], NoiseKey(7, 3, number), how, list(tokens))
 
 
+def tokens_of(drafts):
+    return {key: draft.tokens for key, draft in drafts.items()}
+
+
 @pytest.fixture
 def drafting():
     recorder = Recorder()
@@ -51,7 +55,7 @@ def drafting():
 def test_drafts_are_those_of_the_request(drafting):
     requests = [request(0), request(5, [9, 9]), request(6)]
     found = drafting.propose(requests, other_rows=11, kv_tokens=40)
-    assert found == {"r5": [5] * 4, "r6": [6] * 4}
+    assert tokens_of(found) == {"r5": [5] * 4, "r6": [6] * 4}
     assert drafting.recorder.begun[1] == ((1, 2), [9, 9], 5, 3)
     assert drafting.recorder.asked[1:] == ([19, 17, 19], 11, 40)
 
@@ -59,15 +63,15 @@ def test_drafts_are_those_of_the_request(drafting):
 def test_what_cannot_be_run_is_left_out(drafting):
     near_the_end = [request(5, most=3), request(6, [1] * 19), request(200)]
     found = drafting.propose(near_the_end, other_rows=0, kv_tokens=0)
-    assert found == {"r5": [5, 5]}  # no room, and a token that there is not
+    assert tokens_of(found) == {"r5": [5, 5]}  # no room, and a token that there is not
 
 
 def test_the_drafter_hears_what_came_of_it_and_what_else_was_run(drafting):
     drafting.propose([request(1), request(2)], other_rows=50, kv_tokens=40)
     drafting.observe(
         # r1 had two drafted tokens run, r2 was preempted, r3 ended its prefill of 30.
-        {"r1": 2, "r3": 0},
         {"r1": [1, 1, 8], "r3": [4]},
+        {"r1": 2, "r3": 0},
         rows=33,
         seconds=0.5,
     )
@@ -78,7 +82,7 @@ def test_the_drafter_hears_what_came_of_it_and_what_else_was_run(drafting):
 
 def test_nothing_is_observed_where_nothing_decoded(drafting):
     assert drafting.propose([], other_rows=9, kv_tokens=0) == {}
-    drafting.observe({"r1": 0}, {"r1": [4]}, rows=9, seconds=0.5)
+    drafting.observe({"r1": [4]}, {"r1": 0}, rows=9, seconds=0.5)
     assert drafting.recorder.observed == []
 
 
