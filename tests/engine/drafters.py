@@ -43,7 +43,7 @@ class FakeDrafter:
         self.num_drafted = sum(len(draft.tokens) for draft in drafts)
         return drafts
 
-    def observe(self, handles, generated, *, rows, kv_tokens, seconds):
+    def observe(self, handles, generated, *, rows, kv_tokens, seconds, other_rows=None):
         assert seconds > 0
         if self.pending is not None:  # else all that is here is being recomputed
             assert self.pending[0] <= set(handles)

@@ -172,7 +172,7 @@ def test_history_drafts_for_the_request_it_knows(rig, vllm, expected):
             key = prompt_key(request.prompt_ids)
             number = index.begin(
                 key, request.prompt_ids[-16:], sample=request.noise_key.sample,
-                noise_epoch=request.noise_key.epoch, version=0,
+                noise_epoch=request.noise_key.epoch,
             )  # fmt: skip
             index.extend(number, request.tokens)
             index.finish(number, 1.0)
