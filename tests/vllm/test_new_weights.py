@@ -5,7 +5,6 @@ Each case is in a process of its own: two engines of vLLM do not go into one.
 """
 
 import importlib.util
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -90,7 +89,6 @@ def test_same_tokens_if_weights_come_as_changes():
 def compare_in_the_interpreter():
     """vLLM's CPU build has no backend for the second runner's kernels, which are Triton's: Triton
     interprets them, a hundred times slower and with the same meaning."""
-    os.environ["TRITON_INTERPRET"] = "1"
     from triton.backends import backends
 
     backends.clear()
@@ -102,7 +100,8 @@ def compare_in_the_interpreter():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
-def test_same_tokens_by_the_second_runner():
+def test_same_tokens_by_the_second_runner(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # before the process imports what loads Triton
     in_a_process(compare_in_the_interpreter)
 
 
