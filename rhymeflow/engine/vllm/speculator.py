@@ -2,7 +2,7 @@
 
 vLLM asks its proposer in the worker, at the end of an iteration, without saying which requests it
 asks for. Drafts from history need to know, and how many to verify depends on what the next
-iteration runs. So the engine makes drafts before it (`drafting.py`) and hands them to vLLM's
+iteration runs. So the engine makes drafts before it (`engine/drafter.py`) and hands them to vLLM's
 scheduler. A runner verifies what the scheduler hands on only if it was made with something that
 drafts. The second one (V2) verifies what stands in its `req_states.draft_tokens` on the device, so
 drafts are put there too, by one copy that nothing waits for.
