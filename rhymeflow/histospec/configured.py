@@ -8,6 +8,7 @@ already, and instances draft once it is done.
 from __future__ import annotations
 
 from rhymeflow.config import Config
+from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.histospec.index import Index
@@ -16,15 +17,20 @@ _REHEARSAL = 24
 """Iterations: the first ones are not drafted for, and what they are to find repeats after five."""
 
 
-def drafter(config: Config, history: IndexHandle | None, max_length: int) -> Drafter:
+def drafter(
+    config: Config, history: IndexHandle | None, max_length: int, stats: DraftStats | None = None
+) -> Drafter:
     """Return what drafts from `history`, and from the responses of the engine it is given to.
 
     `history`: None for nothing but those. `max_length`: most tokens of a prompt and the response
-    to it.
+    to it. `stats`: totals of the drafters before it, which it adds to.
     """
     rehearse(config)
     index = None if history is None else Index.attach(history)
-    return _drafter(config, index, max_sequences=config.rollout.max_num_seqs, max_length=max_length)
+    made = _drafter(config, index, max_sequences=config.rollout.max_num_seqs, max_length=max_length)
+    if stats is not None:
+        made.stats = stats
+    return made
 
 
 def rehearse(config: Config) -> None:

@@ -140,11 +140,8 @@ class NativeEngine:
 
     def draft_from(self, index: IndexHandle) -> None:
         """Draft from this index; see `base.Engine`."""
-        drafter = self._drafter_for(index, self._limits.max_length)
-        if self._drafter is not None:
-            drafter.stats = self._drafter.stats  # totals go on
-        self._drafter = drafter
-        self._engine.draft_with(drafter)
+        self._drafter = self._drafter_for(index, self._limits.max_length)
+        self._engine.draft_with(self._drafter)
 
     def close(self) -> None:
         """The model goes with the process."""

@@ -194,10 +194,7 @@ class VllmEngine:
 
     def draft_from(self, index: IndexHandle) -> None:
         """Draft from this index; see `base.Engine`."""
-        drafter = self._drafter_for(index, self._limits.max_length)
-        if self._drafter is not None:
-            drafter.stats = self._drafter.stats  # totals go on
-        self.draft_with(drafter)
+        self.draft_with(self._drafter_for(index, self._limits.max_length))
 
     def draft_with(self, drafter: Drafter | None) -> None:
         """Draft from now on, also for what runs; None: no more."""
