@@ -145,8 +145,8 @@ def _copies(
     places = {name: bytes_of(tensor) for name, tensor in into.items()}
 
     def unproved() -> None:
-        for chunk in reader.pull(None):
-            np.copyto(places[chunk.name], chunk.data)
+        for name, data in reader.update(None, None).whole:
+            np.copyto(places[name], data)
 
     size = sum(len(place) for place in places.values())
     source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 
 from rhymeflow.core.types import Version
 from rhymeflow.utils import progress
-from rhymeflow.weights.changes import Changes, Listed, whole_in
-from rhymeflow.weights.manifest import Manifest, TensorSpec, require_spec
-from rhymeflow.weights.proof import Pulled, bytes_of, require_equal
+from rhymeflow.weights.changes import Changes, Finder, Found, Listed, pack, shares, whole_in
+from rhymeflow.weights.manifest import Manifest, TensorSpec, require_names, require_spec
+from rhymeflow.weights.proof import Pulled, bytes_of, combine, digest, require_equal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,45 +42,65 @@ class StoreLost(RuntimeError):  # noqa: N818 - it is what happened
     """
 
 
-class TensorBytes(NamedTuple):
-    """All bytes of one tensor, [n] uint8; valid until the next tensor is taken."""
-
-    name: str
-    data: np.ndarray
-
-
-class Update(NamedTuple):
-    """What turns weights that a puller has into those of another version."""
-
-    steps: tuple[Mapping[str, Listed], ...]
-    """To be put in one after the other, each by name of tensor."""
-    whole: Iterator[TensorBytes]
-    """Whole tensors to be copied; they are in none of the steps."""
-
-
-class WeightStore(Protocol):
+class WeightStore:
     """The learner's side."""
 
-    @property
-    def handle(self) -> WeightHandle:
-        """How readers find it."""
+    handle: WeightHandle
+    """How readers find it."""
+
+    def __init__(self, manifest: Manifest, keep: int) -> None:
+        """The changes to the last `keep` publications are kept."""
+        self._manifest, self._keep, self._finder = manifest, keep, Finder(manifest)
+        self._made: Pulled | None = None
+        self.metrics: Mapping[str, float] = {}
+        """How much the last publication changed, and what that takes, each as a share of the
+        weights; empty where no changes are kept."""
 
     def publish(self, version: Version, tensors: Mapping[str, Tensor]) -> int:
         """Let `version` be pulled; return the checksum that proves it.
 
         The tensors are those of the manifest, on any device; they must not change until this
-        returns.
+        returns. Digests are of what is given: what goes wrong in the copy is found by the reader.
 
         Raises:
             ManifestMismatch: they are not the manifest's tensors.
         """
+        require_names(self._manifest, tensors)
+        base = self._made if self._keep else None
+        old, put = self._begin()
+        digests, found = list[int](), list[Found]()
+        # Each is looked up once: a mapping may make them (gather them from ranks) one by one.
+        for spec in self._manifest:
+            tensor = tensors[spec.name]
+            require_spec(spec, tensor)
+            source = bytes_of(tensor)
+            progress.advance()
+            if base is not None:
+                found.append(self._finder.find(source, old(spec)))
+            put(spec, source)
+            digests.append(digest(source))
+        made = Pulled(version, combine(self._manifest, digests))
+        changes = [] if base is None else pack(base, made, digests, found)
+        self._end(made, digests, base, changes)
+        if base is not None:
+            self.metrics = shares(self._manifest, found, sum(map(len, changes)))
+        self._made = made
+        return made.checksum
 
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """Of the last publication, by their names in `metrics.jsonl`."""
+    def _begin(self) -> tuple[BytesOf, Callable[[TensorSpec, np.ndarray], None]]:
+        """What returns the bytes of the last publication, and what takes those of the next."""
+        raise NotImplementedError
+
+    def _end(
+        self, made: Pulled, digests: list[int], base: Pulled | None, changes: Sequence[np.ndarray]
+    ) -> None:
+        """All tensors were taken: let them be pulled. If there is a `base`, the changes, parts of
+        one buffer, lead here from it."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Give back what it keeps; readers keep what they have."""
+        raise NotImplementedError
 
 
 class SharedMemoryWeightHandle(msgspec.Struct, frozen=True, tag="shared_memory"):
@@ -119,48 +139,76 @@ WeightHandle = SharedMemoryWeightHandle | ObjectWeightHandle
 """Where the weights are: what messages carry."""
 
 
-class Fetched(NamedTuple):
-    """What a pull takes of a publication."""
+BytesOf = Callable[[TensorSpec], np.ndarray]
+"""Returns the bytes of a tensor, [n] uint8, valid until the next is asked for."""
 
+
+class Update(NamedTuple):
+    """What turns weights that a puller has into those of another version.
+
+    Between putting it in and the proof the puller may do as it likes with a tensor: copy it in
+    place, or hand it to an engine that repacks weights.
+    """
+
+    manifest: Manifest
     made: Pulled
     """What it makes, if it is proved."""
     digests: Callable[[], Sequence[int]]
     """Of each tensor that was published. Raises `Overtaken` if other bytes may have been read."""
-    bytes_of: Callable[[TensorSpec], np.ndarray]
+    bytes_of: BytesOf
     steps: Sequence[Changes] | None
-    """What leads here from the weights that the puller has; None: it is not known."""
+    """What leads here from the weights that the puller has; None: every tensor is brought whole."""
+
+    @property
+    def whole(self) -> Iterator[tuple[str, np.ndarray]]:
+        """The tensors that are to be copied, by name, with their bytes."""
+        names = None if self.steps is None else whole_in(self.steps)
+        for spec in self.manifest:
+            if names is None or spec.name in names:
+                yield spec.name, self.bytes_of(spec)
+
+    @property
+    def listed(self) -> Iterator[tuple[str, Listed]]:
+        """What is to be put into the others, one after the other."""
+        whole = whole_in(self.steps or ())
+        for step in self.steps or ():
+            yield from (each for each in step.listed.items() if each[0] not in whole)
+
+    def prove(self, held: Mapping[str, int]) -> Pulled:
+        """What was pulled, given the digest of each tensor that the puller now has.
+
+        They are of what it then computes with and not of what was sent (law 5); where only listed
+        changes were put in, they follow from those of before.
+
+        Raises:
+            Overtaken: what was pulled is no whole version; pull again.
+            ChecksumMismatch: what arrived is not what was published.
+        """
+        require_equal(self.manifest, self.made, self.digests(), held)
+        return self.made
 
 
 class WeightReader:
-    """One puller's side.
-
-    A pull is proved afterwards, by digests of what the puller then computes with and not of what
-    was sent (law 5). Between the two the puller may do as it likes with a tensor: copy it in place,
-    or hand it to an engine that repacks weights. `changes` is the shorter way for a puller whose
-    weights were proved; its digests need not be taken anew, for a change's share in them is known.
-    All raise `StoreLost` where what they need cannot be fetched any more.
-    """
+    """One puller's side. All raise `StoreLost` where what they need cannot be fetched any more."""
 
     def __init__(self, handle: WeightHandle) -> None:
         self.handle, self.manifest = handle, handle.manifest
         self._executor = ThreadPoolExecutor(1, "weights")
-        self._fetching: tuple[Pulled | None, Version | None, Future[Fetched]] | None = None
-        self._pulling: Fetched | None = None
+        self._fetching: tuple[Pulled | None, Version | None, Future[Update]] | None = None
 
     @property
     def version(self) -> Version | None:
         """The version a pull would bring now; None before the first is published."""
         raise NotImplementedError
 
-    def _fetch(self, have: Pulled | None, want: Version | None) -> Fetched:
-        """What a pull of `want` (None: the newest) takes, by changes since `have` if that does."""
+    def _fetch(self, have: Pulled | None, want: Version | None) -> Update:
+        """See `update`."""
         raise NotImplementedError
 
     def prepare(self, have: Pulled | None, want: Version) -> bool:
-        """Begin to fetch, in the background, what `changes` will need; whether that is here.
+        """Begin to fetch, in the background, what `update` will need; whether that is here.
 
-        To be asked again until it is. Nothing depends on it but how long `changes` takes, or, for
-        None, `pull`.
+        To be asked again until it is. Nothing depends on it but how long `update` takes.
         """
         if self._fetching is None or self._fetching[:2] != (have, want):
             self._fetching = have, want, self._executor.submit(self._fetch, have, want)
@@ -170,72 +218,14 @@ class WeightReader:
             fetch.result()  # raises it
         return fetch.done()
 
-    def changes(self, have: Pulled, want: Version | None) -> Update | None:
-        """What turns `have` into the weights of `want` (None: the newest).
-
-        None if it is not known, or takes longer than `pull`. To be proved as a pull is.
-        """
-        fetching, self._fetching = self._fetching, None
-        if fetching is None or fetching[:2] != (have, want):
-            fetching = have, want, Future()
-            try:
-                fetching[2].set_result(self._fetch(have, want))
-            except VersionUnavailable:
-                return None  # `pull` says so
-        elif isinstance(fetching[2].exception(), VersionUnavailable):
-            return None
-        fetched = fetching[2].result()
-        if fetched.steps is None:
-            self._fetching = fetching  # for `pull`
-            return None
-        self._pulling, whole = fetched, whole_in(fetched.steps)
-        listed = (
-            {name: each for name, each in step.listed.items() if name not in whole}
-            for step in fetched.steps
-        )
-        return Update(tuple(listed), self._tensors(fetched, whole))
-
-    def pull(self, want: Version | None) -> Iterator[TensorBytes]:
-        """Every tensor of `want` (None: the newest), whole.
+    def update(self, have: Pulled | None, want: Version | None) -> Update:
+        """What brings `want` (None: the newest), by changes if `have` was proved and they are
+        known and shorter.
 
         Raises:
             VersionUnavailable: `want` is not there, or nothing is.
         """
         fetching, self._fetching = self._fetching, None
-        is_prepared = fetching is not None and fetching[1] == want
-        fetched = fetching[2].result() if fetching and is_prepared else self._fetch(None, want)
-        if fetched.steps is not None:  # only what changed was prepared, and it did not do
-            fetched = self._fetch(None, want)
-        self._pulling = fetched
-        yield from self._tensors(fetched, {spec.name for spec in self.manifest})
-
-    def prove(self, digests: Mapping[str, int]) -> Pulled:
-        """The last pull as it ended, given the digest of each tensor that the puller now has.
-
-        Raises:
-            Overtaken: what was pulled is no whole version; pull again.
-            ChecksumMismatch: what arrived is not what was published.
-        """
-        assert self._pulling is not None, "nothing was pulled"
-        pulling, self._pulling = self._pulling, None
-        require_equal(self.manifest, pulling.made, pulling.digests(), digests)
-        return pulling.made
-
-    def _tensors(self, fetched: Fetched, names: set[str]) -> Iterator[TensorBytes]:
-        for spec in self.manifest:
-            if spec.name in names:
-                yield TensorBytes(spec.name, fetched.bytes_of(spec))
-
-
-def given(
-    manifest: Manifest, tensors: Mapping[str, Tensor]
-) -> Iterator[tuple[TensorSpec, np.ndarray]]:
-    """The bytes of each tensor of the manifest, in its order.
-
-    Each is looked up once, so a mapping may make them (gather them from ranks) one after the other.
-    """
-    for spec in manifest:
-        tensor = tensors[spec.name]
-        require_spec(spec, tensor)
-        yield spec, bytes_of(tensor)
-        progress.advance()
+        if fetching is not None and fetching[:2] == (have, want):
+            return fetching[2].result()
+        return self._fetch(have, want)

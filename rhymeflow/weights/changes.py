@@ -82,8 +82,8 @@ class Finder:
 
 def pack(
     base: Pulled, made: Pulled, digests: Sequence[int], found: Sequence[Found]
-) -> tuple[int, list[np.ndarray]]:
-    """The buffer, as parts that follow one another, and its size in bytes."""
+) -> list[np.ndarray]:
+    """The buffer, as parts that follow one another, [n] uint8."""
     listed = [each.listed for each in found if each.listed is not None]
     changed = np.array([each.changed for each in found], np.uint64)
     entries = [0 if each.listed is None else each.changed + 1 for each in found]
@@ -91,7 +91,7 @@ def pack(
     words[:6] = (_MAGIC, *base, *made, changed.sum())
     tables = [words, np.array(digests, np.uint64), changed, np.array(entries, np.uint64)]
     parts = [*tables, *(part for column in zip(*listed, strict=True) for part in column)]
-    return sum(part.nbytes for part in parts), [part.view(np.uint8) for part in parts]
+    return [part.view(np.uint8) for part in parts]
 
 
 def shares(manifest: Manifest, found: Sequence[Found], size: int) -> dict[str, float]:

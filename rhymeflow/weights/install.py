@@ -55,42 +55,34 @@ class Installation:
         if they are not the manifest's tensors, and else as the reader.
         """
         held, self.holds = self.holds, None
-        if held is not None:
-            update = reader.changes(held, want)
-            if update is not None:
-                try:
-                    self.holds = self._update(reader, update)
-                    return self.holds
-                except Overtaken:
-                    pass  # all anew
-        require(reader.manifest, self._into)
-        self.holds = until_whole(partial(self._pull, reader), want)
+        if held is None:
+            require(reader.manifest, self._into)
+
+        def pull(want: Version | None) -> Pulled:
+            nonlocal held
+            update, held = reader.update(held, want), None  # if it is overtaken, all anew
+            return self._put_in(update)
+
+        self.holds = until_whole(pull, want)
         return self.holds
 
     def pull_at_least(self, reader: WeightReader, want: Version | None) -> Pulled:
         """Bring `want` or, if it is there no longer, the newest weights; see `pull`."""
         return or_newer(partial(self.pull, reader), want)
 
-    def _pull(self, reader: WeightReader, want: Version | None) -> Pulled:
-        self.digests = {}
-        for tensor in reader.pull(want):
-            self._copy(*tensor)
-        return reader.prove(self.digests)
-
-    def _update(self, reader: WeightReader, update: Update) -> Pulled:
+    def _put_in(self, update: Update) -> Pulled:
         from rhymeflow.weights.kernels import put_changes  # loads numba
 
-        for step in update.steps:
-            for name, listed in step.items():
-                place = self._place(name)
-                if place is not None:
-                    more = int(put_changes(place.view(np.uint16), *listed, INNER))
-                else:
-                    more = put_on_device(self._into[name], listed)
-                self.digests[name] = (self.digests[name] + more) & MASK
-        for tensor in update.whole:
-            self._copy(*tensor)
-        return reader.prove(self.digests)
+        for name, listed in update.listed:
+            place = self._place(name)
+            if place is not None:
+                more = int(put_changes(place.view(np.uint16), *listed, INNER))
+            else:
+                more = put_on_device(self._into[name], listed)
+            self.digests[name] = (self.digests[name] + more) & MASK
+        for name, data in update.whole:
+            self._copy(name, data)
+        return update.prove(self.digests)
 
     def _place(self, name: str) -> np.ndarray | None:
         """The tensor's bytes in place; None if they are not in one piece of the CPU's memory."""

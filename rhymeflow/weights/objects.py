@@ -11,27 +11,28 @@ brought anything, and the next learner's store has the version that is asked for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from rhymeflow.core.types import Version
 from rhymeflow.utils import objects
 from rhymeflow.utils.objects import Reference
 from rhymeflow.weights.base import (
-    Fetched,
+    BytesOf,
     ObjectWeightHandle,
     StoreLost,
+    Update,
     VersionUnavailable,
     WeightReader,
-    given,
+    WeightStore,
 )
-from rhymeflow.weights.changes import Finder, Found, Link, chain, copied, pack, shares, whole_in
-from rhymeflow.weights.manifest import Manifest, TensorSpec, require_names
-from rhymeflow.weights.proof import Pulled, combine, digest
+from rhymeflow.weights.changes import Link, chain, copied, whole_in
+from rhymeflow.weights.manifest import Manifest, TensorSpec
+from rhymeflow.weights.proof import Pulled
 
 QUESTION = "weights"
 """What a reader asks the learner for: the catalogue."""
@@ -66,52 +67,35 @@ Catalogue = tuple[Publication, ...]
 """In the order in which they were published."""
 
 
-class ObjectWeightStore:
-    """The learner's side: a `base.WeightStore`.
-
-    `keep`: how many differences to keep; 0: none is made.
-    """
+class ObjectWeightStore(WeightStore):
+    """The learner's side. `keep`: how many differences to keep; 0: none is made."""
 
     def __init__(self, manifest: Manifest, *, keep: int) -> None:
-        self._objects, self._manifest, self._keep = objects.here(), manifest, keep
+        super().__init__(manifest, keep)
+        self._objects = objects.here()
         self.handle = ObjectWeightHandle(self._objects.name, manifest)
         self._catalogue: Catalogue = ()  # replaced, never changed: it is read by another thread
-        self._finder = Finder(manifest)
-        self.metrics: Mapping[str, float] = {}
-        """How much changed, where differences are kept."""
         self._objects.offer(QUESTION, lambda: self._catalogue)
 
-    def publish(self, version: Version, tensors: Mapping[str, Tensor]) -> int:
-        """Let `version` be pulled; see `base.WeightStore`."""
-        require_names(self._manifest, tensors)
-        previous = self._previous()
-        writer = _Writer(self._objects, self._manifest)
-        digests, found = list[int](), list[Found]()
-        for spec, source in given(self._manifest, tensors):
-            digests.append(digest(source))
-            if previous is not None:
-                found.append(self._finder.find(source, previous.bytes_of(spec)))
-            writer.put(spec, source)
-        made = Pulled(version, combine(self._manifest, digests))
+    def _begin(self) -> tuple[BytesOf, Callable[[TensorSpec, np.ndarray], None]]:
+        self._writer = _Writer(self._objects, self._manifest)
+        parts = self._catalogue[-1].parts if self._catalogue and self._keep else None
+        buffers = self._objects.get([part.reference for part in parts or ()])
+        return _Here(parts or (), buffers).bytes_of, self._writer.put
+
+    def _end(
+        self, made: Pulled, digests: list[int], base: Pulled | None, changes: Sequence[np.ndarray]
+    ) -> None:
         link = Link(made, None, 0, None)
-        if previous is not None:
-            base = self._catalogue[-1].made
-            size, parts = pack(base, made, digests, found)
-            self.metrics = shares(self._manifest, found, size)
-            link = Link(made, base, size, self._objects.put(np.concatenate(parts)))
-        self._enter(Publication(made, digests, writer.end(), link))
-        return made.checksum
+        if base is not None:
+            link = Link(
+                made, base, sum(map(len, changes)), self._objects.put(np.concatenate(changes))
+            )
+        self._enter(Publication(made, digests, self._writer.end(), link))
 
     def close(self) -> None:
         """Let go of the buffers; readers keep what they have."""
         self._catalogue = ()
-
-    def _previous(self) -> _Here | None:
-        if not self._catalogue or not self._keep:
-            return None
-        parts = self._catalogue[-1].parts
-        assert parts is not None
-        return _Here(parts, self._objects.get([part.reference for part in parts]))
 
     def _enter(self, new: Publication) -> None:
         published = (*self._catalogue, new)[-max(self._keep, WHOLE_VERSIONS) :]
@@ -138,7 +122,7 @@ class ObjectWeightReader(WeightReader):
         catalogue = self._ask()
         return catalogue[-1].made.version if catalogue else None
 
-    def _fetch(self, have: Pulled | None, want: Version | None) -> Fetched:
+    def _fetch(self, have: Pulled | None, want: Version | None) -> Update:
         catalogue = self._ask()
         wanted = [n for n, p in enumerate(catalogue) if want is None or p.made.version == want]
         if not wanted:
@@ -156,7 +140,8 @@ class ObjectWeightReader(WeightReader):
             if names and publication.parts is None:
                 raise VersionUnavailable(f"the learner does not keep version {want} whole")
             here = self._get(publication.parts or (), names)
-        return Fetched(publication.made, lambda: publication.digests, here.bytes_of, steps)
+        digests = partial(list, publication.digests)
+        return Update(self.manifest, publication.made, digests, here.bytes_of, steps)
 
     def _get(self, parts: tuple[Part, ...], names: set[str]) -> _Here:
         needed = [spec for spec in self.manifest if spec.name in names and spec.num_bytes]

@@ -23,35 +23,25 @@ different (on GPUs it may), instances pull it whole.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
-from torch import Tensor
 
 from rhymeflow.core.types import Version
 from rhymeflow.utils import shared_memory
 from rhymeflow.weights.base import (
-    Fetched,
+    BytesOf,
     Overtaken,
     SharedMemoryWeightHandle,
+    Update,
     VersionUnavailable,
     WeightReader,
-    given,
+    WeightStore,
 )
-from rhymeflow.weights.changes import (
-    Changes,
-    Finder,
-    Found,
-    Link,
-    chain,
-    copied,
-    pack,
-    shares,
-    whole_in,
-)
-from rhymeflow.weights.manifest import Manifest, TensorSpec, require_names, slot_bytes
-from rhymeflow.weights.proof import Pulled, combine, digest
+from rhymeflow.weights.changes import Changes, Link, chain, copied, whole_in
+from rhymeflow.weights.manifest import Manifest, TensorSpec, slot_bytes
+from rhymeflow.weights.proof import Pulled
 
 _MAGIC = 0x52484D464C4F5731  # "RHMFLOW1": the last digit is this arrangement's version
 _WORD = 8
@@ -112,8 +102,8 @@ class _Memory:
         return self._slots[publication % 2]
 
 
-class SharedMemoryWeightStore:
-    """The writing side: a `base.WeightStore`, in the process that owns the memory."""
+class SharedMemoryWeightStore(WeightStore):
+    """The writing side, in the process that owns the memory."""
 
     def __init__(self, manifest: Manifest, *, keep: int = 0, prefix: str = "rhymeflow") -> None:
         """Make shared memory for two copies of the weights, with nothing published.
@@ -124,39 +114,27 @@ class SharedMemoryWeightStore:
         size, what = _slot_ranges(manifest)[-1][1], "two copies of the weights"
         advice = "for a container, --shm-size sets it"
         buffer = shared_memory.create(self.handle.name, size, what=what, advice=advice)
+        super().__init__(manifest, keep)
         self._memory = _Memory(manifest, buffer)
         self._memory.header[0] = _MAGIC
-        self._keep = keep
         self._kept: dict[int, str] = {}
-        self._finder = Finder(manifest)
-        self.metrics: Mapping[str, float] = {}
-        """How much changed, and what that takes, each as a share of the weights."""
         self._is_open = True
 
-    def publish(self, version: Version, tensors: Mapping[str, Tensor]) -> int:
-        """Publish `tensors` as `version`; see `base.WeightStore`.
-
-        Digests are of what is given: what goes wrong in the copy is found by the reader.
-        """
-        manifest, publication = self.handle.manifest, self._memory.published + 1
-        require_names(manifest, tensors)
-        slot, previous = self._memory.slot(publication), self._memory.slot(publication - 1)
-        compares = self._keep > 0 and publication > 1
-        digests, found = list[int](), list[Found]()
+    def _begin(self) -> tuple[BytesOf, Callable[[TensorSpec, np.ndarray], None]]:
+        publication = self._memory.published + 1
+        slot = self._memory.slot(publication)
         slot.begin(publication)
-        for spec, source in given(manifest, tensors):
-            if compares:
-                found.append(self._finder.find(source, previous.bytes_of(spec)))
-            np.copyto(slot.bytes_of(spec), source)
-            digests.append(digest(source))
-        made = Pulled(version, combine(manifest, digests))
-        slot.end(made, digests)
-        if compares:
-            size, parts = pack(previous.made, made, digests, found)
-            self._keep_changes(publication, size, parts)
-            self.metrics = shares(manifest, found, size)
+        previous = self._memory.slot(publication - 1)
+        return previous.bytes_of, lambda spec, source: np.copyto(slot.bytes_of(spec), source)
+
+    def _end(
+        self, made: Pulled, digests: list[int], base: Pulled | None, changes: Sequence[np.ndarray]
+    ) -> None:
+        publication = self._memory.published + 1
+        self._memory.slot(publication).end(made, digests)
+        if base is not None:
+            self._keep_changes(publication, changes)
         self._memory.header[1] = publication
-        return made.checksum
 
     def close(self) -> None:
         """Give the memory back; readers keep what they have mapped."""
@@ -166,11 +144,12 @@ class SharedMemoryWeightStore:
             self._is_open = False
             shared_memory.free(self.handle.name)
 
-    def _keep_changes(self, publication: int, size: int, parts: Sequence[np.ndarray]) -> None:
+    def _keep_changes(self, publication: int, changes: Sequence[np.ndarray]) -> None:
         name = _name_of_changes(self.handle.name, publication)
         what, advice = "what changed in the weights", "weights.transport: shared_memory needs none"
+        size = sum(map(len, changes))
         buffer = np.frombuffer(shared_memory.create(name, size, what=what, advice=advice), np.uint8)
-        np.concatenate(parts, out=buffer)
+        np.concatenate(changes, out=buffer)
         self._kept[publication] = name
         while len(self._kept) > self._keep:
             shared_memory.free(self._kept.pop(min(self._kept)))
@@ -202,19 +181,19 @@ class SharedMemoryWeightReader(WeightReader):
         """Copy the changes that are needed into this process; see `base.WeightReader`."""
         return have is None or not self._has_changes or super().prepare(have, want)
 
-    def _fetch(self, have: Pulled | None, want: Version | None) -> Fetched:
+    def _fetch(self, have: Pulled | None, want: Version | None) -> Update:
         found = None if have is None else self._changes_since(have, want)
         publication, steps = found or (self._find(want), None)
         slot = self._memory.slot(publication)
-        in_slot = partial(self._digests, publication)
-        if steps is None:
-            return Fetched(slot.made, in_slot, slot.bytes_of, None)
-        if not steps:
+        made, digests = slot.made, partial(self._digests, publication)
+        if steps is not None and not steps:
             assert have is not None
-            return Fetched(have, in_slot, slot.bytes_of, [])
-        last = steps[-1]
-        known = in_slot if whole_in(steps) else lambda: last.digests
-        return Fetched(last.made, known, slot.bytes_of, steps)
+            made = have
+        elif steps:
+            made = steps[-1].made
+            if not whole_in(steps):  # then the slot may be written over
+                digests = partial(list, steps[-1].digests)
+        return Update(self.manifest, made, digests, slot.bytes_of, steps)
 
     def _digests(self, publication: int) -> list[int]:
         slot = self._memory.slot(publication)

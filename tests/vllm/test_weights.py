@@ -351,7 +351,7 @@ def test_changes_are_put_in_and_only_layers_that_changed_are_packed_again(deploy
     model = deployed.model
     deployed.publish()
     deployed.install()  # is told of changes for the first time: whole, and kept
-    monkeypatch.setattr(deployed.reader, "pull", None)
+    monkeypatch.setattr(deployed.weights, "_pull_whole", None)
     packed = watch_packers(monkeypatch)
     for names, layers in (
         (("block.k_proj.weight",), [model.block.qkv_proj]),

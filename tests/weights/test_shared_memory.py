@@ -230,15 +230,16 @@ def test_a_change_whose_whole_tensors_are_written_over_is_pulled_anew(delta):
     installed = Installation(into)
     installed.pull(reader)
     delta.publish(1, {**weights(1), "norm": torch.full((33,), 2.0).bfloat16()})
-    plain = reader._tensors
+    plain = reader.update
 
-    def overtaken(fetched, names):
-        reader._tensors = plain
+    def overtaken(have, want):
+        reader.update = plain
+        found = plain(have, want)
         for version in (2, 3, 4):
             delta.publish(version, weights(version))
-        return plain(fetched, names)
+        return found
 
-    reader._tensors = overtaken
+    reader.update = overtaken
     with pytest.raises(VersionUnavailable):
         installed.pull(reader, 1)
     assert installed.pull_at_least(reader, 1).version >= 4
@@ -271,7 +272,7 @@ def follow(handle: SharedMemoryWeightHandle, last: int, report) -> None:
     report.send("up")
     while installed.holds.version < last:
         before = installed.holds
-        updates += reader.changes(before, None) is not None
+        updates += reader.update(before, None).steps is not None
         after = installed.pull(reader)
         assert after.version >= before.version
         assert bits(into) == bits(weights(after.version)), after

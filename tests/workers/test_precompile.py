@@ -50,7 +50,7 @@ installed, reader = Installation({"w": torch.ones_like(weights["w"])}), store.ha
 installed.pull(reader)
 weights["w"][7] = 1
 store.publish(1, weights)
-assert reader.changes(installed.holds, 1) is not None
+assert reader.update(installed.holds, 1).steps
 installed.pull(reader)
 store.close()
 """

@@ -21,13 +21,14 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rhymeflow.core.types import Version
 from rhymeflow.engine.vllm.places import Place, Target, find_places, has_experts, shape_of
 from rhymeflow.utils import progress
-from rhymeflow.weights.base import TensorBytes, WeightReader
+from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.install import Installation, or_newer, until_whole
 from rhymeflow.weights.manifest import Manifest, ManifestMismatch
 from rhymeflow.weights.proof import ChecksumMismatch, Pulled, bytes_of, digest
@@ -68,17 +69,15 @@ class InstalledWeights:
                 something else.
         """
         held, self._held = self._held, None
-        if (
-            self._unpacked is None
-            and held is not None
-            and self._can_take_changes(reader, held, want)
-        ):
-            self._unpacked = Unpacked(self._places, self._manifest)
-        if self._unpacked is None:
-            pull = partial(until_whole, partial(self._pull_whole, reader, compare))
-            self._held = or_newer(pull, want)
-        else:
-            self._held = self._pull_changes(self._unpacked, reader, want, compare)
+
+        def pull(want: Version | None) -> Pulled:
+            if self._unpacked is None and held and self._can_take_changes(reader, held, want):
+                self._unpacked = Unpacked(self._places, self._manifest)
+            if self._unpacked is None:
+                return until_whole(partial(self._pull_whole, reader, compare), want)
+            return self._pull_changes(self._unpacked, reader, want, compare)
+
+        self._held = or_newer(pull, want)
         return self._held
 
     def _can_take_changes(self, reader: WeightReader, held: Pulled, want: Version | None) -> bool:
@@ -89,12 +88,12 @@ class InstalledWeights:
             for target in self._targets
             for name in target.parts
         )
-        return fits and reader.changes(held, want) is not None
+        return fits and reader.update(held, want).steps is not None
 
     def _pull_changes(
         self, unpacked: Unpacked, reader: WeightReader, want: Version | None, compare: bool
     ) -> Pulled:
-        pulled = unpacked.installation.pull_at_least(reader, want)
+        pulled = unpacked.installation.pull(reader, want)
         changed = unpacked.take_changed()
         for layer in {id(target.layer) for target in changed if target.is_packed}:
             self._pack(layer, unpacked.buffers)
@@ -112,10 +111,11 @@ class InstalledWeights:
             for layer, targets in self._packed.items()
         }
         # Everything, whatever was here before: of what was packed, nothing is left to build on.
-        for read in reader.pull(want):
+        update = reader.update(None, want)
+        for name, data in update.whole:
             progress.advance()
-            target = self._places[read.name].target
-            digests[read.name] = self._copy(read, buffers)
+            target = self._places[name].target
+            digests[name] = self._copy(name, data, buffers)
             if not target.is_packed:
                 continue
             layer = id(target.layer)
@@ -127,16 +127,16 @@ class InstalledWeights:
                         del buffers[each.name]
         assert len(digests) == len(self._specs), "a pull that began with nothing brings all"
         self._pack_heads()
-        pulled = reader.prove(digests)
+        pulled = update.prove(digests)
         if compare:
             self._compare(buffers)
         return pulled
 
-    def _copy(self, read: TensorBytes, buffers: dict[str, Tensor]) -> int:
+    def _copy(self, name: str, data: np.ndarray, buffers: dict[str, Tensor]) -> int:
         """Put the tensor in its place; return its digest, of what stands there."""
-        spec, place = self._specs[read.name], self._places[read.name]
+        spec, place = self._specs[name], self._places[name]
         target = place.target
-        flat = torch.from_numpy(read.data.copy())  # for shared memory changes
+        flat = torch.from_numpy(data.copy())  # for shared memory changes
         source = flat.view(getattr(torch, spec.dtype)).reshape(spec.shape)
         if target.is_packed:
             if target.name not in buffers:
@@ -149,7 +149,7 @@ class InstalledWeights:
             where, part = into[of_target], source[of_tensor]
             if where.shape != part.shape:
                 raise ManifestMismatch(
-                    f"{read.name} is {list(part.shape)}, and its place in vLLM's {target.name} "
+                    f"{name} is {list(part.shape)}, and its place in vLLM's {target.name} "
                     f"{list(where.shape)}"
                 )
             where.copy_(part)
@@ -159,7 +159,7 @@ class InstalledWeights:
         whole = source.clone()
         for of_tensor, of_target in place.pieces:
             if not torch.equal(into[of_target].to(source.dtype).cpu(), whole[of_tensor]):
-                raise ChecksumMismatch(f"{read.name}: this process's part is not what was read")
+                raise ChecksumMismatch(f"{name}: this process's part is not what was read")
         return digest(bytes_of(whole))
 
     def _pack(self, layer: int, buffers: Mapping[str, Tensor]) -> None:
