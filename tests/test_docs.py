@@ -18,8 +18,8 @@ from rhymeflow.config.load import list_recipes, read_config
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-HISTORY = ("CHANGELOG.md", "lab-log.md")
-"""They keep the commands of their time."""
+HISTORY = ("lab-log.md",)
+"""It keeps the commands of its time."""
 
 COMMAND = re.compile(r"(?<!\$ )\brhymeflow (train|simulate|sft|bench) ([^`\n#>]*)")
 
