@@ -17,9 +17,9 @@ from rhymeflow.cli import training
 from rhymeflow.config.load import list_recipes, read_config
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-HISTORY = ("lab-log.md",)
-"""It keeps the commands of its time."""
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+HISTORY = ROOT / "docs/lab"
+"""Its pages keep the commands of their time."""
 
 COMMAND = re.compile(r"(?<!\$ )\brhymeflow (train|simulate|sft|bench) ([^`\n#>]*)")
 
@@ -53,7 +53,7 @@ def commands(page: Path) -> Iterator[list[str]]:
             yield [name, *arguments]
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in HISTORY], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [p for p in PAGES if p.parent != HISTORY], ids=lambda p: p.name)
 def test_commands_can_be_typed_as_they_stand(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(args: Any) -> int:
         read_config(args.recipe, args.overrides)
