@@ -20,7 +20,9 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.rollouts import record
 from benchmarks.rollouts.recorded import Rollout, empty_history, remember
+from rhymeflow.config import DraftingConfig
 from rhymeflow.histospec.drafter import Drafter
+from rhymeflow.histospec.index import Index
 
 DRAFTS = (4, 8, 16)
 RECORDINGS = ("demo", "smollm2", "smollm2-long-1.0", "smollm2-long-0.6", "smollm2-rhyme")
@@ -49,53 +51,23 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return harness.report_parts("drafter", PARTS, args, NOTES)
 
 
-class Replayed:
-    """A side of `replay`: the drafter of an engine, told that rows cost nothing.
+def made(rollouts: Sequence[Rollout], *, max_draft: int, shape: Any) -> tuple[Drafter, Index]:
+    """The drafter of an engine, told that rows cost nothing, and its history, with room for these.
 
     So the window `cost` verifies all that was found, up to `max_draft`, and what is measured is the
-    search. History has room for `rollouts`.
+    search.
     """
-
-    def __init__(self, rollouts: Sequence[Rollout], *, max_draft: int, shape: str) -> None:
-        self.history = empty_history(rollouts)
-        self.drafter = Drafter(
-            self.history,
-            window="cost",
-            max_draft=max_draft,
-            shape=shape,
-            ranking="combined",
-            max_sequences=WIDTH,
-            max_length=max(len(rollout.prompt) + len(rollout.tokens) for rollout in rollouts),
-        )
-        for _ in range(50):  # so that the model of iteration times is certain
-            for drafted in (0, WIDTH * max_draft):
-                self.drafter.prices.observe(WIDTH, drafted, 0, 0, ITERATION_SECONDS)
-        self.handles: list[int] = []
-        self.rows = 0
-
-    def begin(self, rollouts: Sequence[Rollout], first: Sequence[list[int]]) -> None:
-        self.handles = [
-            self.drafter.begin(
-                rollout.prompt, tokens, sample=rollout.sample, noise_epoch=rollout.noise_epoch
-            )
-            for rollout, tokens in zip(rollouts, first, strict=True)
-        ]
-
-    def propose(self, running: list[int], room: list[int]) -> Sequence[tuple[list[int], list[int]]]:
-        handles = [self.handles[sequence] for sequence in running]
-        drafts = self.drafter.propose(handles, room, other_rows=0, kv_tokens=0)
-        self.rows = len(running) + sum(len(draft.tokens) for draft in drafts)
-        return drafts
-
-    def extend(self, running: list[int], made: list[list[int]]) -> None:
-        handles = [self.handles[sequence] for sequence in running]
-        self.drafter.observe(handles, made, rows=self.rows, kv_tokens=0, seconds=ITERATION_SECONDS)
-
-    def end(self, sequence: int) -> None:
-        self.drafter.end(self.handles[sequence])
-
-    def finish(self, rollouts: Sequence[Rollout]) -> None:
-        remember(self.history, rollouts)
+    history = empty_history(rollouts)
+    drafter = Drafter(
+        history,
+        DraftingConfig(max_draft=max_draft, shape=shape),
+        max_sequences=WIDTH,
+        max_length=max(len(rollout.prompt) + len(rollout.tokens) for rollout in rollouts),
+    )
+    for _ in range(50):  # so that the model of iteration times is certain
+        for drafted in (0, WIDTH * max_draft):
+            drafter.prices.observe(WIDTH, drafted, 0, 0, ITERATION_SECONDS)
+    return drafter, history
 
 
 def accepted(args: argparse.Namespace) -> harness.Found:
@@ -105,15 +77,15 @@ def accepted(args: argparse.Namespace) -> harness.Found:
         batches, limit = record.replayable(name, args.runs, LONG_GROUPS)
         rollouts = [rollout for batch in batches for rollout in batch]
         num_tokens = sum(len(rollout.tokens) for rollout in rollouts)
-        compiled = Replayed(rollouts, max_draft=DRAFTS[0], shape="linear")
-        replay(compiled, batches[:2], limit)  # the first call compiles
+        # The first call compiles.
+        replay(*made(rollouts, max_draft=DRAFTS[0], shape="linear"), batches[:2], limit)
         for shape in ("linear", "tree"):
             for max_draft in DRAFTS:
-                side = Replayed(rollouts, max_draft=max_draft, shape=shape)
-                counts = replay(side, batches, limit)
+                drafter, history = made(rollouts, max_draft=max_draft, shape=shape)
+                counts = replay(drafter, history, batches, limit)
                 row = {"part": "accepted", "recording": name, "draft": f"{shape} {max_draft}"}
                 row |= figures(counts)
-                row["bytes/token"] = round(side.history.num_bytes / num_tokens)
+                row["bytes/token"] = round(history.num_bytes / num_tokens)
                 print("  " + " ".join(map(str, row.values())), file=sys.stderr, flush=True)
                 rows.append(row)
     return rows, []
@@ -168,12 +140,11 @@ def synthetic(prompts: int, samples: int) -> tuple[list[Rollout], list[Rollout]]
 
 def iteration_times(history: list[Rollout], running: list[Rollout]) -> list[float]:
     """Milliseconds of each iteration, without those that compile."""
-    side = Replayed(history, max_draft=16, shape="linear")
-    side.finish(history)
-    replay(side, [running], 2 * HISTORY_TOKENS, iterations=2)
-    side.history.clear()
-    side.finish(history)
-    counts = replay(side, [running], 2 * HISTORY_TOKENS, iterations=ITERATIONS)
+    drafter, index = made(history, max_draft=16, shape="linear")
+    for iterations in (2, ITERATIONS):
+        index.clear()
+        remember(index, history)
+        counts = replay(drafter, index, [running], 2 * HISTORY_TOKENS, iterations)
     return [1e3 * seconds for seconds in counts[0].iteration_seconds]
 
 
@@ -194,57 +165,64 @@ class Count:
 
 
 def replay(
-    side: Any,
+    drafter: Any,
+    history: Index,
     batches: Sequence[Sequence[Rollout]],
     limit: int,
     iterations: int | None = None,
 ) -> list[Count]:
     """Replay `batches`, responses of at most `limit` tokens; return one count an epoch.
 
-    With `iterations`, a batch is broken off after so many.
+    Each batch is entered into `history` when it is done. With `iterations`, it is broken off after
+    so many.
     """
     counts: list[Count] = []
     for batch in batches:
         if not counts or counts[-1].epoch != batch[0].epoch:
             counts.append(Count(batch[0].epoch))
-        _replay(side, batch, limit, iterations, counts[-1])
+        _replay(drafter, batch, limit, iterations, counts[-1])
+        remember(history, batch)
     return counts
 
 
 def _replay(
-    side: Any, batch: Sequence[Rollout], limit: int, iterations: int | None, count: Count
+    drafter: Any, batch: Sequence[Rollout], limit: int, iterations: int | None, count: Count
 ) -> None:
-    side.begin(batch, [rollout.tokens[:1] for rollout in batch])
+    handles = [
+        drafter.begin(one.prompt, one.tokens[:1], sample=one.sample, noise_epoch=one.noise_epoch)
+        for one in batch
+    ]
     done = [1] * len(batch)
     running = [sequence for sequence, rollout in enumerate(batch) if len(rollout.tokens) > 1]
     for sequence in set(range(len(batch))) - set(running):
-        side.end(sequence)
+        drafter.end(handles[sequence])
     last = None if iterations is None else len(count.iteration_seconds) + iterations
     while running and len(count.iteration_seconds) != last:
         room = [limit - done[sequence] - 1 for sequence in running]
+        those = [handles[sequence] for sequence in running]
         started = time.thread_time()
-        drafts = side.propose(running, room)
+        drafts = drafter.propose(those, room, other_rows=0, kv_tokens=0)
         proposing = time.thread_time() - started
-        made = []
+        generated = []
         for sequence, (tokens, parents) in zip(running, drafts, strict=True):
             target, position = batch[sequence].tokens, done[sequence]
             accepted = num_accepted(tokens, parents, target, position)
             done[sequence] = min(position + accepted + 1, len(target))
-            made.append(target[position : done[sequence]])
+            generated.append(target[position : done[sequence]])
             count.drafted += len(tokens)
             count.accepted += accepted
-            count.generated += len(made[-1])
+            count.generated += len(generated[-1])
         count.steps += len(running)
         started = time.thread_time()
-        side.extend(running, made)
+        rows = len(running) + sum(len(draft.tokens) for draft in drafts)
+        drafter.observe(those, generated, rows=rows, kv_tokens=0, seconds=ITERATION_SECONDS)
         count.iteration_seconds.append(proposing + time.thread_time() - started)
         for sequence in running:
             if done[sequence] == len(batch[sequence].tokens):
-                side.end(sequence)
+                drafter.end(handles[sequence])
         running = [s for s in running if done[s] < len(batch[s].tokens)]
     for sequence in running:
-        side.end(sequence)
-    side.finish(batch)
+        drafter.end(handles[sequence])
 
 
 def num_accepted(

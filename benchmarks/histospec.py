@@ -127,15 +127,12 @@ class Comparison:
         policy.load(record.checkpoint(case.recipe, runs, EPOCH * STEPS[case.recipe]))
         history, prompts = material(case, runs)
         self.slices = slices(prompts, case, policy)
-        drafting, rollout = policy.config.drafting, policy.config.rollout
+        rollout = policy.config.rollout
         index = empty_history(history)
         remember(index, history)
         drafter = Drafter(
             index,
-            window="cost",
-            max_draft=drafting.max_draft,
-            shape=drafting.shape,
-            ranking=drafting.ranking,
+            policy.config.drafting,
             max_sequences=case.batch,
             max_length=max(map(len, policy.prompts)) + rollout.max_completion_length,
         )

@@ -262,16 +262,8 @@ def of_drafter(config: Config, model: Model) -> list[Part]:
     if drafting.window == "off":
         return []
     with _sized(f"rollout.max_num_seqs = {sequences:,}"):
-        drafter = Drafter(
-            None,
-            window=drafting.window,
-            max_draft=drafting.max_draft,
-            shape=drafting.shape,
-            ranking=drafting.ranking,
-            max_sequences=sequences,
-            max_length=model.max_positions,
-        )
-    return [Part("index of what runs", drafter.num_bytes)]
+        made = Drafter(None, drafting, max_sequences=sequences, max_length=model.max_positions)
+    return [Part("index of what runs", made.num_bytes)]
 
 
 @contextmanager

@@ -55,7 +55,7 @@ class Ours:
     def __init__(self, how: dict[str, Any]) -> None:
         import torch
 
-        from rhymeflow.histospec.configured import drafter
+        from rhymeflow.histospec.drafter import drafter_of
         from rhymeflow.histospec.index import Index
         from rhymeflow.models.load import load_model
         from rhymeflow.weights.manifest import manifest_of
@@ -74,7 +74,7 @@ class Ours:
         self._engine: Any = make_engine(config, self._reader, "bench")
         if config.drafting.window != "off":
             self._history = Index(max_tokens=200_000, max_responses=4000, shared=True)
-            made = drafter(config, self._history.handle, self._engine.limits().max_length)
+            made = drafter_of(config, self._history.handle, self._engine.limits().max_length)
             self._engine.draft_with(made)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -13,10 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
-from rhymeflow.histospec.index import Index, prompt_key
-
-PROMPT_TAIL = 16
-"""Tokens of the prompt that stand before a response; an index keeps as many as it wants."""
+from rhymeflow.histospec.index import PROMPT_TAIL, Index
 
 
 class Rollout(NamedTuple):
@@ -90,8 +87,7 @@ def enter(
     noise_epoch: int = 0,
 ) -> None:
     """Enter one finished response."""
-    tail = prompt[-PROMPT_TAIL:]
-    response = history.begin(prompt_key(prompt), tail, sample=sample, noise_epoch=noise_epoch)
+    response = history.begin(prompt, sample=sample, noise_epoch=noise_epoch)
     history.extend(response, tokens)
     history.finish(response, reward)
 

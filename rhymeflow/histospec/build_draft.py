@@ -115,24 +115,18 @@ def build_drafts(texts, states, most, tables, ranking, is_tree, proposals):
         np.empty(places, np.int64),
     )
     votes = np.empty(places, np.float32)
-    those, voters = np.empty(places, np.int64), np.empty(places, np.int64)
-    _fill(
-        texts, states, most, tables, ranking, is_tree, proposals,
-        frontier, ballot, votes, those, voters,
-    )  # fmt: skip
+    _fill(texts, states, most, tables, ranking, is_tree, proposals, frontier, ballot, votes)
 
 
 @inner
-def _fill(
-    texts, states, most, tables, ranking, is_tree, proposals, frontier, ballot, votes, those, voters
-):  # fmt: skip
-    """Build the drafts of all rows; the last five arguments are memory to work in."""
+def _fill(texts, states, most, tables, ranking, is_tree, proposals, frontier, ballot, votes):
+    """Build the drafts of all rows; the last three arguments are memory to work in."""
     width = proposals.tokens.shape[1]
     for i in range(most.shape[0]):
         limit, count, waiting = min(most[i], width), 0, 0
         if limit > 0:
-            num_those = _weigh(texts, i, tables, votes, those)
-            options = _vote(texts, i, those[:num_those], 0, ranking, votes, ballot)
+            mask = _weigh(texts, i, tables, votes)
+            options = _vote(texts, i, mask, 0, ranking, votes, ballot)
             waiting = _put(
                 ballot, options, states[i], is_tree, tables, frontier, 0, -1, 0, np.float32(1)
             )
@@ -150,8 +144,7 @@ def _fill(
             waiting -= 1
             _move(frontier, waiting, best)
             if depth + 1 < width:
-                num_voters = _members(mask, those[:num_those], voters)
-                options = _vote(texts, i, voters[:num_voters], depth + 1, ranking, votes, ballot)
+                options = _vote(texts, i, mask, depth + 1, ranking, votes, ballot)
                 waiting = _put(
                     ballot, options, states[i], is_tree, tables, frontier,
                     waiting, count, depth + 1, path,
@@ -161,33 +154,23 @@ def _fill(
 
 
 @inner
-def _weigh(texts, i, tables, votes, those):
-    """Set the votes of each candidate; enter those there are and return how many they are."""
-    count = 0
+def _weigh(texts, i, tables, votes):
+    """Set the votes of each candidate; return the mask of those there are."""
+    mask = np.uint64(0)
     for place in range(texts.counts.shape[1]):
         if texts.counts[i, place] > 0:
             votes[place] = tables.weights[texts.kinds[i, place], texts.matched[i, place]]
-            those[count] = place
-            count += 1
-    return count
+            mask |= np.uint64(1) << np.uint64(place)
+    return mask
 
 
 @inner
-def _members(mask, those, voters):
-    """Enter those that are in the mask; return how many they are."""
-    count = 0
-    for place in those:
-        voters[count] = place
-        count += np.int64((mask >> np.uint64(place)) & np.uint64(1))
-    return count
-
-
-@inner
-def _vote(texts, i, voters, depth, ranking, votes, ballot):
+def _vote(texts, i, mask, depth, ranking, votes, ballot):
     """Let these candidates vote on the token at this depth; return how many tokens got votes."""
     options = 0
-    for place in voters:
-        if texts.counts[i, place] <= depth:
+    for place in range(texts.counts.shape[1]):
+        is_voter = (mask >> np.uint64(place)) & np.uint64(1)
+        if not is_voter or texts.counts[i, place] <= depth:
             continue
         token = texts.tokens[i, place, depth]
         option = 0

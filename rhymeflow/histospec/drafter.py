@@ -1,7 +1,6 @@
 """The drafter: proposes drafts to an engine and learns from what came of them.
 
-    drafter = Drafter(history, window="cost", max_draft=16, shape="linear", ranking="combined",
-                      max_sequences=64, max_length=1024)
+    drafter = Drafter(history, config.drafting, max_sequences=64, max_length=1024)
     handle = drafter.begin(prompt_ids, tokens, sample=0, noise_epoch=3)
     drafts = drafter.propose([handle], [100], other_rows=0, kv_tokens=500)
     drafter.observe([handle], [[17, 4]], rows=3, kv_tokens=500, seconds=0.004)
@@ -21,14 +20,14 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from rhymeflow.config import Config, DraftingConfig
 from rhymeflow.histospec.build_draft import Proposals
 from rhymeflow.histospec.control import Acceptance, Aimd, Budget, Prices, best_cut
 from rhymeflow.histospec.draft import NONE, Draft, DraftStats
-from rhymeflow.histospec.index import Index, prompt_key
+from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.histospec.index import Index
 from rhymeflow.histospec.search import Search
 
-_PROMPT_TAIL = 16
-"""Tokens of the prompt that matches may begin in."""
 _MOST_LIVE_TOKENS = 2_000_000
 _MAX_UNINDEXED = 64
 """Iterations after which the search hears of tokens at the latest."""
@@ -66,19 +65,15 @@ class _Iteration:
 class Drafter:
     """Drafts for one engine.
 
-    `history`: what earlier responses said, None for nothing. `window`, `max_draft`, `shape` and
-    `ranking` as in `config.DraftingConfig`. `max_sequences` run at a time, of at most `max_length`
-    tokens (prompt and response). `clock`: seconds.
+    `history`: what earlier responses said, None for nothing. `max_sequences` run at a time, of at
+    most `max_length` tokens (prompt and response). `clock`: seconds.
     """
 
     def __init__(
         self,
         history: Index | None,
+        drafting: DraftingConfig,
         *,
-        window: str,
-        max_draft: int,
-        shape: str,
-        ranking: str,
         max_sequences: int,
         max_length: int,
         clock: Callable[[], float] = time.perf_counter,
@@ -92,7 +87,7 @@ class Drafter:
             max_responses=8 * max_sequences,
         )
         self._budget = Budget()
-        self._aimd = Aimd(max_sequences, max_draft) if window == "aimd" else None
+        self._aimd = Aimd(max_sequences, drafting.max_draft) if drafting.window == "aimd" else None
         """None: the window is `cost`."""
         self._responses = np.zeros(max_sequences, np.int64)
         """By handle, the number of the response in the live index."""
@@ -104,10 +99,10 @@ class Drafter:
         """Iterations with drafts since the last one without."""
         self._compared = _COMPARED_FIRST
         self._search = Search(
-            [self._live] if history is None else [self._live, history],
-            max_draft=max_draft,
-            shape=shape,
-            ranking=ranking,
+            self._live,
+            history,
+            drafting,
+            max_sequences=max_sequences,
             rates=self.acceptance.rates,
         )
 
@@ -122,12 +117,7 @@ class Drafter:
         """A response is about to be decoded, or gone on with after `tokens`; return its handle."""
         started = self._clock()
         handle = self._search.begin(prompt_ids, tokens, sample=sample, noise_epoch=noise_epoch)
-        response = self._live.begin(
-            prompt_key(prompt_ids),
-            prompt_ids[-_PROMPT_TAIL:],
-            sample=sample,
-            noise_epoch=noise_epoch,
-        )
+        response = self._live.begin(prompt_ids, sample=sample, noise_epoch=noise_epoch)
         if tokens:
             self._live.extend(response, tokens)
         self._responses[handle] = response
@@ -285,3 +275,50 @@ def _flat(generated: list[list[int]]) -> tuple[NDArray[np.int32], Ints]:
     offsets = np.zeros(len(generated) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, generated), np.int64, len(generated)), out=offsets[1:])
     return np.fromiter(chain.from_iterable(generated), np.int32, int(offsets[-1])), offsets
+
+
+# -- from the configuration ------------------------------------------------------------------------
+
+_REHEARSAL = 24
+"""Iterations: the first ones are not drafted for, and what they are to find repeats after five."""
+
+
+def drafter_of(
+    config: Config, history: IndexHandle | None, max_length: int, stats: DraftStats | None = None
+) -> Drafter:
+    """What drafts from `history`, and from the responses of the engine it is given to; ready to be
+    timed.
+
+    `history`: None for nothing but those. `max_length`: most tokens of a prompt and the response
+    to it. `stats`: totals of the drafters before it, which it adds to.
+    """
+    rehearse(config)
+    index = None if history is None else Index.attach(history)
+    places = config.rollout.max_num_seqs
+    made = Drafter(index, config.drafting, max_sequences=places, max_length=max_length)
+    if stats is not None:
+        made.stats = stats
+    return made
+
+
+def rehearse(config: Config) -> None:
+    """Run all that drafting runs once, small.
+
+    It is compiled by numba, once on a machine and in a quarter of a minute; later processes load it
+    from numba's cache. The history process sees to that while responses are generated already, and
+    instances draft once it is done.
+    """
+    index = Index(max_tokens=256, max_responses=4)
+    response = index.begin([1, 2], sample=0, noise_epoch=0)
+    index.extend(response, [3])
+    index.finish(response, 1.0)
+    drafter = Drafter(index, config.drafting, max_sequences=2, max_length=64)
+    handles = [drafter.begin([1, 2, 3], [], sample=s, noise_epoch=0) for s in range(2)]
+    for i in range(_REHEARSAL):
+        drafts = drafter.propose(handles, [8, 8], other_rows=0, kv_tokens=0)
+        rows = sum(1 + len(draft.tokens) for draft in drafts)
+        generated = [[i % 5] for _ in handles]
+        drafter.observe(handles, generated, rows=rows, kv_tokens=0, seconds=1.0)
+    for handle in handles:
+        drafter.end(handle)
+    index.clear()

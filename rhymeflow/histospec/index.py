@@ -9,20 +9,46 @@ SuffixDecoding (arXiv 2411.04975), and a token is entered in constant time.
 from __future__ import annotations
 
 import hashlib
+import math
+import mmap
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from rhymeflow.histospec import kernels, storage
+from rhymeflow.histospec import kernels
 from rhymeflow.histospec.handle import IndexHandle
-from rhymeflow.histospec.storage import Arrays
 from rhymeflow.utils import shared_memory
+
+PROMPT_TAIL = 16
+"""Tokens of the prompt that a match may begin in."""
 
 
 def prompt_key(prompt_ids: Sequence[int]) -> int:
     """Return 63 bits that stand for a prompt, the same in every process and run."""
     digest = hashlib.blake2b(np.asarray(prompt_ids, "<i4").tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+class Arrays(NamedTuple):
+    """The index as compiled code sees it. L levels, B blocks, R responses."""
+
+    header: np.ndarray
+    """int64 [16]: counters, see `kernels`."""
+    words: np.ndarray
+    """int32 [B * 32]: blocks of text, each a few words about it and then its tokens."""
+    links: np.ndarray
+    """uint32 [L, B * 32]: for the position of a token the position before it in its chain."""
+    heads: np.ndarray
+    """uint32 [L, power of two]: the newest position of each chain."""
+    prompts: np.ndarray
+    """int64 [power of two]: the newest response of each bucket of prompts."""
+    records: np.ndarray
+    """int64 [R, 12]: what is known of a response."""
+    rewards: np.ndarray
+    """float32 [R], not a number: unknown."""
+    merits: np.ndarray
+    """float32 [R]: the weight that follows from the reward, 1 where nothing is known."""
 
 
 class Index:
@@ -41,14 +67,21 @@ class Index:
         shared: bool = False,
         prefix: str = "rhymeflow-history",
     ) -> None:
-        num_blocks, num_heads = storage.sizes(max_tokens, max_responses)
-        self.handle: IndexHandle | None = None
+        name = shared_memory.new_name(prefix) if shared else ""
+        handle = IndexHandle(name, *_sizes(max_tokens, max_responses), max_responses)
         if shared:
-            self.handle, arrays = storage.create(num_blocks, num_heads, max_responses, prefix)
+            buffer = shared_memory.create(
+                name,
+                sum(size for *_, size in _layout(handle)),
+                what="the history index",
+                advice="drafting.history_tokens sets its size, for a container --shm-size that of "
+                "the memory",
+            )
+            arrays = _mapped(handle, buffer)
         else:
-            arrays = storage.private(num_blocks, num_heads, max_responses)
+            arrays = Arrays(*(np.zeros(shape, dtype) for shape, dtype, _ in _layout(handle)))
         arrays.header[: kernels.NUM_TOKENS] = 1  # 0 is no block and no response
-        self._take(arrays, owns=shared)
+        self._take(handle, arrays, owns=shared)
 
     @classmethod
     def attach(cls, handle: IndexHandle, *, writable: bool = False) -> Index:
@@ -58,15 +91,19 @@ class Index:
             FileNotFoundError: the creator is gone.
         """
         index = cls.__new__(cls)
-        index.handle = handle
-        index._take(storage.attach(handle, writable=writable), owns=False)
+        buffer = shared_memory.attach(handle.name, writable=writable)
+        index._take(handle, _mapped(handle, buffer), owns=False)
         return index
 
-    def _take(self, arrays: Arrays, *, owns: bool) -> None:
+    def _take(self, handle: IndexHandle, arrays: Arrays, *, owns: bool) -> None:
+        self.handle = handle
+        """Names the memory, if it is shared."""
         self._arrays = arrays
         self._owns = owns
-        self.readable = storage.readable(arrays)
-        """The arrays, for compiled readers."""
+        self.readable = Arrays(*(array.view() for array in arrays))
+        """Cannot be written, so that compiled readers see one type of array."""
+        for view in self.readable:
+            view.flags.writeable = False
 
     def close(self) -> None:
         """Free the memory, if this process made it; others that mapped it keep it till they end."""
@@ -81,22 +118,15 @@ class Index:
         header[kernels.FIRST_RESPONSE] = header[kernels.NEXT_RESPONSE]
         header[kernels.NUM_TOKENS] = 0
 
-    def begin(
-        self,
-        prompt: int,
-        prompt_tail: Sequence[int],
-        *,
-        sample: int,
-        noise_epoch: int,
-    ) -> int:
-        """Enter a response to `prompt` (a `prompt_key`) and return its number.
+    def begin(self, prompt_ids: Sequence[int], *, sample: int, noise_epoch: int) -> int:
+        """Enter a response to this prompt and return its number.
 
-        `prompt_tail`, the end of the prompt or all of it, is stored before the response: so the
-        first token too is found by what stands before it, and the prompt's words are proposed to
-        its own responses. `noise_epoch` -1: unknown.
+        The end of the prompt is stored before the response: so the first token too is found by what
+        stands before it, and the prompt's words are proposed to its own responses. `noise_epoch`
+        -1: unknown.
         """
-        tail = np.asarray(prompt_tail, np.int32)
-        response = kernels.begin(self._arrays, prompt, len(tail), sample, noise_epoch)
+        key, tail = prompt_key(prompt_ids), prompt_ids[-PROMPT_TAIL:]
+        response = kernels.begin(self._arrays, key, len(tail), sample, noise_epoch)
         self.extend(response, tail)
         return response
 
@@ -133,3 +163,41 @@ class Index:
     def num_bytes(self) -> int:
         """Memory that the index takes, tables of chains included, however full it is."""
         return sum(array.nbytes for array in self._arrays)
+
+
+def _sizes(max_tokens: int, max_responses: int) -> tuple[int, int]:
+    """Blocks and heads for so much text: each response may leave its last block half empty."""
+    # A chain's newest block may be overwritten while it grows: never fewer than a few blocks.
+    blocks = max(8, -(-max_tokens // kernels.BLOCK_TOKENS) + min(max_responses, max_tokens) // 2)
+    return blocks, _power_of_two(max(1024, max_tokens))
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _layout(handle: IndexHandle) -> list[tuple[tuple[int, ...], type, int]]:
+    """Shape and type of each array, and the bytes it takes in shared memory, one after another."""
+    num_words, num_responses = handle.num_blocks * kernels.BLOCK_WORDS, handle.max_responses
+    shapes: list[tuple[tuple[int, ...], type]] = [
+        ((16,), np.int64),
+        ((num_words,), np.int32),
+        ((kernels.NUM_LEVELS, num_words), np.uint32),
+        ((kernels.NUM_LEVELS, handle.num_heads), np.uint32),
+        ((_power_of_two(num_responses),), np.int64),
+        ((num_responses, kernels.RECORD_WORDS), np.int64),
+        ((num_responses,), np.float32),
+        ((num_responses,), np.float32),
+    ]
+    return [
+        (shape, dtype, shared_memory.whole_lines(math.prod(shape) * np.dtype(dtype).itemsize))
+        for shape, dtype in shapes
+    ]
+
+
+def _mapped(handle: IndexHandle, buffer: mmap.mmap) -> Arrays:
+    arrays, start = [], 0
+    for shape, dtype, size in _layout(handle):
+        arrays.append(np.frombuffer(buffer, dtype, math.prod(shape), start).reshape(shape))
+        start += size
+    return Arrays(*arrays)

@@ -365,24 +365,6 @@ def _moved(text, position, steps):
     return number * BLOCK_WORDS + word + steps
 
 
-@inlined
-def _followed(text, position, recent, came):
-    """The position `came` tokens on, if they are the last ones of `recent`; otherwise 0."""
-    words = text.words
-    number, word = position // BLOCK_WORDS, position % BLOCK_WORDS
-    base = _start(text, number)
-    for i in range(MEMORY - came, MEMORY):
-        word += 1
-        if word == BLOCK_WORDS:
-            number, word = _next(text, number), FIRST_WORD
-            if number == 0:
-                return np.int64(0)
-            base = _start(text, number)
-        if word - FIRST_WORD >= words[base + COUNT] or words[base + word] != recent[i]:
-            return np.int64(0)
-    return number * BLOCK_WORDS + word
-
-
 @inner
 def _agreement(text, position, recent, most):
     """How many tokens up to a position that is there equal the end of `recent`."""
@@ -401,6 +383,15 @@ def _agreement(text, position, recent, most):
             if words[base + NUMBER] != number:
                 break
     return matched
+
+
+@inner
+def _followed(text, position, recent, came):
+    """The position `came` tokens on, if they are the last ones of `recent`; otherwise 0."""
+    moved = _moved(text, position, came)
+    if moved != 0 and _agreement(text, moved, recent, came) == came:
+        return moved
+    return np.int64(0)
 
 
 @inner

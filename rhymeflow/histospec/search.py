@@ -9,17 +9,14 @@ said what came.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from rhymeflow.config import DraftingConfig
 from rhymeflow.histospec import build_draft, kernels
 from rhymeflow.histospec.build_draft import NUM_CLASSES, Proposals, Tables, Texts
 from rhymeflow.histospec.index import Index, prompt_key
-from rhymeflow.histospec.storage import Arrays
-
-Shape = Literal["linear", "tree"]
-Ranking = Literal["reward", "frequency", "combined"]
 
 _RANKINGS = {
     "reward": build_draft.BY_REWARD,
@@ -72,33 +69,32 @@ class Candidates(NamedTuple):
 
 
 class Search:
-    """Proposals for sequences of one engine.
+    """Proposals for sequences of one engine, at most `max_sequences` at a time.
 
     `rates` float32 [NUM_CLASSES] is read at every proposal; its owner may change it in place.
     """
 
     def __init__(
         self,
-        indexes: Sequence[Index],
+        live: Index,
+        history: Index | None,
+        drafting: DraftingConfig,
         *,
-        max_draft: int,
-        shape: Shape,
-        ranking: Ranking,
+        max_sequences: int,
         rates: np.ndarray,
     ) -> None:
         assert rates.shape == (NUM_CLASSES,)
         assert rates.dtype == np.float32
-        assert len(indexes) <= kernels.INDEXES
-        self._indexes = [index.readable for index in indexes]
-        self._both = [*self._indexes, *(_nothing() for _ in indexes), _nothing()][: kernels.INDEXES]
-        self._max_draft = max_draft
-        self._is_tree = shape == "tree"
-        self._ranking = _RANKINGS[ranking]
+        nothing = Index(max_tokens=1, max_responses=1)
+        self._indexes = live.readable, (history or nothing).readable
+        self._max_draft = drafting.max_draft
+        self._is_tree = drafting.shape == "tree"
+        self._ranking = _RANKINGS[drafting.ranking]
         self._tables = Tables(_weights(), rates)
-        self._free: list[int] = []
-        self._contexts = _contexts(0)
-        self._candidates = _candidates(0)
-        self._texts = _texts(0, 0, 0)
+        self._free = list(range(max_sequences))[::-1]
+        self._contexts = _contexts(max_sequences)
+        self._candidates = _candidates(max_sequences)
+        self._texts = _texts(max_sequences, drafting.max_draft)
 
     def begin(
         self, prompt_ids: Sequence[int], tokens: Sequence[int], *, sample: int, noise_epoch: int
@@ -107,8 +103,6 @@ class Search:
 
         Returns a handle: a small number, used again after `end`.
         """
-        if not self._free:
-            self._grow()
         handle = self._free.pop()
         key = prompt_key(prompt_ids)
         recent = np.array([*prompt_ids[-kernels.MEMORY :], *tokens[-kernels.MEMORY :]], np.int32)
@@ -157,8 +151,6 @@ class Search:
         The result is new memory. A sequence of which most is 0 costs nothing.
         """
         n, width = len(handles), self._max_draft
-        if n > len(self._texts.counts):
-            self._texts = _texts(n, kernels.PLACES, width)
         proposals = Proposals(
             np.empty((n, width), np.int32),
             np.empty((n, width), np.int32),
@@ -166,27 +158,13 @@ class Search:
             np.empty((n, width), np.int32),
             np.zeros(n, np.int64),
         )
-        if self._indexes:
-            kernels.collect(
-                *self._both, self._contexts, self._candidates, handles, most, self._texts
-            )
-            build_draft.build_drafts(
-                self._texts, states, most, self._tables, self._ranking, self._is_tree, proposals
-            )
+        kernels.collect(
+            *self._indexes, self._contexts, self._candidates, handles, most, self._texts
+        )
+        build_draft.build_drafts(
+            self._texts, states, most, self._tables, self._ranking, self._is_tree, proposals
+        )
         return proposals
-
-    def _grow(self) -> None:
-        """Make room for twice as many sequences."""
-        old = len(self._contexts.known)
-        new = max(16, 2 * old)
-        self._contexts = _extended(self._contexts, _contexts(new))
-        self._candidates = _extended(self._candidates, _candidates(new))
-        self._free = list(range(new - 1, old - 1, -1))
-
-
-def _nothing() -> Arrays:
-    """An index that stays empty."""
-    return Index(max_tokens=1, max_responses=1).readable
 
 
 def _weights() -> np.ndarray:
@@ -216,15 +194,9 @@ def _candidates(size: int) -> Candidates:
     )
 
 
-def _texts(n: int, places: int, width: int) -> Texts:
+def _texts(size: int, width: int) -> Texts:
     return Texts(
-        np.zeros((n, places, width), np.int32),
-        *(np.zeros((n, places), np.int32) for _ in range(3)),
-        np.zeros((n, places), np.float32),
+        np.zeros((size, kernels.PLACES, width), np.int32),
+        *(np.zeros((size, kernels.PLACES), np.int32) for _ in range(3)),
+        np.zeros((size, kernels.PLACES), np.float32),
     )
-
-
-def _extended(old, new):
-    for source, target in zip(old, new, strict=True):
-        target[: len(source)] = source
-    return new

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from rhymeflow.config import Config, DataConfig
 from rhymeflow.core.events import TrajectoryRewarded
-from rhymeflow.core.types import GroupId, TrajectoryId
-from rhymeflow.histospec.configured import rehearse
-from rhymeflow.histospec.index import Index, prompt_key
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.histospec.drafter import rehearse
+from rhymeflow.histospec.index import Index
 from rhymeflow.histospec.noise_sharing import epoch_of_noise
 from rhymeflow.store.follow import Follower, NewSegment
 from rhymeflow.store.handle import store_reader
@@ -36,10 +36,7 @@ IDLE_SECONDS = 1.0
 SEGMENTS_AT_ONCE = 256
 """Between two looks at what the controller says."""
 
-PROMPT_TAIL = 16
-"""Tokens of the prompt that a match may begin in."""
-
-PROMPTS_REMEMBERED = 1024
+PROMPTS_REMEMBERED = 256
 """Groups whose prompt is not read again for each of their segments."""
 
 
@@ -55,9 +52,7 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
         prefix=shared_memory.prefix_for(run_dir, "h"),
     )
     try:
-        handle = index.handle
-        assert handle is not None
-        send(connection, HistoryReady(handle))
+        send(connection, HistoryReady(index.handle))
         writers = [] if drafting.history_run is None else [_previous_run(index, config)]
         reader = store_reader(config, run_dir)
         follower = Follower(reader, num_tokens=drafting.history_tokens)
@@ -120,7 +115,8 @@ class IndexWriter:
         self._open: dict[TrajectoryId, int] = {}
         """Responses that are not rewarded yet, by their number in the index."""
         self._rewarded: list[TrajectoryRewarded] = []
-        self._prompt = lru_cache(PROMPTS_REMEMBERED)(self._read_prompt)
+        self._prompt = lru_cache(PROMPTS_REMEMBERED)(follower.prompt)
+        """The epoch a group was requested in, and its prompt."""
 
     def write(self) -> int:
         """Write what is new, at most `SEGMENTS_AT_ONCE` segments; return how many."""
@@ -150,18 +146,12 @@ class IndexWriter:
 
     def _begin(self, segment: NewSegment) -> int:
         group, member = segment.trajectory
-        epoch, key, tail = self._prompt(group)
+        epoch, prompt_ids = self._prompt(group)
         if len(self._open) >= self._index.handle.max_responses:
             # Never rewarded: its group was left out. Newer ones have taken its place in the index.
             del self._open[next(iter(self._open))]
         return self._index.begin(
-            key,
-            tail,
+            prompt_ids,
             sample=member,
             noise_epoch=epoch_of_noise(self._config, epoch, member) if self._aligned else -1,
         )
-
-    def _read_prompt(self, group: GroupId) -> tuple[int, int, list[int]]:
-        """The epoch a group was requested in, what stands for its prompt, and the prompt's end."""
-        epoch, prompt_ids = self._follower.prompt(group)
-        return epoch, prompt_key(prompt_ids), prompt_ids[-PROMPT_TAIL:]

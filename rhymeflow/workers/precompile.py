@@ -18,7 +18,7 @@ from rhymeflow.config import Config, DraftingConfig
 from rhymeflow.cpu.choice import DTYPES
 from rhymeflow.cpu.tiles import LANES
 from rhymeflow.engine.native.native_engine import rehearse
-from rhymeflow.histospec import configured
+from rhymeflow.histospec import drafter
 from rhymeflow.learner.cpu_attention import CpuPackedAttention
 from rhymeflow.models import attention
 from rhymeflow.weights import proof
@@ -48,7 +48,7 @@ def main() -> None:
         rehearse(dtype, HEAD_DIM)
     compile_learner()
     for shape in ("linear", "tree"):
-        configured.rehearse(Config(drafting=DraftingConfig(shape=shape)))
+        drafter.rehearse(Config(drafting=DraftingConfig(shape=shape)))
 
 
 def compile_weights() -> None:

@@ -28,8 +28,8 @@ from rhymeflow.core.events import (
 )
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.engine.base import Engine, Finished, NoiseKey, Request, Sampling
-from rhymeflow.histospec.configured import drafter, rehearse
 from rhymeflow.histospec.draft import DraftStats
+from rhymeflow.histospec.drafter import drafter_of, rehearse
 from rhymeflow.histospec.noise_sharing import epoch_of_noise
 from rhymeflow.suites.suite import RUN, of_run
 from rhymeflow.utils import progress
@@ -85,7 +85,7 @@ def prepare(config: Config) -> None:
 
 def make_engine(config: Config, weights: WeightReader, name: str) -> Engine:
     """The engine of instance `name`; it begins with the newest weights."""
-    drafts = partial(drafter, config, stats=DraftStats())  # the totals of all its drafters
+    drafts = partial(drafter_of, config, stats=DraftStats())  # the totals of all its drafters
     if config.rollout.engine == "vllm":
         from rhymeflow.engine.vllm.vllm_engine import VllmEngine
 

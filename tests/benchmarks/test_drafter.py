@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import drafter
-from benchmarks.drafter import num_accepted, replay, total
-from benchmarks.rollouts.recorded import Rollout, batches, load, save
+from benchmarks.drafter import Count, num_accepted, replay, total
+from benchmarks.rollouts.recorded import Rollout, batches, empty_history, load, save
+from rhymeflow.histospec.draft import Draft
 
 
 def rollout(row: int, epoch: int, sample: int, tokens: list[int], reward: float = 0.5) -> Rollout:
@@ -18,41 +19,48 @@ def rollout(row: int, epoch: int, sample: int, tokens: list[int], reward: float 
 
 
 class Oracle:
-    """A side that drafts what comes, as far as `most`, and then something wrong."""
+    """A drafter that drafts what comes, as far as `most`, and then something wrong."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-
-    def begin(self, rollouts: Sequence[Rollout], first: Sequence[list[int]]) -> None:
-        self.rollouts, self.told = rollouts, [list(tokens) for tokens in first]
+    def __init__(self, texts: Sequence[list[int]], most: int) -> None:
+        self.texts, self.most = texts, most
+        self.told: list[list[int]] = []
         self.ended: list[int] = []
 
-    def propose(self, running: list[int], room: list[int]) -> list[tuple[list[int], list[int]]]:
+    def begin(self, prompt: list[int], tokens: list[int], **_: int) -> int:
+        self.told.append(list(tokens))
+        return len(self.told) - 1
+
+    def propose(self, handles: list[int], room: list[int], **_: int) -> list[Draft]:
         drafts = []
-        for sequence, most in zip(running, room, strict=True):
-            done = len(self.told[sequence])
-            tokens = [*self.rollouts[sequence].tokens[done : done + self.most], -1][:most]
-            drafts.append((tokens, list(range(-1, len(tokens) - 1))))
+        for handle, most in zip(handles, room, strict=True):
+            done = len(self.told[handle])
+            tokens = [*self.texts[handle][done : done + self.most], -1][:most]
+            drafts.append(Draft(tokens, list(range(-1, len(tokens) - 1))))
         return drafts
 
-    def extend(self, running: list[int], made: list[list[int]]) -> None:
-        for sequence, tokens in zip(running, made, strict=True):
-            self.told[sequence] += tokens
+    def observe(self, handles: list[int], made: list[list[int]], **_: float) -> None:
+        for handle, tokens in zip(handles, made, strict=True):
+            self.told[handle] += tokens
 
-    def end(self, sequence: int) -> None:
-        self.ended.append(sequence)
+    def end(self, handle: int) -> None:
+        assert self.told[handle] == self.texts[handle]
+        self.ended.append(handle)
 
-    def finish(self, rollouts: Sequence[Rollout]) -> None:
-        assert self.told == [one.tokens for one in rollouts]
-        assert sorted(self.ended) == list(range(len(rollouts)))
+
+def replayed(batches: list[list[Rollout]], most: int, limit: int) -> list[Count]:
+    rollouts = [one for batch in batches for one in batch]
+    oracle = Oracle([one.tokens for one in rollouts], most)
+    counts = replay(oracle, empty_history(rollouts), batches, limit)
+    assert sorted(oracle.ended) == list(range(len(rollouts)))
+    return counts
 
 
 def test_a_step_makes_what_was_accepted_and_one_more() -> None:
-    (count,) = replay(Oracle(2), [[rollout(0, 0, 0, [1, 2, 3, 4, 5, 6])]], limit=100)
+    (count,) = replayed([[rollout(0, 0, 0, [1, 2, 3, 4, 5, 6])]], 2, 100)
     # The first token is given. 2 3 4, of which two were drafted; then 5 6, both drafted.
     assert (count.steps, count.generated, count.accepted) == (2, 5, 4)
     assert (count.drafted, len(count.iteration_seconds)) == (6, 2)
-    (count,) = replay(Oracle(9), [[rollout(0, 0, 0, [1, 2, 3, 4])]], limit=4)
+    (count,) = replayed([[rollout(0, 0, 0, [1, 2, 3, 4])]], 9, 4)
     assert (count.drafted, count.steps, count.generated) == (2, 1, 3), "short of the limit"
 
 
@@ -60,7 +68,7 @@ def test_counts_are_by_epoch_and_batches_do_not_mix_them() -> None:
     rollouts = [rollout(row, epoch, 0, [1, 2, 3]) for epoch in (0, 1) for row in range(3)]
     found = batches(rollouts, groups=2)
     assert [len(batch) for batch in found] == [2, 1, 2, 1]
-    counts = replay(Oracle(0), found, limit=10)
+    counts = replayed(found, 0, 10)
     assert [(count.epoch, count.steps) for count in counts] == [(0, 6), (1, 6)]
     assert (total(counts).generated, total(counts[1:]).generated) == (12, 6)
 
@@ -90,7 +98,7 @@ def test_saved_rollouts_are_loaded_equal_and_history_is_drafted_from_the_second_
     rollouts = [rollout(row, epoch, 0, texts[row]) for epoch in range(2) for row in range(2)]
     save(tmp_path / "some.npz", rollouts)
     assert load(tmp_path / "some.npz") == rollouts
-    side = drafter.Replayed(rollouts, max_draft=8, shape="linear")
-    first, second = replay(side, batches(rollouts, 2), limit=64)
+    made = drafter.made(rollouts, max_draft=8, shape="linear")
+    first, second = replay(*made, batches(rollouts, 2), limit=64)
     assert first.accepted == 0
     assert second.accepted > 0.7 * second.generated

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rhymeflow.config import DraftingConfig
 from rhymeflow.histospec import build_draft, drafter
-from rhymeflow.histospec.draft import Draft
 from rhymeflow.histospec.search import Proposals
 
 
@@ -88,92 +88,24 @@ def make(
 ) -> drafter.Drafter:
     """A drafter that searches in this world."""
     monkeypatch.setattr(
-        drafter, "Search", lambda indexes, **how: FakeSearch(
-            world, max_draft=how["max_draft"], rates=how["rates"]
-        )
-    )  # fmt: skip
-    return drafter.Drafter(
-        None, window=window, max_draft=max_draft, shape="linear", ranking="combined",
-        max_sequences=sequences, max_length=4, clock=lambda: world.now,
-    )  # fmt: skip
+        drafter,
+        "Search",
+        lambda live, history, drafting, *, max_sequences, rates: FakeSearch(
+            world, max_draft=drafting.max_draft, rates=rates
+        ),
+    )
+    drafting = DraftingConfig(window=window, max_draft=max_draft)
+    sizes = {"max_sequences": sequences, "max_length": 4}
+    return drafter.Drafter(None, drafting, **sizes, clock=lambda: world.now)
 
 
 def run(
-    world: World,
-    window: str,
-    lengths: Sequence[int],
-    *,
-    max_draft: int = 16,
-    monkeypatch,
+    world: World, window: str, lengths: Sequence[int], *, max_draft: int = 16, monkeypatch
 ) -> drafter.Drafter:
     """Decode responses of these lengths, all at once; `world.now` is what it took."""
     it = make(world, window, sequences=len(lengths), max_draft=max_draft, monkeypatch=monkeypatch)
     decode(world, it, lengths)
     return it
-
-
-def verified(
-    handles: Sequence[int], drafts: Sequence[Draft], done: dict[int, int]
-) -> list[list[int]]:
-    """What an engine makes of drafts: a response is 0, 1, 2, ..."""
-    generated = []
-    for handle, draft in zip(handles, drafts, strict=True):
-        size = 0
-        while size < len(draft.tokens) and draft.tokens[size] == done[handle] + size:
-            size += 1
-        generated.append(list(range(done[handle], done[handle] + size + 1)))
-    return generated
-
-
-def disturbance(world: World) -> float:
-    """By how much an iteration takes longer than it should."""
-    held_up = 8 if world.random.random() < 0.01 else 1
-    return held_up * (1 + world.noise * world.random.standard_normal())
-
-
-def enter(
-    it: drafter.Drafter,
-    handles: Sequence[int],
-    generated: list[list[int]],
-    left: dict[int, int],
-    done: dict[int, int],
-) -> None:
-    """Count what was generated, and end what is complete."""
-    for handle, tokens in zip(handles, generated, strict=True):
-        done[handle] += len(tokens)
-        left[handle] -= len(tokens)
-        if not left[handle]:
-            del left[handle]
-            it.end(handle)
-
-
-def iterate(
-    world: World,
-    it: drafter.Drafter,
-    left: dict[int, int],
-    done: dict[int, int],
-    *,
-    kv_tokens: int = 0,
-    other: int = 0,
-    prompt_row: float = 0.0,
-) -> None:
-    """One iteration of those that are left, and of `other` rows of prompts."""
-    handles = list(left)
-    room = [left[handle] - 1 for handle in handles]
-    drafts = it.propose(handles, room, other_rows=other, kv_tokens=kv_tokens) if handles else []
-    generated = verified(handles, drafts, done)
-    rows = len(handles) + sum(len(draft.tokens) for draft in drafts)
-    true = world.iteration(rows) + other * prompt_row
-    seconds = true * disturbance(world)
-    world.now += seconds
-    world.fair += true
-    world.plain += other * prompt_row
-    if handles:
-        world.plain += world.iteration(len(handles)) * sum(map(len, generated)) / len(handles)
-        it.observe(handles, generated, rows=rows + other, kv_tokens=kv_tokens, seconds=seconds)
-    else:
-        world.plain += world.iteration(0)
-    enter(it, handles, generated, left, done)
 
 
 def decode(world: World, it: drafter.Drafter, lengths: Sequence[int]) -> None:
@@ -188,15 +120,9 @@ def decode(world: World, it: drafter.Drafter, lengths: Sequence[int]) -> None:
 
 
 def stream(
-    world: World,
-    it: drafter.Drafter,
-    *,
-    responses: int,
-    length: int,
-    batch: int,
-    prompt: int,
+    world: World, it: drafter.Drafter, *, responses: int, length: int, batch: int, prompt: int,
     prompt_row: float,
-) -> None:
+) -> None:  # fmt: skip
     """Short responses, up to `batch` at once; whoever ends is followed by a prompt to take in.
 
     `prompt` rows, of `prompt_row` seconds each.
@@ -211,3 +137,37 @@ def stream(
             handle = it.begin([begun], [], sample=0, noise_epoch=0)
             left[handle], done[handle] = length, 0
             begun += 1
+
+
+def iterate(
+    world: World, it: drafter.Drafter, left: dict[int, int], done: dict[int, int], *,
+    kv_tokens: int = 0, other: int = 0, prompt_row: float = 0.0,
+) -> None:  # fmt: skip
+    """One iteration of those that are left, and of `other` rows of prompts."""
+    handles = list(left)
+    room = [left[handle] - 1 for handle in handles]
+    drafts = it.propose(handles, room, other_rows=other, kv_tokens=kv_tokens) if handles else []
+    generated = []  # what an engine makes of drafts: a response is 0, 1, 2, ...
+    for handle, draft in zip(handles, drafts, strict=True):
+        size = 0
+        while size < len(draft.tokens) and draft.tokens[size] == done[handle] + size:
+            size += 1
+        generated.append(list(range(done[handle], done[handle] + size + 1)))
+    rows = len(handles) + sum(len(draft.tokens) for draft in drafts)
+    true = world.iteration(rows) + other * prompt_row
+    held_up = 8 if world.random.random() < 0.01 else 1
+    seconds = true * held_up * (1 + world.noise * world.random.standard_normal())
+    world.now += seconds
+    world.fair += true
+    world.plain += other * prompt_row
+    if handles:
+        world.plain += world.iteration(len(handles)) * sum(map(len, generated)) / len(handles)
+        it.observe(handles, generated, rows=rows + other, kv_tokens=kv_tokens, seconds=seconds)
+    else:
+        world.plain += world.iteration(0)
+    for handle, tokens in zip(handles, generated, strict=True):
+        done[handle] += len(tokens)
+        left[handle] -= len(tokens)
+        if not left[handle]:
+            del left[handle]
+            it.end(handle)

@@ -6,11 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from rhymeflow.config import DraftingConfig
 from rhymeflow.histospec.draft import NONE
 from rhymeflow.histospec.drafter import Drafter
-from rhymeflow.histospec.index import Index, prompt_key
+from rhymeflow.histospec.index import Index
 from tests.histospec import fakes
-from tests.histospec.fakes import World, decode, run, stream
+from tests.histospec.fakes import World, run, stream
 
 PROMPT = [7, 8, 9]
 TEXT = [int(t) for t in np.random.default_rng(0).integers(10, 60, 80)]
@@ -19,7 +20,7 @@ TEXT = [int(t) for t in np.random.default_rng(0).integers(10, 60, 80)]
 def history_of(*texts: list[int]) -> Index:
     index = Index(max_tokens=2000, max_responses=10)
     for sample, text in enumerate(texts):
-        response = index.begin(prompt_key(PROMPT), PROMPT, sample=sample, noise_epoch=0)
+        response = index.begin(PROMPT, sample=sample, noise_epoch=0)
         index.extend(response, text)
         index.finish(response, 1.0)
     return index
@@ -27,9 +28,8 @@ def history_of(*texts: list[int]) -> Index:
 
 def make(history: Index | None, window: str = "aimd", **more) -> Drafter:
     ticks = iter(range(10**9))
-    how = {"max_draft": 8, "shape": "linear", "ranking": "combined", "max_sequences": 4}
-    how |= {"max_length": 200, "clock": lambda: next(ticks) * 1e-6} | more
-    return Drafter(history, window=window, **how)
+    how = {"max_sequences": 4, "max_length": 200, "clock": lambda: next(ticks) * 1e-6} | more
+    return Drafter(history, DraftingConfig(window=window, max_draft=8), **how)
 
 
 def follow(drafter: Drafter, handle: int, text: list[int], done: int, iterations: int) -> int:
@@ -78,24 +78,16 @@ def test_a_response_that_was_interrupted_goes_on() -> None:
     assert follow(drafter, handle, TEXT, done, 3) > done + 6
 
 
-def test_room_is_kept_to() -> None:
-    drafter = make(history_of(TEXT), "aimd")
-    handle = drafter.begin(PROMPT, TEXT[:10], sample=0, noise_epoch=0)
-    assert drafter.propose([handle], [0], other_rows=0, kv_tokens=0) == [NONE]
-    (draft,) = drafter.propose([handle], [1], other_rows=0, kv_tokens=0)
-    assert draft.tokens == TEXT[10:11]
-    assert draft.parents == [-1]
-
-
-def test_sequences_that_were_not_asked_about_may_be_told_of_in_any_order() -> None:
-    drafter = make(history_of(TEXT), "aimd")
+def test_room_is_kept_to_and_others_may_be_told_of_in_any_order() -> None:
+    drafter = make(history_of(TEXT))
     a, b, c = (drafter.begin(PROMPT, TEXT[:5], sample=i, noise_epoch=0) for i in range(3))
+    assert drafter.propose([a], [0], other_rows=0, kv_tokens=0) == [NONE]
+    assert drafter.propose([a], [1], other_rows=0, kv_tokens=0) == [(TEXT[5:6], [-1])]
     drafts = drafter.propose([a, b], [8, 8], other_rows=20, kv_tokens=0)
     assert [len(draft.tokens) for draft in drafts] == [2, 2]
     made = [[0], TEXT[5:8], [0]]
     drafter.observe([c, b, a], made, rows=26, kv_tokens=0, seconds=0.005)
-    assert drafter.stats.accepted == 2
-    assert drafter.stats.generated == 5
+    assert (drafter.stats.accepted, drafter.stats.generated) == (2, 5)
     drafter.observe([c], [[1]], rows=30, kv_tokens=0, seconds=0.005)
     assert drafter.stats.steps == 4
 
@@ -108,43 +100,32 @@ CURVES = {
     "proportional": lambda rows: 5e-4 + 1e-3 * rows,
 }
 CHANCES = {"none": [0.0], "few": [0.2], "most": [0.9], "mixed": [0.0, 0.1, 0.5, 0.95]}
-LENGTHS = {1: 2000, 8: 1200, 64: 700, 256: 450}
+LENGTHS = {1: 2000, 8: 1200, 32: 1000, 256: 450}
 
 
 def throughput(window: str, curve: str, chances: str, batch: int, monkeypatch) -> float:
     """Against no drafts, the drafter's own time included."""
-    world = World(
-        lambda now: CHANCES[chances], CURVES[curve], lambda n: 5e-5 + 3e-6 * n
-    )  # fmt: skip
+    world = World(lambda now: CHANCES[chances], CURVES[curve], lambda n: 5e-5 + 3e-6 * n)
     run(world, window, [LENGTHS[batch]] * batch, monkeypatch=monkeypatch)
     return world.plain / world.fair
 
 
 @pytest.mark.parametrize("batch", LENGTHS)
 @pytest.mark.parametrize("curve", CURVES)
-def test_cost_never_loses(curve: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for chances in CHANCES:
-        assert throughput("cost", curve, chances, batch, monkeypatch) >= 0.97, chances
-
-
-@pytest.mark.parametrize("batch", [1, 32])
-@pytest.mark.parametrize("curve", CURVES)
-def test_cost_is_as_good_as_the_published_rule(
+def test_cost_never_loses_and_is_as_good_as_the_published_rule(
     curve: str, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(LENGTHS, batch, 1000)
     for chances in CHANCES:
-        cost, aimd = (
-            throughput(window, curve, chances, batch, monkeypatch) for window in ("cost", "aimd")
-        )
-        assert cost >= 0.97 * aimd, chances
+        cost = throughput("cost", curve, chances, batch, monkeypatch)
+        assert cost >= 0.97, chances
+        if batch in (1, 32):
+            aimd = throughput("aimd", curve, chances, batch, monkeypatch)
+            assert cost >= 0.97 * aimd, chances
 
 
 def test_what_begins_to_pay_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Proposals are worthless for 2 s and good from then on, without any sign of it."""
-    world = World(
-        lambda now: [0.0] if now < 2 else [0.9], CURVES["overhead"], lambda n: 1e-4
-    )  # fmt: skip
+    world = World(lambda now: [0.0] if now < 2 else [0.9], CURVES["overhead"], lambda n: 1e-4)
     drafter = run(world, "cost", [1500] * 8, monkeypatch=monkeypatch)
     # About 600 tokens each in the first 2 s; the other 900 in a fraction of as many iterations.
     assert drafter.stats.steps / 8 < 600 + 300
@@ -154,18 +135,11 @@ def test_stragglers_are_drafted_for_though_the_batch_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lengths = [60] * 60 + [600] * 4
-    world = World(lambda now: [0.6], CURVES["memory"], lambda n: 1e-4 + 1e-5 * n)
-    world.iteration = lambda rows: 5e-4 + 5e-4 * max(16, rows)
+    world = World(
+        lambda now: [0.6], lambda rows: 5e-4 + 5e-4 * max(16, rows), lambda n: 1e-4 + 1e-5 * n
+    )
     drafter = run(world, "cost", lengths, monkeypatch=monkeypatch)
     assert drafter.stats.generated - drafter.stats.steps > 0.4 * 4 * 540
-
-
-def test_a_second_wave_starts_from_what_the_first_taught(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(lambda now: [0.8], CURVES["overhead"], lambda n: 1e-4)
-    drafter = run(world, "cost", [200] * 8, monkeypatch=monkeypatch)
-    before = drafter.stats.steps
-    decode(world, drafter, [200] * 8)
-    assert drafter.stats.steps - before <= before
 
 
 def test_what_is_said_to_be_saved_is_what_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,15 +155,8 @@ def short_answers(
     world = World(lambda now: chances, curve, lambda n: 5e-5 + 7e-6 * n, noise=0.12)
     world.random = np.random.default_rng(seed)
     drafter = fakes.make(world, "cost", sequences=batch, monkeypatch=monkeypatch)
-    stream(
-        world,
-        drafter,
-        responses=25 * batch,
-        length=8,
-        batch=batch,
-        prompt=16,
-        prompt_row=prompt_row,
-    )
+    sizes = {"length": 8, "batch": batch, "prompt": 16, "prompt_row": prompt_row}
+    stream(world, drafter, responses=25 * batch, **sizes)
     return world
 
 

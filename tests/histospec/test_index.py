@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from rhymeflow.config import DraftingConfig
 from rhymeflow.errors import UserError
 from rhymeflow.histospec import build_draft, kernels
 from rhymeflow.histospec.index import Index, IndexHandle, prompt_key
@@ -21,38 +22,37 @@ VOCABULARY = 50
 
 
 def add(index: Index, tokens: list[int], *, prompt: list[int] = PROMPT, sample: int = 0) -> int:
-    number = index.begin(prompt_key(prompt), prompt, sample=sample, noise_epoch=-1)
+    number = index.begin(prompt, sample=sample, noise_epoch=-1)
     index.extend(number, tokens)
     return number
 
 
+def searching(index: Index, **drafting: object) -> Search:
+    return Search(index, None, DraftingConfig(**drafting), max_sequences=8, rates=RATES)
+
+
 def drafted(index: Index, tokens: list[int], most: int = 4) -> list[int]:
     """What is proposed after these tokens."""
-    search = Search([index], max_draft=most, shape="linear", ranking="combined", rates=RATES)
+    search = searching(index, max_draft=most)
     handle = search.begin(PROMPT, tokens, sample=99, noise_epoch=-1)
     proposals = search.propose(np.array([handle]), np.array([most]), np.array([0]))
     return proposals.tokens[0, : proposals.counts[0]].tolist()
 
 
-def test_counts_what_it_holds():
-    index = Index(max_tokens=1000, max_responses=3)
+def test_counts_what_it_holds_and_never_holds_more_than_there_is_room_for():
+    index = Index(max_tokens=200, max_responses=3)
+    room = len(index.readable.words) // kernels.BLOCK_WORDS * kernels.BLOCK_TOKENS
     add(index, [1, 2, 3])
     assert (index.num_tokens, index.num_responses) == (8, 1)
     for _ in range(4):
-        add(index, [1])
+        number = add(index, [1])
     assert index.num_responses == 3
-    index.clear()
-    assert (index.num_tokens, index.num_responses) == (0, 0)
-
-
-def test_tokens_are_never_more_than_there_is_room_for():
-    index = Index(max_tokens=200, max_responses=4)
-    room = len(index.readable.words) // kernels.BLOCK_WORDS * kernels.BLOCK_TOKENS
-    number = add(index, list(range(10)))
     for start in range(100):
         index.extend(number, list(range(start, start + 9)))
         assert index.num_tokens <= room
     assert index.num_tokens >= 200
+    index.clear()
+    assert (index.num_tokens, index.num_responses) == (0, 0)
 
 
 def test_the_oldest_text_goes_first():
@@ -91,9 +91,12 @@ def test_takes_less_than_a_sixth_of_the_published_memory():
     assert index.num_bytes / (1 << 16) < 430 / 6
 
 
-def test_shared_memory_is_freed_by_its_owner_alone():
+def test_shared_memory_is_freed_by_its_owner_alone_and_readers_cannot_write():
     index = Index(max_tokens=1000, max_responses=8, shared=True)
-    Index.attach(index.handle).close()
+    reader = Index.attach(index.handle)
+    with pytest.raises(ValueError, match="read-only"):
+        reader.readable.words[0] = 1
+    reader.close()
     assert shared_memory.path_of(index.handle.name).exists()
     index.close()
     assert not shared_memory.path_of(index.handle.name).exists()
@@ -105,14 +108,6 @@ def test_too_little_shared_memory_is_said_in_one_line():
     with pytest.raises(UserError, match=r"no room for the history index .* drafting.history_tok"):
         Index(max_tokens=1 << 40, max_responses=8, shared=True)
     assert not list(shared_memory.path_of("").glob(f"rhymeflow-history-{os.getpid()}-*"))
-
-
-def test_a_reader_cannot_write():
-    index = Index(max_tokens=1000, max_responses=8, shared=True)
-    reader = Index.attach(index.handle)
-    with pytest.raises(ValueError, match="read-only"):
-        reader.readable.words[0] = 1
-    index.close()
 
 
 def hammer(handle: IndexHandle, stop) -> None:
@@ -140,7 +135,7 @@ def test_readers_of_text_that_is_overwritten_propose_tokens_and_end():
     writer.start()
     try:
         reader = Index.attach(index.handle)
-        search = Search([reader], max_draft=16, shape="tree", ranking="combined", rates=RATES)
+        search = searching(reader, shape="tree")
         while index.num_responses < 16:
             assert writer.is_alive()
             time.sleep(0.01)
@@ -179,7 +174,7 @@ def test_garbage_in_the_arrays_is_survived():
             wild = random.integers(info.min, info.max, array.shape, array.dtype, endpoint=True)
             near = random.integers(0, 40, array.shape).astype(array.dtype)
             array[chosen] = np.where(random.random(array.shape) < 0.5, wild, near)[chosen]
-        search = Search([index], max_draft=8, shape="tree", ranking="reward", rates=RATES)
+        search = searching(index, max_draft=8, shape="tree", ranking="reward")
         handle = search.begin(PROMPT, [1, 2], sample=0, noise_epoch=0)
         for _ in range(10):
             proposals = search.propose(np.array([handle]), np.array([8]), np.array([0]))

@@ -11,45 +11,25 @@ from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.noise import NoiseKey
 from rhymeflow.histospec.noise_sharing import noise_epoch
 
-sizes = st.integers(1, 64)
-shares = st.floats(0, 1)
-epochs = st.integers(0, 10**6)
-
 
 def rhyming(num_members: int, share: float) -> list[int]:
-    """The members whose noise in two epochs is the same."""
-    keys = [
-        [noise_epoch(epoch, member, num_members=num_members, share=share) for epoch in (3, 4)]
-        for member in range(num_members)
-    ]
-    return [member for member, (one, other) in enumerate(keys) if one == other]
-
-
-@given(sizes, shares)
-def test_the_first_members_rhyme_and_as_many_as_the_share_says(num_members, share):
-    found = rhyming(num_members, share)
-    assert found == list(range(len(found)))
-    assert abs(len(found) - share * num_members) <= 0.5 + 1e-9
-
-
-@given(sizes, shares, shares)
-def test_a_greater_share_takes_in_the_members_of_a_smaller(num_members, one, other):
-    small, great = (set(rhyming(num_members, share)) for share in sorted((one, other)))
-    assert small <= great
-
-
-@given(sizes, shares)
-def test_the_first_epoch_is_the_same_at_every_share(num_members, share):
-    """So runs that differ in the share alone begin alike."""
+    """The members whose noise is that of epoch 0; that of the others is met in no other epoch."""
+    found = []
     for member in range(num_members):
-        assert noise_epoch(0, member, num_members=num_members, share=share) == 0
+        epochs = [noise_epoch(e, member, num_members=num_members, share=share) for e in (0, 3, 4)]
+        assert epochs in ([0, 0, 0], [0, 3, 4]), "runs that differ in the share alone begin alike"
+        found += [member] if epochs == [0, 0, 0] else []
+    return found
 
 
-@given(sizes, shares, epochs.filter(bool))
-def test_what_does_not_rhyme_never_meets_the_noise_of_another_epoch(num_members, share, epoch):
-    there = rhyming(num_members, share)
-    for member in set(range(num_members)) - set(there):
-        assert noise_epoch(epoch, member, num_members=num_members, share=share) == epoch
+@given(st.integers(1, 64), st.floats(0, 1), st.floats(0, 1))
+def test_the_first_members_rhyme_and_as_many_as_the_share_says(num_members, one, other):
+    for share in (one, other):
+        found = rhyming(num_members, share)
+        assert found == list(range(len(found)))
+        assert abs(len(found) - share * num_members) <= 0.5 + 1e-9
+    small, great = (rhyming(num_members, share) for share in sorted((one, other)))
+    assert set(small) <= set(great)
 
 
 @pytest.mark.parametrize("change", [0.02, 0.3, 2.0])

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.histospec import build_draft, control, kernels, storage
+from rhymeflow.config import DraftingConfig
+from rhymeflow.histospec import build_draft, control, index, kernels
 from rhymeflow.histospec.index import Index, prompt_key
 from rhymeflow.histospec.search import Search
 from tests.histospec import oracle
@@ -30,9 +31,9 @@ def no_collisions():
     """Few suffixes share a chain: who looks at twelve places of one finds less for each, and the
     oracle knows no such thing.
     """
-    sizes = storage.sizes
+    sizes = index._sizes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage, "sizes", lambda *given: (sizes(*given)[0], 2**18))
+        patch.setattr(index, "_sizes", lambda *given: (sizes(*given)[0], 2**18))
         yield
 
 
@@ -57,10 +58,8 @@ class Pair:
 
     def begin(self, prompt: int, sample: int, noise_epoch: int) -> tuple[int, int]:
         ids = PROMPTS[prompt]
-        key = prompt_key(ids)
         how = {"sample": sample, "noise_epoch": noise_epoch}
-        number = self.index.begin(key, ids, **how)
-        return number, self.history.begin(key, ids, **how)
+        return self.index.begin(ids, **how), self.history.begin(prompt_key(ids), ids, **how)
 
     def extend(self, number: tuple[int, int], tokens: list[int]) -> None:
         self.index.extend(number[0], tokens)
@@ -81,14 +80,9 @@ class Pair:
                 self.finish(number, reward)
 
 
-def search_of(pairs, ranking="combined", shape="linear", max_draft=8, rates=RATES):
-    return Search(
-        [pair.index for pair in pairs],
-        max_draft=max_draft,
-        shape=shape,
-        ranking=ranking,
-        rates=rates,
-    )
+def search_of(live, history=None, *, rates=RATES, **drafting):
+    earlier = None if history is None else history.index
+    return Search(live.index, earlier, DraftingConfig(**drafting), max_sequences=40, rates=rates)
 
 
 def flat(lists):
@@ -96,33 +90,28 @@ def flat(lists):
     return np.array([token for tokens in lists for token in tokens], np.int32), offsets
 
 
-def check(proposals, row, expected):
-    count = proposals.counts[row]
-    got = list(
-        zip(
-            proposals.tokens[row, :count].tolist(),
-            proposals.parents[row, :count].tolist(),
-            proposals.path_probability[row, :count].tolist(),
-            proposals.classes[row, :count].tolist(),
-            strict=True,
-        )
-    )
-    assert got == [(t, p, float(r), c) for t, p, r, c in expected]
+def nodes_of(proposals, row):
+    rows = (array[row, : proposals.counts[row]].tolist() for array in proposals[:4])
+    return list(zip(*rows, strict=True))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(response, max_size=8),
     st.lists(response, max_size=4),
     st.lists(st.tuples(response, st.lists(st.integers(0, 5), max_size=8)), min_size=1, max_size=3),
     st.sampled_from(RANKINGS),
     st.sampled_from([4000, 60]),
+    st.booleans(),
 )
-def test_linear_drafts_are_those_of_the_direct_search(earlier, live, running, ranking, max_tokens):
+def test_drafts_are_those_of_the_direct_search(
+    earlier, live, running, ranking, max_tokens, is_tree
+):
     pairs = [Pair(max_tokens), Pair(max_tokens)]
     pairs[0].fill(live)
     pairs[1].fill(earlier)
-    search = search_of(pairs, ranking)
+    shape = "tree" if is_tree else "linear"
+    search = search_of(*pairs, ranking=ranking, max_draft=8, shape=shape)
     handles, slow, numbers = [], [], []
     for (prompt, sample, noise_epoch, *_), _ in running:
         # An aligned text that is overwritten while it is used is not modelled.
@@ -142,9 +131,10 @@ def test_linear_drafts_are_those_of_the_direct_search(earlier, live, running, ra
                 assert proposals.counts[row] == 0
                 continue
             expected = oracle.draft(
-                sequence, most[row], state=states[row], ranking=ranking, is_tree=False, rates=RATES
-            )
-            check(proposals, row, expected)
+                sequence, most[row], state=states[row], ranking=ranking, is_tree=is_tree,
+                rates=RATES,
+            )  # fmt: skip
+            check(nodes_of(proposals, row), expected, is_tree)
         made = []
         for i, (one, lengths) in enumerate(running):
             length = lengths[step] if step < len(lengths) else 1
@@ -155,37 +145,14 @@ def test_linear_drafts_are_those_of_the_direct_search(earlier, live, running, ra
         search.extend(np.array(handles), *flat(made))
 
 
-@settings(max_examples=80, deadline=None)
-@given(st.lists(response, max_size=8), response, st.sampled_from(RANKINGS), st.integers(1, 12))
-def test_trees_hold_the_likeliest_nodes(earlier, one, ranking, most):
-    pair = Pair(4000)
-    pair.fill(earlier)
-    search = search_of([pair], ranking, "tree", max_draft=12)
-    prompt, sample, noise_epoch, text, *_ = one
-    how = {"sample": sample, "noise_epoch": noise_epoch}
-    handle = search.begin(PROMPTS[prompt], text, **how)
-    proposals = search.propose(np.array([handle]), np.array([most]), np.array([2]))
-    key = prompt_key(PROMPTS[prompt])
-    slow = oracle.Sequence([pair.history], key, PROMPTS[prompt], text, **how)
-    expected = oracle.draft(slow, most, state=2, ranking=ranking, is_tree=True, rates=RATES)
-    count = proposals.counts[0]
+def check(nodes, expected, is_tree):
+    if not is_tree:
+        assert nodes == [(t, p, float(r), c) for t, p, r, c in expected]
+        return
     # Which of two equally likely nodes comes first is left open; the probabilities are not.
-    assert proposals.path_probability[0, :count].tolist() == [float(node[2]) for node in expected]
-    parents = proposals.parents[0, :count]
-    assert all(-1 <= parent < node for node, parent in enumerate(parents))
-    siblings = list(zip(parents.tolist(), proposals.tokens[0, :count].tolist(), strict=True))
-    assert len(set(siblings)) == len(siblings), "a continuation stands once"
-
-
-def test_the_first_token_is_drafted_from_the_end_of_the_prompt():
-    pair = Pair(1000)
-    number = pair.begin(0, 0, -1)
-    pair.extend(number, [5, 6, 4, 3])
-    search = search_of([pair])
-    handle = search.begin(PROMPTS[0], [], sample=1, noise_epoch=-1)
-    proposals = search.propose(np.array([handle]), np.array([3]), FIRST)
-    assert proposals.tokens[0, :3].tolist() == [5, 6, 4]
-    assert proposals.parents[0, :3].tolist() == [-1, 0, 1]
+    assert [node[2] for node in nodes] == [float(node[2]) for node in expected]
+    assert all(-1 <= parent < place for place, (_, parent, *_) in enumerate(nodes))
+    assert len({node[:2] for node in nodes}) == len(nodes), "a continuation stands once"
 
 
 @pytest.mark.parametrize(("noise_epoch", "drafted"), [(0, 1), (3, 2)])
@@ -195,7 +162,7 @@ def test_equal_noise_says_what_comes_where_the_texts_before_say_nothing(noise_ep
         number = pair.begin(1, sample, 0)
         pair.extend(number, [first, 3, 3])
         pair.finish(number, None)
-    search = search_of([pair], rates=AGREED)
+    search = search_of(pair, rates=AGREED)
     handle = search.begin(PROMPTS[1], [], sample=0, noise_epoch=noise_epoch)
     proposals = search.propose(np.array([handle]), np.array([1]), FIRST)
     assert proposals.tokens[0, 0] == drafted
@@ -209,25 +176,19 @@ def test_the_better_rewarded_continuation_is_drafted_if_rewards_rank():
             number = pair.begin(1, sample, -1)
             pair.extend(number, [first, 3])
             pair.finish(number, reward)
-        search = search_of([pair], ranking, rates=AGREED)
+        search = search_of(pair, ranking=ranking, rates=AGREED)
         handle = search.begin(PROMPTS[1], [], sample=9, noise_epoch=-1)
         drafted[ranking] = search.propose(np.array([handle]), np.array([1]), FIRST).tokens[0, 0]
     assert drafted == {"reward": 2, "frequency": 1, "combined": 2}
 
 
 def test_handles_are_small_and_used_again():
-    search = search_of([Pair(1000)])
+    search = search_of(Pair(1000))
     how = {"sample": 0, "noise_epoch": -1}
     handles = [search.begin([1], [], **how) for _ in range(40)]
     assert handles == list(range(40))
     search.end(handles[3])
     assert search.begin([1], [], **how) == 3
-
-
-def test_without_an_index_nothing_is_drafted():
-    search = Search([], max_draft=4, shape="linear", ranking="combined", rates=RATES)
-    handle = search.begin([1, 2], [3], sample=0, noise_epoch=-1)
-    assert search.propose(np.array([handle]), np.array([4]), FIRST).counts.tolist() == [0]
 
 
 def test_classes_are_all_there_once():

@@ -18,8 +18,8 @@ import torch
 
 from rhymeflow.config.load import read_config
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
-from rhymeflow.histospec.configured import drafter
 from rhymeflow.histospec.draft import DraftStats
+from rhymeflow.histospec.drafter import drafter_of
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.stores import make_store
 from tests.engine.drafters import FakeDrafter, noisy
@@ -72,7 +72,7 @@ class Rig:
         return make_engine(config, self.store.handle.open(), kind)
 
     def drafter(self, index, max_length):
-        return drafter(self.config, index, max_length)
+        return drafter_of(self.config, index, max_length)
 
     @torch.no_grad()
     def publish(self, version, change):

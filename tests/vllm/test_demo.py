@@ -7,7 +7,7 @@ import pytest
 
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.errors import UserError
-from rhymeflow.histospec.index import Index, prompt_key
+from rhymeflow.histospec.index import Index
 from tests.vllm.sameness import (
     Knowing,
     answers_of,
@@ -169,11 +169,8 @@ def test_history_drafts_for_the_request_it_knows(rig, vllm, expected):
     index = Index(max_tokens=20_000, max_responses=64, shared=True)
     try:
         for request in expected[0]:
-            key = prompt_key(request.prompt_ids)
-            number = index.begin(
-                key, request.prompt_ids[-16:], sample=request.noise_key.sample,
-                noise_epoch=request.noise_key.epoch,
-            )  # fmt: skip
+            _, epoch, sample = request.noise_key
+            number = index.begin(request.prompt_ids, sample=sample, noise_epoch=epoch)
             index.extend(number, request.tokens)
             index.finish(number, 1.0)
         vllm.draft_with(rig.drafter(index.handle, vllm.limits().max_length))

@@ -10,7 +10,6 @@ import pytest
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.histospec.handle import IndexHandle
-from rhymeflow.histospec.index import prompt_key
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
 from rhymeflow.store.follow import Follower
 from rhymeflow.store.reader import TrajectoryReader
@@ -29,8 +28,8 @@ class FakeIndex:
         self.texts: list[list[int]] = []
         self.rewards: dict[int, float | None] = {}
 
-    def begin(self, prompt, prompt_tail, **about):
-        self.begun.append({"prompt": prompt, "tail": list(prompt_tail), **about})
+    def begin(self, prompt, **about):
+        self.begun.append({"prompt": prompt, **about})
         self.texts.append([])
         return len(self.texts) - 1
 
@@ -69,10 +68,9 @@ def test_a_response_is_entered_with_what_drafts_are_chosen_by(store, reader):
     put(store, TrajectoryId(3, 1), 2, [4], version=8, epoch=2)
     store.commit()
     assert writing.write() == 3
-    key, tail = prompt_key(prompt_of(3)), prompt_of(3)[-16:]
     assert index.begun == [
-        {"prompt": key, "tail": tail, "sample": 1, "noise_epoch": 0},
-        {"prompt": key, "tail": tail, "sample": 2, "noise_epoch": 2},
+        {"prompt": prompt_of(3), "sample": 1, "noise_epoch": 0},
+        {"prompt": prompt_of(3), "sample": 2, "noise_epoch": 2},
     ], "half of the members rhyme"
     assert index.texts == [[1, 2, 4], [3]]
     assert index.rewards == {}
@@ -104,8 +102,7 @@ def test_a_suites_answers_are_entered_under_the_noise_they_all_have(store, reade
     store.commit()
     writing = index_writer(index, reader)
     assert (writing.write(), writing.write()) == (1, 0)
-    about = {"prompt": prompt_key(prompt_ids), "tail": prompt_ids[-16:], "sample": 0}
-    assert index.begun == [{**about, "noise_epoch": EVALUATION_EPOCH}]
+    assert index.begun == [{"prompt": prompt_ids, "sample": 0, "noise_epoch": EVALUATION_EPOCH}]
     assert (index.texts, index.rewards) == ([[7, 8]], {0: 0.5})
 
 
@@ -180,6 +177,6 @@ def test_however_store_and_writer_take_turns_all_of_it_is_written(
     while writing.write():
         pass
     assert index.texts == [[n // 2 * 2 for n in range(10)]] * len(lengths)
-    keys = [prompt_key(prompt_of(group)) for group in range(4)]
-    rewards = {n: float(keys.index(about["prompt"])) for n, about in enumerate(index.begun)}
+    prompts = [prompt_of(group) for group in range(4)]
+    rewards = {n: float(prompts.index(about["prompt"])) for n, about in enumerate(index.begun)}
     assert index.rewards == rewards

@@ -32,7 +32,7 @@ def compiled_after(first: str, code: str, **environment: str) -> list[str]:
 ENGINE = """
 import torch
 from rhymeflow.config import Config
-from rhymeflow.histospec.configured import rehearse
+from rhymeflow.histospec.drafter import rehearse
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from rhymeflow.weights.install import Installation
 from rhymeflow.weights.manifest import manifest_of
