@@ -20,7 +20,7 @@ from benchmarks import harness
 from benchmarks.training.train import QUIET, cores, pinned, repeated, train, training_rows
 from rhymeflow.calibration import calibrate
 from rhymeflow.config import Config
-from rhymeflow.config.load import read_config
+from rhymeflow.config.load import build_config, read_config
 from rhymeflow.core.events import TrajectoryFinished, TrajectoryRewarded
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.observe.metrics import mean
@@ -107,16 +107,15 @@ def as_it_ran(config: Config, profile: Path, run_dir: Path) -> Config:
     """
     with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
         seconds = reward_seconds(reader.events())
-    simulation = {
-        "profile": str(profile),
-        "skip_steps": SKIPPED,
-        "tick_seconds": ROUND_SECONDS,
-        "snapshot_seconds": STATUS_SECONDS,
-        "message_seconds": MESSAGE_SECONDS,
-        "reward_seconds": seconds,
+    fields = {
+        "simulation.profile": str(profile),
+        "simulation.skip_steps": SKIPPED,
+        "simulation.tick_seconds": ROUND_SECONDS,
+        "simulation.snapshot_seconds": STATUS_SECONDS,
+        "simulation.message_seconds": MESSAGE_SECONDS,
+        "simulation.reward_seconds": seconds,
     }
-    values = config.model_dump()
-    return Config.model_validate({**values, "simulation": {**values["simulation"], **simulation}})
+    return build_config(fields, over=config, where="simulation")
 
 
 def reward_seconds(log: Iterable[Recorded]) -> float:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from rhymeflow import profiles
 from rhymeflow.config import Config
+from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.profiles import Profile
@@ -136,14 +137,14 @@ def _neighbours(config: Config) -> Iterator[dict[str, int]]:
 
 
 def _configured(config: Config, changes: Mapping[str, int]) -> Config:
-    values = config.model_dump()
-    for path, value in changes.items():
-        section, field = path.split(".")
-        values[section][field] = value
-    bound = values["schedule"]["max_staleness"]
-    steps = SKIPPED + STEPS + (config.schedule.bound if bound is None else bound) + 1
-    values["learner"]["max_steps"] = steps
-    values["learner"]["cpus"] = values["rollout"]["cpus"] = None  # they say how many there are
-    values["run"]["eval_steps"] = 0
-    values["simulation"] |= {"skip_steps": SKIPPED, "colocated": False}
-    return Config.model_validate(values)
+    bound = changes.get("schedule.max_staleness", config.schedule.bound)
+    fields = {
+        **changes,
+        "learner.max_steps": SKIPPED + STEPS + bound + 1,
+        "learner.cpus": None,  # they say how many ranks and instances there are
+        "rollout.cpus": None,
+        "run.eval_steps": 0,
+        "simulation.skip_steps": SKIPPED,
+        "simulation.colocated": False,
+    }
+    return build_config(fields, over=config, where="advice")

@@ -225,7 +225,8 @@ class Cluster:
         row, epoch, tokens = self.audit.prompt(trajectory.group)
         length = self.workload.length(row, epoch, trajectory.member)
         answers = self.workload.answers(row, epoch, trajectory.member, length)
-        response = Response(trajectory, tokens, length, known=epoch > 0, answers=answers)
+        known = epoch > 0 and self.hardware.drafts.max_draft > 0
+        response = Response(trajectory, tokens, length, known=known, answers=answers)
         response.routed_version = version
         self.audit.admit(response)
 

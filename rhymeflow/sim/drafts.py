@@ -37,7 +37,9 @@ class Choice(NamedTuple):
 
 class Drafts:
     """Chooses, and remembers what it chose. `acceptance` is of tokens whose prompt was answered in
-    an earlier epoch, `first_acceptance` of others, whose drafts come from siblings."""
+    an earlier epoch, `first_acceptance` of others, whose drafts come from siblings. `max_draft` 0:
+    nothing is drafted, and all are of one class.
+    """
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class Drafts:
         self.acceptance = (first_acceptance, acceptance)  # by class
         self._corner = floor((cost.k2 - cost.c) / cost.k3) if cost.k3 > 0 else 0
         """Most rows that are computed while weights are read."""
-        self._edges = _edges(cost, kv_capacity)
+        self._edges = _edges(cost, kv_capacity) if max_draft else []
         self._levels = self._sorted()
         self._chosen: dict[tuple[Counts, int], Choice] = {}
 

@@ -26,7 +26,7 @@ class Response:
     id: TrajectoryId
     prompt_tokens: int
     sampled_length: int  # tokens that the policy will generate, at least 1
-    known: bool = False  # its prompt was answered in an earlier epoch
+    known: bool = False  # its prompt was answered in an earlier epoch, and drafts come from there
     answers: Sequence[Answer] = ()
     turn: int = 0  # turns that the environment has answered
     length: int = 0

@@ -165,12 +165,10 @@ def _hardware(config: Config, profile: Profile, train_devices: int, workload: Wo
         max_prefill_tokens=rollout.max_prefill_tokens,
         max_length=rollout.max_completion_length,
         keep_cache=rollout.kv_cache_on_pull == "keep",
-        drafts=None
-        if config.drafting.window == "off"
-        else Drafts(
+        drafts=Drafts(
             cost,
             acceptance=config.simulation.acceptance,
-            max_draft=config.drafting.max_draft,
+            max_draft=0 if config.drafting.window == "off" else config.drafting.max_draft,
             kv_capacity=kv_capacity,
         ),
     )

@@ -104,6 +104,7 @@ def a_cluster(
         cost=COST, capacity=rng.randint(1, 6), kv_capacity=rng.choice([81, 150, 100_000]),
         watermark=rng.choice([0, 5]), max_prefill_tokens=rng.choice([7, 64]), max_length=60,
         keep_cache=rng.random() < 0.5,
+        drafts=Drafts(COST, acceptance=0, max_draft=0, kv_capacity=1),
     )  # fmt: skip
     latencies = SimulationConfig(
         tick_seconds=rng.choice([1e-4, 0.03]), snapshot_seconds=rng.choice([0.01, 0.3]),
@@ -217,18 +218,23 @@ def test_the_mind_plans_no_more_often_than_it_is_to() -> None:
 # -- the audit sees it -----------------------------------------------------------------------------
 
 
+def complete(
+    audit: Audit, trajectory: TrajectoryId, version: int, *, length: int = 3, reward: float = 1.0
+) -> None:
+    """A response that was begun and ended under this version."""
+    response = Response(trajectory, 5, length, routed_version=version, oldest_version=version)
+    response.generated = length
+    audit.admit(response)
+    audit.complete(trajectory)
+    audit.reward(trajectory, reward)
+
+
 def a_ledger(versions: tuple[int, ...], batches: int = 0) -> Audit:
     """Of groups of one response each, complete, begun under these versions; bound 1."""
     audit = Audit(num_generations=1, groups_per_batch=len(versions), max_staleness=1)
     audit.batches += [None] * batches
     for group, version in enumerate(versions):
-        response = Response(TrajectoryId(group, 0), 5, 3)
-        response.routed_version = response.oldest_version = version
-        response.generated = 3
-        audit.request(group, Prompt(group, 0, 5))
-        audit.admit(response)
-        audit.complete(response.id)
-        audit.reward(response.id, 1.0)
+        complete(audit, TrajectoryId(group, 0), version)
     return audit
 
 
@@ -237,24 +243,16 @@ def a_batch(version: int, *groups: int) -> Train:
 
 
 def test_a_batch_within_the_bound() -> None:
+    """Groups whose trained rewards are equal move nothing."""
     audit = a_ledger((2, 1), batches=2)
     batch = audit.train(a_batch(2, 0, 1))
     assert (batch.responses, batch.response_tokens, batch.prompt_tokens) == (2, 6, 10)
     assert audit.staleness == {0: 1, 1: 1}
     audit.close(3)
-
-
-def test_groups_whose_trained_rewards_are_equal_move_nothing() -> None:
     audit = Audit(num_generations=2, groups_per_batch=2, max_staleness=0)
     for group, rewards in enumerate(((0.0, 1.0), (1.0, 1.0, 0.0))):
-        audit.request(group, Prompt(group, 0, 5))
         for member, reward in enumerate(rewards):
-            response = Response(TrajectoryId(group, member), 5, 10 * group + 3)
-            response.routed_version = response.oldest_version = 0
-            response.generated = response.length
-            audit.admit(response)
-            audit.complete(response.id)
-            audit.reward(response.id, reward)
+            complete(audit, TrajectoryId(group, member), 0, length=10 * group + 3, reward=reward)
     batch = audit.train(Train(0, (0, 1), ((0, 1), (0, 1))))  # the third is surplus
     assert (batch.prompt_tokens, batch.response_tokens) == (20, 32)
     assert batch.still_tokens == 2 * (5 + 13)

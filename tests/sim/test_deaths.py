@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 from rhymeflow.sim import simulate
 from rhymeflow.sim.faults import HOUR, Devices, Failure, Recovery, failures
@@ -195,26 +194,23 @@ def test_failures_are_those_of_the_seed() -> None:
 
     assert first(1) == first(1) != first(2)
     other = dataclasses.replace(SPLIT, num_instances=10, learner=44)
-    assert [f.at for f in first(1, other)] == [f.at for f in first(1)]
     alternating = Devices(num_instances=32, per_instance=2, learner=64, colocated=True)
-    assert [f.at for f in first(1, alternating)] == [f.at for f in first(1)]
+    for same_size in (other, alternating):
+        assert [f.at for f in first(1, same_size)] == [f.at for f in first(1)]
     assert {f.victim for f in first(1, alternating)} == {"devices"}
     assert list(failures(1, SPLIT, device_mtbf_hours=None)) == []
 
 
-def with_rates(path: Path, **changes: object) -> Config:
-    return a_config(path, schedule__name="staleflow", learner__max_steps=12, **changes)
-
-
 def test_rates_of_a_configuration(tmp_path: Path) -> None:
-    hours = 12 / HOUR  # of 8 devices one fails every 1.5 s
-    rates = {**FAULTS, "simulation__faults__device_mtbf_hours": hours}
-    config = with_rates(tmp_path, **rates)
+    def with_rate(hours: float | None) -> Result:
+        fields = {**FAULTS, "simulation__faults__device_mtbf_hours": hours}
+        fields |= {"schedule__name": "staleflow", "learner__max_steps": 12}
+        return run(a_config(tmp_path, **fields), Constant())
+
     with recovering():
-        found, again = run(config, Constant()), run(config, Constant())
+        found, again = (with_rate(12 / HOUR) for _ in range(2))  # of 8 devices one every 1.5 s
     assert sum(found.deaths.values()) >= 3
     assert found == again, "the same twice"
-    rates["simulation__faults__device_mtbf_hours"] = 1e12
-    rare = run(with_rates(tmp_path, **rates), Constant())
-    assert rare == run(with_rates(tmp_path), Constant()), "as without faults"
+    rare = with_rate(1e12)
+    assert rare == with_rate(None), "as without faults"
     assert found.seconds > rare.seconds

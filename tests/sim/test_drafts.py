@@ -57,17 +57,6 @@ def test_nothing_is_better_of_all_drafts_of_each_trajectory(cost, classes) -> No
     assert rate(drafts, counts, 0) == pytest.approx(best)
 
 
-@settings(max_examples=100, deadline=None)
-@given(costs, st.tuples(*[st.integers(0, 30)] * CLASSES).filter(any))
-def test_nothing_is_better_of_all_drafts_of_each_class(cost, counts) -> None:
-    drafts = choosing(cost, 3)
-    for drafted in product(range(4), repeat=CLASSES):
-        classes = list(zip(counts, drafts.acceptance, drafted, strict=True))
-        tokens = sum(n * generated(chance, d) for n, chance, d in classes)
-        seconds = cost.iteration(sum(n * (1 + d) for n, _, d in classes), 0)
-        assert tokens / seconds <= rate(drafts, counts, 0) * (1 + 1e-12)
-
-
 @given(st.tuples(*[st.integers(0, 30)] * CLASSES).filter(any), st.integers(0, 10_000))
 def test_it_is_near_the_best_in_all_of_a_band(counts, kv_tokens) -> None:
     drafts = choosing(replace(COST, k1=1e-5), 4)
