@@ -15,16 +15,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from benchmarks import harness
 from benchmarks.simulated import schedules as simulated
 from benchmarks.simulated import splits
-from benchmarks.training.train import cores, pinned, repeated, train
+from benchmarks.training.train import cores, pinned, repeated, train, training_rows
 from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
 from rhymeflow.core.events import Evaluated, InstanceJoined, LearnerReady, VersionPublished
-from rhymeflow.dashboard.timeline import Body, Fold
 from rhymeflow.observe import metrics
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
@@ -127,14 +124,6 @@ def is_enough(run_dir: Path, *, goal: float) -> bool:
 # -- the log of a run -----------------------------------------------------------------------------
 
 
-_LINES = """SELECT time, kind, body FROM (
-    SELECT time, kind, body, seq AS event, 0 AS command FROM events
-    UNION ALL
-    SELECT time, c.kind, c.body, event, c.seq FROM commands c JOIN events e ON e.seq = event)
-    ORDER BY event, command"""
-"""The log in order, commands after the event upon which they were given."""
-
-
 class Evaluation(NamedTuple):
     seconds: float
     version: int
@@ -155,10 +144,8 @@ class Run(NamedTuple):
     """Seconds of version 1, 2 and so on."""
     staleness: int
     """Greatest of all trained trajectories."""
-    rollout: float = 0.0
-    """Seconds in which an instance generated or evaluated."""
-    training: float = 0.0
-    """Seconds in which the learner trained."""
+    training: float = 0.5
+    """Share of its time in which the learner trained."""
 
 
 class Reached(NamedTuple):
@@ -183,16 +170,9 @@ def read(run_dir: Path) -> Run:
                 case VersionPublished():
                     published.append(time)
         ((staleness,),) = reader.query("SELECT MAX(staleness) FROM trained")
-        fold = Fold()
-        for time, kind, body in reader.query(_LINES):
-            fold.take(time, kind, msgspec.json.decode(body, type=Body))
-    spans = fold.ended + fold.open()
     ready = max(first[LearnerReady], first[InstanceJoined])
-    rollout, training = (
-        sum(b - a for a, b in joined((s.start, s.end) for s in spans if s.kind in kinds))
-        for kinds in (("generating", "evaluation"), ("training",))
-    )
-    return Run(ready, evaluations, published, staleness, rollout, training)
+    training = 1 - (metrics.mean(training_rows(run_dir), "idle/learner") or 0.0)
+    return Run(ready, evaluations, published, staleness, training)
 
 
 def reached(run: Run, goal: float) -> Reached:
@@ -208,20 +188,9 @@ def reached(run: Run, goal: float) -> Reached:
 
 
 def phases_allow(run: Run) -> float:
-    """What part of a synchronous run's time would be left if rollout and training went on at once
-    and neither ever waited: the longer of the two over their sum."""
-    return max(run.rollout, run.training) / (run.rollout + run.training)
-
-
-def joined(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """What is in at least one of these: intervals that do not touch, in order."""
-    found: list[tuple[float, float]] = []
-    for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
-        elif end > start:
-            found.append((start, end))
-    return found
+    """What part of a synchronous run's time would be left if training and the rest of it, rollout,
+    went on at once and neither ever waited: the longer of the two."""
+    return max(run.training, 1 - run.training)
 
 
 def steps_per_second(run: Run) -> float:
@@ -280,6 +249,6 @@ def notes(args: argparse.Namespace) -> str:
         "from when the run is ready (a version published, an instance joined) to the first "
         f"greedy evaluation, of one every {EVAL_STEPS} versions, whose held-out reward is "
         f"{args.goal:g} or more. A run that ended before counts with all its time. Ratios are to "
-        "`synchronous` with the same seed; `allowed` is the longer of rollout (evaluation "
-        "included) and training over their sum, in the runs of `synchronous`."
+        "`synchronous` with the same seed; `allowed` is the longer of training and the rest "
+        "(rollout, evaluation included) over all the time, in the runs of `synchronous`."
     )

@@ -93,29 +93,24 @@ def test_callbacks_see_the_state_of_their_own_step() -> None:
     assert [each["step"] for each in told.state.log_history] == [0, 2, 4, 2, 6]
 
 
-class Asks(TrainerCallback):
-    def __init__(self, **wanted: bool) -> None:
-        self.wanted = wanted
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        for name, value in self.wanted.items():
-            setattr(control, name, value)
-
-
 @pytest.mark.parametrize(
     ("wanted", "stops", "saves", "warns"),
     [
-        ({"should_training_stop": True}, True, False, False),
-        ({"should_save": True}, False, True, False),
-        ({"should_evaluate": True}, False, False, True),
-        ({}, False, False, False),
+        ("should_training_stop", True, False, False),
+        ("should_save", False, True, False),
+        ("should_evaluate", False, False, True),
+        (None, False, False, False),
     ],
 )
 def test_what_the_control_asks_for(
-    wanted: dict[str, bool], stops: bool, saves: bool, warns: bool
+    wanted: str | None, stops: bool, saves: bool, warns: bool
 ) -> None:
-    state, asks = TrainerState(max_steps=4), Asks(**wanted)
-    made = Callbacks([asks], None, state, Rhythm(), lambda: None)
+    class Asks(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if wanted is not None:
+                setattr(control, wanted, True)
+
+    made = Callbacks([Asks()], None, TrainerState(max_steps=4), Rhythm(), lambda: None)
     made.begin({})
     with pytest.warns(match="eval_steps says when") if warns else nullcontext():
         made.step_ended(1, row(1))
@@ -130,10 +125,8 @@ def test_names_of_suites_may_have_slashes() -> None:
 
 def test_shares_are_of_the_time_of_all_steps_and_the_rest_is_their_mean() -> None:
     history = History(Rhythm(every=2))
-    rows = {
-        1: {"step": 1, "loss": 1.0, "idle/learner": 0.9, "step_time": 9.0},
-        2: {"step": 2, "loss": 0.0, "idle/learner": 0.1, "step_time": 1.0},
-    }
-    history.read(rows)
+    figures = ((1.0, 0.9, 9.0), (0.0, 0.1, 1.0))
+    names = ("step", "loss", "idle/learner", "step_time")
+    history.read({i: dict(zip(names, (i, *row), strict=True)) for i, row in enumerate(figures, 1)})
     (entry,) = history.entries
     assert (entry["loss"], entry["idle/learner"], entry["step"]) == (0.5, 0.82, 2)

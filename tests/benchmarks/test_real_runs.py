@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from benchmarks.training import train
 from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
 from rhymeflow.core import events as e
-from rhymeflow.core.commands import Evaluate, Train
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.runtime import event_log
@@ -47,19 +47,17 @@ def test_a_run_is_read_from_its_log(tmp_path: Path) -> None:
     store.put_finished(trajectory, length=3, reason="stop")
     store.put_reward(trajectory, reward=1.0, components={})
     store.put_consumed(0, version=0, members=(0,))
-    store.record_command(store.record(8.5, [e.Tick()]), Train(0, (0,), ((0,),)))
-    event = store.record(9.0, [e.VersionPublished(1)])
-    for number, instance in enumerate(("rollout-0", "rollout-1")):
-        store.record_command(event, Evaluate(instance, number, 1))
+    store.record(9.0, [e.VersionPublished(1)])
     store.record(9.5, [e.Evaluated("rollout-0", 1, 0.5)])
     store.record(9.75, [e.Evaluated("rollout-1", 1, 0.5)])
     store.commit()
     store.close()
+    row = {"step_time": 4.0, "idle/learner": 0.25, "completions/mean_length": 3.0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     found = schedules.read(tmp_path)
     assert (found.ready, found.published, found.staleness) == (7.5, [9.0], 0)
     assert found.evaluations == [Evaluation(9.5, 1, 0.5), Evaluation(9.75, 1, 0.5)]
-    assert (found.rollout, found.training) == (0.75, 0.5)
-    assert schedules.phases_allow(found) == 0.6
+    assert schedules.phases_allow(found) == found.training == 0.75
 
 
 def made_up(*rewards: float, seconds: float = 1.0, staleness: int = 0) -> Run:
@@ -69,7 +67,7 @@ def made_up(*rewards: float, seconds: float = 1.0, staleness: int = 0) -> Run:
         Evaluation((published[2 * i - 1] if i else 10.0) + 0.5, 2 * i, reward)
         for i, reward in enumerate(rewards)
     ]
-    return Run(10.0, evaluations, published, staleness, rollout=3.0, training=1.0)
+    return Run(10.0, evaluations, published, staleness, training=0.25)
 
 
 def test_the_goal_is_reached_when_an_evaluation_is_known_or_counts_with_all_its_time() -> None:
