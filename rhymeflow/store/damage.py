@@ -1,7 +1,7 @@
 """Reading an event store whose file may be damaged: a disk that failed, a copy cut short.
 
 What cannot be read because of the file is one `UserError`; an error that an undamaged file gives is
-a defect and keeps its traceback. A number or a token that is another one now is not found.
+a defect and keeps its traceback. Damage is what SQLite finds, and text that does not decode.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from urllib.parse import quote
 import msgspec
 
 from rhymeflow.errors import UserError
-from rhymeflow.store import codec, schema
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.store.reader import IncompleteBatch, TrajectoryReader
 from rhymeflow.store.schema import EVENTS
@@ -41,49 +40,14 @@ def open_undamaged(path: Path) -> Iterator[TrajectoryReader]:
         reader.close()
 
 
-_TYPES = {"INTEGER": "'integer'", "REAL": "'real', 'integer'", "TEXT": "'text'", "BLOB": "'blob'"}
-_SOUND = {
-    "attempts": "json_valid(config)",
-    "groups": "json_valid(columns) AND LENGTH(prompt_tokens) % 4 = 0",
-    "segments": "LENGTH(tokens) % 4 = 0 AND LENGTH(logprobs) = LENGTH(tokens) * (steps > 0)"
-    " AND (accepted IS NULL OR LENGTH(accepted) * 4 = LENGTH(tokens))",
-    "trajectories": "components IS NULL OR json_valid(components)",
-    "token_details": "logprobs IS NULL OR LENGTH(logprobs) % 4 = 0",
-}
-"""What holds of each row, beside the types of its columns."""
-
-
-def first_wrong(path: Path) -> str | None:
-    """Which value is not what the schema says, if one is not. SQLite checks pages, not values.
-    Raises `sqlite3.DatabaseError`: the file cannot be read, or text is none."""
-    with contextlib.closing(schema.open_for_reading(path)) as connection:
-        ask = connection.execute
-        for (table,) in ask("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-            wrong = [f"NOT ({_SOUND.get(table, 'TRUE')})"]
-            for _, name, kind, not_null, _, key in ask(f"PRAGMA table_info({table})"):
-                if kind:
-                    null = "" if not_null or key else ", 'null'"
-                    wrong.append(f"typeof({name}) NOT IN ({_TYPES[kind]}{null})")
-            for (row,) in ask(f"SELECT rowid FROM {table} WHERE {' OR '.join(wrong)} LIMIT 1"):
-                return f"row {row} of {table} is not what its schema says"
-            for number, *row in ask(f"SELECT rowid, * FROM {table}"):  # texts become text
-                try:
-                    if table in ("events", "commands"):
-                        codec.decode(*row[-2:])
-                except (msgspec.DecodeError, KeyError) as error:
-                    return f"row {number} of {table}: {error}"
-    return None
-
-
 def damage_of(path: Path, error: Exception) -> str | None:
     """What is wrong with the file, in a line; None if nothing is. Reads all of it."""
-    if isinstance(error, IncompleteBatch):  # one that was trained on: it was whole then
+    # What was trained on was whole then, and what is in the log was encoded.
+    if isinstance(error, IncompleteBatch | msgspec.DecodeError):
         return str(error)
     reader = TrajectoryReader(path)
     try:
         ((found,),) = reader.query("PRAGMA quick_check(1)")
-        if found == "ok":
-            found = first_wrong(path) or found
     except (sqlite3.DatabaseError, UnicodeDecodeError) as again:
         found = str(again)
     finally:

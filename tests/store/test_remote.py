@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+
 import pytest
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
+from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.handle import (
     STORE,
     RemoteTrajectoryReader,
@@ -73,6 +77,10 @@ def test_errors_come_through(shared, path):
         reader.batch((8,), ((0,),))
     with pytest.raises(KeyError), explained(reader):
         raise KeyError("the file is as it should be")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE events SET body = '{'")
+    with pytest.raises(UserError, match="is damaged: Input data"), open_undamaged(path) as there:
+        list(there.events())
     elsewhere = RemoteTrajectoryReader(STORE, path.with_name("nothing.db"))
     with pytest.raises(UserError, match=r"nothing\.db"):
         elsewhere.attempts()
