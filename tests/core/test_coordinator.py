@@ -1,5 +1,5 @@
-"""The coordinator against a fake runtime that orders, delays, repeats and loses as it likes; then
-one test for each defect with events that come late, twice, or about what never was."""
+"""The coordinator in any order of events, late, repeated and lost ones; then one test for each
+defect, and for what the schedules promise."""
 
 import random
 from dataclasses import replace
@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 from rhymeflow.core import planner
 from rhymeflow.core.commands import (
     Abort,
-    Command,
     Drop,
     Evaluate,
     FinishEarly,
     Interrupt,
     Pull,
-    RequestPrompts,
     RetryPrompt,
     Route,
     Train,
@@ -44,7 +42,7 @@ from rhymeflow.core.strategies import base
 from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.core.types import TrajectoryId
 from tests.core import invariants
-from tests.helpers import FakeRuntime, a_plan, a_schedule
+from tests.core.interleaving import Interleaving, a_plan, a_schedule
 
 BOUNDS = {"synchronous": 0, "one_step": 1}
 A, B = TrajectoryId(0, 0), TrajectoryId(0, 1)
@@ -72,12 +70,8 @@ def runs(draw):
 capacities = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
 
 
-def run(plan, schedule=None, capacities=(4, 4), seed=0, **options) -> FakeRuntime:
-    chooser = random.Random(seed)
-    runtime = FakeRuntime(
-        plan, schedule, capacities=capacities, choose=chooser.randrange, seed=seed, **options
-    )
-    return runtime.run()
+def run(plan, schedule=None, capacities=(4, 4), seed=0, **options) -> Interleaving:
+    return Interleaving(plan, schedule, capacities=capacities, seed=seed, **options).run()
 
 
 def tell(coordinator, *events, now=0.0):
@@ -115,32 +109,35 @@ def routes(commands):
 
 @settings(max_examples=300, deadline=None)
 @given(
-    run_=runs(),
+    scenario=runs(),
     capacities=capacities,
-    seed=st.integers(0, 2**32),
-    failures=st.sampled_from([0.0, 0.0, 0.1]),
-    duplicates=st.sampled_from([0.0, 0.2]),
-    crashes=st.integers(0, 3),
-    disorder=st.sampled_from([0.0, 0.1, 0.5]),
-    turns=st.sampled_from([1, 1, 4]),
+    options=st.fixed_dictionaries(
+        {
+            "seed": st.integers(0, 2**32),
+            "failures": st.sampled_from([0.0, 0.0, 0.1]),
+            "duplicates": st.sampled_from([0.0, 0.2]),
+            "crashes": st.integers(0, 3),
+            "disorder": st.sampled_from([0.0, 0.1, 0.5]),
+        }
+    ),
+    most=st.sampled_from([base.MAX_ASSIGNMENTS, 1]),
 )
 def test_any_order_of_events_ends_with_every_batch_trained_within_the_bound(
-    run_, capacities, seed, failures, duplicates, crashes, disorder, turns
+    scenario, capacities, options, most
 ):
-    plan, schedule = run_
-    runtime = run(
-        plan, schedule, capacities, seed, failures=failures, duplicates=duplicates,
-        crashes=crashes, disorder=disorder, turns=turns,
-    )  # fmt: skip
-    assert runtime.published == plan.num_batches
+    """Also where a tick routes one trajectory, or interrupts one, and another follows at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "MAX_ASSIGNMENTS", most)
+        runtime = run(*scenario, capacities, **options)
+    plan, evaluated = runtime.plan, runtime.evaluated
     ended = sum(map(len, runtime.batches)) + len(runtime.dropped)
     if not plan.extra_groups:  # with surplus, nobody knows beforehand how many will be needed
-        assert runtime.group_id == ended, "law 2: requested for nothing"
-    assert plan.evaluations([plan.num_batches]) <= set(runtime.evaluated)
-    assert set(runtime.evaluated) <= plan.evaluations(range(plan.num_batches + 1))
-    if not crashes:
-        assert plan.evaluations([0]) <= set(runtime.evaluated)
-        assert len(set(runtime.evaluated)) == len(runtime.evaluated), "evaluated twice"
+        assert runtime.num_groups == ended, "law 2: requested for nothing"
+    assert plan.evaluations([plan.num_batches]) <= set(evaluated)
+    assert set(evaluated) <= plan.evaluations(range(plan.num_batches + 1))
+    if not options["crashes"]:
+        assert plan.evaluations([0]) <= set(evaluated)
+        assert len(set(evaluated)) == len(evaluated), "evaluated twice"
 
 
 @pytest.mark.parametrize("order", get_args(BatchOrder))
@@ -149,16 +146,8 @@ def test_an_adversarial_order_newest_first_still_ends(name, order):
     bound = BOUNDS.get(name, 2)
     plan = a_plan(num_batches=5, groups_per_batch=3, max_staleness=bound, batch_order=order)
     for pick in (lambda n: n - 1, lambda n: 0):
-        runtime = FakeRuntime(plan, a_schedule(name), capacities=(3, 5), choose=pick).run(20_000)
+        runtime = Interleaving(plan, a_schedule(name), capacities=(3, 5), choose=pick).run(20_000)
         assert len(runtime.batches) == 5
-
-
-@pytest.mark.parametrize("crashes", [0, 2])
-def test_batches_in_the_order_of_requests_are_the_same_whatever_finishes_first(crashes):
-    plan = a_plan(num_batches=4, groups_per_batch=3, max_staleness=2, batch_order="requested")
-    for seed in range(20):
-        runtime = run(plan, a_schedule("rhymeflow"), seed=seed, crashes=crashes)
-        assert runtime.batches == [(0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11)]
 
 
 def test_one_step_admits_a_batch_only_when_the_one_before_is_complete():
@@ -209,33 +198,6 @@ def test_kv_tokens_are_those_seen_and_those_commanded_since():
     assert instance.kv_tokens == 30 - (5 + 2)
 
 
-def test_a_partial_goes_on_elsewhere_and_keeps_its_version():
-    coordinator, _ = begun("staleflow", groups=2, groups_per_batch=1, max_staleness=2)
-    commands = tell(coordinator, *done(0, 0), *done(0, 1))
-    assert Train(0, (0,), ((0, 1),)) in commands
-    left = TrajectoryId(1, 0), TrajectoryId(1, 1)
-    commands = tell(coordinator, VersionPublished(1))
-    number = coordinator.state.instances["a"].commands
-    assert Interrupt("a", number - 1, left) in commands
-    assert Pull("a", number, 1) in commands
-    coordinator.handle(InstanceJoined("b", 1, 4, 10_000))
-    assert coordinator.handle(TrajectoryInterrupted(left[0], "a", 99, 7)) == []
-    assert coordinator.state.member(left[0]).instance == "a", "not the interrupt that was commanded"
-    commands = tell(coordinator, *(TrajectoryInterrupted(t, "a", number - 1, 7) for t in left))
-    assert sorted(t for t, _ in routes(commands)) == ["1.0", "1.1"]
-    assert {coordinator.state.member(t).version for t in left} == {0}
-    assert tell(coordinator, TrajectoryInterrupted(left[0], "a", number - 1, 7)) == [], "twice"
-
-
-def test_what_an_instance_had_goes_on_elsewhere_when_it_has_left():
-    coordinator, commands = begun(instances=[("a", 2), ("b", 2)], groups_per_batch=1)
-    assert dict(routes(commands)) == {"0.0": "a", "0.1": "b"}
-    assert routes(tell(coordinator, InstanceLeft("a", "killed"))) == [("0.0", "b")]
-    assert tell(coordinator, *done(0, 0, "a")) == [], "the word of one that left does not count"
-    assert tell(coordinator, InstanceJoined("a", 0, 2, 100)) == [], "a name is used once"
-    assert "a" not in coordinator.state.instances
-
-
 @pytest.mark.parametrize(
     ("components", "is_filtered"),
     [
@@ -284,14 +246,6 @@ def test_a_stuck_group_is_trained_on_as_far_as_it_came(is_lost):
     told = tell(coordinator, *stored, *[InstanceLeft("a", "killed")] * is_lost)
     assert told == [FinishEarly(stuck)]
     assert Train(0, (0, 1), ((0,), (0,))) in tell(coordinator, TrajectoryRewarded(stuck, 0.0))
-
-
-def test_a_group_without_a_reward_is_dropped_and_replaced():
-    coordinator, _ = begun(num_batches=1, groups_per_batch=1, num_generations=1, max_staleness=0)
-    commands = tell(coordinator, done(0)[0], RewardFailed(TrajectoryId(0, 0), "raised"))
-    assert commands == [Drop(0, "aborted", "reward failed: raised"), RequestPrompts(1)]
-    assert tell(coordinator, TrajectoryRewarded(TrajectoryId(0, 0), 1.0)) == []
-    assert routes(tell(coordinator, GroupCreated(1, 1, 0, 5))) == [("1.0", "a")]
 
 
 def evaluations(commands):
@@ -350,85 +304,6 @@ def test_the_strategies_of_a_user_cannot_break_the_protocol():
     assert all(run(plan, one_lags, seed=seed).finished for seed in range(20))
 
 
-# -- ticks that stop before all is routed ----------------------------------------------------------
-
-
-def routed(schedule: str, num_instances: int, num_groups: int, most: int | None) -> list[Route]:
-    """All that is routed when a fleet of unequal instances is filled at once."""
-    with pytest.MonkeyPatch.context() as patch:
-        if most is not None:
-            patch.setattr(base, "MAX_ASSIGNMENTS", most)
-        coordinator = Coordinator(
-            a_plan(groups_per_batch=num_groups, num_generations=3, max_staleness=0),
-            a_schedule(schedule),
-        )
-        events = [LearnerReady(0)] + [
-            InstanceJoined(f"i{n}", 0, 2 + n, 200 + 100 * n) for n in range(num_instances)
-        ]
-        tell(coordinator, *events)
-        for n in range(num_groups):
-            coordinator.handle(GroupCreated(n, n, 0, 3 + n * 7 % 50))
-        found, num_ticks = [], 0
-        while not num_ticks or coordinator.state.has_more:
-            told = [c for c in coordinator.handle(Tick()) if isinstance(c, Route)]
-            assert most is None or len(told) <= most
-            found, num_ticks = found + told, num_ticks + 1
-            assert num_ticks <= 100
-        return found
-
-
-@pytest.mark.parametrize("schedule", ["staleflow", "synchronous"])
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 5), st.integers(1, 12), st.integers(1, 7))
-def test_short_ticks_route_what_one_long_tick_does(
-    schedule: str, num_instances: int, num_groups: int, most: int
-) -> None:
-    long = routed(schedule, num_instances, num_groups, None)
-    assert long
-    assert routed(schedule, num_instances, num_groups, most) == long
-
-
-@settings(max_examples=25, deadline=None)
-@given(runs(), capacities, st.integers(0, 2**16))
-def test_a_run_of_short_ticks_ends(scenario, capacities, seed) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "MAX_ASSIGNMENTS", 1)
-        run(*scenario, capacities, seed, crashes=2, duplicates=0.1)
-
-
-def before_a_pull(max_interrupts: int) -> Coordinator:
-    """There is a new version for five instances with five responses each."""
-    plan = a_plan(num_batches=3, groups_per_batch=5, num_generations=5, max_staleness=2)
-    coordinator = Coordinator(plan, a_schedule(max_interrupts=max_interrupts))
-    joined = [InstanceJoined(f"i{n}", 0, 5, 10_000) for n in range(5)]
-    tell(coordinator, LearnerReady(0), *joined)
-    ended = [event for n in range(5) for m in range(5) for event in done(n, m, reward=m)]
-    tell(coordinator, *[GroupCreated(n, n, 0, 3) for n in range(10)])
-    where = {t: i.name for i in coordinator.state.instances.values() for t in i.assigned}
-    here = [
-        replace(e, instance=where[e.trajectory]) if isinstance(e, TrajectoryFinished) else e
-        for e in ended
-    ]
-    assert any(isinstance(c, Train) for c in tell(coordinator, *here))
-    coordinator.handle(VersionPublished(1))
-    return coordinator
-
-
-def ticks_of(coordinator: Coordinator) -> list[list[Command]]:
-    """What is commanded in a tick and in those that follow at once."""
-    ticks = [coordinator.handle(Tick())]
-    while coordinator.state.has_more:
-        ticks.append(coordinator.handle(Tick()))
-    return ticks
-
-
-def test_pulls_take_several_ticks_and_nothing_is_routed_before_the_last() -> None:
-    long, short = ticks_of(before_a_pull(10_000)), ticks_of(before_a_pull(7))
-    assert (len(long), len(short)) == (1, 3)  # two instances of five each, two, and one
-    assert [c for tick in short for c in tick] == long[0]
-    assert sum(isinstance(c, Pull) for c in long[0]) == 5
-
-
 @settings(max_examples=60, deadline=None)
 @given(runs(), capacities, st.integers(0, 2**16))
 def test_what_strategies_keep_from_tick_to_tick_changes_nothing(scenario, capacities, seed) -> None:
@@ -474,42 +349,14 @@ def test_what_is_stored_of_a_response_is_known_when_its_instance_is_lost(early):
     assert coordinator.state.member(A).length == 9, "b has it: the word of another does not count"
 
 
-# -- groups ----------------------------------------------------------------------------------------
-
-
-@given(st.permutations(range(5)), st.lists(st.integers(0, 4), max_size=6), st.randoms())
-def test_groups_are_taken_in_the_order_of_the_data(order, again, rng):
-    """However their events come; none is lost, none is taken twice, none requested anew."""
-    plan = a_plan(groups_per_batch=5, num_batches=1, num_generations=1, max_staleness=0)
-    coordinator = a_coordinator(plan, "partial", [("a", 2)])
-    assert tell(coordinator) == [RequestPrompts(5)]
-    arriving = [*order, *again]
-    rng.shuffle(arriving)
-    for group in arriving:
-        assert coordinator.handle(GroupCreated(group, group, 0, 5)) == []
-    state = coordinator.state
-    assert (list(state.queue.unadmitted), state.num_requested, state.early) == ([*range(5)], 0, {})
-    assert routes(tell(coordinator)) == [("0.0", "a"), ("1.0", "a")]
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from(["synchronous", "partial"]))
-def test_disorder_does_not_change_what_a_synchronous_run_trains_on(seed, name):
-    """Law 4, as far as the coordinator goes."""
-    plan = a_plan(num_batches=3, groups_per_batch=3, max_staleness=0)
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(["synchronous", "partial", "rhymeflow"]))
+def test_disorder_does_not_change_what_is_trained_on(seed, name):
+    """Law 4, as far as the coordinator goes; and batches in the order of requests."""
+    order = {"batch_order": "requested", "max_staleness": 2 * (name == "rhymeflow")}
+    plan = a_plan(num_batches=3, groups_per_batch=3, **order)
     runtime = run(plan, a_schedule(name), seed=seed, disorder=0.5, duplicates=0.3, crashes=1)
     assert runtime.batches == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
-
-
-# -- rewards ---------------------------------------------------------------------------------------
-
-
-def test_a_reward_before_the_end_of_its_response_is_kept_until_then():
-    coordinator, _ = begun(groups_per_batch=1, num_generations=1)
-    finished, rewarded = done(0)
-    assert not [c for c in tell(coordinator, rewarded, rewarded) if isinstance(c, Train)]
-    assert Train(0, (0,), ((0,),)) in tell(coordinator, finished)
-    assert tell(coordinator, rewarded, finished) == []
 
 
 # -- what never was --------------------------------------------------------------------------------

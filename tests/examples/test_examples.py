@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,8 @@ from examples import custom_strategy, plain_loop
 from rhymeflow import build
 from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
+from tests.core.interleaving import Interleaving, a_plan
 from tests.core.strategies.fleets import fleet, instance, new
-from tests.helpers import FakeRuntime, a_plan
 from tests.runtime import plain
 from tests.runtime.tiny import tiny_config
 
@@ -98,10 +97,7 @@ def test_the_rule_fills_the_emptiest_cache_that_may_be_filled() -> None:
 
 def test_the_rule_carries_a_run_of_the_protocol(tmp_path: Path) -> None:
     schedule = build.schedule(tiny_config(tmp_path, schedule={"routing": RULE}))
-    pick = random.Random(0).randrange
-    body = FakeRuntime(
-        a_plan(num_batches=5), schedule, capacities=(3, 5), choose=pick, crashes=1
-    ).run()
+    body = Interleaving(a_plan(num_batches=5), schedule, capacities=(3, 5), crashes=1).run()
     assert len(body.batches) == 5
 
 

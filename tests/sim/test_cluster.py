@@ -28,7 +28,7 @@ from rhymeflow.sim.response import Answer, Response
 from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import Prompt, uniform
 from tests.core import invariants
-from tests.helpers import a_plan, a_schedule
+from tests.core.interleaving import a_plan, a_schedule
 
 COST = CostModel(
     k1=1e-5, k2=6e-3, k3=1e-3, c=2e-3, k4=1e-3, prefill_token=1e-4,

@@ -109,14 +109,3 @@ def test_seconds_of_what_begins_together(lengths: list[int], prompt: int) -> Non
     # Token 1 reads the prompt alone: half a token a response and iteration less than the integral.
     slack = COST_14B.k1 * sum(lengths) / 2
     assert found == pytest.approx(one_after_another(lengths, prompt, 64) + slack)
-
-
-@pytest.mark.parametrize("count", [100, 300, 1000])
-@pytest.mark.parametrize("seed", range(3))
-def test_seconds_of_more_than_there_is_place_for(count: int, seed: int) -> None:
-    draw = random.Random(seed)
-    lengths = sorted(min(2000, int(draw.lognormvariate(5.5, 0.8)) + 1) for _ in range(count))
-    found = duration(COST_14B, lengths, 500, 64)
-    shortest_first = one_after_another(lengths, 500, 64)
-    longest_first = one_after_another(lengths[::-1], 500, 64)
-    assert longest_first < found < shortest_first < 1.08 * found
