@@ -12,10 +12,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import psutil  # type: ignore[import-untyped]
 
 from benchmarks.faults import processes, wal
 from benchmarks.faults.messages import counted
@@ -141,7 +142,7 @@ class Attack:
         """Inject it, if there is such a process now; else it stays due."""
         if fault.kind == DISK:
             done = self._fill()
-        elif found := processes.of_kind(processes.running(), self._controller.pid, fault.kind):
+        elif found := processes.of_kind(processes.family(self._controller.pid), fault.kind):
             done = self._hurt(found[int(fault.draw * len(found))], fault)
         else:
             done = False
@@ -160,29 +161,30 @@ class Attack:
         self.disk.fill()
         return True
 
-    def _hurt(self, pid: int, fault: Fault) -> bool:
+    def _hurt(self, process: psutil.Process, fault: Fault) -> bool:
         until = self._now() + fault.seconds
         if fault.action == "stopped":
-            return self._holds.stop(pid, until)
+            return self._holds.stop(process, until)
         if fault.action == "slowed":
-            return self._holds.slow(pid, until)
+            return self._holds.slow(process, until)
         if fault.kind == "controller":
             self._killed = True
             return True
-        return processes.kill(pid)
+        return processes.done(process.kill)
 
     def _end_controller(self, wal_bytes: int) -> int:
         """Kill it, or with `wal_bytes` the whole run, and cut the log; return the bytes cut."""
-        run = processes.descendants(processes.running(), self._controller.pid)
+        run = processes.family(self._controller.pid)[1:]
         self._controller.kill()
         self._controller.wait()
         self._holds.release()  # what is stopped can neither hear of it nor end
         if not wal_bytes:
             return 0
-        pids = {process.pid for process in run}
-        for pid in pids:
-            processes.kill(pid)
-        wait_until(lambda: not pids & {one.pid for one in processes.running()}, END_SECONDS)
+        for process in run:
+            processes.done(process.kill)
+        _, alive = psutil.wait_procs(run, END_SECONDS)
+        if alive:
+            raise TimeoutError("processes that were killed have not ended")
         return wal.cut(self.run_dir / "events.db", wal_bytes)
 
     def _resume(self) -> None:
@@ -236,19 +238,6 @@ class Attack:
     def _now(self) -> float:
         """Seconds since the run's start."""
         return time.monotonic() - self._began
-
-
-def wait_until(is_so: Callable[[], bool], seconds: float) -> None:
-    """Wait for it.
-
-    Raises:
-        TimeoutError: it did not come.
-    """
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise TimeoutError("processes that were killed have not ended")
-        time.sleep(POLL_SECONDS)
 
 
 NUM_BYTES = 2 * 2**30

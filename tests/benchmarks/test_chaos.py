@@ -10,6 +10,7 @@ from collections import Counter
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -107,24 +108,24 @@ def test_the_record_counts_all_runs_of_its_file(tmp_path: Path) -> None:
     assert (stopped["fault"], stopped["faults"]) == ("learner, stopped", 4)
 
 
-def test_processes_are_found_by_kind_among_the_controllers_descendants() -> None:
-    stats = [
-        "10 (rhymeflow) S 1 10",
-        "11 (python) S 10 10",
-        "12 (rf:rollout-0.1) R 11 10",
-        "13 (rf:rollout-1) T 11 10",
-        "14 (rf:learner.2) R 11 10",
-        "15 (rf:reward) S 11 10",
-        "16 (python) S 15 16",
-        "22 (rf:rollout-0) S 21 21",  # another run's
-        "17 (a (b) c) S 11 10",
-    ]
-    found = [processes.parse(stat) for stat in stats]
-    assert found[-1] == processes.Process(17, 11, "a (b) c", "S")
-    kinds = {kind: processes.of_kind(found, 10, kind) for kind in PROCESSES}
-    assert kinds == {
-        "controller": [10], "learner": [14], "rollout": [12, 13], "history": [], "reward": [15],
+def test_processes_are_found_by_kind_among_a_controllers() -> None:
+    names = ["rhymeflow", "python", "rf:rollout-1", "rf:rollout-0.1", "rf:learner.2", "rf:reward"]
+    family = [FakeProcess(30 - number, name) for number, name in enumerate(names)]
+    found = {
+        kind: [each.pid for each in processes.of_kind(family, kind)]  # type: ignore[arg-type]
+        for kind in PROCESSES
+    }
+    assert found == {
+        "controller": [30], "learner": [26], "rollout": [27, 28], "history": [], "reward": [25],
     }  # fmt: skip
+
+
+class FakeProcess(NamedTuple):
+    pid: int
+    called: str
+
+    def name(self) -> str:
+        return self.called
 
 
 @pytest.mark.parametrize("num_bytes", [1, 5000, 300_000, 10**9])
