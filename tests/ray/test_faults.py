@@ -158,26 +158,6 @@ def test_an_instance_on_a_node_that_is_cut_off_is_replaced_and_not_believed(node
     check_replay(config)
 
 
-def test_a_learner_that_dies_is_restored(nodes, tmp_path):
-    cluster = nodes(1)
-    lost: list[str] = []
-
-    def kill_the_learner(controller):
-        if not published(controller, 2):
-            return False
-        lost.append(controller.supervisor.learner.name)
-        os.kill(controller.supervisor.learner.pid, signal.SIGKILL)
-        return True
-
-    config = on_ray(tmp_path, cluster.address, **PINS, weights=BY_DIFFERENCES["weights"])
-    summary, said = train_while(config, kill_the_learner)
-    assert summary.steps == config.learner.max_steps
-    assert "learner died" in said
-    assert "learner.1 restores what it was" in said
-    audit(tmp_path / "run")
-    check_replay(config)
-
-
 def test_a_controller_that_is_killed_takes_its_actors_along_and_is_resumed(nodes, tmp_path):
     cluster = nodes(1)
     config = on_ray(tmp_path, cluster.address, **PINS, learner={"max_steps": STEPS})

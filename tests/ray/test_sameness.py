@@ -7,8 +7,8 @@ import os
 import pytest
 
 from tests.ray.runs import on_ray, train_while
-from tests.runtime.logs import audit, check_replay, train
-from tests.runtime.test_resume import BY_DIFFERENCES, SYNCHRONOUS, learned, small, tokens
+from tests.runtime.logs import audit, check_replay, tokens, train
+from tests.runtime.test_resume import BY_DIFFERENCES, SYNCHRONOUS, learned, small
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 SECTIONS = {

@@ -33,8 +33,8 @@ from rhymeflow.store.checkpoint_dirs import checkpoints_up_to
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.utils import shared_memory
 from rhymeflow.utils.child import descendants
-from tests.runtime.logs import audit
-from tests.runtime.test_resume import learned, small, tokens
+from tests.runtime.logs import audit, tokens
+from tests.runtime.test_resume import learned, small
 from tests.store.made_up import MadeUpRun
 from tests.store.stores import segment
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -78,37 +77,3 @@ def test_a_tail_may_begin_with_the_last_tokens(store, reader, num_tokens, starts
     store.commit()
     found = Follower(reader, num_tokens=num_tokens).segments(9)
     assert [s.trajectory.group for s in found] == starts
-
-
-def test_however_it_is_read_nothing_is_missed(store, reader):
-    """Every response ends up whole, and with its reward from one place or the other."""
-    chance = random.Random(0)
-    tail = Follower(reader, num_tokens=ALL)
-    lengths = {TrajectoryId(group, 0): 0 for group in range(8)}
-    texts, rewards = {}, {}
-
-    def read(limit):
-        for judged in tail.rewards():
-            rewards[judged.trajectory] = judged.reward
-        for segment in tail.segments(limit):
-            assert segment.start == len(texts.setdefault(segment.trajectory, []))
-            texts[segment.trajectory] += segment.tokens.tolist()
-            if segment.reward is not None:
-                rewards[segment.trajectory] = segment.reward
-
-    for _ in range(200):
-        trajectory = chance.choice(list(lengths))
-        if lengths[trajectory] < 10:
-            put(store, trajectory, lengths[trajectory], [lengths[trajectory]] * 2)
-            lengths[trajectory] += 2
-            if lengths[trajectory] == 10:
-                judge(store, trajectory, 10, float(trajectory.group))
-        if chance.random() < 0.5:
-            store.commit()
-        if chance.random() < 0.5:
-            read(chance.randrange(1, 4))
-    store.commit()
-    for _ in range(50):
-        read(1)
-    assert texts == {t: [n // 2 * 2 for n in range(10)] for t in lengths}
-    assert rewards == {t: float(t.group) for t in lengths}

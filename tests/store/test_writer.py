@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
-import random
-import signal
 import sqlite3
 import time
 from contextlib import closing
@@ -28,7 +26,6 @@ from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.store.stores import answered, finished, segment
 
 SPAWN = multiprocessing.get_context("spawn")
-EVENTS_PER_TICK = 7
 
 
 @pytest.fixture
@@ -127,44 +124,6 @@ def test_a_durable_commit_marks_how_far_the_disk_is(store, path):
 
 
 # -- crashes --------------------------------------------------------------------------------------
-
-
-def write_ticks(path: Path, acknowledged) -> None:
-    store = SqliteTrajectoryStore(path)
-    for tick in itertools.count():
-        for part in range(EVENTS_PER_TICK):
-            store.record(float(tick), [GroupCreated(tick * EVENTS_PER_TICK + part, 0, 0, 1)])
-            put_group(store, tick * EVENTS_PER_TICK + part)
-        store.commit(durable=tick % 10 == 0)
-        acknowledged.send(tick)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_killed_writer_leaves_every_committed_tick_and_no_half(path, seed):
-    ours, theirs = SPAWN.Pipe(duplex=False)
-    writer = SPAWN.Process(target=write_ticks, args=(path, theirs))
-    writer.start()
-    theirs.close()
-    assert ours.poll(30)
-    time.sleep(random.Random(seed).uniform(0.01, 0.15))
-    os.kill(writer.pid, signal.SIGKILL)
-    writer.join()
-    last = -1
-    while ours.poll():
-        try:
-            last = ours.recv()
-        except EOFError:
-            break
-    store = SqliteTrajectoryStore(path)  # the dead writer's lock is gone
-    store.close()
-    reader = TrajectoryReader(path)
-    events = [r.event.group for r in reader.events()]
-    groups = [group for (group,) in reader.query("SELECT group_id FROM groups ORDER BY group_id")]
-    assert last >= 0
-    assert len(events) >= (last + 1) * EVENTS_PER_TICK
-    assert len(events) % EVENTS_PER_TICK == 0
-    assert events == list(range(len(events)))
-    assert groups == events
 
 
 def read_while_written(path: Path, report) -> None:

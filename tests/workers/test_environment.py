@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -20,7 +18,6 @@ from rhymeflow.workers.messages import (
     EpisodeFailed,
     EpisodeJudged,
     EpisodeOpened,
-    Shutdown,
     TurnAnswered,
     receive,
     send,
@@ -32,30 +29,18 @@ Worker = Callable[..., Any]
 
 
 @pytest.fixture
-def worker(tmp_path, monkeypatch) -> Iterator[Worker]:
-    """Start a worker that serves in a thread; returns the controller's end."""
+def worker(tmp_path, monkeypatch, serving) -> Worker:
+    """Start a worker with these environments; returns the controller's end."""
     monkeypatch.setattr(process, "_output", tmp_path / "log")
-    started = []
 
     def _start(tok: Any, *names: str, **fields: Any) -> Any:
         monkeypatch.setattr(environment, "load_tokenizer", lambda model: tok)
-        section = {
-            "classes": [{"environment": f"{FILE}:{name}"} for name in names], "retries": 0,
-        } | fields  # fmt: skip
+        classes = [{"environment": f"{FILE}:{name}"} for name in names]
+        section = {"classes": classes, "retries": 0} | fields
         config = Config.model_validate({"environment": section})
-        ours, theirs = multiprocessing.Pipe()
-        thread = threading.Thread(
-            target=environment.main, args=(theirs, "environment", config, tmp_path)
-        )
-        thread.start()
-        started.append((ours, thread))
-        return ours
+        return serving(environment.main, "environment", config, tmp_path)
 
-    yield _start
-    for ours, thread in started:
-        send(ours, Shutdown())
-        thread.join(timeout=20)
-        assert not thread.is_alive()
+    return _start
 
 
 TEXT, CHAT = tokenizer(None), tokenizer(CHATML)
@@ -68,19 +53,15 @@ def episode(*turns: str, observed: Any = (), tok: Any = TEXT, key: str = "3.1", 
     )  # fmt: skip
 
 
-def answers(connection: Any, count: int = 1) -> list[Any]:
-    """The next answers; signs of life left out."""
-    found: list[Any] = []
-    while len(found) < count:
-        assert connection.poll(60)
-        message = receive(connection)
-        found.append(message)
-    return found
+def answer(connection: Any) -> Any:
+    """The next one."""
+    assert connection.poll(60)
+    return receive(connection)
 
 
 def ask(connection: Any, *turns: str, room: int = 300, **options: Any) -> Any:
     send(connection, AskEnvironment(episode(*turns, **options), "answer", room))
-    return answers(connection)[0]
+    return answer(connection)
 
 
 def test_turns_are_answered_in_tokens_and_the_episode_judged(worker: Worker) -> None:
@@ -94,7 +75,7 @@ def test_turns_are_answered_in_tokens_and_the_episode_judged(worker: Worker) -> 
     third = ask(ours, "abc", "count", "x", observed=["abc", "4 2"])
     assert (third.turn, third.answer) == (3, "max_turns")
     send(ours, AskEnvironment(episode("abc", "count", "x", observed=["abc", "4 2"]), "reward"))
-    assert answers(ours) == [EpisodeJudged("3.1", {"Echo": 3.0})]
+    assert answer(ours) == EpisodeJudged("3.1", {"Echo": 3.0})
     assert (ask(ours, "bye").answer, ask(ours, "abcd", room=3, key="4.0").answer) == (
         "stop", "length",
     )  # fmt: skip
@@ -107,17 +88,17 @@ def test_a_failure_is_no_reward_and_closed_episodes_are_not_answered(worker: Wor
     send(ours, CloseEpisodes(["9.0", "9.9"]))
     assert ask(ours, "a").key == "3.1"
     send(ours, AskEnvironment(episode("a", key="9.1", colour="nothing"), "reward"))
-    assert answers(ours) == [EpisodeJudged("9.1", {})]
+    assert answer(ours) == EpisodeJudged("9.1", {})
 
 
 def test_a_chat_is_continued_by_its_template(worker: Worker) -> None:
     ours = worker(CHAT, "Counter", tools=[f"{FILE}:multiply"])
     call = '<tool_call>{"name": "add", "arguments": {"amount": 2}}</tool_call>'
-    answer = ask(ours, f"{call}{call}<|im_end|>", tok=CHAT, start=1)
-    assert CHAT.decode(answer.answer) == (
+    said = ask(ours, f"{call}{call}<|im_end|>", tok=CHAT, start=1)
+    assert CHAT.decode(said.answer) == (
         "\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert (answer.figures.calls, answer.figures.failed_calls) == (2, 0)
+    assert (said.figures.calls, said.figures.failed_calls) == (2, 0)
     bad = ask(ours, "<tool_call>{<|im_end|>", tok=CHAT, key="3.2")
     assert "cannot be read" in CHAT.decode(bad.answer)
     assert (bad.figures.calls, bad.figures.failed_calls) == (1, 1)
@@ -128,14 +109,14 @@ def test_an_environment_opens_with_text_that_stays_what_it_was(worker: Worker) -
     ours = worker(TEXT, "Opens", "Echo")
     for kind, opening in (("Opens", "Welcome."), ("Echo", "")):
         send(ours, AskEnvironment(episode(environment=kind, key=kind), "opening"))
-        assert answers(ours) == [EpisodeOpened(kind, opening)]
+        assert answer(ours) == EpisodeOpened(kind, opening)
     fields = {"environment": "Opens", "key": "Opens"}
     said = msgspec.structs.replace(episode("a", **fields), opening="Welcome.")
     for again in (said, msgspec.structs.replace(said, key="elsewhere")):
         send(ours, AskEnvironment(again, "answer", 100))
-        assert TEXT.decode(answers(ours)[0].answer) == "beginWelcome."
+        assert TEXT.decode(answer(ours).answer) == "beginWelcome."
     send(ours, AskEnvironment(msgspec.structs.replace(said, key="x", opening="Hi."), "answer", 100))
-    assert "environment of x, reset: is not reproducible" in answers(ours)[0].error
+    assert "environment of x, reset: is not reproducible" in answer(ours).error
 
 
 def test_what_the_template_refuses_is_a_failure(worker: Worker) -> None:
@@ -153,5 +134,5 @@ def test_a_row_says_which_of_several_answers_it(worker: Worker) -> None:
     ours = worker(TEXT, "Echo", "Sleeper")
     assert ask(ours, "a", environment="Sleeper").answer == "stop"
     send(ours, AskEnvironment(episode("a", environment="Sleeper"), "reward"))
-    assert answers(ours) == [EpisodeJudged("3.1", {})]
+    assert answer(ours) == EpisodeJudged("3.1", {})
     assert isinstance(ask(ours, "a", environment="Echo", key="4.0"), TurnAnswered)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import threading
-
 import pytest
 
 from rhymeflow.config import RewardConfig
@@ -14,7 +11,6 @@ from rhymeflow.workers.messages import (
     ComputeReward,
     NoReward,
     RewardComputed,
-    Shutdown,
     receive,
     send,
 )
@@ -41,21 +37,19 @@ def ask(key, *texts, **columns):
 
 
 @pytest.fixture
-def ours(tmp_path, monkeypatch):
-    """The controller's end of a worker that serves in a thread, and has ended at the end."""
+def ours(tmp_path, serving):
+    """The controller's end of a worker."""
     path = tmp_path / "rewards.py"
     path.write_text(BODY)
     functions = {"functions": [{"function": f"{path}:length"}], "retries": 0, "num_workers": 1}
     pool = reward_pool(RewardConfig.model_validate(functions))
     pool.start()
-    ours, theirs = multiprocessing.Pipe()
-    thread = threading.Thread(target=RewardWorker(theirs, pool, ["length"], decode).serve)
-    thread.start()
-    yield ours
-    send(ours, Shutdown())
-    thread.join(timeout=10)
-    pool.close()
-    assert not thread.is_alive()
+
+    def main(theirs):
+        RewardWorker(theirs, pool, ["length"], decode).serve()
+        pool.close()
+
+    return serving(main)
 
 
 def answers(connection, count):
@@ -69,27 +63,18 @@ def answers(connection, count):
 
 
 def test_functions_are_given_the_turns_of_a_conversation(ours):
-    """The last message is what the policy said last, with or without answers before."""
-    conversation = [{"role": "user", "content": "?"}]
-    state, tokens = TrainerState(0, 1), [ord(letter) for letter in "abcd"]
-    message = ComputeReward(
-        "0.0", conversation, [tokens], {"weight": 1}, (0,), state, turns=[[(2, 3)]]
-    )
-    send(ours, message)
-    assert answers(ours, 1) == {"0.0": RewardComputed("0.0", ["abcd"], [{"length": 1.0}], ["d"])}
-
-
-def test_a_tools_answer_is_not_the_policys_where_the_prompt_is_text(ours):
-    """Nor does the kind of what functions are given change from response to response."""
+    """The last message is what the policy said last, with or without answers before. A tool's
+    answer is not the policy's where the prompt is text, with answers of a tool or without."""
     tokens = [ord(letter) for letter in "abcd"]
-    for key, answers_of_environment in {"0.0": [(2, 3)], "0.1": []}.items():
-        turns, state = [answers_of_environment], TrainerState(0, 1)
-        send(ours, ComputeReward(key, "?", [tokens], {"weight": 1}, (0,), state, turns))
-    found = answers(ours, 2)
-    assert [found[key].components for key in ("0.0", "0.1")] == [
-        [{"length": 1.0}],
-        [{"length": 0.0}],
-    ]
+    asked = {"0.0": ([{"role": "user", "content": "?"}], [(2, 3)]), "0.1": ("?", [(2, 3)]),
+             "0.2": ("?", [])}  # fmt: skip
+    for key, (prompt, turns) in asked.items():
+        state = TrainerState(0, 1)
+        send(ours, ComputeReward(key, prompt, [tokens], {"weight": 1}, (0,), state, [turns]))
+    assert answers(ours, 3) == {
+        key: RewardComputed(key, ["abcd"], [{"length": reward}], [last])
+        for key, reward, last in (("0.0", 1.0, "d"), ("0.1", 1.0, "d"), ("0.2", 0.0, "abcd"))
+    }
 
 
 def test_without_functions_the_text_is_all_that_is_answered(ours):

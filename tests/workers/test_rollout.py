@@ -173,15 +173,6 @@ def test_moved_between_instances_any_number_of_times(config, parameters, monkeyp
         assert len(store.halted) > 10
 
 
-def test_an_index_whose_worker_is_gone_costs_drafts_alone(config, parameters, monkeypatch):
-    drafts = config.model_copy(update={"drafting": DraftingConfig(window="cost")})
-    side, store = Side("rollout-0", drafts, parameters, monkeypatch), Store()
-    send(side.ours, UseDrafter(IndexHandle("rf-nobody-has-this", 1, 1, 1)))
-    side.produce(IDS[0])
-    while not store.done:
-        store.take(side.turns(1))
-
-
 def test_an_index_takes_the_place_of_another(config, parameters, monkeypatch):
     """While responses run: the history worker was lost, and its successor made a new one."""
     expected = undisturbed(config, parameters, monkeypatch)
@@ -189,6 +180,7 @@ def test_an_index_takes_the_place_of_another(config, parameters, monkeypatch):
     side, store, steps = Side("rollout-0", drafts, parameters, monkeypatch), Store(), []
     for trajectory in IDS:
         side.produce(trajectory)
+    send(side.ours, UseDrafter(IndexHandle("rf-nobody-has-this", 1, 1, 1)))  # its worker is gone
     for _ in range(3):
         with closing(Index(max_tokens=1000, max_responses=10, shared=True)) as index:
             send(side.ours, UseDrafter(index.handle))
@@ -198,19 +190,6 @@ def test_an_index_takes_the_place_of_another(config, parameters, monkeypatch):
         store.take(side.turns(1))
     assert 0 < steps[0] < steps[1] < steps[2] < store.totals.drafts.steps, "totals go on"
     assert store.tokens == expected.tokens
-
-
-def test_a_status_says_what_waits_and_comes_after_the_tokens(config, parameters, monkeypatch):
-    side, store = Side("rollout-0", config, parameters, monkeypatch, True), Store()
-    for trajectory in IDS[:6]:
-        side.produce(trajectory)
-    store.take(side.turns(2))
-    status = store.statuses[-1]
-    assert (status.number, store.totals.running) == (6, 4)
-    assert status.waiting == tuple(IDS[4:6])
-    assert sum(map(len, store.tokens.values())) == store.totals.tokens > 0, (
-        "sent before it was counted"
-    )
 
 
 def test_decoding_goes_on_while_a_pull_is_fetched_and_later_commands_wait(
