@@ -411,7 +411,7 @@ class Controller:
         """Have an instance go on with a suite's response."""
         worker = self.supervisor.instances.get(instance)
         if worker is not None:
-            version = self.in_flight[trajectory.group].evaluates
+            version = self.in_flight[trajectory.group].drawn.version
             assert version is not None
             self._route(worker, commands.Route(instance, 0, trajectory, version))
 

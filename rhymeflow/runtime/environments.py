@@ -82,8 +82,7 @@ class Environments:
             return
         if drawn.suite == RUN:
             self._pending[drawn.group] = drawn, None
-        about = drawn.prompt.row, drawn.epoch, drawn.prompt.prompt, drawn.prompt.columns
-        episode = messages.Episode(drawn.name, *about, [], [], suite=drawn.suite)
+        episode = messages.Episode(drawn.name, *drawn.about, [], [], suite=drawn.suite)
         self._put(drawn, messages.AskEnvironment(episode, "opening"))
 
     def _opened(self, drawn: Drawn, opening: str) -> Iterator[GroupCreated]:
@@ -230,11 +229,12 @@ class Environments:
         sampled = [tokens[a:b] for a, (b, _) in zip(ends, turns, strict=False)]
         if self._in_flight.turns_ended(trajectory) > len(turns):
             sampled.append(tokens[ends[-1] :])
-        about = group.prompt.row, group.epoch, group.prompt.prompt, group.prompt.columns
         observed = [tokens[a:b] for a, b in turns]
         name = self._in_flight.name(trajectory)
-        episode = messages.Episode(name, *about, sampled, observed, group.opening, group.suite)
+        episode = messages.Episode(
+            name, *group.drawn.about, sampled, observed, group.opening, group.drawn.suite
+        )
         return episode, len(tokens)
 
     def _config(self, trajectory: TrajectoryId) -> Config:
-        return self._configs[self._in_flight[trajectory.group].suite]
+        return self._configs[self._in_flight[trajectory.group].drawn.suite]

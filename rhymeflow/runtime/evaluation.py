@@ -82,7 +82,7 @@ class Evaluations:
         """Take up the groups of an earlier attempt that are in flight."""
         for group_id, (suite, asked) in self._in_flight.of_suites.items():
             evaluation, group = self._evaluation(suite, asked), self._in_flight[group_id]
-            evaluation.groups[group.prompt.row] = group_id
+            evaluation.groups[group.drawn.prompt.row] = group_id
             if evaluation.suite.suite.config.environment.is_used:
                 # An instance says once more whether the last turn was over or cut.
                 group.reasons.clear()
@@ -151,7 +151,7 @@ class Evaluations:
         )
         vote = said(last_turn, evaluation.suite.suite.suite.answer_pattern)
         is_cut = group.reasons[trajectory.member] in CUT
-        key = group.prompt.row, trajectory.member
+        key = group.drawn.prompt.row, trajectory.member
         evaluation.judged[key] = Judged(reward, sampled, is_cut, vote)
         yield from self._report(evaluation)
 
@@ -159,7 +159,8 @@ class Evaluations:
         """An answer cannot be had or judged."""
         evaluation = self._of(trajectory)
         evaluation.error = error
-        evaluation.judged[self._in_flight[trajectory.group].prompt.row, trajectory.member] = None
+        row = self._in_flight[trajectory.group].drawn.prompt.row
+        evaluation.judged[row, trajectory.member] = None
         yield from self._report(evaluation)
 
     def leave(self, instance: InstanceId) -> None:
@@ -192,9 +193,10 @@ class Evaluations:
         if evaluation.instance is None:
             return
         group = self._in_flight[group_id]
+        row = group.drawn.prompt.row
         for member in range(evaluation.suite.suite.n):
             trajectory = TrajectoryId(group_id, member)
-            is_over = member in group.reasons or (group.prompt.row, member) in evaluation.judged
+            is_over = member in group.reasons or (row, member) in evaluation.judged
             is_asked = group.turns_ended.get(member, 0) > len(self._in_flight.turns(trajectory))
             if not is_over and not is_asked:
                 self._generate(evaluation.instance, trajectory)
@@ -209,6 +211,6 @@ class Evaluations:
         return self._in_progress.setdefault((suite, asked), new)
 
     def _of(self, trajectory: TrajectoryId) -> Evaluation:
-        group = self._in_flight[trajectory.group]
-        assert group.evaluates is not None
-        return self._in_progress[group.suite, group.evaluates]
+        drawn = self._in_flight[trajectory.group].drawn
+        assert drawn.version is not None
+        return self._in_progress[drawn.suite, drawn.version]

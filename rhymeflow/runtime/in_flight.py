@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rhymeflow.core.events import GroupCreated
 from rhymeflow.core.types import (
@@ -48,6 +48,11 @@ class Drawn(NamedTuple):
     """Of a suite's prompt: what is evaluated."""
 
     @property
+    def about(self) -> tuple[int, int, str | list[Message], dict[str, Any]]:
+        """What environments are told of it: row, epoch, prompt and columns."""
+        return self.prompt.row, self.epoch, self.prompt.prompt, self.prompt.columns
+
+    @property
     def name(self) -> str:
         """What names the group where it is asked about, for users too."""
         if self.suite == RUN:
@@ -60,16 +65,10 @@ class Drawn(NamedTuple):
 class Group:
     """What was requested, and how far its members are."""
 
-    name: str
-    epoch: int
-    prompt: Prompt
-    """As it is in the data."""
+    drawn: Drawn
     opening: str
-    """What its environment put after it; see `whole_prompt`."""
+    """What its environment put after the prompt; see `whole_prompt`."""
     prompt_ids: list[int]
-    suite: SuiteName = RUN
-    evaluates: Version | None = None
-    """Of a suite's group: the version that is evaluated."""
     open: dict[int, tuple[InstanceId, list[Part]]] = field(default_factory=dict)
     """Of each member that is being generated: where, and parts that are not stored yet."""
     stored: dict[int, array[int]] = field(default_factory=dict)
@@ -93,7 +92,7 @@ class Group:
     @property
     def whole_prompt(self) -> str | list[Message]:
         """The prompt as the policy is given it."""
-        return opened(self.prompt.prompt, self.opening)
+        return opened(self.drawn.prompt.prompt, self.opening)
 
 
 class InFlight:
@@ -125,10 +124,10 @@ class InFlight:
 
     def name(self, trajectory: TrajectoryId) -> str:
         """What names a response where it is judged, for users too."""
-        group = self._groups[trajectory.group]
-        if group.suite == RUN:
+        drawn = self._groups[trajectory.group].drawn
+        if drawn.suite == RUN:
             return f"trajectory {trajectory}"
-        return f"answer {trajectory.member} to {group.name}"
+        return f"answer {trajectory.member} to {drawn.name}"
 
     def begin_at(self, next_group: GroupId, num_drawn: int, now: Version) -> None:
         """Continue an earlier attempt, which took `num_drawn` prompts from the data.
@@ -172,15 +171,10 @@ class InFlight:
                     f"{what}: row {row} is not what it was when group {group_id} was made of "
                     "it; a run can be resumed only with the data that it began with"
                 )
-            drawn = Drawn(group_id, known.epoch, prompt, None, suite, evaluates)
             self._groups[group_id] = Group(
-                drawn.name,
-                known.epoch,
-                prompt,
+                Drawn(group_id, known.epoch, prompt, None, suite, evaluates),
                 opening,
                 ids,
-                suite,
-                evaluates,
                 stored=known.tokens,
                 versions=known.versions,
                 turns=known.turns,
@@ -215,7 +209,7 @@ class InFlight:
         """Store a prompt, and what its environment put after it, as a new group."""
         group_id, epoch, prompt, repeats, suite, version = drawn
         ids = self._encoded(prompt, opening, suite)
-        self._groups[group_id] = Group(drawn.name, epoch, prompt, opening, ids, suite, version)
+        self._groups[group_id] = Group(drawn, opening, ids)
         self._store.put_group(
             group_id,
             row=prompt.row,
@@ -336,13 +330,13 @@ class InFlight:
         """What an instance has to know to go on with a response."""
         group, turns = self._groups[trajectory.group], self.turns(trajectory)
         return Continuation(
-            group.prompt.row,
-            group.epoch,
+            group.drawn.prompt.row,
+            group.drawn.epoch,
             group.prompt_ids,
             self.tokens(trajectory),
             turn=len(turns) + 1,
             turn_start=turns[-1][1] if turns else 0,
-            suite=group.suite,
+            suite=group.drawn.suite,
         )
 
     def abort(self, trajectory: TrajectoryId) -> None:

@@ -1,7 +1,7 @@
 """Who is told how a run goes on, in the controller's process, and may ask it to stop or to save.
 
-Holds true: it is told of each version once, in order, after its metrics were written; what it asks
-for is done before anything else is begun. It holds up the controller while it is being told.
+It is told of each version once, in order, after its metrics were written, and holds up the
+controller meanwhile; what it asks for is done before anything else is begun.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class Rewards:
         members = sorted(islice(group.to_judge, size))
         trajectories = [TrajectoryId(group_id, member) for member in members]
         known = list(map(group.to_judge.pop, members))
-        self._ask(group.name, trajectories, known, judging.together, is_group=True)
+        self._ask(group.drawn.name, trajectories, known, judging.together, is_group=True)
 
     # -- rewards -----------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class Rewards:
             yield from self.left_out(trajectory, error)
 
     def _judging_of(self, group: GroupId) -> _Judging:
-        return self._judging[self._in_flight[group].suite]
+        return self._judging[self._in_flight[group].drawn.suite]
 
     def _ask(
         self,
@@ -214,13 +214,13 @@ class Rewards:
         is_group: bool = False,
     ) -> None:
         group, turns = self._in_flight[trajectories[0].group], []
-        if self._judging[group.suite].has_turns:
+        if self._judging[group.drawn.suite].has_turns:
             turns = [self._in_flight.turns(each) for each in trajectories]
         message = messages.ComputeReward(
             name,
             group.whole_prompt,
             [self._in_flight.tokens(each) for each in trajectories],
-            group.prompt.columns,
+            group.drawn.prompt.columns,
             functions,
             TrainerState(self._published_version(), self._max_steps),
             turns,

@@ -1,7 +1,7 @@
 """What the learner does: the batch that is trained on, the published version, checkpoints.
 
-Holds true: one batch is trained on at a time; whoever takes the place of a learner that was lost is
-told to do what that one had not reported. Knows nothing of instances or processes.
+One batch is trained on at a time. A learner that replaces a lost one is told to do what that one
+had not reported.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ one worker keep their order, and each arrives once (`channel.py`).
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Union, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -23,7 +23,7 @@ from rhymeflow.weights.base import WeightHandle
 from rhymeflow.workers.channel import Channel
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Message(msgspec.Struct, frozen=True, array_like=True):
     """Base of all messages that are neither commands nor events."""
 
 
@@ -322,13 +322,6 @@ class Failed(Message):
     user_error: bool
 
 
-class _Envelope(Message):
-    kind: str
-    """The name of a command or an event."""
-    what: msgspec.Raw
-    data: msgspec.Raw
-
-
 WAIT_SECONDS = 1.0
 """How often a worker that waits for a message says that it is not stuck."""
 
@@ -336,31 +329,25 @@ Sent = Message | Carried | Command | Event
 """What can be sent."""
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Union[tuple(Message.__subclasses__())])  # noqa: UP007
+_frame = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw, msgspec.Raw])
 _decoders = {
-    kind.__name__: msgspec.msgpack.Decoder(kind) for kind in (*get_args(Command), *get_args(Event))
+    kind.__name__: msgspec.msgpack.Decoder(kind)
+    for kind in (*Message.__subclasses__(), *get_args(Command), *get_args(Event))
 }
 _data_decoders = {name: msgspec.msgpack.Decoder(kind) for name, kind in DATA.items()}
 
 
 def encode(message: Sent) -> bytes:
-    """Return the message as `decode` reads it."""
-    if isinstance(message, Message):
-        return _encoder.encode(message)
+    """Return the message as `decode` reads it: by its class's name."""
     what, data = message if isinstance(message, Carried) else (message, None)
-    raw = (msgspec.Raw(_encoder.encode(each)) for each in (what, data))
-    return _encoder.encode(_Envelope(type(what).__name__, *raw))
+    return _encoder.encode((type(what).__name__, what, data))
 
 
 def decode(message: bytes) -> Any:
     """Return what `encode` was given."""
-    found: Any = _decoder.decode(message)
-    if not isinstance(found, _Envelope):
-        return found
-    what = _decoders[found.kind].decode(found.what)
-    if found.kind not in DATA:
-        return what
-    return Carried(what, _data_decoders[found.kind].decode(found.data))
+    kind, encoded, data = _frame.decode(message)
+    what = _decoders[kind].decode(encoded)
+    return Carried(what, _data_decoders[kind].decode(data)) if kind in DATA else what
 
 
 def send(connection: Channel, message: Sent) -> None:

@@ -1,9 +1,7 @@
 """Compiles what a run compiles, once and for all: `python -m rhymeflow.workers.precompile`.
 
 The installer calls it. Without it the first run does the same while it goes on, and drafts later.
-Python's own bytecode is written too, of all that workers import.
-
-Holds true: a second call only loads. Knows nothing of runs.
+Python's own bytecode is written too, of all that workers import. A second call only loads.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def test_a_prompt_requested_again_is_a_new_group_of_its_row_and_epoch(in_flight)
     assert in_flight.add(in_flight.draw_again(1)) == GroupCreated(4, 1, 0, 4, repeats=1)
     after = in_flight.add(in_flight.draw())
     assert after == GroupCreated(5, 1, 1, 4), "a retry takes no place in the order"
-    assert in_flight[4].prompt == in_flight[5].prompt == SOURCE[1]
+    assert in_flight[4].drawn.prompt == in_flight[5].drawn.prompt == SOURCE[1]
 
 
 def test_parts_become_one_segment_for_each_version_and_instance(in_flight, store):
