@@ -64,8 +64,17 @@ def test_looking_at_a_run_loads_no_configuration() -> None:
     assert not looked & ({"pydantic", "yaml", "rich", *HEAVY} - {"numpy"})
 
 
-def test_history_loads_no_torch() -> None:
-    loaded = loaded_by("".join(f"import {name}\n" for name in modules_of("histospec")))
+@pytest.mark.parametrize(
+    "modules",
+    [
+        modules_of("histospec"),
+        ["rhymeflow.workers.entry", "rhymeflow.workers.history"],
+        ["rhymeflow.engine.native.scheduler"],
+    ],
+    ids=["histospec", "the history process", "the scheduler"],
+)
+def test_these_load_no_torch(modules: list[str]) -> None:
+    loaded = loaded_by("".join(f"import {name}\n" for name in modules))
     assert not loaded & (HEAVY - {"numpy"})
 
 

@@ -1,8 +1,8 @@
 """The store of a fake run, whose process dies with it and whose disk gets full.
 
-Holds true: what is left after a death is what a process leaves that is killed: files as they are
-at that moment, of a transaction that was not committed nothing. With a machine goes down what is
-not on the disk (`benchmarks/faults/wal.py`). Knows nothing of what is stored.
+A death leaves what a killed process leaves: files as they are at that moment, of a transaction that
+was not committed nothing. With a machine goes down what is not on the disk
+(`benchmarks/faults/wal.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MortalStore(SqliteTrajectoryStore):
         super().__init__(run_dir / EVENTS)
         self._respects_flushes = respects_flushes
         self._durable: wal.Extent | None = None
-        self._heir, self._world, self._is_dead = heir, world, False
+        self.heir, self._world, self._is_dead = heir, world, False
         self.committed = self._last_seq
         """The last event that readers see."""
 
@@ -63,17 +63,17 @@ class MortalStore(SqliteTrajectoryStore):
         if self._is_dead or not self._world.strikes(DEATH_SHARE):
             return
         run_dir = self.path.parent
-        self._heir.mkdir()
+        self.heir.mkdir()
         for suffix in ("", "-wal", "-shm"):
             path = run_dir / f"{EVENTS}{suffix}"
             if path.exists():
-                shutil.copyfile(path, self._heir / path.name)
+                shutil.copyfile(path, self.heir / path.name)
         for name in ("config.yaml", METRICS):
             if (run_dir / name).exists():
-                shutil.copyfile(run_dir / name, self._heir / name)
+                shutil.copyfile(run_dir / name, self.heir / name)
         if self._world.chance(CUT_SHARE):
             num_bytes = self._world.rng.choice(WAL_BYTES)
-            if wal.cut(self._heir / EVENTS, num_bytes, self._durable):
+            if wal.cut(self.heir / EVENTS, num_bytes, self._durable):
                 how, self.committed = "log cut", 0
         self._world.count(f"controller killed, {how}")
         self._is_dead = True

@@ -1,7 +1,5 @@
-"""An environment worker whose answers are hashes, and the conversations that come of it.
-
-Holds true: what is answered is a function of the turns so far; where a question says what was
-answered before, it has to be that.
+"""An environment worker whose answers are hashes of the turns so far, and the conversations that
+come of it; where a question says what was answered before, it has to be that.
 """
 
 from __future__ import annotations

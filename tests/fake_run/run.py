@@ -1,9 +1,7 @@
 """One fake run from its first prompt to its last version, through all that a seed draws.
 
 Whatever ends an attempt, the next one begins with what is on the disk, by the product's own way of
-resuming.
-
-Holds true: the same seed gives the same run and the same faults.
+resuming. The same seed gives the same run and the same faults.
 """
 
 from __future__ import annotations
@@ -214,19 +212,17 @@ class FakeRun:
 
     def carry_through(self) -> None:
         while True:
-            heir = self._directory / str(self._num_heirs + 1)
-            prunes = self.config.run.keep_tokens is not None
-            store = MortalStore(self.path, heir, self._world, respects_flushes=prunes)
+            store = self.store()
             try:
                 with closing(store):
-                    self._attempt(store)
+                    self.attempt(store)
                 if not self._goes_on:
                     return
                 self._goes_on = False
                 steps = self.config.learner.max_steps + 1
                 self.config = in_force.changed(self.config, learner={"max_steps": steps})
             except Killed:
-                self._inherit(store, heir)
+                self._inherit(store.heir)
             except StorageError:
                 self._world.count("disk full")
             except KeyboardInterrupt:
@@ -235,7 +231,14 @@ class FakeRun:
                 self._num_signals = self._world.counts["controller signalled"]
             self.seen.look(self.path, store.committed, self._world)
 
-    def _attempt(self, store: MortalStore) -> None:
+    def store(self) -> MortalStore:
+        """That of the next attempt."""
+        heir = self._directory / str(self._num_heirs + 1)
+        prunes = self.config.run.keep_tokens is not None
+        return MortalStore(self.path, heir, self._world, respects_flushes=prunes)
+
+    def attempt(self, store: MortalStore) -> None:
+        """Go on until the run ends, or something ends it."""
         if self.seen.num_attempts == 0:
             config, past = self.config, beginning(self.config)
         else:
@@ -263,7 +266,7 @@ class FakeRun:
         rollout = {"num_instances": choose([1, 2, 3]), "max_num_seqs": choose([2, 4])}
         return in_force.changed(config, rollout=rollout, run={"save_steps": choose(SAVE_STEPS)})
 
-    def _inherit(self, store: MortalStore, heir: Path) -> None:
+    def _inherit(self, heir: Path) -> None:
         """Go on in the directory that is left; checkpoints are where they were."""
         self._num_heirs += 1
         checkpoints = self.path / CHECKPOINTS

@@ -1,7 +1,6 @@
 """The workers of a fake run: the product's, with fake models, turn by turn.
 
-Holds true: a worker that dies does so between two messages that it sends, and loses all it has but
-what it had sent and what is on the disk. Knows nothing of the controller.
+A worker dies between two messages that it sends, and loses all but these and what is on the disk.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The world a fake run lives in: its clock, its luck, and the account of its faults.
-
-Holds true: everything that happens follows from the seed. Knows nothing of what is hurt.
-"""
+"""A fake run's clock, its chance, which follows from a seed, and the account of its faults."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -49,6 +49,17 @@ def reader(config: Config) -> TrajectoryReader:
     return TrajectoryReader(Path(config.run.output_dir) / "events.db")
 
 
+def tokens(run_dir: Path, which: str = "group_id >= 0") -> dict[tuple[int, int], bytes]:
+    """By group and member of what is trained on: all tokens, in order."""
+    found: dict[tuple[int, int], bytes] = {}
+    with closing(TrajectoryReader(run_dir / "events.db")) as log:
+        for group, member, blob in log.query(
+            f"SELECT group_id, member, tokens FROM segments WHERE {which} ORDER BY 1, 2, start"
+        ):
+            found[group, member] = found.get((group, member), b"") + blob
+    return found
+
+
 def replayed(log: TrajectoryReader) -> Iterator[tuple[int, Event, list[Command]]]:
     """Each event of the log with its number, and what a fresh coordinator commands upon it, under
     the configuration that is recorded for its attempt.
@@ -63,10 +74,8 @@ def replayed(log: TrajectoryReader) -> Iterator[tuple[int, Event, list[Command]]
 
 def replay(config: Config) -> list[tuple[Event, list[Command]]]:
     """Each event of the run's log, and what a replay commands upon it."""
-    log = reader(config)
-    found = [(event, commands) for _, event, commands in replayed(log)]
-    log.close()
-    return found
+    with closing(reader(config)) as log:
+        return [(event, commands) for _, event, commands in replayed(log)]
 
 
 def check_replay(config: Config) -> None:

@@ -44,12 +44,3 @@ class Opener(Talker):
     def reset(self, *, answer: str, seed: int, **_: Any) -> str:  # type: ignore[override]
         super().reset(answer=answer)
         return f"{seed % 7}="
-
-
-class Bad(Talker):
-    """Fails for one row of the data."""
-
-    def step(self, messages: list[dict[str, str]]) -> str | None:
-        if self.answer == "3" and self.turns == 1:
-            raise ValueError("no, thank you")
-        return super().step(messages)

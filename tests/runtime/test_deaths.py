@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rhymeflow.core.events import InstanceLeft
+from rhymeflow.core.events import InstanceLeft, LearnerReady, VersionPublished
 from tests.runtime.logs import audit, check_replay, each_turn, reader, replay, train
 from tests.runtime.test_resume import resume
 from tests.runtime.test_turns import check_conversations, config_of
@@ -64,7 +64,13 @@ def test_each_worker_dies_once_and_the_run_goes_on(tmp_path):
             "SELECT COUNT(*) FROM trajectories t LEFT JOIN token_details d USING (group_id, member)"
             " WHERE t.trained IS NOT NULL AND d.logprobs IS NULL"
         )
+        checksums = {
+            (each.event.version, each.event.checksum)
+            for each in log.events()
+            if isinstance(each.event, VersionPublished | LearnerReady)
+        }
     assert missing == 0, "both ranks' token details are stored"
+    assert len(checksums) == STEPS + 1, "a learner that was restored has what was published"
     summary = resume(tmp_path / "run", learner__num_ranks="1", learner__max_steps=str(STEPS + 2))
     assert summary.steps == STEPS + 2
     audit(tmp_path / "run")

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from rhymeflow import build
-from rhymeflow.core.commands import Train
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.errors import UserError
 from rhymeflow.runtime import snapshot
@@ -55,23 +54,18 @@ def other_strategies(monkeypatch) -> None:
     monkeypatch.setattr(build, "schedule", schedule)
 
 
-def write_log(path, config, events, *, num_commands=None, snapshot_after=None) -> list:
-    """A log of these events, with the first commands; returns all, by event."""
+def write_log(path, config, events, *, snapshot_after=None) -> None:
+    """A log of these events, and of what is commanded upon them."""
     coordinator = Coordinator(build.plan(config), build.schedule(config))
-    given, left = [], num_commands
     with closing(SqliteTrajectoryStore(path)) as store:
         store.begin_attempt(config.model_dump_json(), now=0.0, started="now")
         for number, event in enumerate(events, start=1):
             store.record(number / 10, [event])
-            given.append(coordinator.handle(event))
-            for command in given[-1]:
-                if left is None or left > 0:
-                    store.record_command(number, command)
-                left = left and left - 1
+            for command in coordinator.handle(event):
+                store.record_command(number, command)
             if number == snapshot_after:
                 store.put_snapshot(number, snapshot.write(Snapshot(coordinator.state, 5, None)))
         store.commit()
-    return given
 
 
 def past_of(path):
@@ -103,22 +97,6 @@ def test_what_was_decided_stays_and_the_run_goes_on_from_it(
         if schedule not in MOVES_LAYOUT:
             assert gone_on == expected[cut:]
     assert differed or schedule == "synchronous"
-
-
-@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
-def test_a_log_that_lacks_its_last_commands(tmp_path, monkeypatch, logs, schedule):
-    """What the log does not have was not decided; what follows from events is to be done."""
-    config, events = logs[schedule]
-    given = write_log(tmp_path / "whole.db", config, events)
-    train = next(n for n, cs in enumerate(given) if any(isinstance(c, Train) for c in cs))
-    index = next(i for i, c in enumerate(given[train]) if isinstance(c, Train))
-    before = sum(map(len, given[:train]))
-    write_log(tmp_path / "cut.db", config, events[: train + 1], num_commands=before + index)
-    other_strategies(monkeypatch)
-    past = past_of(tmp_path / "cut.db")
-    assert past.unrecorded[0] == (train + 1, given[train][index])
-    assert past.training == given[train][index]
-    invariants.check(past.coordinator.state)
 
 
 def test_where_events_lead_to_something_else_it_is_refused(tmp_path, monkeypatch, logs):

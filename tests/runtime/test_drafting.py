@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
 from contextlib import closing
 from pathlib import Path
 
@@ -12,14 +10,12 @@ import pytest
 from rhymeflow.histospec.index import Index
 from rhymeflow.observe import metrics
 from rhymeflow.runtime.controller import Controller
-from rhymeflow.utils.child import descendants
-from tests.runtime.logs import each_turn, reader, train
-from tests.runtime.tiny import program, published, save_prompts, tiny_config, until
+from tests.runtime.logs import each_turn, reader, tokens, train
+from tests.runtime.tiny import save_prompts, tiny_config, until
 
 pytestmark = pytest.mark.slow
 
 STEPS = 6
-SHARED = Path("/dev/shm")
 
 
 def wait_for_indexes(controller: Controller) -> None:
@@ -50,12 +46,8 @@ def config_for(directory: Path, **drafting):
 
 def made(config) -> dict[tuple, bytes]:
     """Every response by group and member, and every answer by version and row."""
-    found: dict[tuple, bytes] = {}
+    found = tokens(Path(config.run.output_dir), "TRUE")
     with closing(reader(config)) as log:
-        for group, member, tokens in log.query(
-            "SELECT group_id, member, tokens FROM segments ORDER BY group_id, member, start"
-        ):
-            found[group, member] = found.get((group, member), b"") + tokens
         rows = log.query("SELECT group_id, version, row FROM evaluations")
     assert len(rows) == (STEPS + 1) * config.data.eval_size
     answers = {("answer", version, row): found.pop((group, 0)) for group, version, row in rows}
@@ -92,21 +84,13 @@ def drafted(tmp_path_factory):
 def test_drafts_change_no_token_and_their_figures_are_where_they_are_looked_for(plain, drafted):
     config, summary = drafted
     assert made(config) == plain
-    tokens, steps, proposed = figures(config)
-    assert proposed > tokens - steps > 0
+    made_in_all, steps, proposed = figures(config)
+    assert proposed > made_in_all - steps > 0
     rows = metrics.read(Path(config.run.output_dir))
     for name in ("mean_acceptance_length", "acceptance_rate", "time_saved", "history_tokens"):
         assert f"draft/{name}" in rows[STEPS], name
-    assert summary.drafts.mean_acceptance_length == pytest.approx(tokens / steps)
-    assert summary.drafts.acceptance_rate == pytest.approx((tokens - steps) / proposed)
-
-
-def test_trees_change_no_token_either(plain, tmp_path):
-    config = config_for(tmp_path, window="aimd", shape="tree")
-    train(config)
-    assert made(config) == plain
-    tokens, steps, proposed = figures(config)
-    assert proposed > tokens - steps > 0
+    assert summary.drafts.mean_acceptance_length == pytest.approx(made_in_all / steps)
+    assert summary.drafts.acceptance_rate == pytest.approx((made_in_all - steps) / proposed)
 
 
 def test_a_run_begins_with_the_history_of_another(drafted, tmp_path):
@@ -123,32 +107,6 @@ def test_a_run_begins_with_the_history_of_another(drafted, tmp_path):
     with each_turn(wait_for_history, first=True):
         train(config)
     assert made(config) == made(earlier)
-    tokens, steps, _ = figures(config, "version = 0")
-    assert tokens > 2 * steps, "before there was an epoch of its own"
-    assert tokens / steps > 1.5 * (lambda t, s, _: t / s)(*figures(earlier, "version = 0"))
-
-
-def owner(name: str) -> int | None:
-    """The process that made a piece of shared memory, if it is one of ours."""
-    found = re.fullmatch(r"(?:rhymeflow|rf-).*-(\d+)-\w+", name)
-    return int(found[1]) if found else None
-
-
-def memory_of(pid: int) -> list[str]:
-    """Shared memory that a process or one of its descendants made."""
-    family = {pid, *descendants(pid)}
-    return [path.name for path in SHARED.iterdir() if owner(path.name) in family]
-
-
-def test_no_memory_is_left_when_the_controller_is_killed(tmp_path):
-    config = tiny_config(tmp_path, learner={"max_steps": 10_000}, drafting={"window": "cost"})
-    quiet = subprocess.DEVNULL
-    process = program(config, tmp_path, stdout=quiet, stderr=quiet)
-    try:
-        until(lambda: published(tmp_path / "run") >= 1)
-        until(lambda: len(memory_of(process.pid)) == 2)  # weights and history
-        names = memory_of(process.pid)
-    finally:
-        process.kill()
-        process.wait()
-    until(lambda: not any((SHARED / name).exists() for name in names))
+    found, steps, _ = figures(config, "version = 0")
+    assert found > 2 * steps, "before there was an epoch of its own"
+    assert found / steps > 1.5 * (lambda t, s, _: t / s)(*figures(earlier, "version = 0"))

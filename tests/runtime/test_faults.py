@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
-from pathlib import Path
+from contextlib import closing
 
 import pytest
 
 from rhymeflow.errors import StorageError, UserError
-from rhymeflow.runtime import disk_space
+from rhymeflow.runtime import disk_space, in_force
 from rhymeflow.runtime.disk_space import DiskSpace
 from rhymeflow.store.damage import check_log
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.runtime.logs import audit, each_turn, train
+from rhymeflow.utils.disk import one_line
+from tests.fake_run import check
+from tests.fake_run.run import FakeRun, configuration
+from tests.fake_run.runtime import Rates
+from tests.fake_run.world import World
+from tests.runtime.logs import each_turn
 from tests.runtime.test_resume import resume
-from tests.runtime.tiny import tiny_config
-
-slow = pytest.mark.slow
 
 
 def fill(controller):
@@ -52,28 +55,34 @@ FAULTS = {
 }
 
 
-@slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_run_that_cannot_write_its_log_ends_in_one_line(tmp_path, fault):
     """With a checkpoint, from which it is resumed, if there is still a place for one."""
-    config = tiny_config(tmp_path, learner={"max_steps": 6}, run={"save_seconds": 0})
-    run_dir = Path(config.run.output_dir)
-    said = FAULTS[fault].format(log=run_dir / "events.db", run=run_dir)
-    done = []
+    config = in_force.changed(
+        configuration(random.Random(8), "bounded"),
+        learner={"max_steps": 6, "groups_per_batch": 1}, run={"save_steps": 0},
+    )  # fmt: skip
+    fake = FakeRun(World(0, 0, 0.0), tmp_path, config, Rates(0.0, 0.0, 0.0), None)
+    said, done = FAULTS[fault].format(log=fake.path / "events.db", run=fake.path), []
 
     def once(controller):
         if not done and controller.training.published >= 2:
             done.append(True)
             fault(controller)
 
-    with each_turn(once, first=True), pytest.raises(StorageError, match=f"^{said}") as raised:
-        train(config)
+    with (
+        pytest.raises(StorageError, match=f"^{said}") as raised,
+        one_line(fake.path),
+        closing(fake.store()) as store,
+        each_turn(once, first=True),
+    ):
+        fake.attempt(store)
     assert "\n" not in str(raised.value)
     if fault in (fill, delete_log):
-        assert json.loads((run_dir / "summary.json").read_text())["steps"] >= 1
-        assert list((run_dir / "checkpoints").glob("step-*"))
-        assert resume(run_dir).steps == 6
-        audit(run_dir)
+        assert json.loads((fake.path / "summary.json").read_text())["steps"] >= 1
+        assert list((fake.path / "checkpoints").glob("step-*"))
+        fake.carry_through()
+        check.ended(fake.path, config, fake.seen)
 
 
 def test_room_is_looked_at_before_the_start(tmp_path, monkeypatch):

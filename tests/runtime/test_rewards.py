@@ -35,7 +35,7 @@ class Letters:
 class Run:
     """The controller's part of a run with groups of three."""
 
-    def __init__(self, tmp_path, *functions, on_failure="drop", suites=(), learner=None):
+    def __init__(self, tmp_path, *functions, on_failure="drop", learner=None):
         self.path = tmp_path / "events.db"
         self.store = SqliteTrajectoryStore(self.path)
         stream = PromptStream(SOURCE, seed=0, shuffle=False)
@@ -45,7 +45,6 @@ class Run:
                 "rollout": {"num_generations": 3},
                 "learner": {"max_steps": 9} | (learner or {}),
                 "reward": {"functions": list(functions), "on_failure": on_failure},
-                "eval": {"suites": list(suites)},
             }
         )
         suites = {
@@ -53,8 +52,7 @@ class Run:
             for suite in of_run(config)
         }
         self.in_flight = InFlight(self.store, prompts, suites)
-        self.sent, self.evaluated, self.logged, self.generating = [], [], [], []
-        self.closed = []
+        self.sent, self.evaluated, self.generating, self.closed = [], [], [], []
         self.evaluations = Evaluations(
             suites,
             self.in_flight,
@@ -69,7 +67,7 @@ class Run:
             self.evaluations,
             config,
             published_version=lambda: 4,
-            log=lambda message, prefix: self.logged.append((message.noted, prefix)),
+            log=lambda message, prefix: None,
         )
         throughput = Throughput()
         self.environments = Environments(
@@ -82,18 +80,17 @@ class Run:
         for member in members:
             self.end(TrajectoryId(0, member), [member], 0)
 
-    def end(self, trajectory, tokens, version, reason="stop"):
+    def end(self, trajectory, tokens, version):
         part = Part(trajectory, 0, version, len(tokens), 0, tokens, [-1.0] * len(tokens))
         self.in_flight.take("r", part)
-        self.environments.finished(trajectory, reason)
+        self.environments.finished(trajectory, "stop")
 
-    def evaluate(self, suite, version, answers, held=None, cut=()):
-        """These are the answers to a suite, asked for under a version and made under `held`."""
+    def evaluate(self, version, answers):
+        """These are the answers to the held-out prompts under a version."""
         self.generating.clear()
-        list(self.environments.evaluate("r", suite, version, holds=True))
-        for number, (_, trajectory) in enumerate(list(self.generating)):
-            reason = "length" if number in cut else "stop"
-            self.end(trajectory, answers[number], held or version, reason)
+        list(self.environments.evaluate("r", "held_out", version, holds=True))
+        for (_, trajectory), tokens in zip(list(self.generating), answers, strict=True):
+            self.end(trajectory, tokens, version)
 
     def asked(self):
         """What was asked since the last time: (responses, functions)."""
@@ -208,50 +205,10 @@ def test_a_failure_can_stop_the_run(start, functions):
         run.fail(run.sent[0])
 
 
-OWN = {
-    "name": "math", "n": 2, "steps": 3, "functions": [RANK, ALONE, {"function": "c.py:length"}],
-    "answer_pattern": "[0-9]", "pass_threshold": 2.0,
-}  # fmt: skip
-
-
-def test_several_answers_are_judged_by_the_suites_own_functions_as_a_group_is(start):
-    """One worker has the functions of all; these come after the run's."""
-    run = start(RANK, suites=[OWN])
-    run.evaluate("math", 4, [[0], [1, 1], [2, 2, 2], [3, 3, 3, 3]], held=6, cut={3})
-    assert run.asked() == [([number], (2,)) for number in range(4)]
-    calls = run.last
-    for number in (1, 0, 3):
-        assert run.answer(calls[number], {"exact_match": float(number % 2)}) == []
-    assert run.asked() == [([0, 1], (1, 3))], "in their order, with both that compare"
-    [first] = run.last
-    run.answer(first, {"rank": 2.0}, {"rank": 4.0, "length": 1.0})
-    assert run.answer(calls[2], {"exact_match": 1.0}) == []
-    [message] = run.sent
-    assert message.key.startswith("suite math, row 1 (group -2, ")
-    *_, done = run.answer(message, {"rank": 0.0}, {"rank": 0.0})
-    # 0 + 1, 10 + 2 + 1 and 10, 10
-    mean = (1 + 13 + 10 + 10) / 4
-    assert done == events.Evaluated("r", 4, mean, "math", held=6)
-    [(version, suite, figures)] = run.evaluated
-    assert (version, suite) == (6, "math")
-    assert figures == {
-        "avg@2": mean, "pass@1": 0.75, "pass@2": 1.0, "maj@2": (1 + 10) / 2,
-        "mean_length": 2.5, "clipped_ratio": 0.25,
-    }  # fmt: skip
-    run.store.commit()
-    reader = TrajectoryReader(run.path)
-    rows = reader.query("SELECT version, suite, row, sample, reward FROM evaluations")
-    reader.close()
-    assert sorted(rows) == [
-        (6, "math", 0, 0, 1.0), (6, "math", 0, 1, 13.0),
-        (6, "math", 1, 0, 10.0), (6, "math", 1, 1, 10.0),
-    ]  # fmt: skip
-
-
 def test_answers_that_cannot_be_judged_are_counted_and_the_figures_are_of_the_others(start):
     run = start(ALONE)
     for version, num_judged in ((4, 1), (5, 0)):
-        run.evaluate("held_out", version, [[7], [7]])
+        run.evaluate(version, [[7], [7]])
         run.asked()
         one, other = run.last
         assert list(map(type, run.fail(one))) == [events.RewardFailed]

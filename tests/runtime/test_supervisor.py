@@ -100,6 +100,14 @@ def test_who_says_anything_else_has_worked(watch):
         assert watch.beat(still=("learner",)) == []
 
 
+def test_who_is_slow_is_not_taken_for_lost(watch):
+    """As on a node that others load: a sign of life now and then, little progress."""
+    for _ in range(20):
+        watch.now += LIMIT - 1
+        watch.progress = {name: done + 1 for name, done in watch.progress.items()}
+        assert watch.look(*(Received(n, Alive(p)) for n, p in watch.progress.items())) == []
+
+
 def test_a_stopped_rank_is_named_before_those_that_wait_for_it(watch):
     """The others make no progress in the meantime."""
     watch.beat()

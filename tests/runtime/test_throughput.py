@@ -1,16 +1,10 @@
-"""Shares of a step's time, also with instances that come and go; the length of rounds."""
+"""Shares of a step's time, also with instances that come and go."""
 
 from __future__ import annotations
 
 import pytest
 
 from rhymeflow.histospec.draft import DraftStats
-from rhymeflow.runtime.controller import (
-    LONGEST_ROUND_SECONDS,
-    ROUND_SECONDS,
-    ROUND_SHARE,
-    round_seconds,
-)
 from rhymeflow.runtime.throughput import Throughput
 from rhymeflow.workers.messages import Part, Status
 
@@ -24,32 +18,19 @@ def part(count, steps, drafted):
     return Part((0, 1), 0, 0, steps, drafted, [7] * count, [0.0] * count)
 
 
-def begun(now=0.0, *, cpu=0.0, trained=0.0, has_drafts=False):
+def begun(now=0.0, *, trained=0.0, has_drafts=False):
     throughput = Throughput(has_drafts=has_drafts)
-    throughput.begin(now, {"cpu": cpu}, trained)
+    throughput.begin(now, {"cpu": 0.0}, trained)
     return throughput
 
 
-def end(throughput, now, trained=0.0, **spent):
+def end(throughput, now, trained=0.0):
     return throughput.end_step(
         now,
         trained=trained,
         learner_seconds=1.0,
-        coordination_seconds={"coordinator": 0.0, "store": 0.0, "cpu": 0.0, **spent},
+        coordination_seconds={"coordinator": 0.0, "store": 0.0, "cpu": 0.0},
     )
-
-
-def test_coordination_is_counted_by_step():
-    throughput = begun(10.0, cpu=5.0)
-    row = end(throughput, 14.0, coordinator=0.1, store=0.3, cpu=6.0)
-    assert row["coordination/coordinator_s"] == pytest.approx(0.1)
-    assert row["coordination/store_s"] == pytest.approx(0.3)
-    assert row["coordination/share"] == pytest.approx(0.1)
-    assert row["coordination/cpu_share"] == pytest.approx(0.25), "loading is in no step"
-    row = end(throughput, 16.0, coordinator=0.2, store=0.3, cpu=6.5)
-    assert row["coordination/coordinator_s"] == pytest.approx(0.1)
-    assert row["coordination/share"] == pytest.approx(0.05)
-    assert row["coordination/cpu_share"] == pytest.approx(0.25)
 
 
 def test_what_an_instance_did_counts_when_it_is_gone():
@@ -105,9 +86,3 @@ def test_drafts_are_counted_by_step_and_by_what_they_are_shares_of():
     assert "draft/acceptance_rate" not in row, "a share of nothing"
     assert row["draft/time_saved"] == -0.5, "drafts that cost more than they save say so"
     assert row["draft/time_saved_share"] == pytest.approx(-0.5 / 1.5)
-
-
-def test_a_round_is_as_long_as_its_work_asks_for_within_limits():
-    assert round_seconds(0.0) == round_seconds(ROUND_SECONDS * ROUND_SHARE / 2) == ROUND_SECONDS
-    assert round_seconds(0.004) == pytest.approx(0.004 / ROUND_SHARE)
-    assert round_seconds(5.0) == LONGEST_ROUND_SECONDS

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from rhymeflow.core.events import EnvironmentFailed
-from rhymeflow.errors import UserError
 from rhymeflow.runtime.controller import Controller
 from tests.runtime import talkers
-from tests.runtime.logs import audit, check_replay, reader, replay, train
-from tests.runtime.test_resume import SYNCHRONOUS, learned, resume, tokens, train_until
+from tests.runtime.logs import audit, check_replay, reader, tokens, train
+from tests.runtime.test_resume import SYNCHRONOUS, learned, resume, train_until
 from tests.runtime.tiny import save_model, save_prompts, tiny_config
 
 pytestmark = pytest.mark.slow
@@ -24,7 +22,7 @@ STEPS = 4
 EOS = 1
 
 
-def config_of(directory: Path, kind: str = "Talker", name: str = "run", **sections):
+def config_of(directory: Path, kind: str, name: str = "run", **sections):
     """Of a model that ends a turn after some fifteen tokens."""
     if not (directory / "model").exists():
         save_model(directory / "model", max_length=512)
@@ -68,14 +66,13 @@ def check_conversations(config) -> int:
     return count
 
 
-@pytest.mark.parametrize("kind", ["Talker", "Opener"])
 def test_neither_drafts_nor_a_death_while_an_environment_answers_change_anything(
-    tmp_path, monkeypatch, kind
+    tmp_path, monkeypatch
 ):
     """Under a synchronous schedule: tokens, losses and held-out rewards, to the last bit."""
-    straight = config_of(tmp_path, kind, name="straight", **SYNCHRONOUS)
+    straight = config_of(tmp_path, "Opener", name="straight", **SYNCHRONOUS)
     train(straight)
-    config = config_of(tmp_path, kind, drafting={"window": "cost"}, **SYNCHRONOUS)
+    config = config_of(tmp_path, "Opener", drafting={"window": "cost"}, **SYNCHRONOUS)
 
     def is_waiting(controller: Controller) -> bool:
         asked = [s for s, _ in controller.environments._asked.values()]
@@ -89,18 +86,3 @@ def test_neither_drafts_nor_a_death_while_an_environment_answers_change_anything
     check_replay(config)
     audit(tmp_path / "run")
     assert check_conversations(config) > 0
-
-
-def test_an_environment_that_fails_ends_the_group_or_the_run_and_is_no_reward(tmp_path):
-    environment = {"on_failure": "drop"}
-    config = config_of(tmp_path, "Bad", environment=environment, learner={"max_steps": 6})
-    summary = train(config)
-    assert summary.steps == 6
-    assert summary.endings["aborted"] > 0
-    failed = [e for e, _ in replay(config) if isinstance(e, EnvironmentFailed)]
-    assert failed
-    assert all("no, thank you" in e.error for e in failed)
-    audit(tmp_path / "run")
-    stops = config_of(tmp_path, "Bad", name="stops")
-    with pytest.raises(UserError, match="no, thank you"):
-        train(stops)
