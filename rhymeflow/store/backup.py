@@ -33,15 +33,17 @@ from rhymeflow.utils.disk import flush
 STATE, HELD = "backup.json", "backup-upload"
 """In the run directory: how much of the run is in its backup, and what is being copied."""
 
-METRICS, FILES = "metrics.jsonl", ("config.yaml", "trackers.json")
+FILES = ("config.yaml", "trackers.json", "metrics.jsonl")
+"""Small ones that are copied whole."""
+
 KEPT = 2
 """Checkpoints of an attempt that stay in the backup."""
 
 RETRY_SECONDS = (1.0, 60.0)
 """Between two tries, at first and at most."""
 
-END_SECONDS, LATE_SECONDS = 60.0, 300.0
-"""How long the end of an attempt waits for its last backup, and what is reported as slow."""
+END_SECONDS = 60.0
+"""How long the end of an attempt waits for its last backup."""
 
 T = TypeVar("T")
 
@@ -316,28 +318,22 @@ def apply_rows(connection: sqlite3.Connection, part: Path) -> None:
     ask("DETACH part")
 
 
-def put_files(part: Path, run_dir: Path, metrics: int) -> int:
-    """Put small files beside the rows, and of the metrics what comes after so many bytes; return
-    how many there are then. After the rows: a step's metrics are written before its event."""
+def put_files(part: Path, run_dir: Path) -> None:
+    """Put files beside the rows. After the rows: a step's metrics are written before its event."""
     with closing(sqlite3.connect(part, isolation_level=None)) as connection:
-        connection.execute("CREATE TABLE files (name TEXT, start INTEGER, data BLOB)")
-        for name, start in (*((name, 0) for name in FILES), (METRICS, metrics)):
-            if (run_dir / name).is_file():
-                with (run_dir / name).open("rb") as file:
-                    file.seek(start)
-                    data = file.read()
-                connection.execute("INSERT INTO files VALUES (?, ?, ?)", (name, start, data))
-                metrics += len(data) * (name == METRICS)
-    return metrics
+        connection.execute("CREATE TABLE files (name TEXT, data BLOB)")
+        for path in (run_dir / name for name in FILES):
+            if path.is_file():
+                connection.execute(
+                    "INSERT INTO files VALUES (?, ?)", (path.name, path.read_bytes())
+                )
 
 
 def get_files(part: Path, run_dir: Path) -> None:
     """Bring the files to where `put_files` found them."""
     with closing(sqlite3.connect(part)) as connection:
-        for name, start, data in connection.execute("SELECT name, start, data FROM files"):
-            with (run_dir / name).open("ab") as file:
-                file.truncate(start)
-                file.write(data)
+        for name, data in connection.execute("SELECT name, data FROM files"):
+            (run_dir / name).write_bytes(data)
 
 
 # -- making it -------------------------------------------------------------------------------------
@@ -352,7 +348,7 @@ class BackupThread:
         self._run_dir, self._storage = run_dir, Storage(url)
         self._thread = threading.Thread(target=self._serve, name="backup", daemon=True)
         self._due, self._ends_at = threading.Event(), float("inf")
-        self._made_at, self._busy_since = time.monotonic(), float("inf")
+        self._made_at = time.monotonic()
         self._problem: str | None = None
         self._said: str | None = None
         self._defect: BaseException | None = None
@@ -362,7 +358,6 @@ class BackupThread:
         """What is there, by where it is in the run directory."""
         self._marked: list[str] = []
         """Checkpoints of backups that are whole, the newest last."""
-        self._metrics = 0
 
     def start(self) -> None:
         """Begin: the store is there."""
@@ -385,8 +380,6 @@ class BackupThread:
             defect, self._defect = self._defect, None
             raise defect
         state = self._problem
-        if state is None and time.monotonic() - self._busy_since > LATE_SECONDS:
-            state = "copying takes long"
         if (state is None) == (self._said is None):
             return None
         self._said = state
@@ -418,7 +411,6 @@ class BackupThread:
             self._due.wait(wait)
             self._due.clear()
             is_last = self._ends_at < float("inf")
-            self._busy_since = time.monotonic()
             try:
                 is_made = self._back_up(connection, is_last=is_last)
             except (Unreachable, OSError, sqlite3.DatabaseError) as error:
@@ -428,7 +420,6 @@ class BackupThread:
                 self._note()
             else:
                 wait, self._problem = None if is_made else 0.1, None
-            self._busy_since = float("inf")
             if is_last and (is_made or time.monotonic() > self._ends_at):
                 return
 
@@ -483,12 +474,12 @@ class BackupThread:
             return False
         if last and (last.version, last.state.position) == (version, state.position):
             return True
-        metrics = put_files(rows, self._run_dir, self._metrics)
+        put_files(rows, self._run_dir)
         for name in names:
             if name not in self._trees and (self._run_dir / HELD / name).is_dir():
                 self._trees[name] = self._copy(name)
         self._mark(state, version, names)
-        self._metrics, self._made_at = metrics, began
+        self._made_at = began
         return is_newest
 
     def _check_place(self) -> None:
