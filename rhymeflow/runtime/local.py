@@ -83,24 +83,22 @@ class LocalRuntime:
 
     def stop(self, name: str, *, patience: float) -> None:
         """End one process; see `base.Runtime`."""
-        worker = self._workers.pop(name)
-        if worker.connection.fileno() in self._by_descriptor:  # it has not ended by itself
-            self._forget(worker.connection.fileno())
-        worker.send(Shutdown())
-        worker.hand_over()
-        worker.end(time.monotonic() + patience)
+        self._end([self._workers.pop(name)], patience)
 
     def close(self) -> None:
         """End all processes."""
-        for worker in self._workers.values():
+        self._end(list(self._workers.values()), CLOSE_SECONDS)
+        self._workers.clear()
+
+    def _end(self, workers: list[LocalWorker], seconds: float) -> None:
+        for worker in workers:
             worker.send(Shutdown())
             worker.hand_over()
-        deadline = time.monotonic() + CLOSE_SECONDS
-        for worker in self._workers.values():
+        deadline = time.monotonic() + seconds
+        for worker in workers:
+            if worker.connection.fileno() in self._by_descriptor:  # it has not ended by itself
+                self._forget(worker.connection.fileno())
             worker.end(deadline)
-        self._workers.clear()
-        for descriptor in tuple(self._by_descriptor):
-            self._forget(descriptor)
 
     def _forget(self, descriptor: int) -> None:
         self._poll.unregister(descriptor)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -24,8 +22,6 @@ from rhymeflow.store.reader import IncompleteBatch, TrajectoryReader
 from rhymeflow.store.schema import SCHEMA_VERSION
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.store.stores import answered, finished, segment
-
-SPAWN = multiprocessing.get_context("spawn")
 
 
 @pytest.fixture
@@ -121,52 +117,6 @@ def test_a_durable_commit_marks_how_far_the_disk_is(store, path):
     found = TrajectoryReader(path).query("SELECT value FROM meta WHERE key = 'durable_seq'")
     assert found == [(2,)]
     assert store._connection.execute("PRAGMA synchronous").fetchone() == (1,)  # NORMAL again
-
-
-# -- crashes --------------------------------------------------------------------------------------
-
-
-def read_while_written(path: Path, report) -> None:
-    reader = TrajectoryReader(path)
-    report.send("up")
-    last = 0
-    while last < 150 * 5:
-        seqs = [r.seq for r in reader.events()]
-        assert seqs == list(range(1, len(seqs) + 1)), "a hole in the log"
-        assert len(seqs) % 5 == 0, "a half tick"
-        assert len(seqs) >= last, "the log shrank"
-        groups = [
-            g for (g,) in reader.query("SELECT group_id FROM groups WHERE ending_reason = 'x'")
-        ]
-        for record in reader.batch(groups, [(0, 1)] * len(groups)):
-            assert len(record.completion_ids) == 4
-        if last == 0 < len(seqs):
-            report.send("growing")
-        last = len(seqs)
-    report.send("whole")
-
-
-def test_a_reader_in_another_process_sees_whole_ticks_while_they_are_written(store, path):
-    store.commit()
-    ours, theirs = SPAWN.Pipe(duplex=False)
-    reader = SPAWN.Process(target=read_while_written, args=(path, theirs))
-    reader.start()
-    assert ours.recv() == "up"
-    for tick in range(150):
-        if tick == 75:
-            assert ours.poll(60)
-            assert ours.recv() == "growing"
-        store.record(float(tick), [VersionPublished(tick)] * 5)
-        put_group(store, tick)
-        put_trajectory(store, tick, 0)
-        put_trajectory(store, tick, 1)
-        store.put_ending(tick, "filtered", version=0, reason="x")
-        store.commit()
-        time.sleep(0.001)
-    assert ours.poll(60)
-    assert ours.recv() == "whole"
-    reader.join()
-    assert reader.exitcode == 0
 
 
 # -- batches --------------------------------------------------------------------------------------

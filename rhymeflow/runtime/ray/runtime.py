@@ -145,28 +145,27 @@ class RayRuntime:
     def stop(self, name: str, *, patience: float) -> None:
         """End one actor; see `base.Runtime`."""
         worker = self._workers.pop(name)
-        worker.send(Shutdown())
-        worker.hand_over()
-        if worker.is_heard:
-            worker.ended.wait(patience)
-        self._ray.kill(worker.actor, no_restart=True)
+        self._end([worker], patience)
         if worker.is_heard:
             worker.ended.wait(KILL_SECONDS)
 
     def close(self) -> None:
         """End all actors."""
-        for worker in self._workers.values():
-            worker.send(Shutdown())
-            worker.hand_over()
-        deadline = time.monotonic() + CLOSE_SECONDS
-        for worker in self._workers.values():
-            if worker.is_heard:
-                worker.ended.wait(max(0.0, deadline - time.monotonic()))
-        for worker in self._workers.values():
-            self._ray.kill(worker.actor, no_restart=True)
+        self._end(list(self._workers.values()), CLOSE_SECONDS)
         self._workers.clear()
         self._forget_ranks()
         self._ray.kill(self._store)
+
+    def _end(self, workers: list[RayWorker], seconds: float) -> None:
+        for worker in workers:
+            worker.send(Shutdown())
+            worker.hand_over()
+        deadline = time.monotonic() + seconds
+        for worker in workers:
+            if worker.is_heard:
+                worker.ended.wait(max(0.0, deadline - time.monotonic()))
+        for worker in workers:
+            self._ray.kill(worker.actor, no_restart=True)
 
     def _need(self, role: Role, resources: Resources) -> Need:
         return need(role, resources.num_threads, self._config, has_gpus=self._has_gpus)
