@@ -110,8 +110,7 @@ def with_cost_model(config: Config) -> Config:
     for each in map(profiles.load, profiles.names()):
         is_model = model.startswith(f"{each.name.rpartition('-')[0]}-")
         if is_model and memory in each.description and each.devices_per_instance == devices:
-            schedule = config.schedule.model_copy(update={"cost_model": each.name})
-            return config.model_copy(update={"schedule": schedule})
+            return config.changed(schedule={"cost_model": each.name})
     raise UserError(
         f"schedule.cost_model = {given!r} is of the demo on a CPU, and no profile is of {name} on "
         f"GPUs of {memory}, {devices} to an instance: name one as simulation.profile "

@@ -5,7 +5,7 @@ Importing it loads neither torch nor YAML: `load` reads files, `fields` says wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from pydantic import model_validator
@@ -55,6 +55,11 @@ class Config(Section):
     ray: RayConfig = RayConfig()
     sft: SftConfig = SftConfig()
     eval: EvalConfig = EvalConfig()
+
+    def changed(self, **sections: Mapping[str, object]) -> Config:
+        """The configuration with these fields of sections replaced; nothing is looked at again."""
+        parts = {name: getattr(self, name).model_copy(update=sections[name]) for name in sections}
+        return self.model_copy(update=parts)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:

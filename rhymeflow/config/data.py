@@ -8,23 +8,11 @@ from pydantic import field_validator
 
 from rhymeflow.config.section import NonNegative, Positive, Section
 
-_NO_VARIABLES = frozenset(
-    [
-        "conversation",
-        "messages",
-        "tools",
-        "tokenize",
-        "add_generation_prompt",
-        "continue_final_message",
-        "padding",
-        "truncation",
-        "max_length",
-        "return_tensors",
-        "return_dict",
-        "return_assistant_tokens_mask",
-        "tokenizer_kwargs",
-    ]
-)
+_NO_VARIABLES = {
+    "conversation", "messages", "tools", "tokenize", "add_generation_prompt",
+    "continue_final_message", "padding", "truncation", "max_length", "return_tensors",
+    "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
+}  # fmt: skip
 """Arguments of transformers' `apply_chat_template` that the run itself gives."""
 
 

@@ -65,16 +65,12 @@ class EvalSuite(Section):
         return pattern
 
     @model_validator(mode="after")
-    def _held_out_is_the_runs(self) -> EvalSuite:
+    def _fits_together(self) -> EvalSuite:
         if self.name == "held_out" and self.steps:
             raise ValueError(
                 "steps: of held_out, the run's own suite, run.eval_steps says how often; give this "
                 "one another name"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _options_are_of_a_source(self) -> EvalSuite:
         if self.options and self.source is None:
             raise ValueError("options: are of a suite's own source, and none is given")
         return self

@@ -131,9 +131,9 @@ def only_path(name: str, where: str) -> str:
     homes = [path for path in paths if path.rpartition(".")[2] == name]
     if not homes:
         raise UserError(f"{where}: there is no field {name!r}{nearest_field(name)}")
-    if len(homes) > 1:
+    if len(homes) > 1 and name not in homes:
         raise UserError(f"{where}: {name!r} could be {' or '.join(homes)}; give the whole name")
-    return homes[0]
+    return name if name in homes else homes[0]
 
 
 _OTHERS = {

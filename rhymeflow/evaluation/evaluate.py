@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from rhymeflow.config import Config, LearnerConfig, RunConfig, ScheduleConfig, SimulationConfig
+from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.observe.printable import number
@@ -61,38 +61,28 @@ def evaluate(
 
 def _without_training(config: Config, suites: Sequence[Suite]) -> Config:
     """The run that evaluates a model on these suites, on this machine."""
-    run, rollout, fields = RunConfig(), config.rollout, type(config.rollout).model_fields
-    kept = ("seed", "eval_temperature", "worker_timeout", "instance_restarts")
-    drafts = any(suite.n > 1 for suite in suites)  # answers to one prompt draft for each other
-    section = config.eval.model_copy(update={"suites": tuple(each.suite for each in suites)})
-    found = {
-        "runtime": "local",
-        "eval": section,
-        "learner": LearnerConfig(max_steps=0),
-        "schedule": ScheduleConfig(),
-        "simulation": SimulationConfig(),
-        "weights": type(config.weights)(),
-        "run": run.model_copy(
-            update={"report_to": ()} | {name: getattr(config.run, name) for name in kept}
-        ),
-        "drafting": config.drafting.model_copy(
-            update={"history_run": None} | ({} if drafts else {"window": "off"})
-        ),
-        "rollout": rollout.model_copy(
-            update={
-                "num_generations": fields["num_generations"].default,
-                "num_instances": min(rollout.num_instances, len(suites)),
-                "max_instances": None,
-                "cpus": None,
-            }
-        ),
-    }
+    names = "runtime", "learner", "schedule", "simulation", "weights", "run"
+    default = Config()
+    own = {name: getattr(default, name) for name in names}
     # What no suite has of the run need not be there.
     if all(each.suite.functions is not None for each in suites):
-        found["reward"] = suites[0].config.reward
+        own["reward"] = suites[0].config.reward
     if all(each.suite.environments is not None for each in suites):
-        found["environment"] = suites[0].config.environment
-    return config.model_copy(update=found)
+        own["environment"] = suites[0].config.environment
+    kept = ("seed", "eval_temperature", "worker_timeout", "instance_restarts")
+    drafts = any(suite.n > 1 for suite in suites)  # answers to one prompt draft for each other
+    return config.model_copy(update=own).changed(
+        eval={"suites": tuple(each.suite for each in suites)},
+        learner={"max_steps": 0},
+        run={"report_to": ()} | {name: getattr(config.run, name) for name in kept},
+        drafting={"history_run": None} | ({} if drafts else {"window": "off"}),
+        rollout={
+            "num_generations": default.rollout.num_generations,
+            "num_instances": min(config.rollout.num_instances, len(suites)),
+            "max_instances": None,
+            "cpus": None,
+        },
+    )
 
 
 @contextmanager

@@ -1,15 +1,10 @@
 """What the recipes' tiny models have in common: a character tokenizer and a small Llama.
 
-    python -m rhymeflow.recipes.demo.warm_start DIRECTORY
-
-writes a recipe's `config.json` and tokenizer, from which `rhymeflow sft` with `sft.init: config`
-makes a model.
+`rhymeflow sft` with `sft.init: config` makes weights for what `save_pretrained` wrote of both.
 """
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -55,13 +50,3 @@ def make_config(tokenizer: PreTrainedTokenizerFast, max_length: int) -> LlamaCon
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-
-
-def write(what: str | None, alphabet: str, max_length: int) -> None:
-    """A recipe's own command: write what its model is made of into a directory."""
-    parser = argparse.ArgumentParser(description=(what or "").partition("\n")[0])
-    parser.add_argument("directory", type=Path)
-    directory = parser.parse_args().directory
-    tokenizer = make_tokenizer(alphabet, max_length)
-    tokenizer.save_pretrained(directory)
-    make_config(tokenizer, max_length).save_pretrained(directory)

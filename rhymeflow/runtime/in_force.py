@@ -18,14 +18,6 @@ from rhymeflow.runtime.supervisor import num_computing, share_of_cores
 from rhymeflow.workers.messages import Model
 
 
-def changed(config: Config, **sections: dict[str, object]) -> Config:
-    """The configuration with these fields of sections replaced."""
-    update = {
-        name: getattr(config, name).model_copy(update=fields) for name, fields in sections.items()
-    }
-    return config.model_copy(update=update)
-
-
 def before_the_start(config: Config, run_dir: Path) -> Config:
     """What the configuration decides by itself, or the run's place and the machine do."""
     learner, rollout, history_run = config.learner, config.rollout, config.drafting.history_run
@@ -35,8 +27,8 @@ def before_the_start(config: Config, run_dir: Path) -> Config:
     cpus_of_rank = len(learner.cpus or ()) // learner.num_ranks
     sizes = {len(cpus) for cpus in rollout.cpus or ()}
     own_size = sizes.pop() if len(sizes) == 1 else None  # else each has as many as `cpus` says
-    return changed(
-        config.model_copy(update={"schedule": build.rules_in_force(config)}),
+    decided = config.model_copy(update={"schedule": build.rules_in_force(config)})
+    return decided.changed(
         run={"output_dir": str(run_dir)},
         learner={
             "epsilon_high": epsilon_high,
@@ -56,7 +48,7 @@ def once_loaded(config: Config, tokenizer: Tokenizer, prompts: RunPrompts) -> Co
     found["chat_template"] = bool(tokenizer.chat_template) if given is None else given
     if config.learner.is_used:
         found |= {"size": len(prompts.train), "eval_size": len(prompts.held_out)}
-    return changed(config, data=found)
+    return config.changed(data=found)
 
 
 def with_the_model(config: Config, ready: Model) -> Config:
@@ -69,4 +61,4 @@ def with_the_model(config: Config, ready: Model) -> Config:
     if rollout.engine == "native":
         capacity = capacity or rollout.max_num_seqs * ready.max_length
     found: dict[str, object] = {"device": ready.device, "dtype": ready.dtype}
-    return changed(config, model=found, rollout={"max_kv_tokens": capacity})
+    return config.changed(model=found, rollout={"max_kv_tokens": capacity})

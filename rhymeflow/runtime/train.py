@@ -137,9 +137,7 @@ def resume(
         store = SqliteTrajectoryStore(run_dir / EVENTS)
         open_store.enter_context(closing(store))  # nobody else writes there now
         past, config = recall(run_dir, change)
-        config = in_force.changed(
-            config, run={"output_dir": str(run_dir)}
-        )  # it may have been moved
+        config = config.changed(run={"output_dir": str(run_dir)})  # it may have been moved
         begin(run_dir)
         return attempt(config, run_dir, store, past, console or Console(), observer=observer)
 

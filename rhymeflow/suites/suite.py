@@ -109,25 +109,22 @@ def of_run(config: Config) -> list[Suite]:
 
 def _configuration(config: Config, suite: EvalSuite) -> Config:
     """What the suite says, put over what the run says."""
-    run, rollout, reward = config.run, config.rollout, config.reward
-    temperature = run.eval_temperature if suite.n == 1 else rollout.temperature
-    if suite.temperature is not None:
-        temperature = suite.temperature
-    sampling = {"temperature": temperature} | {
+    sampling = {
         name: value
-        for name in ("top_p", "top_k", "max_completion_length")
+        for name in ("temperature", "top_p", "top_k", "max_completion_length")
         if (value := getattr(suite, name)) is not None
     }
+    if suite.n == 1:
+        sampling = {"temperature": config.run.eval_temperature} | sampling
+    own: dict[str, dict[str, object]] = {"rollout": sampling}
     if suite.functions is not None:
-        reward = reward.model_copy(update={"functions": suite.functions})
-    environment = config.environment
+        own["reward"] = {"functions": suite.functions}
     if suite.environments is not None:
-        own = {"classes": suite.environments, "tools": ()}
-        environment = environment.model_copy(update=own)
-    if not reward.functions and not environment.classes:
+        own["environment"] = {"classes": suite.environments, "tools": ()}
+    found = config.changed(**own)
+    if not found.reward.functions and not found.environment.classes:
         raise UserError(f"eval.suites: {suite.name}: neither functions nor environments reward it")
-    changed = {"rollout": rollout.model_copy(update=sampling), "reward": reward}
-    return config.model_copy(update=changed | {"environment": environment})
+    return found
 
 
 # -- of a run and its suites -----------------------------------------------------------------------

@@ -80,14 +80,18 @@ class Inputs:
         return str(self.folder / folder)
 
     def rows(self, dataset: Any, name: str, most: int | None = None) -> tuple[str, int | None]:
-        """Of a dataset: the file, and how many rows there are, if they were counted."""
+        """Of a dataset: the file, and how many rows there are, if they were counted. Of its rows
+        the first `most` are taken, or all; there has to be one."""
+        what = f"{name}_dataset"
         if isinstance(dataset, str | os.PathLike):
             given = os.fspath(dataset)
             is_file = Path(given).exists() or ":" in given or Path(given).suffix
             if is_file or given.count("/") != 1:
                 return given, None
-            dataset = from_hub(given, f"{name}_dataset")
-        lines = lines_of(dataset, f"{name}_dataset", most)
+            dataset = from_hub(given, what)
+        lines = [_line(row, f"{what}, row {i}") for i, row in enumerate(islice(dataset, most))]
+        if not lines:
+            raise UserError(f"Trainer: {what} is empty")
         file = f"{quote(name, safe=' ()')}.jsonl"  # a name may have slashes
         self._texts[file] = "".join(f"{line}\n" for line in lines)
         return str(self.folder / file), len(lines)
@@ -167,14 +171,6 @@ def _check_same(path: Path, text: str) -> None:
             f"Trainer: {path} has other rows than the dataset that is given; a run goes on with "
             "the dataset that it began with"
         )
-
-
-def lines_of(dataset: Iterable[Any], name: str, most: int | None = None) -> list[str]:
-    """Write the first `most` rows, or all; there has to be one."""
-    lines = [_line(row, f"{name}, row {i}") for i, row in enumerate(islice(dataset, most))]
-    if not lines:
-        raise UserError(f"Trainer: {name} is empty")
-    return lines
 
 
 def is_stream(dataset: Any) -> bool:

@@ -118,7 +118,7 @@ class Trainer:
         self._is_named = given.run.output_dir is not None
         self._inputs = inputs
         self._given_model = model if hasattr(model, "save_pretrained") else None
-        self._given_tokenizer = processing_class
+        self._given_tokenizer = processing_class or inputs.tokenizer_of_model
         self._callbacks: list[Any] = []
         for each in callbacks or ():
             self.add_callback(each)
@@ -143,8 +143,7 @@ class Trainer:
             self._begin_again()
         config = self.config
         if not self._is_named:  # else another run may have taken the name meanwhile
-            run = config.run.model_copy(update={"output_dir": None})
-            config = config.model_copy(update={"run": run})
+            config = config.changed(run={"output_dir": None})
         return self._watched(partial(train, config, begin=self._begin))
 
     def _begin(self, run_dir: Path) -> Config:
@@ -280,9 +279,8 @@ class Trainer:
     @cached_property
     def processing_class(self) -> Any:
         """The tokenizer."""
-        for given in (self._given_tokenizer, self._inputs.tokenizer_of_model):
-            if given is not None:
-                return given
+        if self._given_tokenizer is not None:
+            return self._given_tokenizer
         from rhymeflow.models.tokenizer import load_tokenizer
 
         return load_tokenizer(self._model_config())
@@ -311,9 +309,9 @@ class Trainer:
                 suites = list(given.eval.suites)
                 if not suites:
                     raise UserError("Trainer: evaluate() needs an eval_dataset")
-            data = given.data.model_copy(update={"eval_size": None})
-            section = given.eval.model_copy(update={"suites": tuple(suites)})
-            results = evaluate(given.model_copy(update={"eval": section, "data": data}))
+            results = evaluate(
+                given.changed(eval={"suites": tuple(suites)}, data={"eval_size": None})
+            )
         found: dict[str, float] = {}
         for result in results:
             name = f"_{result.suite.name}" if len(suites) > 1 else ""
@@ -384,9 +382,8 @@ class Trainer:
         self._inputs.folder = run_dir / "inputs"
         self._go_to(run_dir)
 
-    def _go_to(self, run_dir: Path, **changed: Any) -> None:
-        run = self.config.run.model_copy(update={"output_dir": str(run_dir)})
-        self.config = self.config.model_copy(update={"run": run, **changed})
+    def _go_to(self, run_dir: Path) -> None:
+        self.config = self.config.changed(run={"output_dir": str(run_dir)})
         self.run_dir = run_dir
 
     def _forget(self) -> None:
@@ -410,7 +407,8 @@ class Trainer:
         run_dir, self.is_trained = self.run_dir, False
         if self.checkpoint is None:
             raise UserError(f"Trainer: {run_dir} has no checkpoint to train on from")
-        self._go_to(beside(run_dir), model=self._model_config())
+        self.config = self.config.model_copy(update={"model": self._model_config()})
+        self._go_to(beside(run_dir))
         self._state = None
 
 

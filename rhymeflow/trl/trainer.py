@@ -64,12 +64,10 @@ class GRPOTrainer(Trainer):
         environment_factory: Any = None,
         **unknown: Any,
     ) -> None:
-        _refuse(
-            optimizers=optimizers if any(optimizers or ()) else None,
-            quantization_config=quantization_config,
-            peft_config=peft_config,
-            rollout_func=rollout_func,
-        )
+        absent = (any(optimizers or ()) or None, quantization_config, peft_config, rollout_func)
+        for (name, instead), value in zip(NOT_THERE.items(), absent, strict=True):
+            if value is not None:
+                raise UserError(f"GRPOTrainer: {name} is not there: {instead}")
         if unknown:
             raise UserError(f"GRPOTrainer: takes no argument {', '.join(unknown)}")
         if train_dataset is None:
@@ -112,7 +110,10 @@ class GRPOTrainer(Trainer):
             "revision": given["hub_revision"],
         }
         self._pushes = bool(given["push_to_hub"])
-        self._evaluates(given, eval_dataset is not None)
+        if eval_dataset is not None and given["eval_strategy"] == "no":  # it is for `evaluate`
+            suites = [each.model_copy(update={"steps": 0}) for each in self.config.eval.suites]
+            never = {"suites": tuple(suites)}
+            self.config = self.config.changed(data={"eval_size": 0}, eval=never)
         self.rhythm = _rhythm(given, steps, max_steps, num_rows)
         for notice in [*notices, *self._differences()]:
             print(f"rhymeflow: {notice}")
@@ -145,16 +146,6 @@ class GRPOTrainer(Trainer):
         """There is one process."""
         return True
 
-    def _evaluates(self, given: Values, has_dataset: bool) -> None:
-        """With eval_strategy 'no' held-out prompts are for `evaluate` only."""
-        if given["run_name"] is not None:
-            self.config = self.config.model_copy(update={"name": given["run_name"]})
-        if has_dataset and given["eval_strategy"] == "no":
-            data = self.config.data.model_copy(update={"eval_size": 0})
-            suites = [each.model_copy(update={"steps": 0}) for each in self.config.eval.suites]
-            section = self.config.eval.model_copy(update={"suites": tuple(suites)})
-            self.config = self.config.model_copy(update={"data": data, "eval": section})
-
     def _differences(self) -> list[str]:
         """What is otherwise than in TRL in this run, and worth a line."""
         found = []
@@ -183,12 +174,6 @@ class GRPOTrainer(Trainer):
             f"rhymeflow: {there} holds a run already, this one goes to {self.run_dir} "
             "(train(resume_from_checkpoint=True) goes on with the last one)"
         )
-
-
-def _refuse(**given: Any) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise UserError(f"GRPOTrainer: {name} is not there: {NOT_THERE[name]}")
 
 
 def _rhythm(given: Values, steps: Steps, max_steps: int, num_rows: int | None) -> Rhythm:

@@ -50,22 +50,14 @@ class Steps(NamedTuple):
 
 
 def steps_in(given: Values) -> Steps:
-    """Bring TRL's five numbers to ours."""
-    names = (
-        "per_device_train_batch_size gradient_accumulation_steps num_generations "
-        "steps_per_generation num_iterations"
+    """Bring TRL's five numbers to ours; `UserError` where a step would end within a group or a
+    generation batch."""
+    num_generations, num_iterations = given["num_generations"], given["num_iterations"]
+    batch_size, per_generation = (
+        given["per_device_train_batch_size"],
+        given["steps_per_generation"],
     )
-    return steps_of(*(given[name] for name in names.split()))
-
-
-def steps_of(
-    batch_size: int,
-    accumulation: int,
-    num_generations: int,
-    per_generation: int,
-    num_iterations: int = 1,
-) -> Steps:
-    """`UserError` where a step would end within a group or a generation batch."""
+    accumulation = given["gradient_accumulation_steps"]
     generated = batch_size * per_generation
     if num_generations < 2 or generated % num_generations:  # set after TRL looked at it
         raise UserError(
@@ -140,6 +132,8 @@ def run_fields(given: Values, steps: Steps, max_steps: int, num_rows: int | None
         "run.eval_temperature": given["temperature"],
         "run.output_dir": str(given["output_dir"]),
     }
+    if given["run_name"] is not None:
+        fields["name"] = given["run_name"]
     fields |= _optimization(given, steps, max_steps)
     fields |= _model(given) | _engine(given)
     fields |= _saving(given, steps, max_steps, num_rows)

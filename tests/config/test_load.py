@@ -304,8 +304,10 @@ def test_files_that_cannot_be_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_build_takes_last_names() -> None:
-    config = build_config({"learning_rate": 1e-3, "rollout.num_threads": 2}, where="T")
+    given = {"learning_rate": 1e-3, "rollout.num_threads": 2, "name": "mine"}
+    config = build_config(given, where="T")
     assert (config.learner.learning_rate, config.rollout.num_threads) == (1e-3, 2)
+    assert config.name == "mine", "a field outside all sections has its whole name"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from rhymeflow.config import DataConfig
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.prompts import Prompt, opened
-from rhymeflow.errors import UserError
+from tests.refused import refusal
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"
@@ -42,12 +42,6 @@ def text(tok: PreTrainedTokenizerFast, prompt: Any, **fields: Any) -> str:
     ids = encoder.encode(Prompt(3, prompt, {}, "a.jsonl:4"))
     assert all(type(token) is int for token in ids)
     return "".join(tok.convert_ids_to_tokens(ids))
-
-
-def refused(tok: PreTrainedTokenizerFast, prompt: Any, **fields: Any) -> str:
-    with pytest.raises(UserError) as error:
-        text(tok, prompt, **fields)
-    return str(error.value)
 
 
 USER, SYSTEM = {"role": "user", "content": "hi"}, {"role": "system", "content": "x"}
@@ -144,13 +138,11 @@ REFUSES = "the model's chat template refuses the prompt: "
     ],
 )  # fmt: skip
 def test_what_is_refused_and_how(tok: Any, prompt: Any, fields: Any, says: str) -> None:
-    said = refused(tok, prompt, **fields)
-    assert said.startswith(says)
-    assert "\n" not in said
+    assert refusal(text, tok, prompt, **fields).startswith(says)
 
 
 def test_the_configuration_is_looked_at() -> None:
-    assert 'data.assistant_prefix: "[assistant]"' in refused(BEGINS_NO_TURN, "hi")
+    assert 'data.assistant_prefix: "[assistant]"' in refusal(text, BEGINS_NO_TURN, "hi")
     with pytest.raises(ValidationError, match="the last message is to be the assistant's"):
         DataConfig(few_shot=SHOWN[:1])
     with pytest.raises(ValidationError, match="'tokenize' is no variable of the template"):
@@ -170,8 +162,7 @@ def test_tools_are_told_to_the_chat_template_or_refused() -> None:
     assert told({"a": [{"name": "add"}], "b": [{"name": "sub"}]}) == "<sub>"
     assert told({"a": [{"name": "add"}], "b": []}) == ""
     add = [{"type": "function", "function": {"name": "add"}}]
-    with pytest.raises(UserError, match=r"a\.jsonl:4: .* not tell of the tool 'add'"):
-        told(add, CHAT, "addition")
+    assert "does not tell of the tool 'add'" in refusal(told, add, CHAT, "addition")
     told(add, CHAT, "1+1?", system_prompt="you may call add")
 
 
@@ -180,8 +171,7 @@ def test_what_an_environment_opens_with_is_put_after_the_user() -> None:
     assert opened([SYSTEM, USER, BEGUN], " you") == [SYSTEM, {**USER, "content": "hi you"}, BEGUN]
     assert USER["content"] == "hi"
     assert opened([SYSTEM], "") == [SYSTEM]
-    with pytest.raises(UserError, match="no message of the user"):
-        opened([SYSTEM], "so")
+    assert "no message of the user" in refusal(opened, [SYSTEM], "so")
 
 
 def test_a_prompt_begins_once_and_does_not_end() -> None:
@@ -195,38 +185,29 @@ def test_a_prompt_begins_once_and_does_not_end() -> None:
     assert text(around, "hi") == "^[user]hi;[assistant]"
 
 
-def without_unknown(model: Any) -> PreTrainedTokenizerFast:
-    raw = Tokenizer(model)
-    raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    return PreTrainedTokenizerFast(tokenizer_object=raw)
-
-
 def test_what_the_tokenizer_cannot_write_is_refused() -> None:
     letters = {each: n for n, each in enumerate("abc ")}
-    loses = without_unknown(models.BPE(letters, []))
+    loses, fails = (
+        Tokenizer(each) for each in (models.BPE(letters, []), models.WordLevel(letters))
+    )
+    loses.pre_tokenizer = fails.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    loses, fails = (PreTrainedTokenizerFast(tokenizer_object=each) for each in (loses, fails))
     assert text(loses, "a\nb c") == "ab c"  # it may drop blanks
-    assert refused(loses, "abécd") == (
-        "a.jsonl:4: the model's tokenizer has no token for the character 'é'"
-    )
-    assert "a.jsonl:4: the model's tokenizer cannot write it: " in refused(
-        without_unknown(models.WordLevel(letters)), "abécd"
-    )
+    lost = "a.jsonl:4: the model's tokenizer has no token for the character 'é'"
+    assert refusal(text, loses, "abécd") == lost
+    assert "a.jsonl:4: the model's tokenizer cannot write it: " in refusal(text, fails, "abécd")
 
 
 def test_what_a_policy_was_given_is_told_in_messages_or_text() -> None:
-    user = {"role": "user", "content": "1+1="}
-    begun = {"role": "assistant", "content": "it is"}
+    user, so = {"role": "user", "content": "1+1="}, {"role": "assistant", "content": " so"}
 
     def seen(tok: PreTrainedTokenizerFast, prompt: Any, **fields: Any) -> Any:
         return PromptEncoder(tok, DataConfig(**fields)).seen(prompt)
 
     assert seen(BASE, "1+1=") == seen(CHAT, "1+1=", chat_template=False) == "1+1="
     assert seen(BASE, "1+1=", assistant_prefix=" so") == "1+1= so"
-    assert seen(CHAT, "1+1=") == [user]
-    system = {"role": "system", "content": "be brief"}
-    assert seen(CHAT, [user, begun], system_prompt="be brief") == [system, user, begun]
-    so = {"role": "assistant", "content": " so"}
+    assert seen(CHAT, [user, BEGUN], system_prompt="x") == [SYSTEM, user, BEGUN]
     assert seen(CHAT, "1+1=", assistant_prefix=" so") == [user, so]
-    both = {"role": "assistant", "content": "it is so"}
-    assert seen(CHAT, [user, begun], assistant_prefix=" so") == [user, both]
-    assert begun["content"] == "it is"
+    both = {"role": "assistant", "content": "well so"}
+    assert seen(CHAT, [user, BEGUN], assistant_prefix=" so") == [user, both]
+    assert BEGUN["content"] == "well"

@@ -220,7 +220,7 @@ class FakeRun:
                     return
                 self._goes_on = False
                 steps = self.config.learner.max_steps + 1
-                self.config = in_force.changed(self.config, learner={"max_steps": steps})
+                self.config = self.config.changed(learner={"max_steps": steps})
             except Killed:
                 self._inherit(store.heir)
             except StorageError:
@@ -259,12 +259,12 @@ class FakeRun:
     def _changed(self, config: Config) -> Config:
         """At times, other values of fields that may be changed when a run is resumed."""
         steps = self.config.learner.max_steps
-        config = in_force.changed(config, learner={"max_steps": steps})
+        config = config.changed(learner={"max_steps": steps})
         if not self._world.chance(CHANGE_SHARE):
             return config
         choose = self._world.rng.choice
         rollout = {"num_instances": choose([1, 2, 3]), "max_num_seqs": choose([2, 4])}
-        return in_force.changed(config, rollout=rollout, run={"save_steps": choose(SAVE_STEPS)})
+        return config.changed(rollout=rollout, run={"save_steps": choose(SAVE_STEPS)})
 
     def _inherit(self, heir: Path) -> None:
         """Go on in the directory that is left; checkpoints are where they were."""

@@ -9,9 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rhymeflow.errors import UserError
-from rhymeflow.trl.translate import steps_of, steps_per_epoch
+from rhymeflow.trl.translate import Steps, steps_in, steps_per_epoch
 
 small = st.integers(1, 6)
+
+
+def steps_of(batch: int, accumulation: int, generations: int, each: int, times: int = 1) -> Steps:
+    return steps_in({
+        "per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation,
+        "num_generations": generations, "steps_per_generation": each, "num_iterations": times,
+    })  # fmt: skip
 
 
 @given(st.tuples(small, small, st.integers(2, 4), small, small), st.integers(1, 60))
@@ -32,15 +39,9 @@ def test_steps_and_epochs_have_the_responses_that_they_have_in_trl(
     parts = len(range(0, num_rows - prompts + 1, prompts)) * each_time * iterations
     if num_rows >= prompts:
         assert steps_per_epoch(steps, num_rows) == math.ceil(parts / accumulation)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "groups", "minibatches"),
-    [((8, 1, 8, 1), 1, 1), ((4, 8, 8, 8), 4, 1), ((8, 2, 4, 8), 16, 4), ((8, 4, 4, 1), 8, 1)],
-)
-def test_examples(numbers: tuple[int, int, int, int], groups: int, minibatches: int) -> None:
-    steps = steps_of(*numbers)
-    assert (steps.groups_per_batch, steps.num_minibatches) == (groups, minibatches)
+    else:
+        with pytest.raises(UserError, match=f"{num_rows} rows, fewer than the {prompts} prompts"):
+            steps_per_epoch(steps, num_rows)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +57,3 @@ def test_examples(numbers: tuple[int, int, int, int], groups: int, minibatches: 
 def test_what_cannot_be_is_said(numbers: tuple[int, int, int, int, int], part: str) -> None:
     with pytest.raises(UserError, match=part):
         steps_of(*numbers)
-
-
-def test_too_few_rows_are_said() -> None:
-    with pytest.raises(UserError, match="3 rows, fewer than the 4 prompts"):
-        steps_per_epoch(steps_of(8, 2, 4, 2), 3)

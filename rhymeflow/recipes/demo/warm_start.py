@@ -16,7 +16,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from rhymeflow.recipes import characters
 from rhymeflow.recipes.demo import task
 
 FORGOTTEN_CARRIES = 0.5
@@ -44,7 +43,3 @@ def rows(count: int, seed: int) -> list[dict[str, Any]]:
         taught = task.solution(digits, lambda: noise.random() < FORGOTTEN_CARRIES)
         drawn.append({"prompt": task.write_prompt(digits), "completion": taught})
     return drawn
-
-
-if __name__ == "__main__":
-    characters.write(__doc__, task.ALPHABET, MAX_LENGTH)

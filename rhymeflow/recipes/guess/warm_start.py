@@ -13,7 +13,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from rhymeflow.recipes import characters
 from rhymeflow.recipes.guess import task
 
 SMALL_STEPS = 0.6
@@ -47,7 +46,3 @@ def played(hidden: int, noise: random.Random) -> list[dict[str, str]]:
         else:
             lowest, step = guess + 1, 1
     return messages
-
-
-if __name__ == "__main__":
-    characters.write(__doc__, task.ALPHABET, MAX_LENGTH)

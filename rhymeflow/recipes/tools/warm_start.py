@@ -13,7 +13,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from rhymeflow.recipes import characters
 from rhymeflow.recipes.tools import task
 
 FORGOTTEN_SIGNS = 0.6
@@ -53,7 +52,3 @@ def played(terms: list[int], noise: random.Random) -> list[dict[str, str]]:
 def _exchange(turn: str) -> list[dict[str, str]]:
     answer = {"role": "user", "content": task.calculate(turn)}
     return [{"role": "assistant", "content": turn}, answer]
-
-
-if __name__ == "__main__":
-    characters.write(__doc__, task.ALPHABET, MAX_LENGTH)
