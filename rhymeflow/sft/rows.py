@@ -9,6 +9,7 @@ A turn is encoded as the policy will sample it, and its end is learnt too.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,6 +29,10 @@ class Segment(NamedTuple):
     is_learnt: bool
 
 
+class RowError(ValueError):
+    """What is wrong with a row; its place is not said yet."""
+
+
 class RowEncoder:
     """Encodes rows; `stops`: tokens that end a response, `max_length`: the model's context."""
 
@@ -42,29 +47,37 @@ class RowEncoder:
         if data.assistant_prefix is not None:
             raise UserError("data.assistant_prefix: sft learns completions from their beginning")
         self._tokenizer, self._stops, self._max_length = tokenizer, stops, max_length
-        self._prompts, self._text_ids = PromptEncoder(tokenizer, data), TokenIds(tokenizer)
+        self._prompts, self._ids = PromptEncoder(tokenizer, data), TokenIds(tokenizer)
+        self._write = partial(rendered, tokenizer, variables=data.chat_template_kwargs)
         self._data, self._sft = data, sft
 
     def encode(self, row: Row) -> Sample:
         """The row as a sample, of which the tokens that are not learnt count as observed."""
+        try:
+            return self._sample(row)
+        except TemplateError as error:
+            what = f"the model's chat template refuses the conversation: {error}"
+        except (Unwritable, RowError) as error:
+            what = str(error)
+        raise UserError(f"{row.where}: {what}")
+
+    def _sample(self, row: Row) -> Sample:
         prompt, turns = self._parts(row)
         tools = self._tools(row)
         prompt_ids = self._prompts.encode(prompt, tools)
         conversation = self._prompts.conversation(prompt)
         if conversation is None:
             if tools or any("tool_calls" in turn for turn in turns):
-                raise UserError(f"{row.where}: calls of tools need a model with a chat template")
-            segments = self._plain(turns, row.where)
+                raise RowError("calls of tools need a model with a chat template")
+            segments = self._plain(turns)
         else:
-            segments = self._rendered(conversation, turns, tools, row.where)
+            segments = self._rendered(conversation, turns, tools)
         *_, last = (place for place, segment in enumerate(segments) if segment.is_learnt)
         kept = segments[: last + 1]
         ids = [token for segment in kept for token in segment.ids]
         length = len(prompt_ids) + len(ids)
         if length > self._max_length:
-            raise UserError(
-                f"{row.where}: is {length} tokens long; the model's context is {self._max_length}"
-            )
+            raise RowError(f"is {length} tokens long; the model's context is {self._max_length}")
         observed = [not segment.is_learnt for segment in kept for _ in segment.ids]
         return Sample(
             group=0,
@@ -82,34 +95,32 @@ class RowEncoder:
         # Parquet and CSV give every row all columns.
         is_whole, has_prompt = (values.get(each) is not None for each in (whole, column))
         if is_whole and has_prompt:
-            raise UserError(f"{row.where}: has {column!r} and {whole!r}; a row is one or the other")
+            raise RowError(f"has {column!r} and {whole!r}; a row is one or the other")
         if is_whole:
             return self._whole(row)
         if not has_prompt:
-            raise UserError(
-                f"{row.where}: has neither {column!r} nor {whole!r}; "
+            raise RowError(
+                f"has neither {column!r} nor {whole!r}; "
                 "data.prompt_column and sft.messages_column name them"
                 f"{nearest(column, values)}"
             )
         name = self._sft.completion_column
         if values.get(name) is None:
-            raise UserError(
-                f"{row.where}: no column {name!r}; sft.completion_column names the one that holds "
+            raise RowError(
+                f"no column {name!r}; sft.completion_column names the one that holds "
                 f"what is learnt{nearest(name, values)}"
             )
         prompt = self._prompt(row, column)
         if not isinstance(prompt.prompt, str) and prompt.prompt[-1]["role"] == "assistant":
-            raise UserError(
-                f"{row.where}: the prompt ends with the assistant's turn; put that into {name!r}"
-            )
+            raise RowError(f"the prompt ends with the assistant's turn; put that into {name!r}")
         if row.values[name] == "":
-            raise UserError(f"{row.where}: column {name!r} is empty, so nothing would be learnt")
+            raise RowError(f"column {name!r} is empty, so nothing would be learnt")
         completion = self._prompt(row, name).prompt
         if isinstance(completion, str):
             completion = [{"role": "assistant", "content": completion}]
         if completion[0]["role"] != "assistant":
-            raise UserError(
-                f"{row.where}: column {name!r} begins with a message of "
+            raise RowError(
+                f"column {name!r} begins with a message of "
                 f"{completion[0]['role']!r}, not the assistant's; that is part of the prompt"
             )
         return prompt, completion
@@ -117,29 +128,26 @@ class RowEncoder:
     def _whole(self, row: Row) -> tuple[Prompt, list[Message]]:
         conversation = self._prompt(row, self._sft.messages_column).prompt
         if isinstance(conversation, str):
-            raise UserError(
-                f"{row.where}: column {self._sft.messages_column!r}: should be a list of messages"
-            )
+            raise RowError(f"column {self._sft.messages_column!r}: should be a list of messages")
         roles = [message["role"] for message in conversation]
         if "assistant" not in roles:
-            raise UserError(f"{row.where}: no message is the assistant's, so nothing is learnt")
+            raise RowError("no message is the assistant's, so nothing is learnt")
         first = roles.index("assistant")
         if first == 0:
-            raise UserError(f"{row.where}: begins with the assistant's turn, which answers nothing")
+            raise RowError("begins with the assistant's turn, which answers nothing")
         return Prompt(0, conversation[:first], {}, row.where), conversation[first:]
 
     def _tools(self, row: Row) -> list[Schema] | None:
         value = row.values.get("tools")
-        where = f"{row.where}: column 'tools'"
         if isinstance(value, str):
             try:
                 value = msgspec.json.decode(value)
             except msgspec.DecodeError as error:
-                raise UserError(f"{where}: is no JSON: {error}") from None
+                raise RowError(f"column 'tools': is no JSON: {error}") from None
         if value is not None and not (
             isinstance(value, list) and all(isinstance(each, dict) for each in value)
         ):
-            raise UserError(f"{where}: should be a list of JSON schemas")
+            raise RowError("column 'tools': should be a list of JSON schemas")
         return value or None
 
     def _prompt(self, row: Row, column: str) -> Prompt:
@@ -148,45 +156,40 @@ class RowEncoder:
 
     # -- segments ---------------------------------------------------------------------------------
 
-    def _plain(self, turns: Sequence[Message], where: str) -> list[Segment]:
+    def _plain(self, turns: Sequence[Message]) -> list[Segment]:
         end = self._tokenizer.eos_token_id
         if end is None:
-            raise UserError(f"{where}: the model's tokenizer has no token that ends a response")
+            raise RowError("the model's tokenizer has no token that ends a response")
         segments = []
         for turn in turns:
-            ids, is_learnt = self._ids(turn["content"], where), turn["role"] == "assistant"
+            ids, is_learnt = self._ids(turn["content"]), turn["role"] == "assistant"
             if is_learnt and (not ids or ids[-1] not in self._stops):
                 ids.append(end)
             segments.append(Segment(ids, is_learnt))
         return segments
 
     def _rendered(
-        self,
-        conversation: list[Message],
-        turns: Sequence[Message],
-        tools: list[Schema] | None,
-        where: str,
+        self, so_far: list[Message], turns: Sequence[Message], tools: list[Schema] | None
     ) -> list[Segment]:
         segments: list[Segment] = []
-        so_far = list(conversation)
-        written = self._text(so_far, tools, where, opens=True)
+        written = self._write(so_far, tools)
         for turn in turns:
             if turn["role"] == "assistant":
-                opening = self._text(so_far, tools, where, opens=True)
-                segments.append(Segment(self._ids(_rest(opening, written, where), where), False))
-                written = self._text([*so_far, turn], tools, where, opens=False)
-                _check_kept(turn, opening, written, where)
-                segments += self._turn(_rest(written, opening, where), where)
-            so_far.append(turn)
+                opening = self._write(so_far, tools)
+                segments.append(Segment(self._ids(_rest(opening, written)), False))
+                written = self._write([*so_far, turn], tools, opens=False)
+                _check_kept(turn, opening, written)
+                segments += self._turn(_rest(written, opening))
+            so_far = [*so_far, turn]
         return segments
 
-    def _turn(self, text: str, where: str) -> Iterator[Segment]:
+    def _turn(self, text: str) -> Iterator[Segment]:
         """The assistant's turn up to the token that ends it, and what the template puts after."""
-        ids = self._ids(text, where)
+        ids = self._ids(text)
         ends = [place for place, token in enumerate(ids) if token in self._stops]
         if not ends:
-            raise UserError(
-                f"{where}: the model's chat template ends the assistant's turn with no token that "
+            raise RowError(
+                "the model's chat template ends the assistant's turn with no token that "
                 "ends a response (eos_token_id), so the policy would not learn to stop"
             )
         begin = end = ends[-1]
@@ -195,25 +198,8 @@ class RowEncoder:
         yield Segment([*ids[:begin], ids[end]], True)
         yield Segment(ids[end + 1 :], False)
 
-    def _text(
-        self, messages: list[Message], tools: list[Schema] | None, where: str, *, opens: bool
-    ) -> str:
-        try:
-            variables = self._data.chat_template_kwargs
-            return rendered(self._tokenizer, messages, tools, opens=opens, variables=variables)
-        except TemplateError as error:
-            raise UserError(
-                f"{where}: the model's chat template refuses the conversation: {error}"
-            ) from None
 
-    def _ids(self, text: str, where: str) -> list[int]:
-        try:
-            return self._text_ids(text)
-        except Unwritable as error:
-            raise UserError(f"{where}: {error}") from None
-
-
-def _check_kept(turn: Message, opening: str, written: str, where: str) -> None:
+def _check_kept(turn: Message, opening: str, written: str) -> None:
     """Look whether what is learnt of a turn is written, but for blanks."""
     parts = [turn.get(name) for name in ("content", "reasoning_content", "reasoning", "thinking")]
     for call in turn.get("tool_calls", ()):
@@ -221,8 +207,8 @@ def _check_kept(turn: Message, opening: str, written: str, where: str) -> None:
     before, text = _packed(opening), _packed(written)
     for part in map(str, filter(None, parts)):
         if text.count(_packed(part)) <= before.count(_packed(part)):
-            raise UserError(
-                f"{where}: the model's chat template does not write all of a turn that is to be "
+            raise RowError(
+                "the model's chat template does not write all of a turn that is to be "
                 f"learnt ({part[:40]!r}): it drops reasoning or calls of tools; give the tokenizer "
                 "a template that keeps them"
             )
@@ -232,10 +218,10 @@ def _packed(text: str) -> str:
     return "".join(text.split())
 
 
-def _rest(text: str, beginning: str, where: str) -> str:
+def _rest(text: str, beginning: str) -> str:
     if not text.startswith(beginning):
-        raise UserError(
-            f"{where}: the model's chat template writes earlier turns anew when one is added (it "
+        raise RowError(
+            "the model's chat template writes earlier turns anew when one is added (it "
             "drops reasoning, perhaps), so the policy would not read what is learnt here; give the "
             "tokenizer a template that only appends"
         )

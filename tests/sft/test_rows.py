@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -12,10 +11,10 @@ from hypothesis import strategies as st
 
 from rhymeflow.config import DataConfig, SftConfig
 from rhymeflow.data.prompts import Row
-from rhymeflow.errors import UserError
 from rhymeflow.learner.sample import Sample
 from rhymeflow.recipes import characters
 from rhymeflow.sft.rows import RowEncoder
+from tests.refused import refusal
 
 TEMPLATE = (
     "{% for m in messages %}"
@@ -68,32 +67,36 @@ def says(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def test_text_is_learnt_with_its_end() -> None:
-    assert encoded(PLAIN, prompt="a+b?", completion="c") == ("a+b?", "C!")
-    assert encoded(encoder(None, completion_column="answer"), prompt="a?", answer="b")[1] == "B!"
+MESSAGES = [says("user", "q"), says("assistant", "a"), says("user", "r"), says("assistant", "b")]
+READ, LEARNT = "[user]q!;[assistant]", "A!;[user]r!;[assistant]B!"
 
 
-def test_what_follows_the_last_turn_is_left_out() -> None:
-    turns = [says("assistant", "ab"), says("tool", "cd")]
-    assert encoded(PLAIN, prompt="q?", completion=turns)[1] == "AB!"
-    assert encoded(CHAT, prompt="q?", completion=turns)[1] == "AB!"
-
-
-def test_a_conversation_is_learnt_where_the_assistant_speaks() -> None:
-    messages = [
-        says("user", "q"),
-        says("assistant", "a"),
-        says("user", "r"),
-        says("assistant", "b"),
-    ]
-    assert encoded(CHAT, messages=messages) == ("[user]q!;[assistant]", "A!;[user]r!;[assistant]B!")
-    assert encoded(CHAT, prompt="q", completion=messages[1:]) == encoded(CHAT, messages=messages)
-    assert encoded(CHAT, prompt=messages[:3], completion="b") == (
-        "[user]q!;[assistant]a!;[user]r!;[assistant]",
-        "B!",
-    )
-    prompt, _ = encoded(encoder(TEMPLATE, system_prompt="s"), messages=messages)
-    assert prompt == "[system]s!;[user]q!;[assistant]"
+@pytest.mark.parametrize(
+    ("encoder_", "values", "read", "learnt"),
+    [
+        (PLAIN, {"prompt": "a+b?", "completion": "c"}, "a+b?", "C!"),
+        (encoder(None, completion_column="of"), {"prompt": "a?", "of": "b"}, "a?", "B!"),
+        # What follows the last turn is left out.
+        (PLAIN, {"prompt": "q?", "completion": [says("assistant", "ab"), says("tool", "cd")]},
+         "q?", "AB!"),
+        (CHAT, {"prompt": "q", "completion": [says("assistant", "ab"), says("tool", "cd")]},
+         READ, "AB!"),
+        # Of a conversation is learnt what the assistant says.
+        (CHAT, {"messages": MESSAGES}, READ, LEARNT),
+        (CHAT, {"prompt": "q", "completion": MESSAGES[1:]}, READ, LEARNT),
+        (CHAT, {"prompt": MESSAGES[:3], "completion": "b"},
+         "[user]q!;[assistant]a!;[user]r!;[assistant]", "B!"),
+        (encoder(TEMPLATE, system_prompt="s"), {"messages": MESSAGES},
+         f"[system]s!;{READ}", LEARNT),
+        # An end that the row has is learnt once.
+        (PLAIN, {"prompt": "q?", "completion": "so<eos>"}, "q?", "SO!"),
+        (CHAT, {"prompt": "q", "completion": "so<eos>"}, READ, "SO!"),
+    ],
+)  # fmt: skip
+def test_what_is_read_and_what_is_learnt(
+    encoder_: RowEncoder, values: dict[str, Any], read: str, learnt: str
+) -> None:
+    assert encoded(encoder_, **values) == (read, learnt)
 
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {}}}
@@ -131,9 +134,10 @@ def test_calls_of_tools_are_learnt(arguments: object, tools: object) -> None:
 )
 def test_tools_that_are_none(values: dict[str, Any], says_what: str) -> None:
     turn = {"role": "assistant", "tool_calls": values.get("calls"), "content": "a"}
-    with pytest.raises(UserError, match=re.escape(says_what)) as caught:
-        encoded(encoder(TOOLS), prompt="q", completion=[turn], tools=values.get("tools"))
-    assert str(caught.value).startswith("rows.jsonl:7: column ")
+    row = {"prompt": "q", "completion": [turn], "tools": values.get("tools")}
+    message = refusal(encoded, encoder(TOOLS), **row)
+    assert says_what in message
+    assert message.startswith("rows.jsonl:7: column ")
 
 
 @given(
@@ -172,11 +176,7 @@ def test_a_turn_is_learnt_and_nothing_else(turns: list[tuple[str, str]]) -> None
         (CHAT, {"messages": "a"}, "column 'messages': should be a list of messages"),
         (CHAT, {"messages": [says("user", "a")]}, "no message is the assistant's"),
         (CHAT, {"messages": [says("assistant", "a")]}, "begins with the assistant's turn"),
-        (
-            CHAT,
-            {"prompt": "a", "completion": [says("user", "b")]},
-            "begins with a message of 'user'",
-        ),
+        (CHAT, {"prompt": "a", "completion": [says("user", "b")]}, "a message of 'user', not the"),
         (CHAT, {"messages": [{"role": "user"}]}, "message 0: has no 'content'"),
         (CHAT, {"messages": [says("user", "a")], "prompt": "b"}, "a row is one or the other"),
         (CHAT, {"prompt": [says("assistant", "a")], "completion": "b"}, "the prompt ends with the"),
@@ -192,37 +192,29 @@ def test_a_turn_is_learnt_and_nothing_else(turns: list[tuple[str, str]]) -> None
 def test_a_row_that_does_not_fit_is_named(
     encoder_: RowEncoder, values: dict[str, Any], part: str
 ) -> None:
-    with pytest.raises(UserError) as error:
-        encoded(encoder_, **values)
-    assert str(error.value).startswith("rows.jsonl:7: ")
-    assert part in str(error.value)
-    assert "\n" not in str(error.value)
+    message = refusal(encoded, encoder_, **values)
+    assert message.startswith("rows.jsonl:7: ")
+    assert part in message
 
 
 def test_a_prefix_of_answers_is_refused() -> None:
-    with pytest.raises(UserError, match="assistant_prefix"):
-        encoder(None, assistant_prefix="a")
+    assert "assistant_prefix" in refusal(encoder, None, assistant_prefix="a")
 
 
-def test_an_end_that_the_row_has_is_learnt_once() -> None:
-    row = Row("a:1", {"prompt": "hi", "completion": "so<eos>"})
-    for each in (CHAT, PLAIN):
-        once = each.encode(Row("a:1", {"prompt": "hi", "completion": "so"}))
-        assert each.encode(row).completion_ids == once.completion_ids
-
-
-def test_what_is_lost_is_not_learnt_in_silence() -> None:
+@pytest.mark.parametrize(
+    ("turn", "lost"),
+    [
+        ({"content": "because^so"}, "'because^so'"),
+        ({"content": "so", "reasoning_content": "because"}, "'because'"),
+        ({"content": "so", "tool_calls": [{"name": "add", "arguments": {}}]}, "'add'"),
+    ],
+)
+def test_what_is_lost_is_not_learnt_in_silence(turn: dict[str, Any], lost: str) -> None:
+    row = {"messages": [says("user", "hi"), {"role": "assistant", **turn}]}
     strips = encoder(TEMPLATE.replace("m.content", "m.content.split('^')[-1]"))
-    asked = {"role": "user", "content": "hi"}
-    whole = [asked, {"role": "assistant", "content": "because^so"}]
-    with pytest.raises(UserError, match=r"a:1: .* does not write all of a turn .*'because\^so'"):
-        strips.encode(Row("a:1", {"messages": whole}))
-    beside = [asked, {"role": "assistant", "content": "so", "reasoning_content": "because"}]
-    with pytest.raises(UserError, match=r"a:1: .* does not write all of a turn .*'because'"):
-        CHAT.encode(Row("a:1", {"messages": beside}))
-    call = [{"name": "add", "arguments": {}}]
-    calls = [asked, {"role": "assistant", "content": "so", "tool_calls": call}]
-    with pytest.raises(UserError, match=r"a:1: .* does not write all of a turn .*'add'"):
-        CHAT.encode(Row("a:1", {"messages": calls}))
+    assert f"does not write all of a turn that is to be learnt ({lost})" in refusal(
+        encoded, strips, **row
+    )
     blanks = encoder(TEMPLATE.replace("m.content", "m.content.replace('^', ' ^ ')"))
-    assert shown(blanks.encode(Row("a:1", {"messages": whole})))[1] == "BECAUSE ^ SO!"
+    if "^" in lost:
+        assert encoded(blanks, **row)[1] == "BECAUSE ^ SO!"
