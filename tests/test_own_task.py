@@ -25,6 +25,7 @@ from rhymeflow.core.events import VersionPublished
 from rhymeflow.errors import UserError
 from rhymeflow.models import precision
 from rhymeflow.runtime.claimed import claimed
+from tests.refused import refusal
 from tests.runtime.tiny import save_model
 
 ROWS = [{"prompt": f"{n:02}+{3 * n % 10}?", "answer": str(n)} for n in range(40)]
@@ -205,8 +206,8 @@ def test_a_directory_that_holds_a_run_is_named(mistake: Mistake) -> None:
 def test_fewer_gpus_than_ranks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(precision, "resolve_device", lambda config: torch.device("cuda"))
-    with pytest.raises(UserError, match="each rank needs a GPU of its own, and there is 1"):
-        check.everything(read_config("demo", {"learner.num_ranks": "2"}))
+    config = read_config("demo", {"learner.num_ranks": "2"})
+    assert "each rank needs a GPU of its own, and there is 1" in refusal(check.everything, config)
 
 
 @pytest.mark.slow
@@ -295,8 +296,7 @@ def test_columns_that_a_function_need_not_be_given(folder: Path) -> None:
                                "rollout.max_completion_length": "12",
                                "reward.functions": "[{function: 'judges.py:optional'}]"})  # fmt: skip
     assert check.everything(config).longest_prompt == 5
-    alone = {"size": 1, "eval_size": 0}
-    one = config.model_copy(update={"data": config.data.model_copy(update=alone)})
+    one = config.changed(data={"size": 1, "eval_size": 0})
     assert check.everything(one).longest_prompt == 5
 
 
@@ -339,15 +339,6 @@ def test_a_mistake_found_late_leaves_nothing_unless_something_was_trained(
 
 
 @pytest.mark.slow
-def test_the_one_line_trains(folder: Path) -> None:
-    line = [sys.executable, "-m", "rhymeflow", *ONE_LINE, *SHORT]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (run,) = Path("runs").iterdir()
-    assert json.loads((run / "summary.json").read_text())["steps"] == 1
-
-
-@pytest.mark.slow
 def test_weights_that_do_not_fit_are_one_line_and_leave_nothing(folder: Path) -> None:
     changed("model/config.json", num_hidden_layers=3)
     line = [sys.executable, "-m", "rhymeflow", *ONE_LINE, *SHORT]
@@ -383,8 +374,7 @@ def test_help_has_the_sections_and_the_common_fields(capsys: pytest.CaptureFixtu
 
 
 def test_all_of_help_has_every_field_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(["train", "--help=all"], capsys)
-    lines = text.splitlines()
+    lines = shown(["train", "--help=all"], capsys).splitlines()
     assert max(map(len, lines)) <= 80
     inner = [path for path in field_paths() if f"{path}." in " ".join(field_paths())]
     for path in set(field_paths()) - set(inner):

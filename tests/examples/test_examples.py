@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 
 from examples import custom_strategy, plain_loop
 from rhymeflow import build
-from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
 from tests.core.interleaving import Interleaving, a_plan
 from tests.core.strategies.fleets import fleet, instance, new
@@ -32,17 +30,12 @@ def run(*arguments: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
-def written(config: Config, path: Path) -> Path:
-    """The configuration as a file."""
-    path.write_text(dump_config(config), encoding="utf-8")
-    return path
-
-
 # -- plain_loop.py --------------------------------------------------------------------------------
 
 
 def test_the_plain_loop_runs(tmp_path: Path) -> None:
-    recipe = written(tiny_config(tmp_path), tmp_path / "tiny.yaml")
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text(dump_config(tiny_config(tmp_path)), encoding="utf-8")
     printed = run(EXAMPLES / "plain_loop.py", recipe, "--learner.max_steps", "2", cwd=tmp_path)
     assert [line.split("reward")[0] for line in printed.splitlines()] == [
         "step   1  ",
@@ -107,12 +100,3 @@ def test_the_rule_is_compared_in_the_simulator(tmp_path: Path) -> None:
     rules = [line.split()[0] for line in printed.splitlines()]
     assert rules == ["fewest_requests", "waterfall", "custom_strategy.py:route"]
     assert all("tokens/s" in line for line in printed.splitlines())
-
-
-@pytest.mark.slow
-def test_the_rule_carries_a_real_run(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, rollout={"num_instances": 2})
-    recipe = written(config, tmp_path / "tiny.yaml")
-    run("-m", "rhymeflow", "train", recipe, "--schedule.routing", RULE, cwd=ROOT)
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["steps"] == 4

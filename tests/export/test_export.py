@@ -196,7 +196,7 @@ def learnt(made: MadeRun, rows: Path, **data: Any) -> tuple[list[int], list[bool
         {"model.name": made.config.model.name, "data.source": str(rows), "data.eval_size": 0},
         where="test",
     )
-    config = config.model_copy(update={"data": config.data.model_copy(update=data)})
+    config = config.changed(data=data)
     sample = load(config, load_tokenizer(config.model)).train[0]
     return sample.completion_ids, sample.observed or [False] * len(sample.completion_ids)
 

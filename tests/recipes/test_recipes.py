@@ -1,28 +1,37 @@
-"""Every recipe is a valid configuration, and where its parts are here, they fit together."""
+"""Every recipe is a valid configuration, and what it ships fits together."""
 
+import importlib
 import importlib.util
 import json
 
 import pytest
+import torch
+from transformers import LlamaForCausalLM
 
-from rhymeflow import recipes
+from rhymeflow import cli, recipes
 from rhymeflow.config import ModelConfig
 from rhymeflow.config.load import list_recipes, read_config
 from rhymeflow.data.load import load_prompts
-from rhymeflow.errors import UserError
-from rhymeflow.models.tokenizer import load_tokenizer
+from rhymeflow.models.load import load_model, load_tokenizer, stop_token_ids
+from rhymeflow.recipes import characters
 from rhymeflow.sft.train import digest
+from tests.refused import refusal
+
+SHIPPED = {"demo": 4, "guess": 2, "tools": 2}
+"""Recipes with a checkpoint, and MB that it may have."""
 
 
 @pytest.mark.parametrize("name", sorted(list_recipes()))
 def test_recipe_is_valid_and_named_after_its_file(name):
     assert read_config(name).name == name
     assert list_recipes()[name], "the first line says what the recipe is"
-    with pytest.raises(UserError, match="'smollm3' ships no files"):
-        recipes.directory("smollm3")
 
 
-@pytest.mark.parametrize("name", ["demo", "guess", "smollm2", "tools"])
+def test_a_recipe_without_files_is_named():
+    assert "'smollm3' ships no files" in refusal(recipes.directory, "smollm3")
+
+
+@pytest.mark.parametrize("name", [*SHIPPED, "smollm2"])
 def test_held_out_problems_are_not_trained_on(name):
     if name == "smollm2":
         pytest.importorskip("reasoning_gym")
@@ -42,16 +51,58 @@ def test_smollm2_prompts_and_responses_are_short():
     assert config.rollout.max_completion_length <= 64
 
 
-@pytest.mark.parametrize(("name", "size_mb"), [("demo", 4), ("guess", 2), ("tools", 2)])
-def test_the_shipped_checkpoint_is_the_recorded_one_and_small(name, size_mb):
+@pytest.mark.parametrize("name", SHIPPED)
+def test_problems_are_distinct_and_depend_on_the_seed_alone(name):
+    task = importlib.import_module(f"rhymeflow.recipes.{name}.task")
+    problems = task.problems(2000, 5)
+    prompts = {problem["prompt"] for problem in problems}
+    assert len(prompts) == 2000
+    assert task.problems(500, 5) == problems[:500]
+    assert len(prompts & {problem["prompt"] for problem in task.problems(2000, 6)}) < 500
+    rows = importlib.import_module(f"rhymeflow.recipes.{name}.warm_start").rows
+    assert rows(20, 0) == rows(20, 0) != rows(20, 1)
+
+
+def parts(name):
+    """The model and the tokenizer of that name."""
+    about = ModelConfig(name=name)
+    model = load_model(about, dtype=torch.float32, device=torch.device("cpu"))
+    return model, load_tokenizer(about)
+
+
+def shapes(model):
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_shipped_checkpoint_is_the_recorded_one_and_small(name):
     directory = recipes.directory(name)
     task = importlib.import_module(f"rhymeflow.recipes.{name}.task")
+    longest = importlib.import_module(f"rhymeflow.recipes.{name}.warm_start").MAX_LENGTH
     recorded, config = json.loads((directory / "warm_start.json").read_text()), read_config(name)
     assert recorded["sha256"] == digest(directory)
     made = config.run.seed, config.sft.max_steps
     if name == "demo":  # as made before there was `rhymeflow sft`
         made = 20_000, 1600
     assert (recorded["seed"], recorded["steps"]) == made
-    assert sum(p.stat().st_size for p in directory.iterdir() if p.is_file()) <= size_mb * 1024**2
-    tokenizer = load_tokenizer(ModelConfig(name=f"recipe:{name}"))
-    assert len(tokenizer.encode(task.ALPHABET)) == len(task.ALPHABET) == len(tokenizer) - 2
+    sizes = [each.stat().st_size for each in directory.iterdir() if each.is_file()]
+    assert sum(sizes) <= SHIPPED[name] * 1024**2
+    model, tokenizer = parts(f"recipe:{name}")
+    again = characters.make_tokenizer(task.ALPHABET, longest)
+    assert tokenizer.get_vocab() == again.get_vocab()
+    assert shapes(model) == shapes(LlamaForCausalLM(characters.make_config(again, longest)))
+    assert stop_token_ids(model, tokenizer) == {tokenizer.eos_token_id}
+    ids = tokenizer.encode(task.ALPHABET)
+    assert len(ids) == len(task.ALPHABET), "a token a character"
+    text = tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True)
+    assert text == task.ALPHABET
+
+
+def test_the_command_makes_such_a_checkpoint(tmp_path):
+    made = tmp_path / "made"
+    options = {"max_steps": 2, "size": 40, "eval_size": 0, "tokens_per_batch": 400}
+    arguments = [f"--sft.{name}={value}" for name, value in options.items()]
+    assert cli.main(["sft", "demo", "--sft.output_dir", str(made), *arguments]) == 0
+    assert shapes(parts(str(made))[0]) == shapes(parts("recipe:demo")[0])
+    shipped = {each.name for each in recipes.directory("demo").iterdir()}
+    assert {each.name for each in made.iterdir()} <= shipped

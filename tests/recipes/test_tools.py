@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rhymeflow.config.load import read_config
-from rhymeflow.data.generators import generate
 from rhymeflow.recipes.tools import task, warm_start
 from tests.recipes.play import play, replay
 
@@ -48,16 +47,12 @@ def test_the_example_of_the_docstring():
         assert content in task.__doc__
 
 
-@given(some_terms)
-def test_a_perfect_policy_gets_1(terms):
+@given(some_terms, st.integers(-700_000, 700_000))
+def test_a_perfect_policy_gets_1_and_a_wrong_answer_0(terms, said):
     assert task.read_prompt(task.write_prompt(terms)) == terms
     reward, messages = play(task.Environment(), problem_of(terms), perfect(terms))
     assert reward == 1.0
     assert len(messages) == 2 * len(terms) - 1
-
-
-@given(some_terms, st.integers(-700_000, 700_000))
-def test_a_wrong_answer_gets_0(terms, said):
     reward, _ = play(task.Environment(), problem_of(terms), lambda _: f"={said}")
     assert reward == float(said == sum(terms))
 
@@ -83,11 +78,9 @@ def test_malformed_calls(turn):
     assert task.calculate(turn) == "?\n"
 
 
-def test_problems_need_one_to_six_calls_and_are_distinct():
+def test_problems_need_one_to_six_calls():
     problems = task.problems(2000, 5)
     assert {problem["calls"] for problem in problems} == set(range(1, 7))
-    assert len({problem["prompt"] for problem in problems}) == 2000
-    assert task.problems(500, 5) == problems[:500]
     for problem in problems:
         terms = task.read_prompt(problem["prompt"])
         assert problem["answer"] == str(sum(terms))
@@ -119,12 +112,3 @@ def test_an_episode_without_mistakes_fits_the_recipe():
     assert len(task.write_prompt(terms)) + config.rollout.max_completion_length <= (
         warm_start.MAX_LENGTH
     )
-
-
-def test_rows_are_the_teachers_turns():
-    train, held_out = generate("warm_start:tools", {}, 0, 20, 5, "sft.source")
-    assert (len(train), len(held_out)) == (20, 5)
-    assert not {r.values["prompt"] for r in train} & {r.values["prompt"] for r in held_out}
-    for row in train:
-        assert row.values["completion"][-1]["content"].startswith("=")
-    assert warm_start.rows(20, 0) == [row.values for row in train]
