@@ -97,16 +97,16 @@ def place(config: Config) -> list[Node]:
         node.ranks.append(rank)
         node.num_free -= 1
     for instance in range(instances):
-        node = next((node for node in nodes if node.num_free >= each), None)
-        if node is None:
+        free = next((node for node in nodes if node.num_free >= each), None)
+        if free is None:
             raise UserError(
                 f"rollout.num_instances = {instances}: only {instance} of them find "
                 f"rollout.vllm_tensor_parallel_size = {each} free GPUs in one node of "
                 f"cluster.gpus_per_node = {cluster.gpus_per_node}, beside learner.num_ranks = "
                 f"{ranks}"
             )
-        node.instances.append(instance)
-        node.num_free -= each
+        free.instances.append(instance)
+        free.num_free -= each
     return nodes
 
 

@@ -21,7 +21,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, dataclass_transform
 
 import msgspec
 
@@ -47,6 +47,7 @@ _LENGTH = struct.Struct("!i")
 """Before each message, as `multiprocessing.connection` has it."""
 
 
+@dataclass_transform(frozen_default=True)
 class Message(msgspec.Struct, frozen=True, tag=True):
     """Of pool and process; `id` names a session and is used once."""
 

@@ -103,7 +103,7 @@ def _yaml() -> YAML:
     made = YAML(typ="safe", pure=True)
     made.Resolver, made.Composer, made.Representer = _Resolver, _Composer, _Representer
     made.default_flow_style = False
-    made.sort_base_mapping_type_on_output = False
+    made.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     return made
 
 

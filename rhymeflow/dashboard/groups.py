@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rhymeflow.dashboard.run import Run
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.observe import query
 from rhymeflow.observe.query import CHOSEN, GROUPS
 from rhymeflow.store.reader import TrajectoryReader
+
+T = TypeVar("T")
 
 PAGE = 50
 _SEARCHED = 2_000
@@ -183,7 +185,7 @@ def like(text: str) -> str:
     return "%" + text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
 
 
-def _known(name: str, known: Mapping[str, str], what: str) -> str:
+def _known(name: str, known: Mapping[str, T], what: str) -> T:
     if name not in known:
         raise UserError(f"there is no {what} {name!r}{nearest(name, known)}")
     return known[name]

@@ -94,7 +94,8 @@ def batches(filling: Filling, start: float, end: float) -> list[dict[str, Any]]:
 
 def _counts(times: Sequence[float], edges: NDArray[np.float64]) -> list[int]:
     """How many of these times are not after each edge."""
-    return np.searchsorted(np.sort(times), edges, "right").tolist()
+    found: list[int] = np.searchsorted(np.sort(times), edges, "right").tolist()
+    return found
 
 
 def lanes(window: Window, start: float, end: float) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -226,7 +226,7 @@ def _check_header(names: list[str], where: str, delimiter: str) -> None:
         raise UserError(f"{where}: one column called {names[0]!r}; columns are parted by {comma}")
 
 
-TEXT = {
+TEXT: dict[str, Callable[..., list[Row]]] = {
     ".jsonl": _json_lines,
     ".ndjson": _json_lines,
     ".json": _json_document,

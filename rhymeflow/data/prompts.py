@@ -185,7 +185,7 @@ def opening_of(prompt: str | list[Message], whole: str | list[Message]) -> str |
             return whole[len(prompt) :]
         return None
     for before, after in zip(prompt, whole, strict=False):
-        text = after["content"][len(before["content"]) :]
+        text: str = after["content"][len(before["content"]) :]
         if text and opened(prompt, text) == whole:
             return text
     return "" if prompt == whole else None

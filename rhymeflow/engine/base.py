@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from rhymeflow.core.types import Version
 from rhymeflow.histospec.draft import DraftStats
@@ -63,7 +63,7 @@ class Request:
     be known.
     """
 
-    id: Hashable
+    id: Any
     prompt_ids: list[int]
     noise_key: NoiseKey
     sampling: Sampling
@@ -133,7 +133,7 @@ class Load(NamedTuple):
     """How an engine is now. Totals count from its start."""
 
     num_running: int
-    waiting: tuple[Hashable, ...]
+    waiting: tuple[Any, ...]
     """Ids of the requests that are not decoded: no room yet, or preempted."""
     kv_tokens: int
     """Tokens in its KV cache."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rhymeflow.data.prompts import Message
+from rhymeflow.data.prompts import Message as Message
 
 
 class Environment:

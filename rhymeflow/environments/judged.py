@@ -43,9 +43,9 @@ def judged_by(
                 f"{ARGUMENT} and {name}: where environments live, there are no {name}; let the "
                 "environment keep what the function needs"
             )
-    base = made if inspect.isclass(made) else type(made())
+    base: type[Any] = made if inspect.isclass(made) else type(made())
 
-    class Judged(base):  # type: ignore[misc, valid-type]
+    class Judged(base):  # type: ignore[misc]
         def __new__(cls) -> Any:
             if inspect.isclass(made):
                 return super().__new__(cls)

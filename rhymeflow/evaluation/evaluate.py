@@ -118,7 +118,8 @@ def _results(run_dir: Path, suites: Sequence[Suite]) -> list[Result]:
 
 def table(results: Sequence[Result]) -> str:
     """Return one line for each suite; of pass@k the largest k."""
-    rows = [("suite", "prompts", "k", "avg@k", "pass@k", "maj@k", "mean_length", "clipped_ratio")]
+    heads = ("suite", "prompts", "k", "avg@k", "pass@k", "maj@k", "mean_length", "clipped_ratio")
+    rows: list[tuple[str, ...]] = [heads]
     for suite, num_prompts, found, _ in results:
         figures = [(f"{name}@{suite.n}", ".4f") for name in ("avg", "pass", "maj")]
         figures += [("mean_length", ",.1f"), ("clipped_ratio", ".4f")]

@@ -53,8 +53,8 @@ def configuration(
     if not suites and source:
         suites = (EvalSuite(name=HELD_OUT),)
     elif not suites:
-        own = {"source": data.source, "options": data.options, "size": data.size}
-        suites = (EvalSuite(name="data", **own),)
+        own = EvalSuite(name="data", source=data.source, options=data.options, size=data.size)
+        suites = (own,)
     changed = tuple(each.model_copy(update=dict(changes or {})) for each in suites)
     return config.model_copy(update={"eval": EvalConfig(suites=changed)})
 

@@ -126,11 +126,11 @@ class Index:
         -1: unknown.
         """
         key, tail = prompt_key(prompt_ids), prompt_ids[-PROMPT_TAIL:]
-        response = kernels.begin(self._arrays, key, len(tail), sample, noise_epoch)
+        response: int = kernels.begin(self._arrays, key, len(tail), sample, noise_epoch)
         self.extend(response, tail)
         return response
 
-    def extend(self, response: int, tokens: Sequence[int]) -> None:
+    def extend(self, response: int, tokens: Sequence[int] | np.ndarray) -> None:
         """Append tokens to a response."""
         self.extend_many(
             np.array([response]), np.asarray(tokens, np.int32), np.array([0, len(tokens)])
@@ -196,7 +196,8 @@ def _layout(handle: IndexHandle) -> list[tuple[tuple[int, ...], type, int]]:
 
 
 def _mapped(handle: IndexHandle, buffer: mmap.mmap) -> Arrays:
-    arrays, start = [], 0
+    arrays: list[np.ndarray] = []
+    start = 0
     for shape, dtype, size in _layout(handle):
         arrays.append(np.frombuffer(buffer, dtype, math.prod(shape), start).reshape(shape))
         start += size

@@ -126,7 +126,7 @@ class FlexAttention(Attention):
         self._mask = create_block_mask(
             sees, None, None, length, length, device=device, BLOCK_SIZE=BLOCK
         )
-        self._attention = _compiled() if device.type == "cuda" else flex_attention
+        self._attention: Any = _compiled() if device.type == "cuda" else flex_attention
 
     def attend(
         self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float

@@ -18,14 +18,15 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor, Shard
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -80,7 +81,9 @@ class Snapshot(NamedTuple):
     def _write_state(self, directory: Path) -> None:
         group, is_alone = self.ranks.saving, self.ranks.count == 1
         try:
-            dcp.save(self.state, checkpoint_id=directory, process_group=group, no_dist=is_alone)
+            state_dict_saver.save(
+                self.state, checkpoint_id=directory, process_group=group, no_dist=is_alone
+            )
         except CheckpointException as error:  # it is the same on all ranks
             rank, (reason, _) = min(error.failures.items())
             raise OSError(str(reason) if is_alone else f"rank {rank}: {reason}") from error
@@ -93,7 +96,7 @@ class Snapshot(NamedTuple):
         problem = None
         for block in self.weights.blocks():
             if self.ranks.is_lead and problem is None:  # else gathered for the others' sake
-                problem = _problem(lambda block=block: export.write(block))
+                problem = _problem(partial(export.write, block))
         self._on_lead(export.end, problem)
 
     def _on_lead(self, work: Callable[[], Any], problem: str | None = None) -> None:
@@ -256,7 +259,9 @@ def load(directory: Path, optimizer: Optimizer, ranks: Ranks) -> dict[str, int]:
     is_alone = ranks.count == 1
     try:
         progress: dict[str, int] = json.loads((shards / PROGRESS).read_text())
-        dcp.load(state, checkpoint_id=shards, process_group=ranks.saving, no_dist=is_alone)
+        state_dict_loader.load(
+            state, checkpoint_id=shards, process_group=ranks.saving, no_dist=is_alone
+        )
     except (CheckpointException, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
         reason: BaseException = error
         if isinstance(error, CheckpointException):  # it is the same on all ranks

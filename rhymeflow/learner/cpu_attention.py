@@ -53,7 +53,9 @@ class CpuPackedAttention(Attention):
         dim = q_HTD.shape[2]
         if dim % LANES or v_GTD.shape[2] != dim:  # as latent attention has; not for the kernels
             return PackedAttention(*self._given).attend(layer, q_HTD, k_GTD, v_GTD, scale)
-        out_THD: Tensor = _Attend.apply(q_HTD, k_GTD, v_GTD, scale, self)
+        out_THD: Tensor = _Attend.apply(  # type: ignore[no-untyped-call]
+            q_HTD, k_GTD, v_GTD, scale, self
+        )
         return out_THD
 
     def _dealt(self, num_kv_heads: int, num_threads: int) -> list[np.ndarray]:

@@ -71,6 +71,7 @@ class TokenScorer:
             leaf_CD = hidden_RD[chunk].detach().requires_grad_()
             logprob_C, entropy_C = self._head(lm_head, leaf_CD, targets_R[chunk])
             loss_of(logprob_C, chunk).backward()
+            assert leaf_CD.grad is not None
             gradients.append(leaf_CD.grad)
             scores.append((logprob_C.detach(), entropy_C))
         if hidden_RD.requires_grad:  # else the whole body is frozen
@@ -83,7 +84,9 @@ class TokenScorer:
         `loss_of` is called as by `backward`, before this returns.
         """
         head = self.model.get_output_embeddings()
-        return _HeadLoss.apply(self._hidden(row), head.weight, head.bias, self, row, loss_of)
+        given = (self._hidden(row), head.weight, head.bias, self, row, loss_of)
+        found: tuple[Tensor, Tensor, Tensor] = _apply(_HeadLoss, *given)
+        return found
 
     def prove(self, own: proof.Own) -> None:
         """Raise `UserError` unless this path finds what the model does by itself, `own`."""
@@ -104,14 +107,15 @@ class TokenScorer:
                 position_ids=self._tensor(row.positions_T)[None],
                 use_cache=False,
             ).last_hidden_state
-        return hidden_1TD.squeeze(0).index_select(0, self._tensor(row.predictors_R))
+        hidden_RD: Tensor = hidden_1TD.squeeze(0).index_select(0, self._tensor(row.predictors_R))
+        return hidden_RD
 
     def _head(self, lm_head: LMHead, hidden_CD: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
         head = self.model.get_output_embeddings()
         logits_CV = lm_head.logits(hidden_CD.detach())
-        return _HeadLogprobs.apply(
-            hidden_CD, head.weight, head.bias, logits_CV, lm_head, targets_C, self.rollout
-        )
+        given = (hidden_CD, head.weight, head.bias, logits_CV, lm_head, targets_C, self.rollout)
+        found: tuple[Tensor, Tensor] = _apply(_HeadLogprobs, *given)
+        return found
 
     def _head_gradients(
         self, hidden_RD: Tensor, weights: list[Tensor], row: PackedRow, loss_of: LossOf
@@ -127,10 +131,10 @@ class TokenScorer:
         for chunk in self._chunks(row):
             with torch.enable_grad():
                 leaves = [x.detach().requires_grad_() for x in (hidden_RD[chunk], *weights)]
-                hidden_CD, weight_VD, bias_V = (*leaves, None)[:3]
+                hidden_CD, given = leaves[0], (*leaves, None)[:3]
                 logits_CV = lm_head.logits(hidden_CD.detach())
-                logprob_C, entropy_C = _HeadLogprobs.apply(
-                    hidden_CD, weight_VD, bias_V, logits_CV, lm_head, targets_R[chunk], self.rollout
+                logprob_C, entropy_C = _apply(
+                    _HeadLogprobs, *given, logits_CV, lm_head, targets_R[chunk], self.rollout
                 )
                 loss = loss_of(logprob_C, chunk)
                 grad_RD[chunk], *gradients = torch.autograd.grad(loss, leaves)
@@ -201,6 +205,10 @@ class _HeadLogprobs(torch.autograd.Function):
         grad_CV = grad_CV.to(weight_VD.dtype)
         grad_weight_VD = grad_CV.T @ hidden_CD if ctx.needs_input_grad[1] else None
         return grad_CV @ weight_VD, grad_weight_VD, grad_bias_V, None, None, None, None
+
+
+def _apply(function: type[torch.autograd.Function], *given: Any) -> Any:
+    return function.apply(*given)
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -280,7 +288,8 @@ def _parts(array: Tensor, x_CV: Tensor | None = None) -> tuple[Tensor, ...]:
     if x_CV.device.type != "cpu":
         return (array,)
     threads = torch.get_num_threads()
-    return array.split(max(threads, threads * _PART // x_CV.shape[1]))
+    parts: tuple[Tensor, ...] = array.split(max(threads, threads * _PART // x_CV.shape[1]))
+    return parts
 
 
 # -- Gradient checkpointing ------------------------------------------------------------------------
@@ -306,9 +315,8 @@ def recompute_layers(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.gradient_checkpointing = True
-            module._gradient_checkpointing_func = partial(
-                checkpoint, use_reentrant=False, context_fn=_contexts
-            )
+            again = partial(checkpoint, use_reentrant=False, context_fn=_contexts)
+            module._gradient_checkpointing_func = again  # type: ignore[assignment]
             # transformers checkpoints in training mode only; the flag is the layer's alone, so
             # dropout inside stays off and log-probabilities stay the engine's.
             module.training = True

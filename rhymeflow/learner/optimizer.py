@@ -113,7 +113,8 @@ class Optimizer:
             divisor = max(excess, 1.0) / scale
             some = next(iter(self._masters.values()))
             # AdamW divides by it as it reads the gradients.
-            self._adamw.grad_scale = None if divisor == 1.0 else some.new_tensor(divisor)
+            scaled = None if divisor == 1.0 else some.new_tensor(divisor)
+            self._adamw.grad_scale = scaled  # type: ignore[attr-defined]
             for group in self._adamw.param_groups:
                 group["lr"] = rate
             self._adamw.step()
@@ -160,15 +161,17 @@ class Optimizer:
         assert local.data_ptr() == master.data_ptr(), "FSDP has moved a rank's rows"
         master.grad = None if parameter.grad is None else self._ranks.local(parameter.grad)
 
+    def _gradients(self) -> list[Tensor]:
+        return [master.grad for master in self._masters.values() if master.grad is not None]
+
     def _norm(self) -> float:
-        own = nn.utils.get_total_norm([master.grad for master in self._masters.values()])
+        own = nn.utils.get_total_norm(self._gradients())
         # In float64 the square and its root are exact.
         return math.sqrt(float(self._ranks.summed(own.double().square().cpu())))
 
     def _not_finite(self, norm: float) -> str:
-        masters = self._masters.values()
-        counts = torch.tensor([int((~master.grad.isfinite()).any()) for master in masters])
-        counts = self._ranks.summed(counts).tolist()
+        own = [int((~gradient.isfinite()).any()) for gradient in self._gradients()]
+        counts = self._ranks.summed(torch.tensor(own)).tolist()
         broken = [name for name, count in zip(self._masters, counts, strict=True) if count]
         return (
             f"the gradient is not finite (norm {norm}) in {len(broken)} of {len(self._masters)} "

@@ -134,17 +134,19 @@ class Shards:
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor
-        for name, parameter in model.named_parameters() if read is not None else ():
-            if (local := ranks.local(parameter)).numel():
+        for name, parameter in model.named_parameters():
+            if read is not None and (local := ranks.local(parameter)).numel():
                 local.copy_(read(name, ranks.rows(parameter.shape[0])))
 
     def __call__(self, work: Callable[[], T]) -> T:
         """Return what `work` returns, which computes with the model."""
-        return self._root(work)
+        result: T = self._root(work)
+        return result
 
     def reshard(self) -> None:
         """Let go of what a pass without a backward pass has left gathered: the next pass would take
         it for the weights of then."""
+        assert isinstance(self._root, FSDPModule)
         self._root.reshard()
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -41,7 +42,7 @@ class Rendezvous:
     """Where ranks meet: rank 0 makes it on a free port and keeps it until all have come."""
 
     def __init__(self, num_ranks: int, *, host: str = LOOPBACK) -> None:
-        self.store = dist.TCPStore(
+        self.store = TCPStore(
             host, 0, num_ranks, is_master=True, wait_for_workers=False, use_libuv=True
         )
         self.address = f"{host}:{self.store.port}"
@@ -71,10 +72,10 @@ class Ranks:
         """Be another one."""
         _talk_through(interface_towards(address))
         host, _, port = address.rpartition(":")
-        store = dist.TCPStore(host, int(port), count, timeout=timedelta(seconds=timeout))
+        store = TCPStore(host, int(port), count, timeout=timedelta(seconds=timeout))
         return cls(rank, count, device)._met(store, timeout)
 
-    def _met(self, store: dist.Store, timeout: float) -> Ranks:
+    def _met(self, store: Store, timeout: float) -> Ranks:
         assert self.device is not None
         is_cuda, limit = self.device.type == "cuda", timedelta(seconds=timeout)
         dist.init_process_group(

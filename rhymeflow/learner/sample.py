@@ -65,7 +65,7 @@ class Sample:
         pairs = zip([True, *self.observed], self.observed, strict=False)
         return sum(before and not now for before, now in pairs) or 1
 
-    def sampled(self, values: Sequence[Any]) -> np.ndarray:
+    def sampled(self, values: Sequence[Any] | np.ndarray) -> np.ndarray:
         """Of one value per response token, those of the tokens that the policy sampled."""
         chosen = np.asarray(values)
         return chosen[~np.asarray(self.observed)] if self.observed else chosen

@@ -42,8 +42,8 @@ class TokenDetails:
         """The responses of this row are in the loss, and have these log-probabilities."""
         for member, logprobs in _by_member(row, logprob_R.detach().float().cpu().numpy()):
             sampled = self._sampled[member]
-            self._logprobs[member] = np.full(len(sampled), np.nan, np.float32)
-            self._logprobs[member][sampled] = logprobs
+            own = self._logprobs[member] = np.full(len(sampled), np.nan, np.float32)
+            own[sampled] = logprobs
             self._flags[member][sampled] &= ~np.uint8(MASKED)
 
     def add_flags(self, micro: MicroBatch, logprob_R: Tensor) -> None:

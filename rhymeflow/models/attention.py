@@ -86,13 +86,14 @@ def _attention_function(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     attention, given = _current.get(), {"attention_mask": attention_mask, **kwargs}
-    if reason := _refusal(attention, module.layer_idx, query, key, value, given):
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    if reason := _refusal(attention, layer, query, key, value, given):
         kind = getattr(getattr(module, "config", None), "model_type", type(module).__name__)
         raise UserError(f"model.name: a model of type {kind!r} {reason}, which is not supported")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     # Not [0]: its gradient is copied into zeros, and the copy lies in memory as [H, T, D].
     q_HTD, k_GTD, v_GTD = (x.squeeze(0) for x in (query, key, value))
-    out_THD = attention.attend(module.layer_idx, q_HTD, k_GTD, v_GTD, scale)
+    out_THD = attention.attend(layer, q_HTD, k_GTD, v_GTD, scale)
     return out_THD.unsqueeze(0), None
 
 

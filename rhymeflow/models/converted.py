@@ -11,6 +11,7 @@ import importlib.util
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -78,7 +79,7 @@ def _convert(gguf: Path, target: Path) -> None:
     tokenizer.save_pretrained(target)
 
 
-def forget_quantization(model: transformers.PreTrainedModel) -> None:
+def forget_quantization(model: Any) -> None:
     """The weights are plain numbers now: without this, saving the model fails or lies."""
     model.hf_quantizer = None
     model.is_quantized = False

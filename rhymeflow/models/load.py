@@ -64,7 +64,7 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
     """
     source = readable(config)
     with explained(source):
-        hf_config = AutoConfig.from_pretrained(source.location, **offline(source))
+        hf_config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, **offline(source))
     _check_supported(source, hf_config)
     return hf_config
 
@@ -78,7 +78,7 @@ def architecture(config: ModelConfig) -> PreTrainedConfig:
     shipped = _ARCHITECTURES / f"{config.name.replace('/', '--')}.json"
     if config.name.count("/") != 1 or not shipped.is_file() or Path(config.name).is_dir():
         return load_config(config)
-    hf_config = AutoConfig.from_pretrained(shipped)
+    hf_config: PreTrainedConfig = AutoConfig.from_pretrained(shipped)
     _check_supported(locate(config), hf_config)
     return hf_config
 
@@ -88,7 +88,7 @@ def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device)
     load_config(config)
     source = readable(config)
     with explained(source, "the weights"):
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.location,
             dtype=dtype,
             attn_implementation=attention.NAME,
@@ -96,10 +96,13 @@ def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device)
             ignore_mismatched_sizes=True,  # reported below, in one line
             **offline(source),
         )
+    model: PreTrainedModel
+    model, report = loaded
     _check_complete(source, report)
     _check_finite(source, model)
     forget_quantization(model)
-    return model.to(device).eval()
+    model.to(device).eval()  # type: ignore[arg-type]
+    return model
 
 
 def empty_model(
@@ -146,7 +149,7 @@ def small_model(config: ModelConfig, *, device: torch.device) -> PreTrainedModel
     text.num_hidden_layers = min(layers, _FEW_LAYERS)
     text.vocab_size = min(text.vocab_size, _FEW_TOKENS)
     with explained(readable(config)), no_init_weights(), torch.device(device):
-        model = AutoModelForCausalLM.from_config(
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
             hf_config, dtype=torch.float32, attn_implementation=attention.NAME
         )
     model.tie_weights()
@@ -156,7 +159,8 @@ def small_model(config: ModelConfig, *, device: torch.device) -> PreTrainedModel
         for each in model.parameters():
             pattern = drawn.repeat(each.numel() // len(drawn) + 1)[: each.numel()].view(each.shape)
             each.copy_(pattern * each.shape[-1] ** -0.5 if each.ndim > 1 else pattern * 0.2 + 1.0)
-    return model.eval()
+    model.eval()
+    return model
 
 
 _FEW_LAYERS, _FEW_TOKENS, _THIN = 2, 256, 16
@@ -167,11 +171,12 @@ def _of_config(config: ModelConfig, dtype: torch.dtype, device: torch.device) ->
     """A model of this configuration, with whatever weights torch gives it."""
     hf_config = load_config(config)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
             hf_config, dtype=dtype, attn_implementation=attention.NAME
         )
     model.generation_config = generation_config(readable(config)) or model.generation_config
-    return model.eval()
+    model.eval()
+    return model
 
 
 def generation_config(source: Source) -> GenerationConfig | None:
@@ -189,7 +194,7 @@ def generation_config(source: Source) -> GenerationConfig | None:
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Every token that ends a response, by the generation config, the model and the tokenizer."""
-    return _stop_tokens(model.name_or_path, model.generation_config, model.config, tokenizer)
+    return _stop_tokens(str(model.name_or_path), model.generation_config, model.config, tokenizer)
 
 
 def check_end(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -285,7 +290,7 @@ _NO_ENCODERS = {"gpt_neox", "gpt_neox_japanese"}
 
 def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
     kind = f"model.name = {source.name!r}: a model of type {hf_config.model_type!r}"
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
     try:
         text = hf_config.get_text_config()
     except ValueError:  # it is several models

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import constants
 from huggingface_hub.constants import HF_HUB_CACHE
@@ -66,7 +67,7 @@ def readable(config: ModelConfig) -> Source:
     return Source(source.name, str(converted(source.gguf_path)))
 
 
-def offline(source: Source) -> dict[str, bool]:
+def offline(source: Source) -> dict[str, Any]:
     """Options for `from_pretrained`: the cache alone, where the hub does not answer."""
     return {"local_files_only": True} if source.is_hub and unreachable() else {}
 

@@ -59,13 +59,14 @@ class WeightRows:
         """
         hf_config = load_config(self._config)
         with no_init_weights():
-            model = AutoModelForCausalLM.from_config(
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 hf_config, dtype=torch.float32, attn_implementation=attention.NAME
             )
         model.tie_weights()
         forget_quantization(model)
         model.generation_config = generation_config(self._source) or model.generation_config
-        return model.eval()
+        model.eval()
+        return model
 
     def read(self, name: str, rows: slice) -> Tensor:
         """Rows of a parameter, by its name in the model, in float32.
@@ -76,7 +77,7 @@ class WeightRows:
         if self._whole is not None:
             return self._whole[name][rows]
         with explained(self._source, "the weights"), safe_open(self._files[name], "pt") as file:
-            found = file.get_slice(name)[rows].float()
+            found: Tensor = file.get_slice(name)[rows].float()
         count = found.numel() - int(found.isfinite().sum())
         if count:
             raise UserError(

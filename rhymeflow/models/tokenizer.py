@@ -119,5 +119,5 @@ def _config_of(directory: Path) -> dict[str, Any]:
         return {}
     fields, _ = PreTrainedConfig.get_config_dict(directory)
     found = PreTrainedConfig.from_dict({**fields, "_name_or_path": str(directory)})
-    found.model_type = fields.get("model_type", "")
+    vars(found)["model_type"] = fields.get("model_type", "")
     return {"config": found}

@@ -81,9 +81,9 @@ def show(run_dir: Path, reader: TrajectoryReader, console: Console) -> None:
         console.print(Text(f"Pace: {limit['line']} (last {limit['steps']} steps)"))
     if staleness := run["staleness"]:
         total = sum(staleness.values())
-        rows = [[age, f"{n:,}", f"{n / total:.1%}"] for age, n in staleness.items()]
+        lines = [(str(age), f"{n:,}", f"{n / total:.1%}") for age, n in staleness.items()]
         title = "Staleness when trained on"
-        console.print(table(title, ("versions", "trajectories", "share"), rows))
+        console.print(table(title, ("versions", "trajectories", "share"), lines))
     _show_drafts(steps, reader, console)
     _show_lengths(steps, console)
     _show_endings(reader, console)

@@ -22,7 +22,9 @@ def load_texts(model: ModelConfig) -> Texts:
     from rhymeflow.models.tokenizer import load_tokenizer  # loads transformers
 
     tokenizer = load_tokenizer(model)
-    return lambda tokens: [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+    return lambda tokens: [
+        str(tokenizer.decode([token], skip_special_tokens=False)) for token in tokens
+    ]
 
 
 class TokenTexts:

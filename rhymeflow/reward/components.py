@@ -32,7 +32,7 @@ class WeightedSum:
         self, functions: Sequence[RewardFunction], environments: Sequence[EnvironmentClass] = ()
     ) -> None:
         names = [*component_names(functions), *(each.reward_name for each in environments)]
-        weights = [each.weight for each in (*functions, *environments)]
+        weights = [each.weight for each in functions] + [each.weight for each in environments]
         if twice := sorted(name for name in set(names) if names.count(name) > 1):
             raise UserError(
                 f"environment.classes: {twice[0]!r} is the name of a reward function too; give the "
@@ -60,4 +60,4 @@ class WeightedSum:
         found = self.ordered(components)
         if not found:
             return None
-        return sum(self.weights[name] * value for name, value in found.items())
+        return float(sum(self.weights[name] * value for name, value in found.items()))

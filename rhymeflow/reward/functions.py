@@ -114,7 +114,8 @@ class Judge:
 
     def _arguments(self, request: RewardRequest) -> dict[str, Any]:
         count = len(request.completions)
-        given = {name: _repeated(value, count) for name, value in request.columns.items()}
+        columns = request.columns.items()
+        given: dict[str, Any] = {name: _repeated(value, count) for name, value in columns}
         given |= self._options
         given |= _conversation(request.prompt, request)
         if self._name == "reward_model":
@@ -219,9 +220,10 @@ def _built_in(config: RewardFunction, where: str) -> Callable[..., Any]:
     factory = BUILT_IN[config.function]
     Arguments(factory).check_options(config.options, where, only=True)
     try:
-        return factory(**config.options)
+        function: Callable[..., Any] = factory(**config.options)
     except (UserError, TypeError) as error:
         raise UserError(f"{where}: {error}") from None
+    return function
 
 
 def _imported(spec: str, where: str) -> Callable[..., Any]:

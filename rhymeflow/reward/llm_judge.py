@@ -112,8 +112,9 @@ def _asked(url: str, headers: dict[str, str], timeout: float, retries: int, **re
         except (OSError, http.client.HTTPException) as error:
             what, is_last = str(error) or type(error).__name__, False
         if is_last or attempt == retries:
-            raise ConnectionError(f"{url}: {what}")
+            break
         time.sleep(WAIT_SECONDS * 2**attempt)
+    raise ConnectionError(f"{url}: {what}")
 
 
 def _filled(template: str, row: dict[str, str]) -> str:

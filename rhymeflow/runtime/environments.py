@@ -14,6 +14,7 @@ from rhymeflow.config import Config
 from rhymeflow.core import events
 from rhymeflow.core.events import Event, GroupCreated
 from rhymeflow.core.types import FinishReason, GroupId, InstanceId, SuiteName, TrajectoryId, Version
+from rhymeflow.environments.episode import Episode
 from rhymeflow.errors import UserError
 from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.in_flight import Drawn, InFlight
@@ -82,7 +83,7 @@ class Environments:
             return
         if drawn.suite == RUN:
             self._pending[drawn.group] = drawn, None
-        episode = messages.Episode(drawn.name, *drawn.about, [], [], suite=drawn.suite)
+        episode = Episode(drawn.name, *drawn.about, [], [], suite=drawn.suite)
         self._put(drawn, messages.AskEnvironment(episode, "opening"))
 
     def _opened(self, drawn: Drawn, opening: str) -> Iterator[GroupCreated]:
@@ -154,22 +155,24 @@ class Environments:
         Raises:
             UserError: an environment failed, and the run is to stop then; or too many in a row.
         """
+        failure = message if isinstance(message, messages.EpisodeFailed) else None
         subject, asked = self._asked.get(message.key, (None, None))
-        is_failure = isinstance(message, messages.EpisodeFailed)
-        if asked is None or not (is_failure or isinstance(message, ANSWERS[asked.wants])):
-            return  # nobody waits for it, or what was asked before has been taken back
+        if subject is None or asked is None:
+            return  # nobody waits for it
+        if failure is None and not isinstance(message, ANSWERS[asked.wants]):
+            return  # what was asked before has been taken back
         del self._asked[message.key]
-        is_response = isinstance(subject, TrajectoryId)
-        if is_response and subject not in self._in_flight:
+        if isinstance(subject, TrajectoryId) and subject not in self._in_flight:
             return
-        self._failures.count(message.error if is_failure else None)
-        if not is_response:
+        self._failures.count(None if failure is None else failure.error)
+        if isinstance(subject, Drawn):
+            assert isinstance(message, messages.EpisodeOpened | messages.EpisodeFailed)
             yield from self._of_prompt(subject, message)
-        elif is_failure:
-            yield from self._failed(subject, message, is_judged=asked.wants == "reward")
+        elif failure is not None:
+            yield from self._failed(subject, failure, is_judged=asked.wants == "reward")
         elif isinstance(message, messages.EpisodeJudged):
             self._rewards.ask(subject, message.rewards)
-        else:
+        elif isinstance(message, messages.TurnAnswered):
             yield from self._answered(subject, message)
 
     def _of_prompt(
@@ -221,7 +224,7 @@ class Environments:
         self._asked[key] = subject, message
         self._send(message)
 
-    def _episode(self, trajectory: TrajectoryId) -> tuple[messages.Episode, int]:
+    def _episode(self, trajectory: TrajectoryId) -> tuple[Episode, int]:
         """All that the environment is to know, and how many tokens the response has."""
         group = self._in_flight[trajectory.group]
         tokens, turns = self._in_flight.tokens(trajectory), self._in_flight.turns(trajectory)
@@ -231,7 +234,7 @@ class Environments:
             sampled.append(tokens[ends[-1] :])
         observed = [tokens[a:b] for a, b in turns]
         name = self._in_flight.name(trajectory)
-        episode = messages.Episode(
+        episode = Episode(
             name, *group.drawn.about, sampled, observed, group.opening, group.drawn.suite
         )
         return episode, len(tokens)

@@ -116,9 +116,9 @@ class Evaluations:
 
     def created(self, drawn: Drawn) -> None:
         """A prompt has become a group."""
+        assert drawn.version is not None
         evaluation, row = self._in_progress.get((drawn.suite, drawn.version)), drawn.prompt.row
         if evaluation is None or row not in evaluation.opening:
-            assert drawn.version is not None
             self._in_flight.give_up(drawn.group, drawn.version)
             return
         evaluation.opening.discard(row)
@@ -127,6 +127,7 @@ class Evaluations:
 
     def not_created(self, drawn: Drawn, error: str) -> Iterator[Evaluated]:
         """A prompt cannot become a group: none of its answers can be had."""
+        assert drawn.version is not None
         evaluation = self._in_progress.get((drawn.suite, drawn.version))
         if evaluation is not None and drawn.prompt.row in evaluation.opening:
             evaluation.error = error

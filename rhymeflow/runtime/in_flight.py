@@ -164,8 +164,10 @@ class InFlight:
             source = self._prompts.train if suite == RUN else self._suites[suite].prompts
             prompt = source[row] if row < len(source) else None
             opening = None if prompt is None else _opening(prompt, known.prompt)
-            ids = [] if opening is None else self._encoded(prompt, opening, suite)
-            if opening is None or ids != known.prompt_ids:
+            ids: list[int] = []
+            if prompt is not None and opening is not None:
+                ids = self._encoded(prompt, opening, suite)
+            if prompt is None or opening is None or ids != known.prompt_ids:
                 what = "data.source" if suite == RUN else f"eval.suites: {suite}"
                 raise UserError(
                     f"{what}: row {row} is not what it was when group {group_id} was made of "

@@ -65,8 +65,12 @@ class LocalRuntime:
         if for_any_of is None:
             self._poll.poll(timeout * 1000)
         else:
-            there = self._by_descriptor.values()
-            wait([worker.connection for worker in there if worker.name in for_any_of], timeout)
+            descriptors = [
+                descriptor
+                for descriptor, worker in self._by_descriptor.items()
+                if worker.name in for_any_of
+            ]
+            wait(descriptors, timeout)
         news: list[News] = []
         while ready := self._poll.poll(0):
             for descriptor, _ in ready:
@@ -127,14 +131,14 @@ class LocalWorker:
         if needs_interpreter(role, config):
             self._process = Interpreter(config, given, ours, theirs)
         else:
-            self._process = processes.context().Process(  # type: ignore[attr-defined]
+            self._process = process = processes.context().Process(  # type: ignore[attr-defined]
                 target=entry.enter, args=(theirs, given, dict(os.environ)), name=name
             )
             # A child that is spawned must find this in its environment: importing what it was given
             # to run may load torch, and torch's thread pool reads it once. Two processes that each
             # take all cores slow each other tenfold.
             with processes.environment(OMP_NUM_THREADS=str(threads)), child.left_out():
-                self._process.start()
+                process.start()
         self.pid = self._process.pid
         theirs.close()  # so that the end of the child is the end of the pipe
         self._sent: list[bytes] = []

@@ -18,9 +18,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
+from typing import Any
 
 PRELOAD = ["rhymeflow.workers.preload"]
 """What the server imports."""
+
+_SERVER: Any = forkserver._forkserver
+"""`multiprocessing`'s own; what is used of it beside its interface is used here alone."""
 
 _READ_ON_IMPORT = (
     *("CUDA", "HF_", "HUGGINGFACE", "KMP", "LD_", "MKL", "NUMBA", "PYTHON", "PYTORCH"),
@@ -48,7 +52,7 @@ def prepare() -> None:
         return
     present = {k: v for k, v in os.environ.items() if k.startswith(_READ_ON_IMPORT)}
     if _started_with not in (None, present):
-        forkserver._forkserver._stop()  # its workers stay
+        _SERVER._stop()  # its workers stay
     _started_with = present
     start_resource_tracker()
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
@@ -64,9 +68,8 @@ def ended_by_interrupt() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        server = forkserver._forkserver
-        if server._forkserver_pid is not None:
-            os.kill(server._forkserver_pid, signal.SIGKILL)
+        if _SERVER._forkserver_pid is not None:
+            os.kill(_SERVER._forkserver_pid, signal.SIGKILL)
         raise
 
 

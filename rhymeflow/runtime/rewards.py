@@ -113,15 +113,16 @@ class Rewards:
             UserError: a reward cannot be had, and the run is to stop then; or too many in a row.
         """
         trajectories, known, is_group, _ = self._asked.pop(message.key)
-        is_failure, group = isinstance(message, messages.NoReward), trajectories[0].group
-        self._failures.count(message.error if is_failure else None)
-        if not is_failure:
+        failure = message if isinstance(message, messages.NoReward) else None
+        group = trajectories[0].group
+        self._failures.count(None if failure is None else failure.error)
+        if isinstance(message, messages.RewardComputed):
             self._log(message, "eval/" if group < 0 else "")
         if trajectories[0] not in self._in_flight:
             return
         for trajectory, text in zip(trajectories, message.texts, strict=True):
             self._store.put_text(trajectory, text)
-        if is_failure:
+        if isinstance(message, messages.NoReward):
             for trajectory in trajectories:
                 yield from self._failed(trajectory, message.error)
             if is_group and trajectories[0] in self._in_flight:

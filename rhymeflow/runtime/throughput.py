@@ -11,7 +11,8 @@ from collections import Counter, deque
 from typing import NamedTuple
 
 from rhymeflow.core.types import InstanceId
-from rhymeflow.workers.messages import Part, Status, TurnFigures
+from rhymeflow.environments.episode import TurnFigures
+from rhymeflow.workers.messages import Part, Status
 
 WINDOW = 1.0
 """Seconds: four reports of an instance. A step may be shorter than it takes until the next one."""

@@ -248,7 +248,7 @@ def _save(
     eval_loss: float | None,
 ) -> None:
     if config.sft.save_dtype == "bfloat16":
-        model.to(torch.bfloat16)
+        model.bfloat16()
     unfinished = checkpoint.begin(directory)
     checkpoint.export(unfinished, model, tokenizer)
     made = {

@@ -195,7 +195,7 @@ class ContinuousBatch:
         """Their sum; not among `kv_tokens`, for nothing has to make way for it."""
         self._num_entered = 0
         self._clock: float = 0
-        self._choice = hardware.drafts.none((0,) * CLASSES)
+        self._choice = hardware.drafts.none((0, 0))
         """Drafts of the current decode span, and tokens that an iteration of it makes."""
         self._cached: float = 0  # tokens in the cache
         self._owed = 0

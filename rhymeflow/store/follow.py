@@ -77,4 +77,4 @@ class Follower:
 
     def _last_event(self) -> int:
         ((seq,),) = self._reader.query("SELECT COALESCE(MAX(seq), 0) FROM events")
-        return seq
+        return int(seq)

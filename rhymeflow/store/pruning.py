@@ -106,7 +106,7 @@ class Pruner:
         self._marks.append((newest, self._num_tokens))
         while len(self._marks) > 1 and self._marks[1][1] <= self._num_tokens - history_tokens:
             self._marks.popleft()
-        return min(self._marks[0][0], newest - 1)
+        return int(min(self._marks[0][0], newest - 1))
 
     def _rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         return self._connection.execute(statement, values).fetchall()

@@ -256,10 +256,11 @@ class TrajectoryReader:
             *trajectory,
         )
         found = []
-        for *fields, tokens, logprobs in rows:
-            ids, steps = _unpacked(tokens, "<i4"), fields[3]
+        for start, version, instance, steps, drafted, tokens, logprobs in rows:
+            ids = _unpacked(tokens, "<i4")
             logprob = _unpacked(logprobs, "<f4") if steps else [0.0] * len(ids)
-            found.append(StoredSegment(*fields, len(ids), ids, logprob))
+            where = start, version, instance
+            found.append(StoredSegment(*where, steps, drafted, len(ids), ids, logprob))
         return found
 
     def _pruned(self, trajectory: TrajectoryId) -> list[StoredSegment]:
@@ -269,7 +270,10 @@ class TrajectoryReader:
             " WHERE group_id = ? AND member = ? ORDER BY start",
             *trajectory,
         )
-        return [StoredSegment(*row, [], []) for row in rows]
+        return [
+            StoredSegment(start, version, instance, steps, drafted, length, [], [])
+            for start, version, instance, steps, drafted, length in rows
+        ]
 
 
 def _joined(segments: Sequence[StoredSegment]) -> list[StoredSegment]:

@@ -25,7 +25,7 @@ REMOVED = {
 
 
 @dataclasses.dataclass(init=False)
-class GRPOConfig(trl.GRPOConfig):
+class GRPOConfig(trl.GRPOConfig):  # type: ignore[misc]
     """TRL's `GRPOConfig`; docs/from-trl.md says what becomes of its fields.
 
     `rhymeflow` is the one field more, a mapping of fields of ours, which win:

@@ -204,7 +204,6 @@ def _saving(given: Values, steps: Steps, max_steps: int, num_rows: int | None) -
     saves = given["save_strategy"], given["save_steps"]
     if saves[0] == "best":
         saves = evaluates  # when it is known which is; the best one stays
-    num = steps, max_steps, num_rows
     reports = [each for each in given["report_to"] or () if each != "none"]
     for each in reports:
         if each not in TRACKERS:
@@ -213,8 +212,8 @@ def _saving(given: Values, steps: Steps, max_steps: int, num_rows: int | None) -
                 "its TrainerCallback as a callback"
             )
     return {
-        "run.eval_steps": _interval("eval_strategy", *evaluates, *num),
-        "run.save_steps": _interval("save_strategy", *saves, *num),
+        "run.eval_steps": _interval("eval_strategy", *evaluates, steps, max_steps, num_rows),
+        "run.save_steps": _interval("save_strategy", *saves, steps, max_steps, num_rows),
         "run.save_seconds": 0.0,
         "run.save_total_limit": given["save_total_limit"] or 0,
         "run.best_metric": _best_metric(given),

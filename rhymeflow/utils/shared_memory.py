@@ -92,7 +92,8 @@ def free(name: str) -> None:
 
 def open_descriptor(name: str, flags: int) -> int:
     """Open the memory as a file, which ends with the caller's `os.close`."""
-    return _posixshmem.shm_open(f"/{name}", flags, mode=0o600)
+    descriptor: int = _posixshmem.shm_open(f"/{name}", flags, mode=0o600)
+    return descriptor
 
 
 def path_of(name: str) -> Path:

@@ -181,5 +181,7 @@ def _keys(index_N: Tensor) -> Tensor:
 
 @lru_cache(4)
 def _tables(device: str, num_blocks: int) -> tuple[Tensor, Tensor]:
-    tables = INNER, outer(0, num_blocks)
-    return tuple(torch.from_numpy(table.view(np.int64)).to(device) for table in tables)
+    def on_device(table: np.ndarray) -> Tensor:
+        return torch.from_numpy(table.view(np.int64)).to(device)
+
+    return on_device(INNER), on_device(outer(0, num_blocks))

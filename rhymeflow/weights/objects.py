@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -140,8 +139,9 @@ class ObjectWeightReader(WeightReader):
             if names and publication.parts is None:
                 raise VersionUnavailable(f"the learner does not keep version {want} whole")
             here = self._get(publication.parts or (), names)
-        digests = partial(list, publication.digests)
-        return Update(self.manifest, publication.made, digests, here.bytes_of, steps)
+        digests = publication.digests
+        made = publication.made
+        return Update(self.manifest, made, lambda: list(digests), here.bytes_of, steps)
 
     def _get(self, parts: tuple[Part, ...], names: set[str]) -> _Here:
         needed = [spec for spec in self.manifest if spec.name in names and spec.num_bytes]

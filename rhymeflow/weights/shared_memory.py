@@ -110,10 +110,11 @@ class SharedMemoryWeightStore(WeightStore):
 
         The changes to the last `keep` publications are kept; all names begin with `prefix`.
         """
-        self.handle = SharedMemoryWeightHandle(shared_memory.new_name(prefix), manifest, keep > 0)
+        self._name = shared_memory.new_name(prefix)
+        self.handle = SharedMemoryWeightHandle(self._name, manifest, keep > 0)
         size, what = _slot_ranges(manifest)[-1][1], "two copies of the weights"
         advice = "for a container, --shm-size sets it"
-        buffer = shared_memory.create(self.handle.name, size, what=what, advice=advice)
+        buffer = shared_memory.create(self._name, size, what=what, advice=advice)
         super().__init__(manifest, keep)
         self._memory = _Memory(manifest, buffer)
         self._memory.header[0] = _MAGIC
@@ -142,10 +143,10 @@ class SharedMemoryWeightStore(WeightStore):
             shared_memory.free(self._kept.pop(publication))
         if self._is_open:
             self._is_open = False
-            shared_memory.free(self.handle.name)
+            shared_memory.free(self._name)
 
     def _keep_changes(self, publication: int, changes: Sequence[np.ndarray]) -> None:
-        name = _name_of_changes(self.handle.name, publication)
+        name = _name_of_changes(self._name, publication)
         what, advice = "what changed in the weights", "weights.transport: shared_memory needs none"
         size = sum(map(len, changes))
         buffer = np.frombuffer(shared_memory.create(name, size, what=what, advice=advice), np.uint8)

@@ -7,7 +7,7 @@ one worker keep their order, and each arrives once (`channel.py`).
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, dataclass_transform, get_args
 
 import msgspec
 
@@ -23,6 +23,7 @@ from rhymeflow.weights.base import WeightHandle
 from rhymeflow.workers.channel import Channel
 
 
+@dataclass_transform(frozen_default=True)
 class Message(msgspec.Struct, frozen=True, array_like=True):
     """Base of all messages that are neither commands nor events."""
 

@@ -38,7 +38,7 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
         pool.start()
     try:
         tokenizer = load_tokenizer(config.model)
-        decode = partial(tokenizer.decode, skip_special_tokens=True)
+        decode: Any = partial(tokenizer.decode, skip_special_tokens=True)
         has_model = any(each.function == "reward_model" for each in functions)
         seen = PromptEncoder(tokenizer, config.data).seen if has_model else None
         RewardWorker(connection, pool, names, decode, seen).serve()

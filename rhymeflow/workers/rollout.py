@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rhymeflow.config import Config
 from rhymeflow.core.commands import Abort, Evaluate, Interrupt, Pull, Route
@@ -131,7 +131,7 @@ class Instance:
         """Carried out when what it needs has been fetched; the commands after it wait."""
         self._is_cut_off = False
         """The pull waits for another learner, since the one that had the weights is gone."""
-        self._later: deque[Any] = deque()
+        self._later: deque[object] = deque()
         """Messages that came before news of that learner."""
         self._ending = False
         joined = InstanceJoined(

@@ -187,8 +187,8 @@ def _hide_strangers(seen_BWL: Tensor, spans: list[Span], block_S: np.ndarray) ->
     """Each token of a tree sees, of the tree, its ancestors and itself only."""
     blocks, rows, columns, seen = [], [], [], []
     for span, block in zip(spans, block_S, strict=True):
-        size = len(span.parents)
-        ancestors = ancestors_of(span.parents)
+        ancestors = ancestors_of(span.parents or [])
+        size = len(ancestors)
         node_N = np.arange(size)
         seen_NN = (np.array(ancestors)[:, None] >> node_N) & 1
         blocks.append(np.full(size * size, block))
@@ -214,7 +214,7 @@ class _Chunk:
         self.rows = slice(start, start + span.num_new)
         self._span = span
         self._kv = span.slot.size_class.kv[:, :, span.slot.index]
-        self._seen_TL = None
+        self._seen_TL: Tensor | None = None
         if span.cached or span.parents:
             total = span.cached + span.num_new
             own_T = torch.arange(span.cached, total, device=device)
@@ -222,6 +222,7 @@ class _Chunk:
         if span.parents:
             size = len(span.parents)
             seen = [[bits >> i & 1 for i in range(size)] for bits in ancestors_of(span.parents)]
+            assert self._seen_TL is not None
             self._seen_TL[-size:, -size:] = torch.tensor(seen, dtype=torch.bool, device=device)
 
     def attend(

@@ -51,7 +51,8 @@ class Modules:
     """A `Body` by the model's own modules, their linear maps by `products`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._body, self._device = model.base_model, model.device
+        self._body: Any = model.base_model
+        self._device = model.device
         self.refresh()
 
     def run(self, ids: list[int], positions: list[int], how: attention.Attention) -> Tensor:
@@ -59,9 +60,9 @@ class Modules:
         ids_1T = torch.tensor([ids], device=self._device)
         positions_1T = torch.tensor([positions], device=self._device)
         with attention.attending(how), self._products:
-            return self._body(
-                input_ids=ids_1T, position_ids=positions_1T, use_cache=False
-            ).last_hidden_state[0]
+            out = self._body(input_ids=ids_1T, position_ids=positions_1T, use_cache=False)
+        hidden_TD: Tensor = out.last_hidden_state[0]
+        return hidden_TD
 
     def refresh(self) -> None:
         """See `Body`."""
@@ -85,8 +86,9 @@ class Layers:
     """A `Body` of a Llama-like model. In bfloat16 it rounds where the modules round."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._body, config = model.base_model, model.config
-        dim: int = self._body.layers[0].self_attn.head_dim
+        body: Any = model.base_model
+        self._body, config = body, model.config
+        dim: int = body.layers[0].self_attn.head_dim
         self._sizes = (config.num_attention_heads, config.num_key_value_heads, dim)
         self._epsilon: float = config.rms_norm_eps
         self._cos_LD = self._sin_LD = torch.empty(0, dim)
@@ -97,8 +99,8 @@ class Layers:
         """Whether the model is of this kind, and on a CPU."""
         if type(model) not in _CLASSES or model.config.hidden_act != "silu":
             return False
-        rotary = model.base_model.rotary_emb
-        head_dim = model.base_model.layers[0].self_attn.head_dim
+        body: Any = model.base_model
+        rotary, head_dim = body.rotary_emb, body.layers[0].self_attn.head_dim
         is_whole = rotary.inv_freq.shape[-1] * 2 == head_dim
         return model.device.type == "cpu" and is_whole and rotary.rope_type not in _CHANGING
 

@@ -6,7 +6,7 @@ torch's the spans are dealt out to as many threads; results do not depend on how
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -85,7 +85,7 @@ class _Iteration(Attention):
         rooms: list[tuple[np.ndarray, ...]],
     ) -> None:
         self.holds = calls[0][0].shape
-        self.order = range(count)
+        self.order: Iterable[int] = range(count)
         self._end = sum(int(rows_S5[:, 3].sum()) for _, rows_S5 in calls)
         self._calls, self._parents, self._rooms = calls, parents, rooms
 

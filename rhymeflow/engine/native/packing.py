@@ -61,7 +61,8 @@ def place(plan: Plan, cache: KVCache) -> list[Span]:
 
 def arranged(spans: list[Span]) -> list[Part]:
     """Every span in one part, so that there are few parts and little is computed in vain."""
-    chunks, size_classes = [], {}
+    chunks: list[Part] = []
+    size_classes: dict[int, list[int]] = {}
     for i, span in enumerate(spans):
         if span.num_new > WIDTHS[-1]:
             chunks.append(Part([i], 0, False))
@@ -82,9 +83,8 @@ def _blocks(members: list[int], slots: list[int], sizes: list[int]) -> list[Part
     for limit in WIDTHS[: WIDTHS.index(widest) + 1]:
         if limit < min(sizes):
             continue
-        sides = [i for i, size in enumerate(sizes) if size <= limit], []
-        if limit < widest:
-            sides = sides[0], [i for i, size in enumerate(sizes) if size > limit]
+        narrow = [i for i, size in enumerate(sizes) if size <= limit]
+        sides = narrow, [i for i, size in enumerate(sizes) if size > limit]
         parts, total = [], 0
         for side, width in zip(sides, (limit, widest), strict=True):
             if side:

@@ -240,7 +240,7 @@ def engine_args(config: Config) -> dict[str, Any]:
     device = resolve_device(config.model)
     drafts, is_second = drafting.window != "off", rollout.vllm_model_runner == "v2"
     rows = 1 + drafting.max_draft if drafts else 1
-    arguments: dict[Hashable, Any] = {
+    arguments: dict[str, Any] = {
         "model": readable(config.model).location,
         "dtype": str(resolve_dtype(config.model, device)).removeprefix("torch."),
         "skip_tokenizer_init": True,

@@ -32,7 +32,9 @@ class NoProposals:
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """There is no draft model."""
 
-    def propose(self, sampled_token_ids: Sequence[Any], *args: Any, **kwargs: Any) -> list[list]:
+    def propose(
+        self, sampled_token_ids: Sequence[Any], *args: Any, **kwargs: Any
+    ) -> list[list[int]]:
         """Nothing, for each request."""
         return [[] for _ in sampled_token_ids]
 

@@ -199,9 +199,10 @@ class VllmEngine:
     def draft_with(self, drafter: Drafter | None) -> None:
         """Draft from now on, also for what runs; None: no more."""
         self._drafter = drafter
-        self._drafting = drafter and Drafting(
-            drafter, vocabulary=self.vocabulary, max_sequences=self._limits.max_num_seqs
-        )
+        self._drafting = None
+        if drafter is not None:
+            most = self._limits.max_num_seqs
+            self._drafting = Drafting(drafter, vocabulary=self.vocabulary, max_sequences=most)
         self._llm.draft({})
 
     def num_draws(self) -> int:

@@ -175,7 +175,7 @@ class InstalledWeights:
 
     def _kept_and_packed(self) -> list[Any]:
         """Layers with a weight and something packed from it that is used: output heads."""
-        heads = [
+        heads: list[Any] = [
             layer
             for layer in self._model.modules()
             if hasattr(layer, "cpu_linear") and getattr(layer, "weight", None) is not None
@@ -213,7 +213,9 @@ class Unpacked:
             target = place.target
             if not target.is_packed:
                 whole = target.tensor().data
-            elif (whole := self.buffers.get(target.name)) is None:
+            elif target.name in self.buffers:
+                whole = self.buffers[target.name]
+            else:
                 whole = torch.empty(shape_of(target, places), dtype=getattr(torch, spec.dtype))
                 self.buffers[target.name] = whole
             into[spec.name] = whole[place.destination]
@@ -258,7 +260,7 @@ def _compare_products(layer: Any, weight: Tensor) -> None:
             f"of the pulled weights does: off by {(found - due).abs().max().item():.3g}"
         )
     plain = probe.float() @ weight.float().T
-    if not torch.allclose(due.float(), plain, rtol=0.05, atol=0.05 * plain.abs().max()):
+    if not torch.allclose(due.float(), plain, rtol=0.05, atol=0.05 * float(plain.abs().max())):
         raise ChecksumMismatch(f"a fresh {type(layer).__name__} is no product at all")
 
 

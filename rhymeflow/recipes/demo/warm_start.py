@@ -32,7 +32,7 @@ def rows(count: int, seed: int) -> list[dict[str, Any]]:
     """
     noise = random.Random(f"rhymeflow demo, careless {seed}")
     lengths = [problem["terms"] for problem in task.problems(4096, seed)]
-    drawn = []
+    drawn: list[dict[str, Any]] = []
     while len(drawn) < count:
         terms = (
             noise.choice(lengths) if noise.random() < 0.75 else noise.randint(2, len(task.LABELS))

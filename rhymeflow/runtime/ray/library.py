@@ -55,7 +55,8 @@ def load(address: str | None) -> ModuleType:
     import ray
     import ray.util.scheduling_strategies
 
-    return ray
+    found: ModuleType = ray
+    return found
 
 
 @contextmanager

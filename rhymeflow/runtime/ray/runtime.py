@@ -138,7 +138,7 @@ class RayRuntime:
                 return news
             if name in self._workers and said is None:
                 self._workers[name].listen()
-            elif name in self._workers:
+            elif name in self._workers and said is not None:
                 news += self._read(self._workers[name], said)
                 is_enough = is_enough or for_any_of is None or name in for_any_of
 
