@@ -28,7 +28,7 @@ from tests.core import invariants
 
 STREAMS = sorted((Path(__file__).parent / "streams").glob("*.jsonl.gz"))
 
-GONE = {"layout": {"alternate_order", "balance_instances"}}
+GONE = {"layout": {"alternate_order", "balance_instances"}, "settings": {"routing_gain"}}
 """By recorded kind, or `plan`, `schedule`, `settings`, `cost`, `layout`: fields that are gone."""
 
 Row = list[Any]

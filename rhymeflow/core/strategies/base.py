@@ -66,9 +66,6 @@ class Settings:
     max_slowdown: float
     """How many times slower than alone a response may be decoded among those that the last
     instances of an old version take over."""
-    routing_gain: float = 0.0
-    """StaleFlow's mu: an instance is taken if it gains at least this share of what an empty one
-    would. Its authors take 0.2 to 0.3; in our measurements 0 trains more (docs/lab-log.md)."""
     kv_headroom: float = 0.1
     """Share of an instance's KV cache that `waterfall` leaves free, so that what runs can grow."""
     max_waiting: int = 3

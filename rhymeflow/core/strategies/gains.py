@@ -66,24 +66,23 @@ class Class:
         self._has_changed(place)
 
     def accepting(self, trajectory: TrajectoryView) -> Load | None:
-        """The candidate for this trajectory, if it gains enough."""
+        """The candidate for this trajectory, if it gains by it."""
         tokens = trajectory.tokens
         load = self._best(tokens)
-        return load if load is None or self._gains_enough(load, tokens) else None
+        return load if load is None or self._gains(load, tokens) else None
 
     def has_room_at(self, place: int, tokens: int) -> Load | None:
         """The instance at this place, if it is of this class and would take so many tokens."""
         load = self.loads.get(place)
         if load is None or load.num_running >= load.instance.capacity:
             return None
-        is_able = load.fits(tokens, self._settings) and self._gains_enough(load, tokens)
+        is_able = load.fits(tokens, self._settings) and self._gains(load, tokens)
         return load if is_able else None
 
-    def _gains_enough(self, load: Load, tokens: int) -> bool:
-        if not load.num_running:
-            return True
-        gain = self._cost.gain(load.num_running, load.kv_tokens, tokens)
-        return gain >= self._settings.routing_gain * self._cost.gain(0, 0, tokens)
+    def _gains(self, load: Load, tokens: int) -> bool:
+        """An empty instance is taken whatever it gains."""
+        used = load.num_running, load.kv_tokens
+        return not load.num_running or self._cost.gain(*used, tokens) >= 0
 
     def add(self, load: Load, tokens: int) -> None:
         """The trajectory of so many tokens has been given to this instance."""

@@ -128,8 +128,7 @@ def _taken(
         size = weighed(tokens)  # as routing does when it compares
         has_place = count < taker.capacity and fits(kv_tokens, tokens, taker, settings)
         stays = cost.gain(count, kv_tokens, size) > cost.gain(left, left_kv, size)
-        enough = settings.routing_gain * cost.gain(0, 0, tokens)
-        accepted = not count or cost.gain(count, kv_tokens, tokens) >= enough
+        accepted = not count or cost.gain(count, kv_tokens, tokens) >= 0
         count, kv_tokens = count + 1, kv_tokens + tokens
         is_even = cost.throughput(count, kv_tokens) > cost.throughput(left, left_kv)
         if not (has_place and stays and accepted) or is_even:

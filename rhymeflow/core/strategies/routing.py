@@ -95,14 +95,15 @@ class _Fewest:
 
 
 def waterfall(view: FleetView) -> list[Assignment]:
-    """Each to the instance that gains most by it, if that is enough (StaleFlow, routing strategy).
+    """Each to the instance that gains most by it (StaleFlow, routing strategy).
 
     A new trajectory tries the instances of the highest version first, so that it starts as fresh as
     may be; a partial one those of the lowest that may have it, which leaves the fresh ones to the
-    new. Of these the one with the largest gain in throughput is taken if it gains at least
-    `routing_gain` times what an empty instance would, or is empty; else the next version is tried.
+    new. Of these the one with the largest gain in throughput is taken if it loses none or is empty,
+    else the next version is tried. (StaleFlow's mu is 0: its authors take 0.2 to 0.3, and in our
+    measurements 0 trains more, docs/lab/scheduling.md.)
     Instances on which anything waits are left out. One with turns goes where its cache may still
-    be, if that instance has room and gains enough: it need not be prefilled there. O(log instances)
+    be, if that instance has room and loses none: it need not be prefilled there. O(log instances)
     for each assignment and for each instance that has changed since the last tick (`gains.py`).
     """
     gains = _gains(view)
@@ -131,7 +132,7 @@ def waterfall(view: FleetView) -> list[Assignment]:
 def _candidate(
     trajectory: TrajectoryView, classes: Mapping[Version, Class], versions: Iterable[Version]
 ) -> Load | None:
-    """The instance that gains most, in the first of these classes where that is enough."""
+    """The instance that gains most, in the first of these classes where one gains."""
     for version in versions:
         if version >= trajectory.min_version:
             load = classes[version].accepting(trajectory)

@@ -27,7 +27,6 @@ COST_14B = CostModel(
 
 SETTINGS = Settings(
     COST_14B,
-    routing_gain=0.25,
     kv_headroom=0.0,
     max_waiting=3,
     throughput_ratio=5.0,
@@ -135,14 +134,13 @@ def fleets(draw: Callable[..., Any]) -> FleetView:
     ]
     fresh = draw(st.lists(st.tuples(st.integers(0, 4), SIZES), max_size=15))
     queue += [new(100 + i, tokens, min_version=v) for i, (v, tokens) in enumerate(fresh)]
-    cost = replace(COST_14B, k1=draw(st.sampled_from([1e-8, 1.165e-7, 1e-6])))
+    cost = replace(COST_14B, k1=draw(st.sampled_from([1e-8, 1.165e-7, 1e-6, 1e-4])))
     return fleet(
         there,
         queue,
         admissible=draw(st.sets(st.integers(0, 4))),
         cost=cost,
         num_returning=draw(st.sampled_from([0, 0, 3])),
-        routing_gain=draw(st.sampled_from([0.0, 0.25, 0.6, 1.5])),
         kv_headroom=draw(st.sampled_from([0.0, 0.1, 0.5])),
     )
 
