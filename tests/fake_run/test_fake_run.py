@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import chaos_fake
-from benchmarks.faults.messages import Transport
 from rhymeflow.runtime import resume
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.store import codec
@@ -201,43 +200,3 @@ def test_a_defect_is_found_within_some_runs(place, monkeypatch, breaks):
         if violations:
             return
     raise AssertionError("nobody noticed")
-
-
-# -- transport -------------------------------------------------------------------------------------
-
-
-class Frames:
-    """A connection whose other end has sent these."""
-
-    def __init__(self, frames=()):
-        self.frames = list(frames)
-
-    def send_bytes(self, frame):
-        self.frames.append(frame)
-
-    def recv_bytes(self):
-        return self.frames.pop(0)
-
-    def poll(self, timeout):
-        return bool(self.frames)
-
-
-@given(st.integers(0, 30), st.floats(0, 1), st.integers(), st.randoms())
-def test_what_a_transport_repeats_arrives_once_and_in_order(count, twice, seed, rng):
-    wire, carried = Frames(), Frames()
-    sender, receiver = Channel(wire), Channel(carried)
-    transport = Transport(random.Random(seed), twice=twice, late=0.0, seconds=(1.0, 1.0))
-    messages = [b"%d" % number for number in range(count)]
-    for message in messages:
-        sender.send_bytes(message)
-    for frame in wire.frames:
-        carried.frames += transport.deliver(frame)
-    assert len(carried.frames) == count + transport.num_twice
-    arrived = []
-    while receiver.poll(0.0):
-        assert receiver.poll(0.0), "looking takes nothing away"
-        arrived.append(receiver.recv_bytes())
-        if carried.frames and rng.random() < 0.3:  # as a reader that does not wait
-            message = receiver.read()
-            arrived += [] if message is None else [message]
-    assert arrived == messages

@@ -21,15 +21,11 @@ from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.suites.suite import SuitePrompts, of_run
 from rhymeflow.workers.messages import CloseEpisodes, NoReward, Part, RewardComputed
+from tests.fake_run.models import Letters
 
 SOURCE = [Prompt(row, "p", {"answer": row}) for row in range(2)]
 ALONE = {"function": "exact_match", "weight": 10.0}
 RANK = {"function": "a/b.py:rank", "weight": 0.5}
-
-
-class Letters:
-    def encode(self, prompt):
-        return [1]
 
 
 class Run:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from rhymeflow.runtime.train import interruptible
 from rhymeflow.utils.stopping import STOP_SIGNALS, as_interrupts
 from tests.processes import is_running
 from tests.runtime import plain
-from tests.runtime.logs import reader, replay, train
+from tests.runtime.logs import reader, train
 from tests.runtime.tiny import program, published, tiny_config, until
 
 SYNCHRONOUS = {"name": "synchronous", "max_staleness": None}
@@ -30,15 +31,10 @@ TOLD = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
 
 def batches(config) -> list[list[list[int]]]:
     """The responses of each batch, in the order they were trained on."""
-    log = reader(config)
-    found = [
-        [record.completion_ids for record in log.batch(command.groups, command.members)]
-        for _, commands in replay(config)
-        for command in commands
-        if isinstance(command, Train)
-    ]
-    log.close()
-    return found
+    with closing(reader(config)) as log:
+        trained = (each.command for each in log.commands() if isinstance(each.command, Train))
+        batches = [log.batch(command.groups, command.members) for command in trained]
+    return [[record.completion_ids for record in batch] for batch in batches]
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +130,7 @@ def test_what_stops_a_run_before_it_trains_is_as_ctrl_c(number):
 @pytest.mark.usefixtures("not_in_background")
 def test_a_run_that_is_stopped_while_it_loads_says_so_and_leaves_no_worker(tmp_path):
     process = program(tiny_config(tmp_path), tmp_path, **TOLD, start_new_session=True)
-    until((tmp_path / "run" / "events.db").exists)
-    time.sleep(0.2)
+    until(lambda: list((tmp_path / "run").glob("logs/*/*.log")))
     started = time.monotonic()
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)  # until nobody has its standard output

@@ -106,6 +106,18 @@ def test_a_suites_answers_are_entered_under_the_noise_they_all_have(store, reade
     assert (index.texts, index.rewards) == ([[7, 8]], {0: 0.5})
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "starts"),
+    [(0, []), (1, []), (2, [4]), (4, [4]), (5, [3, 4]), (9, [1, 2, 3, 4]), (10, [0, 1, 2, 3, 4])],
+)
+def test_it_begins_with_the_last_tokens(store, reader, num_tokens, starts):
+    for group, count in enumerate((1, 2, 2, 3, 2)):
+        put(store, TrajectoryId(group, 0), 0, [group] * count)
+    store.commit()
+    found = Follower(reader, num_tokens=num_tokens).segments(9)
+    assert [s.trajectory.group for s in found] == starts
+
+
 def test_what_began_before_the_tail_is_left_out(store, reader):
     index = FakeIndex()
     put(store, TrajectoryId(0, 0), 0, [1, 2])
