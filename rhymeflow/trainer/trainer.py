@@ -250,11 +250,6 @@ class Trainer:
             reached = max((v for v, row in rows.items() if "loss" in row), default=0)
             self._state.global_step = reached * self.rhythm.steps_per_version
             self._state.epoch = self.rhythm.epoch(reached)
-            there = checkpoints_up_to(self.run_dir / CHECKPOINTS, _NEWEST) if rows else {}
-            if (best := self._best(there)) is not None:
-                self._state.best_metric, version = best
-                self._state.best_global_step = version * self.rhythm.steps_per_version
-                self._state.best_model_checkpoint = str(there[version])
         return self._state
 
     @cached_property
@@ -399,6 +394,11 @@ class Trainer:
         losses = [row["loss"] for row in rows if row.get("loss") is not None]
         whole = {"train_runtime": seconds, "train_loss": sum(losses) / max(len(losses), 1)}
         state.log_history.append({**whole, "epoch": state.epoch, "step": state.global_step})
+        there = checkpoints_up_to(self.run_dir / CHECKPOINTS, _NEWEST)
+        if (best := self._best(there)) is not None:
+            state.best_metric, version = best
+            state.best_global_step = version * self.rhythm.steps_per_version
+            state.best_model_checkpoint = str(there[version])
         if self._given_model is not None:
             _ = self.model  # which was given, and now has the trained weights
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from rhymeflow import Trainer, recipes
 from rhymeflow.trl import GRPOConfig, GRPOTrainer
@@ -115,8 +115,6 @@ def test_train_again_goes_on_from_there(trained: GRPOTrainer) -> None:
 
 
 def test_a_run_that_was_stopped_is_gone_on_with(tmp_path: Path) -> None:
-    from transformers import TrainerCallback
-
     class Once(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
             control.should_training_stop = True
@@ -138,18 +136,24 @@ def test_of_a_trainer_that_did_not_train_there_is_what_it_was_given(tmp_path: Pa
     assert trainer.state.log_history == []
 
 
-def test_the_best_model_is_the_one_at_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("watched", [False, True])
+def test_the_best_model_is_the_one_at_the_end(tmp_path: Path, watched: bool) -> None:
     args = GRPOConfig(
         str(tmp_path), 4, max_steps=3, num_generations=4, use_cpu=True, eval_strategy="steps",
         eval_steps=1, save_strategy="steps", save_steps=1, load_best_model_at_end=True,
         metric_for_best_model="eval_reward",
     )  # fmt: skip
-    trainer = GRPOTrainer(DEMO, len, args=args, train_dataset=ROWS, eval_dataset=ROWS[:2])
+    trainer = GRPOTrainer(
+        DEMO, len, args, ROWS, ROWS[:2], callbacks=[TrainerCallback] if watched else None
+    )
+    if watched:
+        trainer._callback_observer()
     rows = [{"step": step, "loss": 0.5, "eval/reward": 1.0 / step} for step in (1, 2, 3)]
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     for step in (1, 3):
         shutil.copytree(DEMO, tmp_path / "checkpoints" / f"step-{step}")
-    trainer._has_begun = trainer.is_trained = True
+    trainer._has_begun = True
+    trainer._after_training(1.0)
     assert str(trainer.checkpoint).endswith("step-1")
     assert trainer.model.name_or_path == str(trainer.checkpoint)
     assert trainer.state.best_model_checkpoint == str(trainer.checkpoint)
