@@ -27,18 +27,12 @@ def install():
 CPU_INDEX = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
 
 
-@pytest.mark.parametrize(
-    ("has_gpu", "plain", "added"),
-    [(True, CUDA_PLAN, []), (False, CPU_PLAN, []), (False, CUDA_PLAN, CPU_INDEX)],
-)
-def test_cuda_packages_that_no_gpu_needs_make_it_look_into_the_cpu_index(
-    install, has_gpu, plain, added
-) -> None:
-    assert install.index_arguments(has_gpu, lambda more: CPU_PLAN if more else plain) == added
-
-
-def test_it_warns_where_there_is_no_cpu_build(install, capsys: pytest.CaptureFixture[str]) -> None:
-    assert install.index_arguments(False, lambda more: CUDA_PLAN) == []
+def test_cuda_packages_that_no_gpu_needs_make_it_look_into_the_cpu_index(install, capsys) -> None:
+    cases = [(True, CUDA_PLAN, []), (False, CPU_PLAN, []), (False, CUDA_PLAN, CPU_INDEX)]
+    for has_gpu, plain, added in cases:
+        plan = {False: plain, True: CPU_PLAN}
+        assert install.index_arguments(has_gpu, lambda more, plan=plan: plan[bool(more)]) == added
+    assert install.index_arguments(False, lambda more: CUDA_PLAN) == [], "there is no CPU build"
     assert "WARNING: this machine has no NVIDIA GPU" in capsys.readouterr().err
 
 
