@@ -19,7 +19,6 @@ BY_REWARD, BY_FREQUENCY, BY_BOTH = 0, 1, 2
 BRANCHES = 4  # continuations of one node that are considered
 NOBODY = 1.0  # votes that no token gets: one candidate alone is no certainty
 
-kernel = njit(cache=True, nogil=True, error_model="numpy")
 # What makes no array needs no count of references, which takes more time than the work.
 inner = njit(cache=True, nogil=True, error_model="numpy", _nrt=False, forceinline=True)
 
@@ -66,7 +65,7 @@ class Tables(NamedTuple):
     """float32 [NUM_CLASSES]: acceptance."""
 
 
-class _Frontier(NamedTuple):
+class Frontier(NamedTuple):
     """Nodes that wait to be taken."""
 
     tokens: np.ndarray
@@ -77,10 +76,13 @@ class _Frontier(NamedTuple):
     probabilities: np.ndarray
 
 
-class _Ballot(NamedTuple):
-    """Votes on one token, per continuation."""
+class Ballot(NamedTuple):
+    """Votes on one token."""
 
+    weights: np.ndarray
+    """float32 [P]: of each candidate."""
     tokens: np.ndarray
+    """int32 [P], as what follows: of each continuation."""
     votes: np.ndarray
     scores: np.ndarray
     shares: np.ndarray
@@ -89,83 +91,55 @@ class _Ballot(NamedTuple):
     classes: np.ndarray
 
 
-@kernel
-def build_drafts(texts, states, most, tables, ranking, is_tree, proposals):
+@njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+def build_drafts(texts, states, most, tables, ranking, is_tree, proposals, frontier, ballot):
     """Fill row i of `proposals` with at most most[i] nodes from row i of `texts`.
 
-    `states` int64 [n]: those of the sequences, see `control`.
+    `states` int64 [n]: those of the sequences, see `control`. The last two are memory to work in.
     """
-    width, places = proposals.tokens.shape[1], texts.counts.shape[1]
-    size = BRANCHES * (width + 1)
-    frontier = _Frontier(
-        np.empty(size, np.int32),
-        np.empty(size, np.int32),
-        np.empty(size, np.int64),
-        np.empty(size, np.int32),
-        np.empty(size, np.uint64),
-        np.empty(size, np.float32),
-    )
-    ballot = _Ballot(
-        np.empty(places, np.int32),
-        np.empty(places, np.float32),
-        np.empty(places, np.float32),
-        np.empty(places, np.float32),
-        np.empty(places, np.uint64),
-        np.empty(places, np.int64),
-        np.empty(places, np.int64),
-    )
-    votes = np.empty(places, np.float32)
-    _fill(texts, states, most, tables, ranking, is_tree, proposals, frontier, ballot, votes)
-
-
-@inner
-def _fill(texts, states, most, tables, ranking, is_tree, proposals, frontier, ballot, votes):
-    """Build the drafts of all rows; the last three arguments are memory to work in."""
     width = proposals.tokens.shape[1]
     for i in range(most.shape[0]):
         limit, count, waiting = min(most[i], width), 0, 0
-        if limit > 0:
-            mask = _weigh(texts, i, tables, votes)
-            options = _vote(texts, i, mask, 0, ranking, votes, ballot)
-            waiting = _put(
-                ballot, options, states[i], is_tree, tables, frontier, 0, -1, 0, np.float32(1)
-            )
-        while waiting > 0 and count < limit:
+        mask, parent, depth, path = _weigh(texts, i, tables, ballot), -1, 0, np.float32(1)
+        while count < limit:
+            if depth < width:
+                options = _vote(texts, i, mask, depth, ranking, ballot)
+                waiting = _put(
+                    ballot, options, states[i], is_tree, tables, frontier,
+                    waiting, parent, depth, path,
+                )  # fmt: skip
+            if waiting == 0:
+                break
             best = 0
             for j in range(1, waiting):
                 if frontier.probabilities[j] > frontier.probabilities[best]:
                     best = j
+            mask, depth = frontier.masks[best], frontier.depths[best] + 1
+            path, parent = frontier.probabilities[best], count
             proposals.tokens[i, count] = frontier.tokens[best]
             proposals.parents[i, count] = frontier.parents[best]
-            proposals.path_probability[i, count] = frontier.probabilities[best]
+            proposals.path_probability[i, count] = path
             proposals.classes[i, count] = frontier.classes[best]
-            mask, depth = frontier.masks[best], frontier.depths[best]
-            path = frontier.probabilities[best]
             waiting -= 1
             _move(frontier, waiting, best)
-            if depth + 1 < width:
-                options = _vote(texts, i, mask, depth + 1, ranking, votes, ballot)
-                waiting = _put(
-                    ballot, options, states[i], is_tree, tables, frontier,
-                    waiting, count, depth + 1, path,
-                )  # fmt: skip
             count += 1
         proposals.counts[i] = count
 
 
 @inner
-def _weigh(texts, i, tables, votes):
-    """Set the votes of each candidate; return the mask of those there are."""
+def _weigh(texts, i, tables, ballot):
+    """Set the weight of each candidate; return the mask of those there are."""
     mask = np.uint64(0)
     for place in range(texts.counts.shape[1]):
         if texts.counts[i, place] > 0:
-            votes[place] = tables.weights[texts.kinds[i, place], texts.matched[i, place]]
+            kind, matched = texts.kinds[i, place], texts.matched[i, place]
+            ballot.weights[place] = tables.weights[kind, matched]
             mask |= np.uint64(1) << np.uint64(place)
     return mask
 
 
 @inner
-def _vote(texts, i, mask, depth, ranking, votes, ballot):
+def _vote(texts, i, mask, depth, ranking, ballot):
     """Let these candidates vote on the token at this depth; return how many tokens got votes."""
     options = 0
     for place in range(texts.counts.shape[1]):
@@ -183,8 +157,8 @@ def _vote(texts, i, mask, depth, ranking, votes, ballot):
             ballot.scores[option] = 0.0
             ballot.masks[option] = np.uint64(0)
             ballot.kinds[option] = 0
-        ballot.votes[option] += votes[place]
-        ballot.scores[option] += votes[place] * texts.merits[i, place]
+        ballot.votes[option] += ballot.weights[place]
+        ballot.scores[option] += ballot.weights[place] * texts.merits[i, place]
         ballot.masks[option] |= np.uint64(1) << np.uint64(place)
         ballot.kinds[option] = max(ballot.kinds[option], np.int64(texts.kinds[i, place]))
     for option in range(options):

@@ -93,9 +93,16 @@ class Acceptance:
         """
         accepted = np.zeros(len(rows), np.int64)
         _walk(
-            proposals.tokens, proposals.parents, proposals.classes, proposals.counts, lengths,
-            rows, handles, generated, offsets, self._since, self._trials, accepted,
-        )  # fmt: skip
+            proposals,
+            lengths,
+            rows,
+            handles,
+            generated,
+            offsets,
+            self._since,
+            self._trials,
+            accepted,
+        )
         self._estimate()
         verified = np.arange(proposals.tokens.shape[1]) < lengths[:, None]
         expected = float(proposals.path_probability[verified].sum())
@@ -112,15 +119,13 @@ class Acceptance:
 
 
 @njit(cache=True)
-def _walk(
-    tokens, parents, classes, counts, lengths, rows, handles, generated, offsets, since, trials,
-    accepted,
-):  # fmt: skip
+def _walk(proposals, lengths, rows, handles, generated, offsets, since, trials, accepted):
     """Count trials, follow the sequences, fill `accepted`."""
+    tokens, parents, classes = proposals.tokens, proposals.parents, proposals.classes
     depth = np.empty(tokens.shape[1], np.int64)
     for i in range(len(rows)):
         row, size = rows[i], offsets[i + 1] - offsets[i]
-        count = counts[row] if row >= 0 else 0
+        count = proposals.counts[row] if row >= 0 else 0
         deepest, refused = 0, -1
         for node in range(count):
             parent = parents[row, node]

@@ -427,10 +427,10 @@ def align(arrays, prompt, sample, noise_epoch, length, at):
 class Work(NamedTuple):
     """Memory to search in, for n sequences."""
 
-    rows: np.ndarray
-    """int64 [n]: the sequences that are searched anew."""
     keys: np.ndarray
-    """uint64 [n, NUM_LEVELS]: of their suffixes."""
+    """uint64 [n, NUM_LEVELS]: of the suffixes of those that are searched anew."""
+    rows: np.ndarray
+    """int64 [n]: the sequences that are."""
     limits: np.ndarray
     """int64 [n]: candidates they may have after this level ..."""
     most: np.ndarray
@@ -441,27 +441,13 @@ class Work(NamedTuple):
     """int64 [n]: ... and where."""
 
 
-@kernel
-def collect(live, history, contexts, candidates, handles, most, texts):
+@inner
+def collect(live, history, contexts, candidates, handles, most, texts, work):
     """Bring the candidates of these sequences up to date and copy out what follows them.
 
     What is known for sequence i comes into row i of `texts`. Each pass goes over all sequences and
     asks for the memory that the next pass reads: it is waited for once, not once for each of them.
     """
-    n = handles.shape[0]
-    work = Work(
-        np.empty(n, np.int64),
-        np.empty((n, NUM_LEVELS), np.uint64),
-        np.empty(n, np.int64),
-        np.empty(n, np.int64),
-        np.empty(n, np.int64),
-        np.empty(n, np.int64),
-    )
-    _collect(live, history, contexts, candidates, handles, most, texts, work)
-
-
-@inner
-def _collect(live, history, contexts, candidates, handles, most, texts, work):
     # What is there is read once: a block is there throughout, or not at all.
     first, second = _text(live), _text(history)
     _ask(first, 0, candidates, handles, most)

@@ -15,20 +15,10 @@ EVALUATION_EPOCH = 2**31 - 1
 same in every evaluation, so that an answer is drafted by what it was before."""
 
 
-def noise_epoch(epoch: int, member: int, *, num_members: int, share: float) -> int:
-    """The epoch that keys the noise: 0 for the first `share` of a group's members; groups
-    of a suite keep theirs."""
+def epoch_of_noise(config: Config, epoch: int, member: int) -> int:
+    """The epoch that keys the noise of a group's `member`, requested in `epoch`: 0 for so many of
+    the first as rhyme (`rollout.rhyming_noise`); groups of a suite keep theirs."""
     if epoch == EVALUATION_EPOCH:
         return epoch
-    return 0 if member < round(share * num_members) else epoch
-
-
-def epoch_of_noise(config: Config, epoch: int, member: int) -> int:
-    """The same by the rules of a run: of a group's `member`, requested in `epoch`."""
-    rollout = config.rollout
-    return noise_epoch(
-        epoch,
-        member,
-        num_members=rollout.num_generations + config.schedule.extra_generations,
-        share=rollout.rhyming_noise,
-    )
+    num_members = config.rollout.num_generations + config.schedule.extra_generations
+    return 0 if member < round(config.rollout.rhyming_noise * num_members) else epoch

@@ -8,7 +8,7 @@ said what came.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -92,9 +92,20 @@ class Search:
         self._ranking = _RANKINGS[drafting.ranking]
         self._tables = Tables(_weights(), rates)
         self._free = list(range(max_sequences))[::-1]
-        self._contexts = _contexts(max_sequences)
-        self._candidates = _candidates(max_sequences)
-        self._texts = _texts(max_sequences, drafting.max_draft)
+        n, places, width = max_sequences, kernels.PLACES, drafting.max_draft
+        self._contexts = Contexts(
+            *_zeros((n, kernels.MEMORY), "i4"), *_zeros(n, "i8 i8 i8 i8 i8 u8")
+        )
+        self._candidates = Candidates(
+            *_zeros((n, places), "i8 i4 i4 i4 f4"), *_zeros(n, "i8 i8 i8 i8")
+        )
+        self._texts = Texts(*_zeros((n, places, width), "i4"), *_zeros((n, places), "i4 i4 i4 f4"))
+        self._work = kernels.Work(
+            *_zeros((n, kernels.NUM_LEVELS), "u8"), *_zeros(n, "i8 i8 i8 i8 i8")
+        )
+        nodes = build_draft.BRANCHES * (width + 1)
+        self._frontier = build_draft.Frontier(*_zeros(nodes, "i4 i4 i8 i4 u8 f4"))
+        self._ballot = build_draft.Ballot(*_zeros(places, "f4 i4 f4 f4 f4 u8 i8 i8"))
 
     def begin(
         self, prompt_ids: Sequence[int], tokens: Sequence[int], *, sample: int, noise_epoch: int
@@ -158,12 +169,14 @@ class Search:
             np.empty((n, width), np.int32),
             np.zeros(n, np.int64),
         )
+        texts = self._texts
         kernels.collect(
-            *self._indexes, self._contexts, self._candidates, handles, most, self._texts
+            *self._indexes, self._contexts, self._candidates, handles, most, texts, self._work
         )
         build_draft.build_drafts(
-            self._texts, states, most, self._tables, self._ranking, self._is_tree, proposals
-        )
+            texts, states, most, self._tables, self._ranking, self._is_tree, proposals,
+            self._frontier, self._ballot,
+        )  # fmt: skip
         return proposals
 
 
@@ -177,26 +190,6 @@ def _weights() -> np.ndarray:
     return np.outer(_NEARNESS, 2.0 ** (matched / 1.5)).astype(np.float32)
 
 
-def _contexts(size: int) -> Contexts:
-    return Contexts(
-        np.zeros((size, kernels.MEMORY), np.int32),
-        *(np.zeros(size, np.int64) for _ in range(5)),
-        np.zeros(size, np.uint64),
-    )
-
-
-def _candidates(size: int) -> Candidates:
-    return Candidates(
-        np.zeros((size, kernels.PLACES), np.int64),
-        *(np.zeros((size, kernels.PLACES), np.int32) for _ in range(3)),
-        np.zeros((size, kernels.PLACES), np.float32),
-        *(np.zeros(size, np.int64) for _ in range(4)),
-    )
-
-
-def _texts(size: int, width: int) -> Texts:
-    return Texts(
-        np.zeros((size, kernels.PLACES, width), np.int32),
-        *(np.zeros((size, kernels.PLACES), np.int32) for _ in range(3)),
-        np.zeros((size, kernels.PLACES), np.float32),
-    )
+def _zeros(shape: int | tuple[int, ...], types: str) -> Iterator[np.ndarray]:
+    """An array of each of these NumPy types, all of one shape."""
+    return (np.zeros(shape, each) for each in types.split())
