@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -170,18 +171,19 @@ def test_rows_can_be_asked_for():
 # -- failures --------------------------------------------------------------------------------------
 
 
-def restarts(*times: float, save_steps: int = 1) -> float:
-    failures = itertools.chain(times, itertools.repeat(1e18))
-    return faults.seconds_with_restarts([10.0] * 4, failures, away=5.0, save_steps=save_steps)
-
-
 def test_a_job_that_restarts_does_its_steps_again():
-    assert restarts() == 40
-    assert restarts(23.0) == 40 + 3 + 5
-    assert restarts(33.0, save_steps=2) == 40 + 13 + 5
-    assert restarts(33.0, save_steps=20) == 40 + 33 + 5
-    assert restarts(23.0, 26.0, 30.9) == 40 + 3 + 3 + 4.9 + 5, "it restarts anew"
-    assert restarts(23.0, 30.0) == 40 + 3 + 5 + 2 + 5
+    """As often as a simulated one."""
+    cell, quiet = faults.Cell(1024, "synchronous", 0), SimpleNamespace(steps_per_second=1 / 254)
+    rng, lost, done = random.Random(0), 0.0, 4000
+    for _ in range(done):
+        away = 0.0
+        while (alive := rng.expovariate(100 * 1024 / (faults.MTBF_HOURS * HOUR))) < away + 254:
+            lost, away = lost + alive, 190.0
+        lost += away
+    expected = 254 * done / (254 * done + lost)
+    found = faults.restarting(cell, quiet, 1)
+    assert found["100x"] == pytest.approx(expected, rel=0.01)
+    assert found["100x"] < found["10x"] < found["1x"] < 1
 
 
 def test_ratios_follow_from_what_a_death_costs(monkeypatch):
@@ -192,8 +194,8 @@ def test_ratios_follow_from_what_a_death_costs(monkeypatch):
         lost = sum(1.0 if isinstance(victim, int) else 100.0 for victim in victims)
         seconds = 100.0 * faults.STEPS + lost
         return SimpleNamespace(
-            seconds=seconds, step_seconds=(100.0,) * faults.STEPS, steps_per_second=0.01,
-            throughput=1000.0 / seconds, deaths={"any": len(victims)} if victims else {},
+            seconds=seconds, steps_per_second=0.01, throughput=1000.0 / seconds,
+            deaths={"any": len(victims)} if victims else {},
         )  # fmt: skip
 
     monkeypatch.setattr(faults, "one", one)
