@@ -142,31 +142,20 @@ def errors(predicted: Iterable[float], measured: Iterable[float]) -> Errors:
 
 @dataclass
 class _Instance:
-    """An instance by the log, at the time `now`."""
+    """An instance by the log."""
 
     since: Snapshot | None = None  # the snapshot that the stretch under way began with
     began: float = 0.0
-    now: float = 0.0
+    n: int = 0  # trajectories that ran at its beginning
     running: set[TrajectoryId] = field(default_factory=set)
-    waiting: int = 0
     kv_tokens: int = 0
-    area: float = 0.0  # trajectories that ran times seconds, since `began`
-    least: int = 0
-    most: int = 0  # trajectories that ran, since `began`
     prompts: set[GroupId] = field(default_factory=set)
     """Groups whose prompts were prefilled under these weights."""
 
-    def at(self, now: float) -> None:
-        """The time passes."""
-        n = max(0, len(self.running) - self.waiting)
-        self.area += n * (now - self.now)
-        self.least, self.most, self.now = min(self.least, n), max(self.most, n), now
-        if not n:
-            self.since = None
-
-    def look(self, snapshot: Snapshot) -> Stretch | None:
+    def look(self, now: float, snapshot: Snapshot) -> Stretch | None:
         """A snapshot ends a stretch that is long enough, and begins another."""
-        before, seconds, found = self.since, self.now - self.began, None
+        before, seconds, found = self.since, now - self.began, None
+        n = max(0, len(self.running) - len(snapshot.waiting))
         if before is not None:
             if seconds < LEAST_SECONDS:
                 return None
@@ -174,13 +163,12 @@ class _Instance:
             found = Stretch(
                 seconds - prefill,
                 snapshot.decoded_tokens - before.decoded_tokens,
-                self.area / seconds,
+                (self.n + n) / 2,
                 (before.kv_tokens + snapshot.kv_tokens) / 2,
-                is_calm=not prefill and self.least >= CALM * self.most,
+                is_calm=not prefill and min(self.n, n) >= CALM * max(self.n, n),
             )
-        self.waiting, self.kv_tokens = len(snapshot.waiting), snapshot.kv_tokens
-        self.since, self.began, self.area = snapshot, self.now, 0.0
-        self.least = self.most = len(self.running) - self.waiting
+        self.since, self.began = snapshot if n else None, now
+        self.n, self.kv_tokens = n, snapshot.kv_tokens
         return found if found and found.iterations > 0 and found.seconds > 0 else None
 
 
@@ -216,34 +204,32 @@ class Log:
                 self.stretches += self._found if version > 1 else ()
                 self._found = []
             case events.Pulled(instance=name):
-                self._pulled(self._at(name, time))
+                self._pulled(self._instances[name])
             case Snapshot(instance=name):
                 self._prefill_seconds[name] = event.prefill_seconds
-                if stretch := self._at(name, time).look(event):
+                if stretch := self._instances[name].look(time, event):
                     self._found.append(stretch)
             case events.TrajectoryFinished() | events.TrajectoryInterrupted() | events.TurnEnded():
                 self._lengths[event.trajectory] = event.length
-                self._at(event.instance, time).running.discard(event.trajectory)
+                instance = self._instances[event.instance]
+                instance.running.discard(event.trajectory)
+                if not instance.running:
+                    instance.since = None
             case events.Observed(trajectory=trajectory, length=length):
                 self._lengths[trajectory] = length
 
-    def obey(self, time: float, command: Command) -> None:
+    def obey(self, command: Command) -> None:
         """Something was commanded."""
         match command:
             case Route(instance=name, trajectory=trajectory):
-                instance = self._at(name, time)
+                instance = self._instances[name]
                 instance.running.add(trajectory)
                 self._prefilled += self._lengths[trajectory]
                 if trajectory.group not in instance.prompts:
                     self._prefilled += self._prompts.get(trajectory.group, 0)
                     instance.prompts.add(trajectory.group)
             case Abort(instance=name, trajectories=trajectories):
-                self._at(name, time).running.difference_update(trajectories)
-
-    def _at(self, name: str, time: float) -> _Instance:
-        instance = self._instances[name]
-        instance.at(time)
-        return instance
+                self._instances[name].running.difference_update(trajectories)
 
     def _pulled(self, instance: _Instance) -> None:
         """What goes on there is prefilled anew, a group's prompt once."""
@@ -266,7 +252,7 @@ def read(reader: TrajectoryReader, config: Config) -> Log:
         log.hear(time, event)
         if commands is not None and upon == seq:
             for each in commands:
-                log.obey(time, each.command)
+                log.obey(each.command)
             upon, commands = next(grouped, (None, None))
     return log
 

@@ -185,7 +185,6 @@ class ContinuousBatch:
         self.waiting: OrderedDict[TrajectoryId, Response] = OrderedDict()  # in that order too
         self.chunks: list[tuple[Place, int]] = []
         """What the current decode span prefills; then it is one iteration."""
-        self._decode_span: DecodeSpan | None = None
         self._prefilling: list[Place] = []  # those of the running that do not decode yet
         self._decode_batches = [DecodeBatch() for _ in range(CLASSES)]
         """By class."""
@@ -309,20 +308,15 @@ class ContinuousBatch:
             self._admit()
         taken = self._cached + self._owed + self._num_decoding
         self._forget_kept(self.hardware.kv_capacity - taken)
-        self._decode_span = self._next_decode_span(now) if self.running else None
-        return self._decode_span
+        return self._next_decode_span(now) if self.running else None
 
-    def end(self, version: Version) -> list[Response]:
-        """The decode span is over, as far as it was not cut; return what is complete with it.
-
-        `version` is of the weights that it ran under.
-        """
-        decode_span = self._decode_span
-        assert decode_span is not None
-        if not decode_span.iterations:  # cut before it began
+    def end(self, iterations: int, version: Version) -> list[Response]:
+        """The decode span is over, with so many iterations under these weights; return what is
+        complete with it."""
+        if not iterations:  # cut before it began
             self.chunks = []
             return []
-        self._pass(decode_span.iterations)
+        self._pass(iterations)
         if self.chunks:
             self._prefill(version)
         ended = [

@@ -183,7 +183,8 @@ class Instance:
             self._row.loads.append((now, len(self._batch.running), self._batch.kv_tokens(0)))
 
     def _end_decode_span(self, now: float, events: list[Event]) -> None:
-        is_prefill = bool(self._batch.chunks)
+        is_prefill, decode_span = bool(self._batch.chunks), self._decode_span
+        assert decode_span is not None
         self._decode_span = None
         if is_prefill:
             self.tally.prefill += now - self._since
@@ -192,7 +193,7 @@ class Instance:
         if self._row is not None and now > self._since:
             kind: Kind = "prefill" if is_prefill else "decode"
             self._row.append(kind, self._since, now, self.version)
-        for response in self._batch.end(self.version):
+        for response in self._batch.end(decode_span.iterations, self.version):
             response.store()
             if not response.is_last_turn:
                 turn = response.turn + 1
