@@ -93,16 +93,9 @@ class Acceptance:
         """
         accepted = np.zeros(len(rows), np.int64)
         _walk(
-            proposals,
-            lengths,
-            rows,
-            handles,
-            generated,
-            offsets,
-            self._since,
-            self._trials,
-            accepted,
-        )
+            proposals, lengths, rows, handles, generated, offsets,
+            self._since, self._trials, accepted,
+        )  # fmt: skip
         self._estimate()
         verified = np.arange(proposals.tokens.shape[1]) < lengths[:, None]
         expected = float(proposals.path_probability[verified].sum())
