@@ -31,7 +31,7 @@ class DiskSpace:
         `num_there` of them are on the disk already.
         """
         count = max(1, (save_total_limit or 1) + 1 - num_there)
-        needed, free = count * self._checkpoint_bytes + LOG_BYTES, self._free()
+        needed, free = count * self._checkpoint_bytes + LOG_BYTES, free_bytes(self._run_dir)
         if free < needed:
             raise UserError(
                 f"{self._run_dir}: the disk has {_size(free)} free, and the run needs "
@@ -47,7 +47,7 @@ class DiskSpace:
         self._looked_at = now
         if not self._run_dir.is_dir():
             return None  # the store finds that
-        was_short, free = self._is_short, self._free()
+        was_short, free = self._is_short, free_bytes(self._run_dir)
         self._is_short = free < 2 * self._checkpoint_bytes + LOG_BYTES
         if was_short or not self._is_short:
             return None
@@ -55,9 +55,6 @@ class DiskSpace:
             f"{self._run_dir}: the disk has {_size(free)} free, less than two checkpoints need "
             f"({_size(self._checkpoint_bytes)} each): free space, or the run will stop"
         )
-
-    def _free(self) -> int:
-        return free_bytes(self._run_dir)
 
 
 def is_full(run_dir: Path) -> bool:

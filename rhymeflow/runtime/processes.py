@@ -1,10 +1,9 @@
 """How the processes of workers begin: forked from a server that has loaded what they all need.
 
 torch and transformers cost every process that imports them three to four seconds of a core. On
-Linux one process, the server, imports them while the controller starts. It computes nothing, so it
-has one thread and no GPU when it forks; it was started with the present values of the variables
-that libraries read when they are imported. Elsewhere workers are spawned and import for themselves:
-macOS has libraries that do not survive a fork.
+Linux the server imports them while the controller starts; it has one thread and no GPU when it
+forks, and the present values of the variables that libraries read when they are imported. Elsewhere
+workers are spawned and import for themselves: macOS has libraries that do not survive a fork.
 """
 
 from __future__ import annotations

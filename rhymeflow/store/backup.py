@@ -355,9 +355,7 @@ class BackupThread:
         self._attempt = ""
         self._last: Backup | None = None
         self._trees: dict[str, Tree] = {}
-        """What is there, by where it is in the run directory."""
-        self._marked: list[str] = []
-        """Checkpoints of backups that are whole, the newest last."""
+        """What is there, by where it is in the run directory; of the newest whole backup last."""
 
     def start(self) -> None:
         """Begin: the store is there."""
@@ -441,7 +439,6 @@ class BackupThread:
         self._last = next((each for each in found if _is_of(connection, each.marker)), None)
         if self._last is not None:
             self._trees = dict(self._last.marker.trees)
-            self._marked = [name for name in self._trees if name.startswith(CHECKPOINTS)]
         name = f"{int(newest[:6]) + 1:06d}-{uuid.uuid4().hex[:12]}"
         beginning = Beginning(run, SCHEMA_VERSION, self._last and self._last[:2])
         self._storage.put(f"{name}/beginning.json", beginning)
@@ -477,7 +474,7 @@ class BackupThread:
         put_files(rows, self._run_dir)
         for name in names:
             if name not in self._trees and (self._run_dir / HELD / name).is_dir():
-                self._trees[name] = self._copy(name)
+                self._trees = {name: self._copy(name), **self._trees}
         self._mark(state, version, names)
         self._made_at = began
         return is_newest
@@ -518,8 +515,8 @@ class BackupThread:
         self._storage.put(f"{own}/{number:08d}.json", marker)
         self._last, self._problem = Backup(own, number, marker), None
         self._note()
-        self._marked = [*(each for each in self._marked if each != names[0]), names[0]][-KEPT:]
-        for old in [name for name in self._trees if name not in (*self._marked, "inputs")]:
+        self._trees |= {name: self._trees.pop(name) for name in trees}
+        for old in [name for name in self._trees if name != "inputs"][:-KEPT]:
             if self._trees[old].path.startswith(own):
                 self._storage.remove(self._trees[old].path)
             del self._trees[old]

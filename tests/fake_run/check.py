@@ -1,14 +1,9 @@
 """What must hold of a fake run in the end, whatever happened to it.
 
-Beside the audit that users have (`examples/audit_run.py`), because more is known of a fake run:
-
-- each stored token is the one that its noise gives, and none that was ever committed is missing;
-- each response is as long as it has to be, and its reward is that of its tokens;
-- prompts were taken in the data's order, none twice and none left out;
-- every version has one checksum, whichever learner made it: what was trained on again was the same;
-- answers to suites are what they have to be, and the last version has all of them;
-- metrics have each step once;
-- the log gives its commands again, from its beginning as from each snapshot.
+The audit that users have (`examples/audit_run.py`) finds nothing wrong, and, because more is known
+of a fake run: each token is the one that its noise gives, none that was committed is missing,
+rewards are those of the tokens, prompts came in the data's order, every version has one checksum,
+suites are answered, and the log gives its commands from its beginning as from each snapshot.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Instances that have room and nothing waiting, by version, and who gains most by a trajectory.
 
 Most of a fleet is as it was in the last tick: an instance that has not changed is shown by the very
-same view, so only what is new is entered again, and what the last answer gave away was counted here
-already. A tick costs O(changes · log instances), and a comparison for each instance. Answers follow
-from the view alone (`test_routing.py`). Heaps hold entries that are out of date; they are left out
-when they come first, and a heap in which they are most is made anew.
+same view, so only what is new is entered again. A tick costs O(changes · log instances), and a
+comparison for each instance; answers follow from the view alone (`test_routing.py`). Entries of
+heaps that are out of date are left out when they come first; a heap of mostly such is made anew.
 """
 
 from __future__ import annotations

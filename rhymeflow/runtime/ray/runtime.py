@@ -1,12 +1,9 @@
 """The runtime of a Ray cluster: every worker is an actor, whose calls carry its messages.
 
-The controller is the driver, so actors end with it. Ray never restarts one (it would come back
-empty): one that died and one that cannot be reached are both lost, and the supervisor starts
-another under a new name; whatever a lost one says later is dropped by its name.
-
-An instance and a learner's rank take as many CPUs as they have threads, and GPUs of their own: an
-instance's actor has all of them, so Ray gives it those of one node. Other workers compute little,
-and take nothing.
+The controller is the driver, so actors end with it. Ray restarts none (it would come back empty):
+one that died or cannot be reached is lost, the supervisor starts another under a new name, and what
+a lost one says later is dropped. An instance and a learner's rank take as many CPUs as they have
+threads, and GPUs of their own, an instance's all on one node; other workers take nothing.
 """
 
 from __future__ import annotations
