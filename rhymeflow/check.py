@@ -28,10 +28,10 @@ from rhymeflow.models.reading import check_files
 from rhymeflow.reward.functions import BUILT_IN, Judge
 from rhymeflow.reward.trial import tried
 from rhymeflow.store import previous_run
-from rhymeflow.suites.metrics import check_best_metric
 from rhymeflow.suites.suite import (
     RUN,
     SuitePrompts,
+    check_best_metric,
     environment_sections,
     load_suites,
     reward_sections,

@@ -19,6 +19,7 @@ from rhymeflow.core.types import HELD_OUT
 from rhymeflow.dashboard.run import Run
 from rhymeflow.observe.metrics import is_of_time
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.suites.figures import REWARD
 
 POINTS = 1_000
 _NORMAL_95 = 1.96
@@ -32,8 +33,6 @@ _EVALUATIONS = """SELECT version, COUNT(*), SUM(mean), SUM(mean * mean) FROM
 
 def metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
     """Points of each metric: `step`, `time`, `value`, and `low` and `high` where it is a mean."""
-    from rhymeflow.suites.metrics import REWARD
-
     rows = run.metrics.rows()
 
     def column(name: str) -> NDArray[np.float64]:

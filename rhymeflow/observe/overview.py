@@ -25,7 +25,7 @@ from rhymeflow.observe.printable import (
 from rhymeflow.observe.query import Record
 from rhymeflow.observe.summary import backup_line
 from rhymeflow.store.reader import TrajectoryReader
-from rhymeflow.suites.metrics import headlines
+from rhymeflow.suites.figures import headlines
 
 _NUM_QUANTILES = 5
 _CURVE_WIDTH = 20

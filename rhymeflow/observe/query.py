@@ -21,6 +21,7 @@ from rhymeflow.store import codec
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS, is_written
+from rhymeflow.suites.figures import REWARD
 from rhymeflow.utils.bounds import bound_of
 
 Record = dict[str, Any]
@@ -190,8 +191,6 @@ def run(run_dir: Path, reader: TrajectoryReader, rows: Sequence[metrics.Row]) ->
 
 def held_out(steps: Mapping[int, metrics.Row]) -> dict[int, float]:
     """By step the mean held-out reward, where there is one."""
-    from rhymeflow.suites.metrics import REWARD  # loads the configuration
-
     return {step: row[REWARD] for step, row in steps.items() if row.get(REWARD) is not None}
 
 

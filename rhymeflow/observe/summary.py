@@ -19,7 +19,7 @@ from rhymeflow.observe.printable import clock, sparkline
 from rhymeflow.store.backup import copied
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.schema import EVENTS, PUBLISHED
-from rhymeflow.suites.metrics import figures_of, headlines, metrics_of
+from rhymeflow.suites.figures import figures_of, headlines, metrics_of
 from rhymeflow.utils import disk
 
 _ENDINGS = """SELECT COALESCE(ending, 'unfinished'), COUNT(*) FROM groups

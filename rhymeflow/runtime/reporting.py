@@ -17,7 +17,7 @@ from rhymeflow.observe.progress import Progress, ProgressState
 from rhymeflow.runtime.disk_space import DiskSpace
 from rhymeflow.runtime.observer import Observer
 from rhymeflow.runtime.throughput import Throughput
-from rhymeflow.suites.metrics import REWARD, headlines
+from rhymeflow.suites.figures import REWARD, headlines
 from rhymeflow.workers.messages import BatchTrained, Publication, RewardComputed
 
 if TYPE_CHECKING:

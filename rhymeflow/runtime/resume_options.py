@@ -12,7 +12,7 @@ from rhymeflow.config.fields import brief
 from rhymeflow.config.load import build_config, dump_config, parse_config
 from rhymeflow.core.types import Version
 from rhymeflow.errors import UserError
-from rhymeflow.suites.metrics import check_best_metric
+from rhymeflow.suites.suite import check_best_metric
 
 _STORED = "responses that are stored or in flight were made under it"
 _ANSWERED = "environments in flight are brought to where they were by it"

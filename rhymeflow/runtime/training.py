@@ -15,7 +15,7 @@ from rhymeflow.core.types import SuiteName, Version
 from rhymeflow.runtime.base import WorkerHandle
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.reporting import Reporter
-from rhymeflow.suites.metrics import metrics_of
+from rhymeflow.suites.figures import metrics_of
 from rhymeflow.workers import messages
 
 if TYPE_CHECKING:

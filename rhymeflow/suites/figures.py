@@ -1,11 +1,15 @@
-"""What is said of a suite's answers: avg@k, pass@k, maj@k, lengths; means over prompts."""
+"""What is said of a suite's answers: avg@k, pass@k, maj@k, lengths; means over prompts; and what
+these are called among a run's metrics."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from rhymeflow.core.types import HELD_OUT, SuiteName
 
 
 @dataclass(frozen=True)
@@ -85,3 +89,43 @@ def said(text: str, pattern: str | None) -> str:
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+REWARD = "eval/reward"
+"""The mean held-out reward, which is `eval/held_out/avg@1` too."""
+
+
+def metrics_of(suite: SuiteName, figures: Mapping[str, float]) -> dict[str, float]:
+    """Return a suite's figures by their names among a run's metrics."""
+    has_reward = suite == HELD_OUT and "avg@1" in figures  # else no answer could be judged
+    reward = {REWARD: figures["avg@1"]} if has_reward else {}
+    return reward | {f"eval/{suite}/{name}": value for name, value in figures.items()}
+
+
+def figures_of(metrics: Mapping[str, Any]) -> dict[SuiteName, dict[str, float]]:
+    """Return the figures that a row of metrics has of each suite but the held-out prompts."""
+    found: dict[SuiteName, dict[str, float]] = {}
+    for name, value in metrics.items():
+        suite, _, figure = name.removeprefix("eval/").rpartition("/")
+        if name.startswith("eval/") and suite not in ("", HELD_OUT) and suite[:7] != "logged/":
+            found.setdefault(suite, {})[figure] = value
+    # Others were logged by a reward function.
+    return {suite: each for suite, each in found.items() if any(map(_is_mean, each))}
+
+
+def _is_mean(figure: str) -> bool:
+    return figure.startswith("avg@")
+
+
+def headlines(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return what is shown first of each of them, by what it is called. That is avg@n and, where
+    there are several answers, pass@n."""
+    shown: dict[str, float] = {}
+    for suite, figures in figures_of(metrics).items():
+        n = next(filter(_is_mean, figures)).removeprefix("avg@")
+        for name in (f"avg@{n}", *([f"pass@{n}"] if n != "1" else [])):
+            if name in figures:
+                shown[f"{suite} {name}"] = figures[name]
+    return shown

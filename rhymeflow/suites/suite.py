@@ -17,6 +17,7 @@ from rhymeflow.data.generators import derived_seed, generate, is_generator
 from rhymeflow.data.load import EVAL_SIZE, GENERATED_COLUMN, load_prompts
 from rhymeflow.data.prompts import Prompt, PromptSource, checked
 from rhymeflow.errors import UserError, nearest
+from rhymeflow.suites.figures import REWARD, counted
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,21 @@ def _configuration(config: Config, suite: EvalSuite) -> Config:
     if not found.reward.functions and not found.environment.classes:
         raise UserError(f"eval.suites: {suite.name}: neither functions nor environments reward it")
     return found
+
+
+def check_best_metric(config: Config) -> None:
+    """Raise `UserError` unless a run of `config` finds the metric that its best checkpoint has most
+    of. Where nothing is evaluated, the default means that no checkpoint is the best."""
+    given, names = config.run.best_metric, [REWARD]
+    for suite in of_run(config):
+        figures = [f"avg@{suite.n}", *(f"pass@{k}" for k in counted(suite.n))]
+        figures += [f"maj@{suite.n}"] if suite.n > 1 else []
+        names += [f"eval/{suite.name}/{figure}" for figure in figures]
+    if given not in names:
+        raise UserError(
+            f"run.best_metric: given {given!r}, and this run has {', '.join(names)}"
+            f"{nearest(given, names)}"
+        )
 
 
 # -- of a run and its suites -----------------------------------------------------------------------

@@ -10,7 +10,7 @@ from rich.console import Console
 from rhymeflow.config.load import build_config
 from rhymeflow.observe.progress import Progress, ProgressState
 from rhymeflow.runtime.reporting import Reporter
-from rhymeflow.suites.metrics import headlines
+from rhymeflow.suites.figures import headlines
 from rhymeflow.workers.messages import BatchTrained, Publication, RewardComputed
 
 

@@ -9,7 +9,7 @@ import pytest
 from rhymeflow.core.events import Evaluated
 from rhymeflow.evaluation.evaluate import evaluate
 from rhymeflow.observe import metrics
-from rhymeflow.suites.metrics import metrics_of
+from rhymeflow.suites.figures import metrics_of
 from tests.runtime import talkers, tiny
 from tests.runtime.logs import audit, check_replay, reader, train
 from tests.runtime.test_resume import SYNCHRONOUS, small

@@ -11,10 +11,10 @@ from pydantic import ValidationError
 from rhymeflow import check
 from rhymeflow.config import Config
 from rhymeflow.runtime.resume_options import check_change
-from rhymeflow.suites.figures import Judged, figures
-from rhymeflow.suites.metrics import check_best_metric, figures_of, headlines, metrics_of
+from rhymeflow.suites.figures import Judged, figures, figures_of, headlines, metrics_of
 from rhymeflow.suites.suite import (
     RUN,
+    check_best_metric,
     environment_sections,
     functions_of,
     of_run,
