@@ -25,16 +25,12 @@ class Text:
 
 
 class History:
-    """An index with places for `num_blocks` blocks."""
+    """An index with room for all of it."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self) -> None:
         self.texts: list[Text] = []
         self.order: list[tuple[int, int]] = []
         """Text and place of all tokens, as they came."""
-        self._num_blocks = num_blocks
-        self._allocated = 0
-        self._blocks: dict[tuple[int, int], int] = {}
-        """The number of a text's block."""
 
     def begin(self, prompt, tail, *, sample, noise_epoch):
         self.texts.append(Text(prompt, sample, noise_epoch, len(tail)))
@@ -43,20 +39,8 @@ class History:
 
     def extend(self, number, tokens):
         text = self.texts[number]
-        if text.tokens and not self.has(number, len(text.tokens) - 1):
-            return
-        for token in tokens:
-            place = len(text.tokens)
-            if place % kernels.BLOCK_TOKENS == 0:
-                self._allocated += 1
-                self._blocks[number, place // kernels.BLOCK_TOKENS] = self._allocated
-            text.tokens.append(token)
-            self.order.append((number, place))
-
-    def has(self, number, place):
-        """Whether this token was not overwritten."""
-        block = self._blocks[number, place // kernels.BLOCK_TOKENS]
-        return block > self._allocated - self._num_blocks
+        self.order += [(number, len(text.tokens) + i) for i in range(len(tokens))]
+        text.tokens += tokens
 
     def finish(self, number, reward):
         text = self.texts[number]
@@ -74,7 +58,6 @@ class History:
         tokens, matched = self.texts[number].tokens, 0
         while (
             matched < min(kernels.LONGEST_MATCH, len(context), place + 1)
-            and self.has(number, place - matched)
             and tokens[place - matched] == context[-1 - matched]
         ):
             matched += 1
@@ -104,16 +87,14 @@ def found(histories, whose, context):
 
 
 def _chain(history, length, scope, prompt, sample, noise, context):
-    """The newest places at which this suffix ends: all but those behind one that is gone."""
+    """The newest places at which this suffix ends."""
     members = []
     for number, place in reversed(history.order):
         text = history.texts[number]
         here = text.tokens[max(0, place + 1 - length) : place + 1]
         if here == context[-length:] and _counts(text, place, scope, prompt, sample, noise):
-            if not history.has(number, place) or len(members) == kernels._STEPS:
-                break
             members.append((number, place))
-    return members
+    return members[: kernels._STEPS]
 
 
 def _counts(text, place, scope, prompt, sample, noise):
@@ -172,11 +153,8 @@ class Sequence:
 
     def _says(self, source, number, place, came):
         """Whether a candidate said what came."""
-        history = self.histories[source]
-        said = history.texts[number].tokens[place : place + len(came)]
-        return (
-            history.has(number, place - 1) and len(came) <= kernels.LONGEST_MATCH and said == came
-        )
+        said = self.histories[source].texts[number].tokens[place : place + len(came)]
+        return len(came) <= kernels.LONGEST_MATCH and said == came
 
     def candidates(self):
         """(what comes next, matched, kind, merit), brought up to date."""

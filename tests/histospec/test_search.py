@@ -51,10 +51,9 @@ response = st.tuples(
 class Pair:
     """An index and the oracle's, told the same."""
 
-    def __init__(self, max_tokens: int) -> None:
-        self.index = Index(max_tokens=max_tokens, max_responses=64)
-        num_blocks = len(self.index.readable.words) // kernels.BLOCK_WORDS
-        self.history = oracle.History(num_blocks)
+    def __init__(self) -> None:
+        self.index = Index(max_tokens=4000, max_responses=64)
+        self.history = oracle.History()
 
     def begin(self, prompt: int, sample: int, noise_epoch: int) -> tuple[int, int]:
         ids = PROMPTS[prompt]
@@ -95,27 +94,23 @@ def nodes_of(proposals, row):
     return list(zip(*rows, strict=True))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(response, max_size=8),
     st.lists(response, max_size=4),
     st.lists(st.tuples(response, st.lists(st.integers(0, 5), max_size=8)), min_size=1, max_size=3),
     st.sampled_from(RANKINGS),
-    st.sampled_from([4000, 60]),
     st.booleans(),
 )
-def test_drafts_are_those_of_the_direct_search(
-    earlier, live, running, ranking, max_tokens, is_tree
-):
-    pairs = [Pair(max_tokens), Pair(max_tokens)]
+def test_drafts_are_those_of_the_direct_search(earlier, live, running, ranking, is_tree):
+    pairs = [Pair(), Pair()]
     pairs[0].fill(live)
     pairs[1].fill(earlier)
     shape = "tree" if is_tree else "linear"
     search = search_of(*pairs, ranking=ranking, max_draft=8, shape=shape)
     handles, slow, numbers = [], [], []
     for (prompt, sample, noise_epoch, *_), _ in running:
-        # An aligned text that is overwritten while it is used is not modelled.
-        how = {"sample": sample, "noise_epoch": noise_epoch if max_tokens > 1000 else -1}
+        how = {"sample": sample, "noise_epoch": noise_epoch}
         handles.append(search.begin(PROMPTS[prompt], [], **how))
         key = prompt_key(PROMPTS[prompt])
         histories = [pair.history for pair in pairs]
@@ -157,7 +152,7 @@ def check(nodes, expected, is_tree):
 
 @pytest.mark.parametrize(("noise_epoch", "drafted"), [(0, 1), (3, 2)])
 def test_equal_noise_says_what_comes_where_the_texts_before_say_nothing(noise_epoch, drafted):
-    pair = Pair(1000)
+    pair = Pair()
     for sample, first in [(0, 1), (1, 2), (2, 2)]:
         number = pair.begin(1, sample, 0)
         pair.extend(number, [first, 3, 3])
@@ -171,7 +166,7 @@ def test_equal_noise_says_what_comes_where_the_texts_before_say_nothing(noise_ep
 def test_the_better_rewarded_continuation_is_drafted_if_rewards_rank():
     drafted = {}
     for ranking in RANKINGS:
-        pair = Pair(1000)
+        pair = Pair()
         for sample, (first, reward) in enumerate([(1, 0.0), (1, 0.0), (2, 1.0)]):
             number = pair.begin(1, sample, -1)
             pair.extend(number, [first, 3])
@@ -183,7 +178,7 @@ def test_the_better_rewarded_continuation_is_drafted_if_rewards_rank():
 
 
 def test_handles_are_small_and_used_again():
-    search = search_of(Pair(1000))
+    search = search_of(Pair())
     how = {"sample": 0, "noise_epoch": -1}
     handles = [search.begin([1], [], **how) for _ in range(40)]
     assert handles == list(range(40))
