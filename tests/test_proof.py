@@ -74,7 +74,8 @@ def prove_learner(model):
 def test_these_are_computed_as_the_model_does(kind, dtype):
     engine = engine_of(model_of(kind, dtype, **RIGHT[kind]))
     engine.prove()
-    assert (engine.tokens_generated, engine.clock, engine.prefill_seconds) == (0, 0.0, 0.0)
+    load = engine.load()
+    assert (load.num_generated, load.clock, load.prefill_seconds) == (0, 0.0, 0.0)
     prove_learner(model_of(kind, dtype, **RIGHT[kind]))
 
 

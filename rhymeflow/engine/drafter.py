@@ -1,4 +1,4 @@
-"""What an engine asks of a drafter, and what it makes of a draft before it runs it.
+"""What an engine asks of its drafter, and what it makes of a draft before it runs it.
 
 What `runnable` lets through is safe to run whatever was proposed: it is in the vocabulary and no
 longer than the response may become.
@@ -7,88 +7,46 @@ longer than the response may become.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Protocol
 
 from rhymeflow.engine.base import Request
 from rhymeflow.histospec.draft import NONE, Draft, DraftStats
-
-
-class Drafter(Protocol):
-    """Proposes what may come next. `histospec.drafter.Drafter` is one."""
-
-    stats: DraftStats
-
-    def begin(
-        self, prompt_ids: list[int], tokens: list[int], *, sample: int, noise_epoch: int
-    ) -> int:
-        """A response is about to be decoded from `tokens` on; return a handle for it.
-
-        There are no more handles at a time than the engine has places.
-        """
-        ...
-
-    def end(self, handle: int) -> None:
-        """The response has left its place: it is complete, was interrupted, or made way."""
-        ...
-
-    def propose(
-        self,
-        handles: list[int],
-        max_tokens: list[int],
-        *,
-        other_rows: int,
-        kv_tokens: int,
-    ) -> list[Draft]:
-        """Return a draft for each handle, `NONE` for none.
-
-        `max_tokens`: how many of its tokens, one after another, can be of use: 0 or more.
-        `other_rows`: rows that this iteration runs for sequences that do not decode yet.
-        `kv_tokens`: tokens in the cache.
-        """
-        ...
-
-    def observe(
-        self,
-        handles: list[int],
-        generated: list[list[int]],
-        *,
-        rows: int,
-        kv_tokens: int,
-        seconds: float,
-        other_rows: int | None = None,
-    ) -> None:
-        """What an iteration generated: for each handle the tokens appended, at least one.
-
-        That is the accepted tokens of the draft and one more, or fewer if the response ended among
-        them. `rows`: all rows run. `kv_tokens`: as in `propose`. `seconds`: the iteration's time
-        without the drafter's. `other_rows`: as in `propose`, if they turned out to be others.
-        """
-        ...
+from rhymeflow.histospec.drafter import Drafter
 
 
 class Drafting:
-    """One engine's drafter and the handles of its requests, `max_sequences` at a time.
+    """One engine's drafter, if it has one, and the handles of its requests, `max_sequences` at a
+    time.
 
     A request has a handle from the first iteration in which it is ready to decode until it leaves
     or another needs its place. An iteration calls `propose`, then `observe`.
     """
 
-    def __init__(self, drafter: Drafter, *, vocabulary: int, max_sequences: int) -> None:
-        self._drafter, self._vocabulary, self._max_sequences = drafter, vocabulary, max_sequences
+    def __init__(self, *, vocabulary: int, max_sequences: int) -> None:
+        self.drafter: Drafter | None = None
+        self._vocabulary, self._max_sequences = vocabulary, max_sequences
         self._handles: dict[Hashable, int] = {}
         self._kv_tokens = 0
+
+    def use(self, drafter: Drafter | None) -> None:
+        """Draft by this one from now on, also for what runs; None: no more."""
+        self.end(list(self._handles))
+        self.drafter = drafter
+
+    def stats(self) -> DraftStats:
+        """The drafter's."""
+        return DraftStats() if self.drafter is None else self.drafter.stats
 
     def propose(
         self, ready: list[Request], *, other_rows: int, kv_tokens: int
     ) -> dict[Hashable, Draft]:
         """Return drafts that can be run by request id, of those that get one."""
         self._kv_tokens = kv_tokens
-        if not ready:
+        if self.drafter is None or not ready:
             return {}
-        handles = self._handles_of(ready)
+        handles = self._handles_of(self.drafter, ready)
         # One token comes in any case.
         most = [r.sampling.max_new_tokens - len(r.tokens) - 1 for r in ready]
-        drafts = self._drafter.propose(handles, most, other_rows=other_rows, kv_tokens=kv_tokens)
+        drafts = self.drafter.propose(handles, most, other_rows=other_rows, kv_tokens=kv_tokens)
         found = {}
         for request, limit, draft in zip(ready, most, drafts, strict=True):
             if draft.tokens and (safe := runnable(draft, limit, self._vocabulary)).tokens:
@@ -109,12 +67,12 @@ class Drafting:
         proposed.
         """
         known = [key for key, tokens in generated.items() if tokens and key in self._handles]
-        if not known:
+        if self.drafter is None or not known:
             return
         other_rows = None
         if drafted is not None:
             other_rows = rows - sum(1 + drafted.get(key, 0) for key in known)
-        self._drafter.observe(
+        self.drafter.observe(
             [self._handles[key] for key in known],
             [generated[key] for key in known],
             rows=rows,
@@ -126,10 +84,11 @@ class Drafting:
     def end(self, ids: Iterable[Hashable]) -> None:
         """These leave the engine, or make way for others."""
         for key in ids:
-            if (handle := self._handles.pop(key, None)) is not None:
-                self._drafter.end(handle)
+            handle = self._handles.pop(key, None)
+            if handle is not None and self.drafter is not None:
+                self.drafter.end(handle)
 
-    def _handles_of(self, ready: list[Request]) -> list[int]:
+    def _handles_of(self, drafter: Drafter, ready: list[Request]) -> list[int]:
         new = [request for request in ready if request.id not in self._handles]
         # Requests that vLLM preempted wait for room, and others decode in their place.
         surplus = len(self._handles) + len(new) - self._max_sequences
@@ -137,7 +96,7 @@ class Drafting:
             decoding = {request.id for request in ready}
             self.end([key for key in self._handles if key not in decoding][:surplus])
         for request in new:
-            self._handles[request.id] = self._drafter.begin(
+            self._handles[request.id] = drafter.begin(
                 request.prompt_ids,
                 request.tokens,
                 sample=request.noise_key.sample,

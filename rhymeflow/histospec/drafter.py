@@ -165,8 +165,9 @@ class Drafter:
     ) -> None:
         """What an iteration generated: for each handle the tokens appended, at least one.
 
-        `rows`: all rows of the iteration. `seconds`: its time without the drafter's. `other_rows`:
-        as in `propose`, if they turned out to be others.
+        That is the accepted tokens of the draft and one more, or fewer if the response ended among
+        them. `rows`: all rows of the iteration. `seconds`: its time without the drafter's.
+        `other_rows`: as in `propose`, if they turned out to be others.
         """
         started = self._clock()
         iteration = self._iteration or _Iteration(0, rows - len(handles), kv_tokens)

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rhymeflow.config import Config, DraftingConfig
 from rhymeflow.cpu.choice import DTYPES
 from rhymeflow.cpu.tiles import LANES
-from rhymeflow.engine.native.native_engine import rehearse
+from rhymeflow.engine.native.cpu_attention import CpuAttention
 from rhymeflow.histospec import drafter
 from rhymeflow.learner.cpu_attention import CpuPackedAttention
 from rhymeflow.models import attention
@@ -43,7 +43,7 @@ def main() -> None:
         importlib.import_module(module)
     compile_weights()
     for dtype in DTYPES:
-        rehearse(dtype, HEAD_DIM)
+        CpuAttention(dtype, HEAD_DIM)
     compile_learner()
     for shape in ("linear", "tree"):
         drafter.rehearse(Config(drafting=DraftingConfig(shape=shape)))

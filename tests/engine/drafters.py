@@ -2,7 +2,7 @@
 
 import random
 
-from rhymeflow.histospec.draft import NONE, Draft
+from rhymeflow.histospec.draft import NONE, Draft, DraftStats
 
 VOCABULARY = 150
 
@@ -17,7 +17,7 @@ class FakeDrafter:
     def __init__(self, draft, answers, seed=0, places=1024):
         self.draft, self.answers, self.places = draft, answers, places
         self.random = random.Random(seed)
-        self.texts = {}
+        self.texts, self.stats = {}, DraftStats()
         self.begun = 0
         self.drafted = self.steps = 0
         self.rows = []

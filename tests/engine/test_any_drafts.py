@@ -66,7 +66,7 @@ class Moves:
         while any(engine.has_work for engine in self.engines.values()):
             self.step()
         for engine in self.engines.values():
-            assert engine._drafting is None or not engine._drafting._drafter.texts
+            assert engine._drafting.drafter is None or not engine._drafting.drafter.texts
             assert engine.kv_tokens == 0
             assert not any(each.slots for each in engine._cache.size_classes.values())
         return self.reasons

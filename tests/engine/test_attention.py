@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from rhymeflow.cpu.choice import DTYPES, has_attention
 from rhymeflow.engine.native import cpu_attention
 from rhymeflow.engine.native.attention import ancestors_of, attention_for
-from rhymeflow.engine.native.cache import KVCache
+from rhymeflow.engine.native.cache import KVCache, Span
 from rhymeflow.engine.native.cpu_attention import CpuAttention
-from rhymeflow.engine.native.packing import Span
+from rhymeflow.models.attention import Shape
 
 SIZES = HEADS, KV_HEADS, DIM = 6, 2, 16
 TOLERANCE = {torch.float32: 6e-6, torch.bfloat16: 3e-2, torch.float64: 1e-12}
@@ -43,9 +43,7 @@ class Filled:
         torch.manual_seed(seed)
         heads, kv_heads, dim = sizes
         self.group, self.scale = heads // kv_heads, dim**-0.5
-        self.cache = KVCache(
-            num_layers=2, num_kv_heads=kv_heads, head_dim=dim, dtype=dtype, device=CPU
-        )
+        self.cache = KVCache(Shape(2, kv_heads, dim), dtype, CPU)
         self.spans = [
             Span(self.cache.reserve(None, cached + new), cached, new, parents)
             for cached, new, parents in cases

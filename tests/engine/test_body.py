@@ -16,9 +16,8 @@ from transformers import (
 )
 
 from rhymeflow.engine.native.body import Layers, Modules, body_for
-from rhymeflow.engine.native.cache import KVCache
+from rhymeflow.engine.native.cache import KVCache, Span
 from rhymeflow.engine.native.cpu_attention import CpuAttention
-from rhymeflow.engine.native.packing import Span
 from rhymeflow.models import attention
 
 HEADS, KV_HEADS, DIM, LAYERS = 4, 2, 16, 3
@@ -61,7 +60,7 @@ def scramble(model):
 
 def hidden_of(body, dtype, lengths):
     """The hidden states of sequences of such lengths, side by side, whose keys are not cached."""
-    cache = KVCache(num_layers=LAYERS, num_kv_heads=KV_HEADS, head_dim=DIM, dtype=dtype, device=CPU)
+    cache = KVCache(attention.Shape(LAYERS, KV_HEADS, DIM), dtype, CPU)
     spans = [Span(cache.reserve(None, length), 0, length) for length in lengths]
     how = CpuAttention(dtype, DIM).over(spans)
     positions = [place for length in lengths for place in range(length)]

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhymeflow.engine.native.cache import FIRST_CAPACITY, KVCache, capacity_for
+from rhymeflow.models.attention import Shape
 
 CPU = torch.device("cpu")
 actions = st.lists(
@@ -19,7 +20,7 @@ def write(slot, start, end, value):
 @settings(max_examples=60)
 @given(actions, st.lists(st.integers(1, 3 * FIRST_CAPACITY), min_size=30, max_size=30))
 def test_contents_stay_with_their_slots(actions, lengths):
-    cache = KVCache(num_layers=1, num_kv_heads=2, head_dim=1, dtype=torch.float32, device=CPU)
+    cache = KVCache(Shape(1, 2, 1), torch.float32, CPU)
     kept = {}  # number: [slot, what its tokens must be]
     for number, ((action, which), length) in enumerate(zip(actions, lengths, strict=False)):
         chosen = sorted(kept)[which % len(kept)] if kept else None
@@ -59,7 +60,7 @@ def test_capacities_double():
 @given(st.integers(0, 40), st.sets(st.integers(0, 30), max_size=12))
 def test_gather_moves_the_chosen_tokens_together(start, chosen):
     """Only what lies before them is kept besides, and nobody else's."""
-    cache = KVCache(num_layers=2, num_kv_heads=2, head_dim=3, dtype=torch.float32, device=CPU)
+    cache = KVCache(Shape(2, 2, 3), torch.float32, CPU)
     other, slot = cache.reserve(None, 80), cache.reserve(None, 80)
     torch.manual_seed(start)
     slot.size_class.kv.copy_(torch.randn_like(slot.size_class.kv))

@@ -46,9 +46,8 @@ def tokens_of(drafts):
 
 @pytest.fixture
 def drafting():
-    recorder = Recorder()
-    made = Drafting(recorder, vocabulary=100, max_sequences=3)
-    made.recorder = recorder
+    made = Drafting(vocabulary=100, max_sequences=3)
+    made.use(Recorder())
     return made
 
 
@@ -56,8 +55,8 @@ def test_drafts_are_those_of_the_request(drafting):
     requests = [request(0), request(5, [9, 9]), request(6)]
     found = drafting.propose(requests, other_rows=11, kv_tokens=40)
     assert tokens_of(found) == {"r5": [5] * 4, "r6": [6] * 4}
-    assert drafting.recorder.begun[1] == ((1, 2), [9, 9], 5, 3)
-    assert drafting.recorder.asked[1:] == ([19, 17, 19], 11, 40)
+    assert drafting.drafter.begun[1] == ((1, 2), [9, 9], 5, 3)
+    assert drafting.drafter.asked[1:] == ([19, 17, 19], 11, 40)
 
 
 def test_what_cannot_be_run_is_left_out(drafting):
@@ -75,7 +74,7 @@ def test_the_drafter_hears_what_came_of_it_and_what_else_was_run(drafting):
         rows=33,
         seconds=0.5,
     )
-    ((handles, generated, counts),) = drafting.recorder.observed
+    ((handles, generated, counts),) = drafting.drafter.observed
     assert (handles, generated) == ([0], [[1, 1, 8]])
     assert counts == {"rows": 33, "kv_tokens": 40, "seconds": 0.5, "other_rows": 30}
 
@@ -83,14 +82,14 @@ def test_the_drafter_hears_what_came_of_it_and_what_else_was_run(drafting):
 def test_nothing_is_observed_where_nothing_decoded(drafting):
     assert drafting.propose([], other_rows=9, kv_tokens=0) == {}
     drafting.observe({"r1": [4]}, {"r1": 0}, rows=9, seconds=0.5)
-    assert drafting.recorder.observed == []
+    assert drafting.drafter.observed == []
 
 
 def test_the_place_of_one_that_was_preempted_goes_to_another(drafting):
     drafting.propose([request(1), request(2), request(3)], other_rows=0, kv_tokens=0)
     drafting.propose([request(2), request(3), request(4)], other_rows=0, kv_tokens=0)
-    assert sorted(drafting.recorder.live.values()) == [2, 3, 4]
+    assert sorted(drafting.drafter.live.values()) == [2, 3, 4]
     drafting.propose([request(1), request(2)], other_rows=0, kv_tokens=0)
-    assert len(drafting.recorder.live) == 3
+    assert len(drafting.drafter.live) == 3
     drafting.end(["r1", "r2", "r3", "r4", "r9"])
-    assert drafting.recorder.live == {}
+    assert drafting.drafter.live == {}

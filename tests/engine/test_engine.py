@@ -179,7 +179,8 @@ def test_counts():
     engine = make_engine(tiny_model(), max_num_seqs=2)
 
     def counts():
-        return engine.num_running, len(engine.waiting_ids()), engine.kv_tokens
+        load = engine.load()
+        return load.num_running, len(load.waiting), load.kv_tokens
 
     requests = make_requests([5, 6, 7], sampling(max_new_tokens=4))
     for request in requests:
@@ -187,13 +188,13 @@ def test_counts():
     assert counts() == (0, 3, 0)
     engine.step()
     assert counts() == (2, 1, 11)
-    assert engine.waiting_ids() == [2]
+    assert engine.load().waiting == (2,)
     assert engine.interrupt() == requests
     assert counts() == (0, 0, 0)
     assert not engine.has_work
     run(engine, requests[::-1])
     assert counts() == (0, 0, 0)
-    assert engine.tokens_generated == 12
+    assert engine.load().num_generated == 12
     assert engine.step() == []
 
 
@@ -205,19 +206,19 @@ def test_the_clock_is_what_one_decoded_all_the_time_would_have():
         engine.submit(request)
     while not waits.tokens:
         engine.step()
-        assert engine.clock == len(first.tokens) + (len(waits.tokens) > 0)
+        assert engine.load().clock == len(first.tokens) + (len(waits.tokens) > 0)
     assert len(first.tokens) == 12
     assert len(long.tokens) == 11, (
         "its prompt took two iterations more, in which it generated nothing"
     )
     run(engine, [])
-    assert engine.clock == 24
+    assert engine.load().clock == 24
     engine.submit(make_requests([45], sampling(max_new_tokens=1))[0])
     for _ in range(4):
         engine.step()
-    assert engine.clock == 24, "nothing was decoded"
+    assert engine.load().clock == 24, "nothing was decoded"
     engine.step()
-    assert engine.clock == 25
+    assert engine.load().clock == 25
 
 
 @pytest.mark.gpu
@@ -256,15 +257,15 @@ def with_urgent(model, *, is_urgent=True, kv_capacity=None, drafter=None):
 def test_what_makes_way_for_urgent_ones_goes_on_as_if_nothing_had_happened(capacity):
     model = tiny_model()
     engine, requests = with_urgent(model, kv_capacity=capacity)
-    assert engine.waiting_ids() == [2, 3]
+    assert engine.load().waiting == (2, 3)
     other, expected = with_urgent(model, is_urgent=False)
-    assert other.waiting_ids() == [4, 5]
+    assert other.load().waiting == (4, 5)
     run(engine, [])
     run(other, [])
     assert_same(requests, expected)
     drafter = FakeDrafter(right(1), answers_of(expected), places=4)
     engine, requests = with_urgent(model, kv_capacity=capacity, drafter=drafter)
-    assert engine.waiting_ids() == [2, 3]
+    assert engine.load().waiting == (2, 3)
     assert len(drafter.texts) <= 2, "those that wait have none"
     run(engine, [])
     assert_same(requests, expected)

@@ -70,7 +70,7 @@ def test_with_drafts_the_clock_is_the_mean_of_those_decoded():
         generated = [len(r.tokens) - n for r, n in zip(requests, before, strict=True)]
         decoded = [count for count in generated if count]
         clock += sum(decoded) / len(decoded)
-        assert engine.clock == pytest.approx(clock)
+        assert engine.load().clock == pytest.approx(clock)
     assert clock > 1.5 * max(request.steps for request in requests)
 
 
@@ -96,7 +96,7 @@ def test_stop_token_inside_a_draft(stop_at):
     assert request.logprobs == pytest.approx(free.logprobs[: stop_at + 1], abs=1e-5)
     assert told == [request.tokens[1:]]
     assert (request.steps, request.drafted) == (2, 20)
-    assert engine.tokens_generated == stop_at + 1
+    assert engine.load().num_generated == stop_at + 1
     assert engine.kv_tokens == 0
 
 

@@ -47,7 +47,8 @@ def errors(draft, *, every=1):
             del running[request.id]
         iterations += 1
         if iterations % every == 0:
-            seen.reflect(Snapshot("a", 0, tuple(engine.waiting_ids()), 0, engine.clock))
+            load = engine.load()
+            seen.reflect(Snapshot("a", 0, load.waiting, 0, load.clock))
             for request in running.values():
                 if len(request.tokens) >= YOUNG:
                     truth = len(request.tokens)

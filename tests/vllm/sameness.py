@@ -18,7 +18,6 @@ import torch
 
 from rhymeflow.config.load import read_config
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
-from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.histospec.drafter import drafter_of
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.stores import make_store
@@ -131,7 +130,6 @@ class Knowing(FakeDrafter):
 
     def __init__(self, answers, vocabulary, *, most, right):
         super().__init__(noisy(right, most, vocabulary), answers)
-        self.stats = DraftStats()
 
     def observe(self, handles, generated, *, rows, kv_tokens, seconds, other_rows):
         assert 0 <= rows - len(handles) - other_rows <= self.num_drafted

@@ -1,9 +1,9 @@
 """Attention of one engine iteration: write new keys and values, attend through the cache.
 
 On CPUs a compiled kernel does it (`cpu_attention.py`). Elsewhere, and in float64, it is done here
-in a few of torch's products. Sequences that run few tokens are attended to together (`_Block`), any
-other by itself (`_Chunk`). A block's rows of all query heads that share a key-value head are one
-matrix, [slots * G, W * H / G, D] against [slots * G, L, D]: keys and values are read once for all.
+by torch's: sequences that run few tokens are attended to together (`_Block`), any other by itself
+(`_Chunk`). A block's rows of all query heads that share a key-value head are one matrix,
+[slots * G, W * H / G, D] against [slots * G, L, D]: keys and values are read once for all.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rhymeflow.cpu import choice
-from rhymeflow.engine.native.cache import SizeClass
+from rhymeflow.engine.native.cache import Span
 from rhymeflow.engine.native.cpu_attention import CpuAttention
-from rhymeflow.engine.native.packing import Part, Span, arranged
 from rhymeflow.models.attention import Attention
 
+WIDEST = 33
+"""Most new tokens of a sequence in a block, which all its slots get as many rows as."""
+
 PAD = 32
-"""Lengths of blocks are rounded up to this, a divisor of every size class's capacity, so that
-shapes repeat."""
+"""Lengths of blocks are rounded up to this, a divisor of every size class's capacity: CUDA's
+kernels want masks whose rows are aligned."""
 
 
 class Attending(Attention, Protocol):
@@ -51,20 +53,23 @@ class CachedAttention(Attending):
     """
 
     def __init__(self, spans: list[Span], device: torch.device) -> None:
-        parts = arranged(spans)
-        self.order = [i for part in parts for i in part.members]
-        """The spans' places in the list, in the order in which the row has them."""
         self.holds = spans[0].slot.size_class.shape
+        chunks = [[i] for i, span in enumerate(spans) if span.num_new > WIDEST]
+        blocks: dict[int, list[int]] = {}
+        for i, span in enumerate(spans):
+            if span.num_new <= WIDEST:
+                blocks.setdefault(span.slot.size_class.capacity, []).append(i)
+        self.order = [i for members in (*blocks.values(), *chunks) for i in members]
         self._parts: list[_Block | _Chunk] = []
-        start = 0
-        for part in parts:
-            members = [spans[i] for i in part.members]
-            if part.width:
-                self._parts.append(_Block(members, part, start, device))
-            else:
-                self._parts.append(_Chunk(members[0], start, device))
-            start = self._parts[-1].rows.stop
-        self._end = start
+        self._end = 0
+        for members in blocks.values():
+            self._add(_Block([spans[i] for i in members], self._end, device))
+        for (i,) in chunks:
+            self._add(_Chunk(spans[i], self._end, device))
+
+    def _add(self, part: _Block | _Chunk) -> None:
+        self._parts.append(part)
+        self._end = part.rows.stop
 
     def attend(
         self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float
@@ -82,10 +87,10 @@ class CachedAttention(Attending):
 
 
 class _Block:
-    """At most `part.width` new tokens for each of some sequences in one size class."""
+    """A few new tokens for each of some sequences in one size class: as many rows for each slot
+    from the first one's to the last one's, and for those between them that are of others."""
 
-    def __init__(self, spans: list[Span], part: Part, start: int, device: torch.device) -> None:
-        size_class = spans[0].slot.size_class
+    def __init__(self, spans: list[Span], start: int, device: torch.device) -> None:
         slot_S = np.array([span.slot.index for span in spans])
         cached_S = np.array([span.cached for span in spans])
         size_S = np.array([span.num_new for span in spans])
@@ -93,45 +98,29 @@ class _Block:
         span_T = np.repeat(np.arange(len(spans)), size_S)
         place_T = np.arange(len(span_T)) - np.repeat(np.cumsum(size_S) - size_S, size_S)
         self.rows = slice(start, start + len(span_T))
-        first = slot_S[0] if part.is_run else 0
-        self._num = int(slot_S[-1] - first + 1) if part.is_run else len(spans)
-        block_S = slot_S - first if part.is_run else np.arange(len(spans))
-        padded_T = block_S[span_T] * part.width + place_T
-        self._width = part.width
-        self._padded_T = self._row_P = None
-        if self._num * part.width != len(span_T):
-            row_P = np.zeros(self._num * part.width, dtype=np.int64)
-            row_P[padded_T] = np.arange(len(span_T))
-            self._padded_T = torch.from_numpy(padded_T).to(device)
-            self._row_P = torch.from_numpy(row_P).to(device)
+        first, self._width = slot_S.min(), int(size_S.max())
+        block_S = slot_S - first
+        padded_T = block_S[span_T] * self._width + place_T
+        row_P = np.zeros((block_S.max() + 1) * self._width, dtype=np.int64)
+        row_P[padded_T] = np.arange(len(span_T))
+        self._padded_T = torch.from_numpy(padded_T).to(device)
+        self._row_P = torch.from_numpy(row_P).to(device)
+        size_class = spans[0].slot.size_class
         longest = -(-int((cached_S + size_S).max()) // PAD) * PAD
-        self._set_cache(size_class, slot_S, longest, part.is_run, device)
-        kv_heads = size_class.kv.shape[3]
+        self._kv = size_class.kv[:, :, first : slot_S.max() + 1, :, :longest]
+        self._flat_keys, self._flat_values = size_class.flat_keys, size_class.flat_values
+        kv_heads = size_class.shape.kv_heads
         group_TG = slot_S[span_T, None] * kv_heads + np.arange(kv_heads)
         new_TG = group_TG * size_class.capacity + (cached_S[span_T] + place_T)[:, None]
         self._new_TG = torch.from_numpy(new_TG.ravel()).to(device)
-        seen_S = np.zeros(self._num, dtype=np.int64)
-        seen_S[block_S] = cached_S
-        self._mask = _mask(spans, block_S, seen_S, part.width, longest, device)
-
-    def _set_cache(
-        self,
-        size_class: SizeClass,
-        slot_S: np.ndarray,
-        longest: int,
-        is_run: bool,
-        device: torch.device,
-    ) -> None:
-        """Where the block's keys and values are read: per layer [slots, G, L, D]."""
-        self._flat_keys, self._flat_values = size_class.flat_keys, size_class.flat_values
-        self._slot_S = None
-        if is_run:
-            kv = size_class.kv[:, :, int(slot_S[0]) : int(slot_S[-1]) + 1, :, :longest]
-        else:
-            kv = size_class.kv[:, :, :, :, :longest]
-            self._slot_S = torch.from_numpy(slot_S).to(device)
-        keys, values = kv.unbind(1)
-        self._keys, self._values = keys.unbind(0), values.unbind(0)
+        upto_BW = np.arange(self._width) + np.zeros((block_S.max() + 1, 1), dtype=np.int64)
+        upto_BW[block_S] += cached_S[:, None]
+        self._seen_BWL = torch.arange(longest) <= torch.from_numpy(upto_BW)[..., None]
+        for span, block in zip(spans, block_S, strict=True):
+            if span.parents:
+                seen_TL = self._seen_BWL[block, : span.num_new, : span.cached + span.num_new]
+                _hide_strangers(seen_TL, span.parents)
+        self._mask: Tensor | None = None
 
     def attend(
         self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float, out_THD: Tensor
@@ -140,63 +129,26 @@ class _Block:
         _, heads, dim = q_THD.shape
         self._flat_keys[layer].index_copy_(0, self._new_TG, k_TGD.reshape(-1, dim))
         self._flat_values[layer].index_copy_(0, self._new_TG, v_TGD.reshape(-1, dim))
-        keys, values = self._keys[layer], self._values[layer]
-        if self._slot_S is not None:
-            keys, values = keys.index_select(0, self._slot_S), values.index_select(0, self._slot_S)
-        num, kv_heads, width = self._num, k_TGD.shape[1], self._width
-        sizes = (num, width, kv_heads, heads // kv_heads, dim)
-        if self._row_P is not None:
-            q_THD = q_THD.index_select(0, self._row_P)
-        q_SGRD = q_THD.reshape(sizes).transpose(1, 2).reshape(num, kv_heads, -1, dim)
-        if self._mask is not None and (
-            self._mask.shape[2] != q_SGRD.shape[2] or self._mask.dtype != q_THD.dtype
-        ):
-            # A row for each head, once per iteration.
-            mask_S1RL = self._mask.repeat_interleave(sizes[3], 2)
-            self._mask = mask_S1RL.to(q_THD.dtype)
+        keys, values = self._kv[layer]
+        num, kv_heads = keys.shape[:2]
+        group = heads // kv_heads
+        if self._mask is None:  # what is added to scores, [slots, 1, W * H / G, L]
+            seen_BRL = self._seen_BWL.repeat_interleave(group, 1)
+            self._mask = torch.where(seen_BRL, 0.0, -torch.inf)[:, None].to(q_THD)
+        q_SWGHD = q_THD.index_select(0, self._row_P).view(num, -1, kv_heads, group, dim)
+        q_SGRD = q_SWGHD.transpose(1, 2).reshape(num, kv_heads, -1, dim)
         out_SGRD = F.scaled_dot_product_attention(
             q_SGRD, keys, values, attn_mask=self._mask, scale=scale
         )
-        out_SWGHD = out_SGRD.view(num, kv_heads, width, -1, dim).transpose(1, 2)
-        if self._padded_T is None:
-            out_THD.view(sizes).copy_(out_SWGHD)
-        else:
-            torch.index_select(out_SWGHD.reshape(-1, heads, dim), 0, self._padded_T, out=out_THD)
+        out_SWGHD = out_SGRD.view(num, kv_heads, -1, group, dim).transpose(1, 2)
+        torch.index_select(out_SWGHD.reshape(-1, heads, dim), 0, self._padded_T, out=out_THD)
 
 
-def _mask(
-    spans: list[Span],
-    block_S: np.ndarray,
-    seen_B: np.ndarray,
-    width: int,
-    longest: int,
-    device: torch.device,
-) -> Tensor | None:
-    """What is added to scores, [slots, 1, W, L] of 0 and -inf; None if all is seen."""
-    if width == 1 and seen_B.min() == longest - 1:
-        return None
-    seen_BW = torch.from_numpy(seen_B[:, None] + np.arange(width))
-    seen_BWL = torch.arange(longest) <= seen_BW[..., None]
-    trees = [i for i, span in enumerate(spans) if span.parents]
-    if trees:
-        _hide_strangers(seen_BWL, [spans[i] for i in trees], block_S[trees])
-    return torch.where(seen_BWL, 0.0, -torch.inf)[:, None].to(device)
-
-
-def _hide_strangers(seen_BWL: Tensor, spans: list[Span], block_S: np.ndarray) -> None:
-    """Each token of a tree sees, of the tree, its ancestors and itself only."""
-    blocks, rows, columns, seen = [], [], [], []
-    for span, block in zip(spans, block_S, strict=True):
-        ancestors = ancestors_of(span.parents or [])
-        size = len(ancestors)
-        node_N = np.arange(size)
-        seen_NN = (np.array(ancestors)[:, None] >> node_N) & 1
-        blocks.append(np.full(size * size, block))
-        rows.append(np.repeat(span.num_new - size + node_N, size))
-        columns.append(np.tile(span.cached + span.num_new - size + node_N, size))
-        seen.append(seen_NN.ravel() == 1)
-    where = tuple(torch.from_numpy(np.concatenate(x)) for x in (blocks, rows, columns))
-    seen_BWL[where] = torch.from_numpy(np.concatenate(seen))
+def _hide_strangers(seen_TL: Tensor, parents: list[int]) -> None:
+    """The last tokens are a tree: each sees, of the tree, its ancestors and itself only."""
+    size = len(parents)
+    seen = [[bits >> i & 1 for i in range(size)] for bits in ancestors_of(parents)]
+    seen_TL[-size:, -size:] = torch.tensor(seen, dtype=torch.bool)
 
 
 def ancestors_of(parents: list[int]) -> list[int]:
@@ -220,10 +172,8 @@ class _Chunk:
             own_T = torch.arange(span.cached, total, device=device)
             self._seen_TL = torch.arange(total, device=device) <= own_T[:, None]
         if span.parents:
-            size = len(span.parents)
-            seen = [[bits >> i & 1 for i in range(size)] for bits in ancestors_of(span.parents)]
             assert self._seen_TL is not None
-            self._seen_TL[-size:, -size:] = torch.tensor(seen, dtype=torch.bool, device=device)
+            _hide_strangers(self._seen_TL, span.parents)
 
     def attend(
         self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float, out_THD: Tensor

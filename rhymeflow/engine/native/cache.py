@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,20 +78,24 @@ class SizeClass:
         self.flat_keys, self.flat_values = keys.unbind(0), values.unbind(0)
 
 
+class Span(NamedTuple):
+    """One sequence's part of an iteration's row: `num_new` tokens after `cached` ones.
+
+    Each follows the one before it, but for the last ones if `parents` are given: the tree that
+    hangs on the token before them, for each of its tokens the place in the tree of its parent.
+    """
+
+    slot: Slot
+    cached: int
+    num_new: int
+    parents: list[int] | None = None
+
+
 class KVCache:
     """All size classes of one model."""
 
-    def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._sizes = (num_layers, num_kv_heads, head_dim)
-        self._dtype, self._device = dtype, device
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        self._shape, self._dtype, self._device = shape, dtype, device
         self.size_classes: dict[int, SizeClass] = {}
 
     def reserve(self, slot: Slot | None, length: int) -> Slot:
@@ -121,7 +126,7 @@ class KVCache:
 
     def _size_class(self, capacity: int) -> SizeClass:
         if capacity not in self.size_classes:
-            layers, kv_heads, head_dim = self._sizes
+            layers, kv_heads, head_dim = self._shape
             empty = torch.zeros(
                 layers, 2, 0, kv_heads, capacity, head_dim, dtype=self._dtype, device=self._device
             )

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from rhymeflow.cpu import attention, threads
-from rhymeflow.engine.native.cache import SizeClass
-from rhymeflow.engine.native.packing import Span
+from rhymeflow.engine.native.cache import SizeClass, Span
 from rhymeflow.models.attention import Attention
 
 _SMALL = 50_000

@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rhymeflow.engine.base import Finished, NoiseKey, Request, Sampling, Segment
-from rhymeflow.engine.drafter import Drafter, Drafting
+from rhymeflow.engine.base import Finished, Load, NoiseKey, Request, Sampling, Segment
+from rhymeflow.engine.drafter import Drafting, is_linear
 from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.attention import attention_for
 from rhymeflow.engine.native.body import body_for
-from rhymeflow.engine.native.cache import KeptCaches, KVCache
-from rhymeflow.engine.native.packing import place
+from rhymeflow.engine.native.cache import KeptCaches, KVCache, Span
 from rhymeflow.engine.native.sampler import Draws, sample
-from rhymeflow.engine.native.scheduler import Scheduler, Work
+from rhymeflow.engine.native.scheduler import Plan, Scheduler, Work
 from rhymeflow.engine.native.sequence import Sequence
 from rhymeflow.engine.native.verify import accepted, depths
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.draft import Draft
+from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.models import attention, proof
 from rhymeflow.models.lm_head import LMHead
 
@@ -65,12 +65,7 @@ class Engine:
         self.seed, self.instance, self.version = seed, instance, version
         self.max_length: int = config.max_position_embeddings
         self._vocabulary: int = config.vocab_size
-        self.tokens_generated = 0
-        """Tokens sampled since the engine exists."""
-        self.clock = 0.0
-        """Tokens that a response decoded in every iteration would have by now, on average."""
-        self.prefill_seconds = 0.0
-        """Of its iterations, of each the share of its tokens that were prefilled."""
+        self._num_generated, self._clock, self._prefill_seconds = 0, 0.0, 0.0
         self._model = model
         self._device = model.device
         with torch.inference_mode():
@@ -81,27 +76,12 @@ class Engine:
         )
         shape = attention.Shape.of(config)
         self._attention = attention_for(self._device, model.dtype, shape.head_dim)
-        self._cache = KVCache(
-            num_layers=shape.layers,
-            num_kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            dtype=model.dtype,
-            device=self._device,
-        )
+        self._cache = KVCache(shape, model.dtype, self._device)
         self._kept, self._kv_capacity = KeptCaches(self._cache, max_num_seqs), kv_capacity or 0
         self._sequences: dict[Hashable, Sequence] = {}
-        self._drafting: Drafting | None = None
+        self._drafting = Drafting(vocabulary=self._vocabulary, max_sequences=max_num_seqs)
+        self._drafting.use(drafter)
         self._started = 0.0
-        if drafter is not None:
-            self.draft_with(drafter)
-
-    def draft_with(self, drafter: Drafter) -> None:
-        """Draft from now on, also for what runs; a drafter before it is let go."""
-        if self._drafting is not None:
-            self._drafting.end(self._sequences)
-        self._drafting = Drafting(
-            drafter, vocabulary=self._vocabulary, max_sequences=self._scheduler.max_num_seqs
-        )
 
     def prove(self) -> None:
         """Raise `UserError` unless it samples from the model's own distribution; see `proof`.
@@ -109,7 +89,7 @@ class Engine:
         Before anything is submitted, and without a drafter.
         """
         assert not self.has_work
-        assert self._drafting is None
+        assert self._drafting.drafter is None
         requests = []
         for i, (ids, prompt) in enumerate(proof.sequences(self._model)):
             how = Sampling(1.0, 1.0, 0, len(ids) - prompt, frozenset())
@@ -121,7 +101,7 @@ class Engine:
         own = proof.own(self._model, made)
         found = torch.tensor([x for each in requests for x in each.logprobs])
         proof.check(self._model, found, own, "the native engine")
-        self.tokens_generated, self.clock, self.prefill_seconds = 0, 0.0, 0.0
+        self._num_generated, self._clock, self._prefill_seconds = 0, 0.0, 0.0
 
     @property
     def has_work(self) -> bool:
@@ -129,19 +109,22 @@ class Engine:
         return bool(self._sequences)
 
     @property
-    def num_running(self) -> int:
-        """Sequences that hold a place among `max_num_seqs`."""
-        return len(self._scheduler.running)
-
-    @property
     def kv_tokens(self) -> int:
         """Tokens in the cache of what runs, and of what waits and kept some."""
         return sum(sequence.cached for sequence in self._sequences.values())
 
-    def waiting_ids(self) -> list[Hashable]:
-        """Ids of the requests in the queue, in its order, urgent ones first."""
-        waiting = (*self._scheduler.urgent, *self._scheduler.waiting)
-        return [sequence.request.id for sequence in waiting]
+    def load(self) -> Load:
+        """How it is now."""
+        scheduler = self._scheduler
+        return Load(
+            len(scheduler.running),
+            tuple(each.request.id for each in (*scheduler.urgent, *scheduler.waiting)),
+            self.kv_tokens,
+            self._clock,
+            self._num_generated,
+            self._drafting.stats(),
+            self._prefill_seconds,
+        )
 
     def submit(self, request: Request) -> None:
         """Queue a request, new or interrupted. `UserError` if the model cannot hold it."""
@@ -181,17 +164,15 @@ class Engine:
         plan = self._scheduler.plan()
         if not plan.work:
             return []
-        if self._drafting is not None:
-            self._drafting.end([sequence.request.id for sequence in plan.evicted])
+        self._drafting.end([sequence.request.id for sequence in plan.evicted])
         for sequence in plan.evicted:
             if self.kv_tokens > self._kv_capacity and sequence.slot is not None:
                 self._cache.release(sequence.slot)
                 sequence.slot, sequence.cached = None, 0
         # What this iteration makes is counted in the next one's.
         self._kept.fit(self._kv_capacity - self.kv_tokens)
-        if self._drafting is not None:
-            plan.work = self._drafted(self._drafting, plan.work)
-        spans = place(plan, self._cache)
+        plan.work = self._drafted(plan.work)
+        spans = self._place(plan)
         cached = self._attention(spans)
         work = [plan.work[i] for i in cached.order]
         hidden_TD = self._run(work, cached)
@@ -200,7 +181,7 @@ class Engine:
         prefilled = sum(num_new for _, num_new, draft in work if num_new > 1 and not draft.tokens)
         if prefilled:
             share = prefilled / sum(num_new for _, num_new, _ in work)
-            self.prefill_seconds += (time.perf_counter() - started) * share
+            self._prefill_seconds += (time.perf_counter() - started) * share
         return finished
 
     @torch.inference_mode()
@@ -230,12 +211,12 @@ class Engine:
                 sequence.cached = 0
             sequence.is_mixed = sequence.cached > 0
 
-    def _drafted(self, drafting: Drafting, work: list[Work]) -> list[Work]:
+    def _drafted(self, work: list[Work]) -> list[Work]:
         """Add drafts to the work of sequences that are ready to decode."""
         before = time.perf_counter()
         ready = [item.sequence.request for item in work if item.sequence.remaining == 1]
         other_rows = sum(item.num_new for item in work) - len(ready)
-        drafts = drafting.propose(ready, other_rows=other_rows, kv_tokens=self.kv_tokens)
+        drafts = self._drafting.propose(ready, other_rows=other_rows, kv_tokens=self.kv_tokens)
         self._started += time.perf_counter() - before  # the drafter's time is counted apart
         if not drafts:
             return work
@@ -246,6 +227,19 @@ class Engine:
                 item = Work(item.sequence, 1 + len(draft.tokens), draft)
             drafted.append(item)
         return drafted
+
+    def _place(self, plan: Plan) -> list[Span]:
+        """Make room in the cache and copy shared prefixes; return the spans of the plan's work."""
+        cache = self._cache
+        for donor, sequence, length in plan.prefix_copies:
+            sequence.slot = cache.reserve(sequence.slot, length)
+            cache.copy(donor.slot, sequence.slot, length)
+        for sequence, num_new, _draft in plan.work:
+            sequence.slot = cache.reserve(sequence.slot, sequence.cached + num_new)
+        return [
+            Span(each.slot, each.cached, num_new, None if is_linear(draft) else draft.parents)
+            for each, num_new, draft in plan.work
+        ]
 
     def _run(self, work: list[Work], cached: attention.Attention) -> Tensor:
         """Run the body of the model over the packed row; return hidden states.
@@ -300,15 +294,14 @@ class Engine:
                 finished.append(Finished(sequence.request, reason))
                 done.append(sequence)
         num_generated = sum(map(len, generated))
-        self.tokens_generated += num_generated
-        self.clock += num_generated / len(generated)
-        if self._drafting is not None:
-            ids = [sequence.request.id for sequence, _ in ready]
-            self._drafting.observe(
-                dict(zip(ids, generated, strict=True)),
-                rows=sum(item.num_new for item in work),
-                seconds=time.perf_counter() - self._started,
-            )
+        self._num_generated += num_generated
+        self._clock += num_generated / len(generated)
+        ids = [sequence.request.id for sequence, _ in ready]
+        self._drafting.observe(
+            dict(zip(ids, generated, strict=True)),
+            rows=sum(item.num_new for item in work),
+            seconds=time.perf_counter() - self._started,
+        )
         kept = [s for s in done if s.request.keeps_cache and s.cached and not s.is_mixed]
         self._forget(done, kept)
         for sequence in kept:
@@ -345,8 +338,7 @@ class Engine:
     def _forget(self, sequences: list[Sequence], kept: Container[Sequence] = ()) -> None:
         if not sequences:
             return
-        if self._drafting is not None:
-            self._drafting.end([sequence.request.id for sequence in sequences])
+        self._drafting.end([sequence.request.id for sequence in sequences])
         self._scheduler.remove(sequences)
         for sequence in sequences:
             del self._sequences[sequence.request.id]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.histospec.draft import NONE, Draft, DraftStats
+from rhymeflow.histospec.drafter import Drafter
 
 if TYPE_CHECKING:
     from rhymeflow.engine.vllm.vllm_engine import VllmEngine
@@ -26,7 +27,7 @@ class VllmDiffers(RuntimeError):  # noqa: N818 - it is what happened
     """vLLM is not what this engine takes it for."""
 
 
-class KnownAnswer:
+class KnownAnswer(Drafter):
     """A drafter that knows what comes, and gets every sixth token wrong."""
 
     def __init__(self, answer: list[int], vocabulary: int) -> None:

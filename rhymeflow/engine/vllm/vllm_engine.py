@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
 from rhymeflow.engine.base import Finished, Limits, Load, Request, Segment
-from rhymeflow.engine.drafter import Drafter, Drafting
+from rhymeflow.engine.drafter import Drafting
 from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.scheduler import URGENT_SHARE
 from rhymeflow.engine.vllm import self_test
 from rhymeflow.engine.vllm.llm import Llm, Stepped
 from rhymeflow.errors import UserError
-from rhymeflow.histospec.draft import DraftStats
+from rhymeflow.histospec.draft import Draft
+from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.models.load import configured_stop_token_ids, load_tokenizer, resolve_device
 from rhymeflow.utils import objects
@@ -65,8 +66,6 @@ class VllmEngine:
         self._seed, self._instance, self._drafter_for = config.run.seed, instance, drafter_for
         self._llm = Llm(config)
         self.vocabulary = self._llm.vocabulary
-        self._drafting: Drafting | None = None
-        self._drafter: Drafter | None = None
         self._entries: dict[Hashable, Entry] = {}
         self._urgent: deque[Entry] = deque()
         """Those that vLLM has not been given yet, for want of a place."""
@@ -74,6 +73,7 @@ class VllmEngine:
         self._num_generated, self._clock, self._prefill_seconds = 0, 0.0, 0.0
         self._timer = timer(config)
         rollout = config.rollout
+        self._drafting = Drafting(vocabulary=self.vocabulary, max_sequences=rollout.max_num_seqs)
         self._is_here = rollout.vllm_tensor_parallel_size == 1
         """The only worker is in this process; else each opens a reader of its own."""
         self._num_pulls = 0
@@ -120,7 +120,7 @@ class VllmEngine:
             status.kv_tokens,
             self._clock,
             self._num_generated,
-            DraftStats() if self._drafter is None else self._drafter.stats,
+            self._drafting.stats(),
             self._prefill_seconds,
         )
 
@@ -150,19 +150,14 @@ class VllmEngine:
             return []
         if self._urgent:
             self._admit_urgent()
-        if self._drafting is None:
-            self._llm.draft({})
-        else:
-            self._propose(self._drafting)
+        self._propose()
         started = self._timer()
         stepped = self._llm.step()
         seconds = self._timer() - started
         decoded = len(stepped.tokens) + sum(stepped.drafted.values())
         self._prefill_seconds += seconds * max(stepped.rows - decoded, 0) / max(stepped.rows, 1)
         finished = self._take(stepped)
-        if self._drafting is not None:
-            rows, tokens = stepped.rows, stepped.tokens
-            self._drafting.observe(tokens, stepped.drafted, rows=rows, seconds=seconds)
+        self._drafting.observe(stepped.tokens, stepped.drafted, rows=stepped.rows, seconds=seconds)
         self._forget([request.id for request, _ in finished])
         return finished
 
@@ -198,11 +193,7 @@ class VllmEngine:
 
     def draft_with(self, drafter: Drafter | None) -> None:
         """Draft from now on, also for what runs; None: no more."""
-        self._drafter = drafter
-        self._drafting = None
-        if drafter is not None:
-            most = self._limits.max_num_seqs
-            self._drafting = Drafting(drafter, vocabulary=self.vocabulary, max_sequences=most)
+        self._drafting.use(drafter)
         self._llm.draft({})
 
     def num_draws(self) -> int:
@@ -258,11 +249,13 @@ class VllmEngine:
             self._give(self._urgent.popleft())
             num_urgent += 1
 
-    def _propose(self, drafting: Drafting) -> None:
-        status = self._llm.status()
-        ready = [entry.request for key, entry in self._entries.items() if key in status.ready]
-        rows, kv_tokens = status.unready_rows, status.kv_tokens
-        drafts = drafting.propose(ready, other_rows=rows, kv_tokens=kv_tokens)
+    def _propose(self) -> None:
+        drafts: dict[Hashable, Draft] = {}
+        if self._drafting.drafter is not None:
+            status = self._llm.status()
+            ready = [entry.request for key, entry in self._entries.items() if key in status.ready]
+            rows, kv_tokens = status.unready_rows, status.kv_tokens
+            drafts = self._drafting.propose(ready, other_rows=rows, kv_tokens=kv_tokens)
         self._llm.draft({key: draft.tokens for key, draft in drafts.items()})
 
     def _take(self, stepped: Stepped) -> list[Finished]:
@@ -285,8 +278,7 @@ class VllmEngine:
         return finished
 
     def _forget(self, ids: list[Hashable]) -> None:
-        if self._drafting is not None:
-            self._drafting.end(ids)
+        self._drafting.end(ids)
         for key in ids:
             del self._entries[key]
 
