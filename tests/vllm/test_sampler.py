@@ -14,7 +14,6 @@ from rhymeflow.engine.vllm import sampler
 from rhymeflow.engine.vllm.sampler import (
     PLACEHOLDER,
     CounterSampler,
-    Slots,
     arguments,
     decide,
     draws_of,
@@ -108,24 +107,13 @@ def test_it_reads_the_runner(monkeypatch):
 
 @given(REQUESTS, st.integers(0, 99))
 def test_the_processor_leaves_the_token_that_the_native_sampler_draws(requests, seed):
-    """Slots are taken by others than before, too."""
-    slots = Slots(9, torch.device("cpu"))
-    for slot, (how, stream, num_prompt, _) in enumerate(requests):
-        slots.set(slot, arguments(PLAIN, 3, 5))
-        slots.set(slot, arguments(how, stream, 20 + num_prompt))
-    rows = [(slot, place) for slot in range(len(requests)) for place in (0, 1, 7)]
+    rows = [(request, place) for request in requests for place in (0, 1, 7)]
     logits = logits_of(len(rows), seed)
-    decided = decide(
-        logits.clone(),
-        slots,
-        torch.tensor([slot for slot, _ in rows]),
-        torch.tensor([20 + requests[slot][2] + place for slot, place in rows], dtype=torch.int32),
-        range(len(requests)),
-    )
-    for row, (slot, place) in enumerate(rows):
-        token, logprob = alone(logits[row], *requests[slot][:2], place)
-        assert int(decided[row].argmax()) == token
-        assert int(decided[row].isfinite().sum()) == 1
+    extra_args = [arguments(how, stream, prompt) for (how, stream, prompt, _), _ in rows]
+    decided = decide(logits, extra_args, [prompt + place for (_, _, prompt, _), place in rows])
+    for row, ((how, stream, *_), place) in enumerate(rows):
+        token, logprob = alone(logits[row], how, stream, place)
+        assert decided[row].isfinite().nonzero().flatten().tolist() == [token]
         torch.testing.assert_close(float(decided[row, token]), logprob, atol=1e-5, rtol=0)
 
 

@@ -6,7 +6,7 @@ torch's the spans are dealt out to as many threads; results do not depend on how
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -35,57 +35,44 @@ class CpuAttention:
 
     def over(self, spans: list[Span]) -> _Iteration:
         """The attention of an iteration whose row is these spans, one after another."""
-        size_classes: dict[int, tuple[SizeClass, list[int]]] = {}
+        size_classes: dict[SizeClass, list[int]] = {}
         for i, span in enumerate(spans):
-            size_classes.setdefault(span.slot.size_class.capacity, (span.slot.size_class, []))[
-                1
-            ].append(i)
+            size_classes.setdefault(span.slot.size_class, []).append(i)
         rows_S5, parents = _described(spans)
         size_S = rows_S5[:, 3] * (rows_S5[:, 2] + rows_S5[:, 3])
         most = min(torch.get_num_threads(), 1 + int(size_S.sum()) // _SMALL)
-        self._prepare(max(size_classes), most)
-        calls = []
-        for size_class, members in size_classes.values():
-            held, chosen_S5 = _Held(size_class), rows_S5[members]
-            for part in _dealt(chosen_S5, size_S[members], most):
-                calls.append((held, chosen_S5[part]))
-        return _Iteration(len(spans), calls, parents, self._rooms[:most])
+        calls = [
+            (size_class, _flat(size_class.kv), rows_S5[members][part])
+            for size_class, members in size_classes.items()
+            for part in _dealt(size_S[members], most)
+        ]
+        longest = max(size_class.capacity for size_class in size_classes)
+        return _Iteration(calls, parents, self._working_memory(longest, most))
 
-    def _prepare(self, longest: int, num_threads: int) -> None:
-        """Working memory for so many threads."""
+    def _working_memory(self, longest: int, num_threads: int) -> list[tuple[np.ndarray, ...]]:
         if longest > self._longest:
             self._rooms, self._longest = [], longest
         while len(self._rooms) < num_threads:
             self._rooms.append(attention.scratch(self._longest, self._head_dim))
-
-
-class _Held:
-    """A size class's keys and values while no slot moves, flat."""
-
-    def __init__(self, size_class: SizeClass) -> None:
-        self.capacity, self.shape = size_class.capacity, size_class.shape
-        self.kv = _flat(size_class.kv)
-        self._strides = size_class.kv.stride()
-
-    def begin(self, layer: int) -> tuple[int, int]:
-        """Where a layer's keys and its values begin."""
-        keys = layer * self._strides[0]
-        return keys, keys + self._strides[1]
+        return self._rooms[:num_threads]
 
 
 class _Iteration(Attention):
-    """An `attention.Attending`: one iteration's."""
+    """An `attention.Attending`: one iteration's, in which no slot moves.
+
+    A call is a size class, its keys and values, flat, and the spans of it that are computed. Those
+    of one of `rooms` go one after another.
+    """
 
     def __init__(
         self,
-        count: int,
-        calls: list[tuple[_Held, np.ndarray]],
+        calls: list[tuple[SizeClass, np.ndarray, np.ndarray]],
         parents: np.ndarray,
         rooms: list[tuple[np.ndarray, ...]],
     ) -> None:
         self.holds = calls[0][0].shape
-        self.order: Iterable[int] = range(count)
-        self._end = sum(int(rows_S5[:, 3].sum()) for _, rows_S5 in calls)
+        self.order: Iterable[int] = range(sum(len(rows_S5) for *_, rows_S5 in calls))
+        self._end = sum(int(rows_S5[:, 3].sum()) for *_, rows_S5 in calls)
         self._calls, self._parents, self._rooms = calls, parents, rooms
 
     def attend(
@@ -96,29 +83,21 @@ class _Iteration(Attention):
         out_THD = torch.empty(tokens, heads, dim)
         if self._end < tokens:
             out_THD[self._end :] = 0
-        sizes = (heads, k_GTD.shape[0], dim)
+        sizes, count = (heads, k_GTD.shape[0], dim), len(self._rooms)
         q, out = _flat(q_HTD.transpose(0, 1).float()), _flat(out_THD)
         k, v = _flat(k_GTD.transpose(0, 1)), _flat(v_GTD.transpose(0, 1))
 
-        def call(held: _Held, rows_S5: np.ndarray, room: tuple[np.ndarray, ...]) -> None:
-            attention.attend(
-                q, k, v, held.kv, out, np.float32(scale), held.begin(layer), held.capacity, sizes,
-                rows_S5, self._parents, room,
-            )  # fmt: skip
-
-        self._run(call)
-        return out_THD.to(q_HTD.dtype)
-
-    def _run(self, call: Callable[..., None]) -> None:
-        # A room at a time: a thread's calls go one after another.
-        count = len(self._rooms)
-        jobs = [self._calls[i::count] for i in range(count)]
-
         def several(i: int) -> None:
-            for held, rows_S5 in jobs[i]:
-                call(held, rows_S5, self._rooms[i])
+            for size_class, kv, rows_S5 in self._calls[i::count]:
+                of_layer, of_values, *_ = size_class.kv.stride()
+                begin = (layer * of_layer, layer * of_layer + of_values)
+                attention.attend(
+                    q, k, v, kv, out, np.float32(scale), begin, size_class.capacity, sizes,
+                    rows_S5, self._parents, self._rooms[i],
+                )  # fmt: skip
 
         threads.run(several, range(count), torch.get_num_threads() if count > 1 else 1)
+        return out_THD.to(q_HTD.dtype)
 
 
 def _flat(x: Tensor) -> np.ndarray:
@@ -140,13 +119,10 @@ def _described(spans: list[Span]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(rows, np.int64), np.array(parents or [0], np.int64)
 
 
-def _dealt(rows_S5: np.ndarray, size_S: np.ndarray, count: int) -> Iterator[slice]:
+def _dealt(size_S: np.ndarray, count: int) -> Iterator[slice]:
     """At most `count` pieces of about equal size."""
-    if count == 1:
-        yield slice(None)
-        return
     upto_S = size_S.cumsum()
     cuts = np.searchsorted(upto_S, upto_S[-1] * np.arange(1, count) / count) + 1
-    for first, last in zip([0, *cuts], [*cuts, len(rows_S5)], strict=True):
+    for first, last in zip([0, *cuts], [*cuts, len(size_S)], strict=True):
         if first < last:
             yield slice(first, last)
