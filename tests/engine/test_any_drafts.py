@@ -60,6 +60,8 @@ class Moves:
         for key, is_elsewhere in chosen:
             name = self.at[key]
             for request in self.engines[name].interrupt([key, "never heard of"]):
+                if is_elsewhere:  # only the tokens move along, as through the trajectory store
+                    request.logprobs, request.accepted = [], bytearray()
                 self.submit(request, "ba"[name == "b"] if is_elsewhere else name)
 
     def finish(self):
@@ -143,9 +145,10 @@ def test_any_drafts_any_requests_any_moves(scripts, mix, generated, places):
     for request in requests:
         tokens, logprobs, reason = expected[request.id]
         assert (request.tokens, reasons[request.id]) == (tokens, reason)
-        assert request.logprobs == pytest.approx(logprobs, abs=2e-5)
+        known = len(request.logprobs)
+        assert request.logprobs == pytest.approx(logprobs[len(tokens) - known :], abs=2e-5)
         assert request.segments == moves.segments(request)
-        assert len(request.logprobs) == len(request.accepted) == len(request.tokens)
+        assert len(request.accepted) == known > 0
         # An iteration ends with a token that nobody drafted, but for a drafted one that stops.
-        own = request.accepted.count(0)
-        assert own == request.steps - (reasons[request.id] == "stop" and request.accepted[-1])
+        own, is_stopped = request.accepted.count(0), reason == "stop" and request.accepted[-1]
+        assert known < len(tokens) or own == request.steps - is_stopped

@@ -1,7 +1,6 @@
 """Both attentions against the formula in float64: ragged spans, trees, size classes, threads."""
 
 import contextlib
-import random
 from unittest.mock import patch
 
 import pytest
@@ -142,23 +141,18 @@ def test_any_sizes_are_the_formula(dtype, cases, group, kv_heads, dim, count):
 
 
 def test_company_changes_no_bit():
-    """Law 3 where it can be had to the last bit: alone, among others, in other threads."""
+    """Law 3 where it can be had to the last bit: among others, in other threads and order."""
     attention = CpuAttention(torch.float32, DIM)
-    together = Filled(MIXED, torch.float32).attend(attention.over)
-    with threads(2):
-        in_threads = Filled(MIXED, torch.float32).attend(attention.over)
-    rng = random.Random(3)
-    order = rng.sample(range(len(MIXED)), len(MIXED))
     filled = Filled(MIXED, torch.float32)
-    rows = [
-        x.split([span.num_new for span in filled.spans]) for x in (filled.q, filled.k, filled.v)
-    ]
-    filled.q, filled.k, filled.v = (torch.cat([part[i] for i in order]) for part in rows)
+    together = filled.attend(attention.over)
+    sizes, order = [span.num_new for span in filled.spans], list(range(len(MIXED)))[::-1]
+    for x in ("q", "k", "v"):
+        parts = getattr(filled, x).split(sizes)
+        setattr(filled, x, torch.cat([parts[i] for i in order]))
     filled.spans = [filled.spans[i] for i in order]
-    shuffled = filled.attend(attention.over)
-    for i, place in enumerate(order):
-        assert torch.equal(together[place], shuffled[i])
-        assert torch.equal(together[place], in_threads[place])
+    with threads(2):
+        for i, found in zip(order, filled.attend(attention.over), strict=True):
+            assert torch.equal(together[i], found)
 
 
 def test_what_it_serves():

@@ -1,17 +1,22 @@
 """The engine equals the slow oracle, and a response is the same however it came about."""
 
-import functools
-
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import DynamicCache
 
+from rhymeflow.engine.native import noise
 from rhymeflow.errors import UserError
-from tests.engine.drafters import FakeDrafter, right
-from tests.engine.exactness import answers_of
-from tests.engine.models import make_engine, make_requests, oracle, run, sampling, tiny_model
+from tests.engine.drafters import DRAFTS, FakeDrafter, right
+from tests.engine.exactness import answers_of, assert_same
+from tests.engine.models import (
+    SEED,
+    make_engine,
+    make_requests,
+    oracle,
+    run,
+    sampling,
+    tiny_model,
+)
 
 KINDS = ("llama", "qwen2")
 LENGTHS = (3, 3, 17, 1, 40, 9, 245, 2)
@@ -32,12 +37,6 @@ def kind(request):
     return request.param
 
 
-def assert_same(requests, others, tolerance=1e-5):
-    for one, other in zip(requests, others, strict=True):
-        assert one.tokens == other.tokens
-        assert one.logprobs == pytest.approx(other.logprobs, abs=tolerance)
-
-
 def generated_by(model, lengths=LENGTHS, how=None, **options):
     requests = make_requests(lengths, how)
     run(make_engine(model, **options), requests)
@@ -56,69 +55,30 @@ def test_equals_the_plain_model_recomputed_token_by_token(kind, how):
         assert reasons[request.id] == reason
 
 
-@settings(max_examples=15)
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 6), st.sets(st.integers(0, 4), min_size=1)), min_size=1, max_size=8
-    )
-)
-def test_moved_between_two_engines_any_number_of_times(moves):
-    """Law 3. Only the tokens move along, as they do through the trajectory store."""
-    model, lengths = MOVED
-    engines = [make_engine(model, max_num_seqs=3), make_engine(model, max_prefill_tokens=7)]
-    at = dict.fromkeys(range(len(lengths)), 0)
-    done = {}
-    for request in make_requests(lengths):
-        engines[0].submit(request)
-
-    def run_on(steps):
-        for _ in range(steps):
-            for engine in engines:
-                done.update({request.id: request for request, _ in engine.step()})
-
-    for steps, chosen in moves:
-        run_on(steps)
-        for key in chosen:
-            for request in engines[at[key]].interrupt([key]):
-                at[key] = 1 - at[key]
-                moved = make_requests(lengths)[key]
-                moved.tokens = list(request.tokens)
-                engines[at[key]].submit(moved)
-    while any(engine.has_work for engine in engines):
-        run_on(1)
-    for request in uninterrupted():
-        moved = done[request.id]
-        assert moved.tokens == request.tokens
-        known = len(moved.logprobs)
-        assert known > 0
-        assert moved.logprobs == pytest.approx(request.logprobs[-known:], abs=1e-5)
-        assert moved.segments[0].start == len(moved.tokens) - known
-
-
-MOVED = (tiny_model(), (3, 3, 17, 40, 9))
-
-
-@functools.cache
-def uninterrupted():
-    return generated_by(*MOVED)
-
-
+@pytest.mark.parametrize("drafts", ["none", "right tree"])
 @pytest.mark.parametrize("keep_cache", [True, False])
 @pytest.mark.parametrize("steps", [2, 9])
-def test_new_weights_with_and_without_the_old_cache(kind, steps, keep_cache):
+def test_new_weights_with_and_without_the_old_cache(kind, steps, keep_cache, drafts):
     """The direct formula: the old model's keys and values up to the change, the new model's after.
 
-    After two steps the longest prompt is still being prefilled.
+    After two steps the longest prompt is still being prefilled. Drafts are what the old weights
+    would have said.
     """
-    model, old, new = tiny_model(kind), tiny_model(kind, "sdpa"), tiny_model(kind, "sdpa", seed=1)
-    requests, engine = make_requests(LENGTHS), make_engine(model)
+    model, old = tiny_model(kind), tiny_model(kind, "sdpa")
+    new = tiny_model(kind, "sdpa", seed=1 if drafts == "none" else 0)
+    if drafts != "none":  # by little, so that much of a response stays the same
+        torch.manual_seed(3)
+        for each in new.parameters():
+            each.data *= 1 + 0.01 * torch.randn_like(each)
+    drafter = FakeDrafter(DRAFTS[drafts], answers_of(generated_by(model)))
+    requests, engine = make_requests(LENGTHS), make_engine(model, drafter=drafter)
     for request in requests:
         engine.submit(request)
     for _ in range(steps):
         engine.step()
     cached = {s.request.id: s.cached * keep_cache for s in engine._scheduler.running}
     if keep_cache:
-        assert any(0 < cached[r.id] < len(r.prompt_ids) for r in requests) == (steps == 2)
+        assert any(0 < cached.get(r.id, 0) < len(r.prompt_ids) for r in requests) == (steps == 2)
     before = [list(request.tokens) for request in requests]
     model.load_state_dict(new.state_dict())
     engine.set_version(3, keep_cache=keep_cache)
@@ -126,19 +86,21 @@ def test_new_weights_with_and_without_the_old_cache(kind, steps, keep_cache):
     [late] = make_requests([LENGTHS[0]])  # shares a prompt, but nothing that is out of date
     late.id = "late"
     run(engine, [late])
-    for request, generated in zip(requests, before, strict=True):
-        assert request.tokens[: len(generated)] == generated
-        assert [s.version for s in request.segments] == ([0, 3] if generated else [3])
-        logprobs = mixed_logprobs(old, new, request, cached[request.id])
-        assert request.logprobs[len(generated) :] == pytest.approx(
-            logprobs[len(generated) :], abs=1e-4
-        )
-    assert late.logprobs == pytest.approx(mixed_logprobs(old, new, late, 0), abs=1e-4)
-    assert late.logprobs != pytest.approx(mixed_logprobs(old, new, late, 2), abs=1e-4)
+    for request, generated in zip([*requests, late], [*before, []], strict=True):
+        begin = len(generated)
+        assert request.tokens[:begin] == generated
+        assert [s.version for s in request.segments] == ([0, 3] if generated else [3])[
+            : 1 + (begin < len(request.tokens))
+        ]
+        tokens, logprobs = by_formula(old, new, request, cached.get(request.id, 0))
+        assert request.tokens[begin:] == tokens[begin:]
+        assert request.logprobs[begin:] == pytest.approx(logprobs[begin:], abs=1e-4)
+    assert late.logprobs != pytest.approx(by_formula(old, new, late, 2)[1], abs=1e-6)
 
 
-def mixed_logprobs(old, new, request, cached):
-    """Each response token's, with the first `cached` positions' keys and values by `old`."""
+def by_formula(old, new, request, cached):
+    """Each response token as it is drawn after those before it, and its log-probability, with the
+    first `cached` positions' keys and values by `old`."""
     ids = torch.tensor([request.prompt_ids + request.tokens])
     cache, logits = DynamicCache(), []
     with torch.no_grad():
@@ -146,7 +108,10 @@ def mixed_logprobs(old, new, request, cached):
             logits.append(old(ids[:, :cached], past_key_values=cache).logits[0])
         logits.append(new(ids[:, cached:], past_key_values=cache).logits[0])
     rows = torch.cat(logits)[len(request.prompt_ids) - 1 : -1].log_softmax(1)
-    return rows.gather(1, torch.tensor(request.tokens)[:, None])[:, 0].tolist()
+    streams = [noise.stream(SEED, request.noise_key)] * len(rows)
+    keys = noise.row_keys(streams, range(len(rows)), torch.device("cpu"))
+    drawn = noise.draw(rows, keys).tolist()
+    return drawn, rows.gather(1, torch.tensor(request.tokens)[:, None])[:, 0].tolist()
 
 
 def test_a_full_model_length_is_served_and_one_more_refused():
@@ -281,6 +246,5 @@ def test_new_weights_while_something_has_made_way():
     run(engine, [])
     for request in requests:
         begin = request.segments[-1].start
-        assert request.logprobs[begin:] == pytest.approx(
-            mixed_logprobs(model, new, request, 0)[begin:], abs=1e-4
-        )
+        _, logprobs = by_formula(model, new, request, 0)
+        assert request.logprobs[begin:] == pytest.approx(logprobs[begin:], abs=1e-4)

@@ -73,33 +73,24 @@ def test_tokens_are_the_same_whatever_is_kept_and_less_is_run(capacity):
         assert ran <= all_of_it
 
 
-def test_nothing_is_kept_past_a_change_of_weights():
-    model, other = tiny_model(), tiny_model(seed=1)
+@pytest.mark.parametrize("change", ["other weights", "other tokens"])
+def test_what_is_kept_is_used_for_the_very_tokens_under_the_very_weights_only(change):
+    model, seed = tiny_model(), 0
     engine, (request, *_) = make_engine(model, kv_capacity=1000), fresh()
     request.keeps_cache = True
     run(engine, [request])
-    model.load_state_dict(other.state_dict())
-    engine.set_version(1, keep_cache=True)
+    if change == "other weights":
+        seed = 1
+        model.load_state_dict(tiny_model(seed=seed).state_dict())
+        engine.set_version(1, keep_cache=True)
+    else:
+        request.prompt_ids = [token + 1 for token in request.prompt_ids]
     answered(request, 2)
     again = replace(request, tokens=[*request.tokens], logprobs=[*request.logprobs], segments=[])
     run(engine, [request])
-    run(make_engine(tiny_model(seed=1), version=1), [again])
+    run(make_engine(tiny_model(seed=seed)), [again])
     assert again.tokens == request.tokens
     assert again.logprobs == pytest.approx(request.logprobs, abs=1e-5)
-
-
-def test_what_is_kept_is_used_for_the_very_tokens_only():
-    """A request of this id with other tokens is another response."""
-    model = tiny_model()
-    engine, (request, other, *_) = make_engine(model, kv_capacity=1000), fresh()
-    request.keeps_cache = True
-    run(engine, [request])
-    other.id = request.id
-    other.prompt_ids = [t + 1 for t in other.prompt_ids]
-    alone = replace(other, tokens=[], logprobs=[], segments=[])
-    run(engine, [other])
-    run(make_engine(model), [alone])
-    assert other.tokens == alone.tokens
 
 
 @settings(max_examples=15)

@@ -22,10 +22,11 @@ from tests.engine.models import make_engine, make_requests, run, sampling, tiny_
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("drafts", DRAFTS)
 def test_drafted_equals_undrafted(drafts, how, dtype):
+    """To the last bit where the compiled kernel computes: the shape of a draft is in no sum."""
     expected, expected_reasons = undrafted(how, dtype)
     requests, reasons, drafter = drafted(DRAFTS[drafts], how, dtype, max_prefill_tokens=50)
     assert reasons == expected_reasons
-    assert_same(requests, expected)
+    assert_same(requests, expected, 0.0 if dtype == "float32" else 1e-12)
     assert not drafter.texts
     assert sum(request.drafted for request in requests) > 0 or drafts == "none"
     # the iteration that prefills the last of a prompt samples a token too, and has no handle

@@ -5,13 +5,12 @@ import pytest
 import torch
 
 from rhymeflow.config import Config
-from rhymeflow.engine.base import NoiseKey, Request, Sampling
-from rhymeflow.engine.native.engine import Engine
 from rhymeflow.errors import UserError
 from rhymeflow.learner.logprobs import TokenScorer
 from rhymeflow.learner.packing import pack
 from rhymeflow.learner.sample import Sample
 from rhymeflow.models.rope import settled
+from tests.engine.models import make_engine, make_requests, run, sampling
 from tests.learner.builders import tiny_model
 
 ORIGINAL = 32
@@ -41,29 +40,18 @@ def config_of(prompt=None, response=16, **rollout):
     )
 
 
-def answers(model, lengths):
-    """To prompts of these lengths, at once: tokens and their log-probabilities."""
-    engine = Engine(model, seed=0, max_num_seqs=4, max_prefill_tokens=512, instance="a", version=0)
-    engine.prove()
-    requests = [
-        Request(n, [5 + 3 * j % 50 for j in range(n)], NoiseKey(n, 0, 0), sampling())
-        for n in lengths
-    ]
-    for request in requests:
-        engine.submit(request)
-    while engine.has_work:
-        engine.step()
-    return [(request.tokens, request.logprobs) for request in requests]
-
-
-def sampling():
-    return Sampling(1.0, 1.0, 0, 8, frozenset())
-
-
 @pytest.mark.parametrize("limit", [None, 10])
 def test_neighbours_in_the_engine_do_not_matter(limit):
-    model = settled(model_of(LONG), config_of(limit))
-    assert answers(model, [10]) == answers(model, [10, 60])[:1]
+    model, found = settled(model_of(LONG), config_of(limit)), []
+    for neighbours in ([], [60]):
+        engine = make_engine(model, max_prefill_tokens=512)
+        engine.prove()
+        requests = make_requests([10, *neighbours], sampling(max_new_tokens=8))
+        for request in requests:
+            request.prompt_ids = [token % 67 for token in request.prompt_ids]
+        run(engine, requests)
+        found.append((requests[0].tokens, requests[0].logprobs))
+    assert found[0] == found[1]
 
 
 def test_neighbours_in_the_learner_do_not_matter():
@@ -103,9 +91,5 @@ def test_vllm_scales_attention_by_the_lengths_alone():
 
 
 def test_dynamic_rope_does_not_leave_the_length_it_was_made_for():
-    engine = Engine(
-        model_of(DYNAMIC, context=24),
-        seed=0, max_num_seqs=2, max_prefill_tokens=64, instance="a", version=0,
-    )  # fmt: skip
     with pytest.raises(UserError, match="more than the model's max_position_embeddings = 24"):
-        engine.submit(Request(0, [3] * 17, NoiseKey(0, 0, 0), sampling()))
+        run(make_engine(model_of(DYNAMIC, 24)), make_requests([17], sampling(max_new_tokens=8)))

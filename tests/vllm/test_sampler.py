@@ -51,34 +51,26 @@ def alone(row, how, stream, position):
 
 @given(REQUESTS, st.integers(0, 99), st.randoms(use_true_random=False))
 def test_tokens_stand_up_to_the_first_wrong_draft(requests, seed, rng):
-    logits = logits_of(sum(1 + size for *_, size in requests), seed)
+    """Of logits of lower precision, which are drawn from in float32."""
+    logits = logits_of(sum(1 + size for *_, size in requests), seed).bfloat16()
     draws, drafts, expected, first = [], [], [], 0
     for how, stream, position, size in requests:
         rows = logits[first : first + size + 1]
         first += size + 1
         # One by one: each token from its own row, with its own position's noise.
-        due = [alone(row, how, stream, position + i) for i, row in enumerate(rows)]
+        due = [alone(row.float(), how, stream, position + i) for i, row in enumerate(rows)]
         tokens = [token for token, _ in due]
         right = rng.randrange(size + 1)
         drafts.append(tokens[:right] + [(token + 1) % VOCABULARY for token in tokens[right:size]])
         draws.append(draws_of(arguments(how, stream, 20), 20 + position, size + 1))
         expected.append(due[: right + 1])
+    assert draws_of(arguments(PLAIN, 1, 20), 0, 1).positions == [0]  # a prompt being prefilled
     tokens_NW, logprobs_NW = verify(logits, draws, drafts)
     for i, due in enumerate(expected):
         count = len(due)
         assert tokens_NW[i].tolist()[:count] == [token for token, _ in due]
         assert set(tokens_NW[i].tolist()[count:]) <= {PLACEHOLDER}
         torch.testing.assert_close(logprobs_NW[i, :count], torch.tensor([x for _, x in due]))
-
-
-def test_a_prompt_that_is_being_prefilled_draws_something():
-    assert draws_of(arguments(PLAIN, 1, 20), 0, 1).positions == [0]
-
-
-def test_logits_of_lower_precision_are_drawn_from_in_float32():
-    logits = logits_of(1, 0).bfloat16()
-    tokens, logprobs = verify(logits, [Draws(PLAIN, 7, [3])], [[]])
-    assert (tokens.item(), logprobs.item()) == alone(logits[0].float(), PLAIN, 7, 3)
 
 
 def test_it_reads_the_runner(monkeypatch):
