@@ -1,15 +1,9 @@
 """Attention through the cache, compiled for CPUs: every span of one size class in one call.
 
 For a span and a key-value head, the vectors of its new tokens in the query heads that share the
-head are the rows of a small matrix. Scores are its product with the keys, which are transposed into
-columns once per span and head, and the output is the weights' product with the values as they lie.
-Rows are taken in blocks of 8 or, if there are fewer, 1 to 4, so a prompt's thousand tokens and a
-single one go the same way, and little is computed in vain.
-
-Holds true: a row's output is summed in an order that depends on its own sequence alone, so it is
-the same to the last bit whatever else runs beside it, drafted or not, in a line or a tree. What
-lies in the cache beyond a span's end goes into no sum. Sums and the softmax are in float32 whatever
-the cache holds. Knows nothing of requests or torch.
+head are the rows of a small matrix, at most 8 at a time. Scores are its product with the keys,
+turned into columns once. A row is summed in float32, in an order that depends on its own sequence
+alone: it is the same to the last bit whatever runs beside it, drafted or not, in a line or a tree.
 """
 
 from __future__ import annotations
@@ -36,6 +30,8 @@ _LINE = 64
 _UNSEEN = np.float32(-1e30)
 _LEAST = np.float32(-87.0)
 """Less has an exponential of 0."""
+_ROUNDING = np.float32(1.5 * 2**23)
+"""Added to a small number it leaves the nearest whole number in the last bits."""
 _MATH = {"contract", "nsz", "arcp"}
 """What the compiler may do to floats; not to change the order of sums."""
 
@@ -216,13 +212,12 @@ def exp_of_negative(x):
     """exp of x <= 0 to 2 ulp: 2^n times a polynomial of what is left, so that it can be vectors.
 
     The coefficients are those of 1/k! up to x^7: |x - n log 2| <= log(2) / 2 leaves an error of
-    less than 1e-8.
+    less than 1e-8. What is no number stays none. The caller's `fastmath` must not reorder sums.
     """
-    clipped = max(x, _LEAST)
-    # Conversion cuts towards 0, so this rounds to the nearest.
-    whole = np.int32(clipped * np.float32(1.4426950408889634) - np.float32(0.5))
-    n = np.float32(whole)
-    rest = clipped - n * np.float32(0.693359375) - n * np.float32(-2.12194440e-4)
+    clipped = _LEAST if x < _LEAST else x
+    rounded = clipped * np.float32(1.4426950408889634) + _ROUNDING
+    n = rounded - _ROUNDING
+    rest = n * np.float32(2.12194440e-4) + (n * np.float32(-0.693359375) + clipped)
     y = np.float32(1 / 5040)
     y = y * rest + np.float32(1 / 720)
     y = y * rest + np.float32(1 / 120)
@@ -231,8 +226,8 @@ def exp_of_negative(x):
     y = y * rest + np.float32(1 / 2)
     y = y * rest + np.float32(1)
     y = y * rest + np.float32(1)
-    power = np.int32((whole + 127) << 23).view(np.float32)
-    return y * power if x > _LEAST else np.float32(0)
+    bits = (np.float32(rounded).view(np.int32) << np.int32(23)) + np.int32(127 << 23)
+    return np.float32(0) if x < _LEAST else y * np.int32(bits).view(np.float32)
 
 
 @njit(cache=True, fastmath=_MATH, error_model="numpy")

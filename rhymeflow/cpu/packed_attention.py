@@ -1,15 +1,9 @@
 """Attention within the sequences of a packed row and its gradient, compiled for CPUs.
 
 For a sequence and a key-value head, the vectors of its query tokens in the query heads that share
-the head are the columns of a small matrix, 32 at a time; scores are the keys' product with it. So
-every query has a place in a vector: its largest score and its sums need no other place, and keys
-and values are read as they lie. Nothing is padded but the last block and the last keys, what comes
-after a block's last token is not computed, and a token that several sequences share is a query
-once. The backward pass computes the weights anew from the log of their sums, as FlashAttention does
-(arXiv 2205.14135, section 3.1).
-
-Holds true: sums are in float32, each in an order that depends on its own sequence, and for a shared
-token on the sequences it is in, alone. Knows nothing of torch.
+the head are the columns of a small matrix, 32 at a time; scores are the keys' product with it. A
+token that several sequences share is a query once. The backward pass computes the weights anew from
+the log of their sums, as FlashAttention does (arXiv 2205.14135, section 3.1).
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from rhymeflow.cpu.column_exp import exponentials, slopes
+from rhymeflow.cpu.attention import exp_of_negative
 from rhymeflow.cpu.tiles import (
     BYTES,
     LANES,
@@ -38,7 +32,7 @@ _UNSEEN = np.float32(-1e30)
 _COMPILED = {
     "cache": True,
     "nogil": True,
-    # Not to change the order of sums, which would take `column_exp`'s rounding apart.
+    # Not to change the order of sums, which would take `exp_of_negative`'s rounding apart.
     "fastmath": {"contract", "nsz", "arcp"},
     "error_model": "numpy",
 }
@@ -96,7 +90,7 @@ def attend(q, k, v, out, log_sums, scale, sizes, items, places, room):
             _by_columns(room.p, room.k, room.q, room.columns, rows, seen, dim)
             _hide(room.p, first, seen, group)
             for r in range(0, rows, LANES):
-                exponentials(room.p, r, BLOCK, seen, largest, total, r)
+                _weigh(room.p[r:], seen, largest[r:], total[r:])
             _weighted(room.o, room.p, room.v, rows, dim, seen)
             for r in range(rows):
                 token, of_group = divmod(first + r, group)
@@ -140,7 +134,7 @@ def differentiate(
                 log_sum[r] = log_sums[tokens[token] * heads + head * group + of_group]
                 inner[r] = _inner(room.g[r * dim :][:dim], room.o[r * dim :][:dim])
             for r in range(0, rows, LANES):
-                slopes(room.p, room.s, r, BLOCK, _whole_tiles(seen), log_sum, inner, r)
+                _slope(room.p[r:], room.s[r:], _whole_tiles(seen), log_sum[r:], inner[r:])
             _weighted(room.o, room.s, room.k, rows, dim, seen)
             for r in range(rows):
                 token, of_group = divmod(first + r, group)
@@ -202,6 +196,40 @@ def _hide(scores, first, seen, group):
     """Hide from each query the keys that come after its token, to the last key's tile's end."""
     for place in range(first // group + 1, _whole_tiles(seen)):
         scores[place * BLOCK :][: min(BLOCK, place * group - first)] = _UNSEEN
+
+
+# In the next two each loop has few arrays: of more the compiler must suppose that they overlap.
+@njit(**_COMPILED)
+def _weigh(scores, seen, largest, total):
+    """Turn `LANES` columns of scores into exp(score - largest of its column), and sum them."""
+    largest, total = largest[:LANES], total[:LANES]
+    largest[:] = _UNSEEN
+    total[:] = np.float32(0)
+    for place in range(0, seen * BLOCK, BLOCK):
+        row = scores[place:][:LANES]
+        for j in range(LANES):
+            largest[j] = row[j] if row[j] > largest[j] else largest[j]
+    for place in range(0, seen * BLOCK, BLOCK):
+        row = scores[place:][:LANES]
+        for j in range(LANES):
+            row[j] = exp_of_negative(row[j] - largest[j])
+        for j in range(LANES):
+            total[j] += row[j]
+
+
+@njit(**_COMPILED)
+def _slope(scores, slopes, seen, log_sums, inner):
+    """Turn `LANES` columns of scores into weights exp(score - log sum), and of the loss's gradient
+    by the weights, in `slopes`, into that by the scores: weight * (slope - inner)."""
+    log_sums, inner = log_sums[:LANES], inner[:LANES]
+    for place in range(0, seen * BLOCK, BLOCK):
+        row, slope = scores[place:][:LANES], slopes[place:][:LANES]
+        for j in range(LANES):
+            row[j] = exp_of_negative(row[j] - log_sums[j])
+        for j in range(LANES):
+            slope[j] -= inner[j]
+        for j in range(LANES):
+            slope[j] *= row[j]
 
 
 # A sum within a vector: only in another order can it be several sums at once.

@@ -1,26 +1,9 @@
-"""Products of small matrices on a CPU, in registers from end to end.
+"""Products of small matrices on a CPU, in registers from end to end: attention is made of them.
 
-`tile_16(out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth)` sets, for
-i < 8 and j < 16,
-
-    out[o + i * out_row + j] = sum over k < depth of
-        left[a + i * left_row + k * left_step] * right[b + k * right_step + j]
-
-over one-dimensional float32 arrays, and `tile_32` the same for j < 32; `depth` >= 1.
-`add_tile_16` and `add_tile_32` add to what `out` holds. `row_tile_8`, `row_tile_16` and
-`row_tile_32` take a number of rows, 1 to 8, before all else, and compute the next of `ROW_COUNTS`:
-`left` and `out` must have so many; their `right` may be the bits of bfloat16, as uint16. Attention
-is made of such products, the engine's (`attention.py`) and the learner's
-(`packed_attention.py`): their sums stay in registers, where a loop over array elements would write
-and read them in every step. Measured on one core of a Zen 5 with AVX-512: 120 to 150 GFLOPS,
-against 60 for the best loop that numba could be led to vectorise.
-
-It is LLVM's own vector arithmetic, emitted by a numba intrinsic, so it runs on any CPU, in whatever
-width that has. A product is computed in parts of as many sums as the CPU has registers for: all 8
-by 32 at once with AVX-512, 4 by 16 elsewhere. On one core with AVX2 8 by 32 at once is 22 to 27
-GFLOPS, 8 by 16 29, and 4 by 16 is 80. Holds true: an element's sum is taken in the order of k,
-whatever else is computed and in whatever parts. No index is checked: the caller knows that the
-arrays are large enough.
+Sums stay in registers, where a loop over array elements would write and read them in every step
+(one core of a Zen 5: 120 to 150 GFLOPS, against 60 for the best loop that numba could be led to
+vectorise). It is LLVM's own vector arithmetic, emitted by a numba intrinsic, so it runs on any CPU.
+An element's sum is taken in the order of k, whatever else is computed. No index is checked.
 """
 
 from __future__ import annotations
@@ -39,7 +22,8 @@ ROWS = 8
 LANES = 16
 """Columns of the narrow product; a vector."""
 HAS_AVX512 = bool(llvmlite.binding.get_host_cpu_features().get("avx512f", False))
-"""32 registers of a vector each; elsewhere a vector takes two of 16, or four of 32."""
+"""32 registers of a vector each; elsewhere a vector takes two of 16, or four of 32. So a product is
+computed at once, or in parts of 4 by 16: 80 GFLOPS on a core with AVX2, where 8 by 32 is 25."""
 
 ROW_COUNTS = (1, 2, 3, 4, ROWS)
 """The numbers of rows that there is code for."""
@@ -214,8 +198,17 @@ def _everywhere(builder: Any, scalar: Any, vector: Any) -> Any:
 
 
 tile_16, tile_32 = _tile(16), _tile(32)
+"""`tile_16(out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth)` sets, for
+i < 8 and j < 16, of one-dimensional float32 arrays,
+
+    out[o + i * out_row + j] = sum over k < depth of
+        left[a + i * left_row + k * left_step] * right[b + k * right_step + j]
+"""
 add_tile_16, add_tile_32 = _tile(16, adds=True), _tile(32, adds=True)
+"""These add to what `out` holds."""
 row_tile_8, row_tile_16, row_tile_32 = _row_tile(8), _row_tile(16), _row_tile(32)
+"""These take a number of rows, 1 to 8, before all else, and compute the next of `ROW_COUNTS`, which
+`left` and `out` must have; their `right` may be the bits of bfloat16, as uint16."""
 
 
 @intrinsic

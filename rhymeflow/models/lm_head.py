@@ -1,10 +1,9 @@
 """The output head with float32 logits, whatever the model's dtype: one for engine and learner.
 
-A bfloat16 logit of 20 is rounded to a multiple of 1/8: ties among the likely tokens, and an error
-of several percent in every probability; were only one side to round, the learner would see it as
-off-policy data. On CUDA one product sums in float32; on CPUs the weight is held a second time in
-float32, for few rows laid out for them. With `many_rows` it is not: from some hundred on that is
-slower (61 against 85 GFLOPS, on AVX2).
+A bfloat16 logit of 20 is rounded to a multiple of 1/8, an error of several percent in every
+probability; were only one side to round, the learner would see off-policy data. On CUDA one product
+sums in float32; on CPUs the weight is held a second time in float32, laid out for few rows; with
+`many_rows` it is not: from some hundred on that is slower (61 against 85 GFLOPS, on AVX2).
 """
 
 from __future__ import annotations

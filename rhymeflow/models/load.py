@@ -113,12 +113,21 @@ def empty_model(
     NaN, so that a forward pass before the first pull is seen and not believed. Buffers (rotary
     frequencies) are right.
     """
-    with no_init_weights():
-        model = _of_config(config, dtype, device)
-    model.tie_weights()
+    model = unfilled_model(config, dtype=dtype, device=device)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(torch.nan)
+    return model
+
+
+def unfilled_model(
+    config: ModelConfig, *, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    """As `empty_model`, whose parameters' memory was never touched, and so takes none."""
+    with no_init_weights():
+        model = _of_config(config, dtype, device)
+    model.tie_weights()
+    forget_quantization(model)
     return model
 
 

@@ -13,14 +13,11 @@ import torch
 from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.initialization import no_init_weights
+from transformers import PreTrainedModel
 
 from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
-from rhymeflow.models import attention
-from rhymeflow.models.converted import forget_quantization
-from rhymeflow.models.load import generation_config, load_config, load_model
+from rhymeflow.models.load import load_config, load_model, unfilled_model
 from rhymeflow.models.reading import explained, offline, readable
 from rhymeflow.models.source import Source
 
@@ -53,20 +50,8 @@ class WeightRows:
         return True
 
     def skeleton(self) -> PreTrainedModel:
-        """The model with memory for its parameters that was never touched, and so takes none.
-
-        Buffers (rotary frequencies) are right.
-        """
-        hf_config = load_config(self._config)
-        with no_init_weights():
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                hf_config, dtype=torch.float32, attn_implementation=attention.NAME
-            )
-        model.tie_weights()
-        forget_quantization(model)
-        model.generation_config = generation_config(self._source) or model.generation_config
-        model.eval()
-        return model
+        """The model with memory for its parameters that was never touched, and so takes none."""
+        return unfilled_model(self._config, dtype=torch.float32, device=_CPU)
 
     def read(self, name: str, rows: slice) -> Tensor:
         """Rows of a parameter, by its name in the model, in float32.

@@ -12,8 +12,6 @@ Holds true, and the tests say so:
   there (a group's trajectories have one prompt, so this divides the work by `num_generations`);
   what was computed under older weights is not copied;
 - every iteration runs at least one token while there is work.
-
-Knows nothing of tensors, models or why a request ends.
 """
 
 from __future__ import annotations

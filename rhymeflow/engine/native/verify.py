@@ -7,8 +7,6 @@ one would have sampled, as logits depend on the tokens before them alone and noi
 alone. The draft is a point mass, so this is also rejection sampling with the residual sampled in
 advance (Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding",
 2023, appendix A.1); there are no ratios to compare.
-
-Knows nothing of tensors.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """Noise by counter in vLLM (law 3): a sampler for its model runner V1, a logits processor for V2.
 
-vLLM's own draws depend on what was drawn before, and on drafts. Here a token is a function of its
-logits, the response's noise stream and its position, as in the native engine. A draft stands while
-it equals what was drawn, so tokens are those that decoding one by one would have given.
-
-In V1 `CounterSampler` takes the place of the sampler and of the rejection sampler. V2's logits
-processors know each row's request and position, and stay active while drafts are verified. So vLLM
-is asked for temperature 0, and the processor leaves one token of each row: greedy verification is
-then exact acceptance. That token's logit is its log-probability, which vLLM reports as it stands.
+vLLM's own draws depend on what was drawn before, and on drafts; here a token is drawn as in the
+native engine, and a draft stands while it equals what was drawn. V2's logits processors know each
+row's request and position, so there vLLM is asked for temperature 0 and the processor leaves one
+token of each row, with its log-probability as logit: greedy verification is exact acceptance.
 """
 
 from __future__ import annotations
