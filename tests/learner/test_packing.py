@@ -118,3 +118,9 @@ def test_no_share_is_further_from_the_mean_than_a_sample_and_a_prompt(batch, cou
 
 def test_of_no_samples_there_are_no_rows():
     assert share([], [], 10, 1, 2) == []
+
+
+def test_one_rank_gets_what_is_packed() -> None:
+    batch = made_up_batch()
+    rows = share(batch, range(16), 50, 0, 1)
+    assert [row.members for row in rows] == [row.members for row in pack(batch, range(16), 50)]

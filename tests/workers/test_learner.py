@@ -1,14 +1,45 @@
-"""The learner's turns."""
+"""The learner's process: what it reads of the log, and what it says of checkpoints."""
 
 from __future__ import annotations
 
 import multiprocessing
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
+from rhymeflow.config import Config
+from rhymeflow.core.events import VersionPublished
 from rhymeflow.learner.checkpoint import Saved
+from rhymeflow.store.reader import TrajectoryReader, TrajectoryRecord
+from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.workers.learner import LearnerProcess
 from rhymeflow.workers.messages import CheckpointEnded, Shutdown, receive, send
+from rhymeflow.workers.restore import in_a_row, samples
+
+
+@pytest.mark.parametrize(
+    ("reason", "truncated"),
+    [("stop", False), ("max_turns", False), ("length", True), ("finished_early", True)],
+)
+def test_truncated_is_what_the_policy_did_not_end(reason: str, truncated: bool) -> None:
+    record = TrajectoryRecord(0, 0, [1], [2], [-1.0], [0], 1.0, reason, {}, [False])
+    assert [each.truncated for each in samples([record], Config())] == [truncated]
+
+
+def test_skipped_steps_in_a_row_are_counted_in_each_attempt_anew(tmp_path):
+    with closing(SqliteTrajectoryStore(tmp_path / "events.db")) as store:
+        for skipped, expected in (([], 0), ([0], 1), ([0, 1], 2), ([], 0), ([1], 1)):
+            version = store._last_seq + 1
+            store.record(0.0, [VersionPublished(version, "", tuple(skipped))])
+            store.commit()
+            with closing(TrajectoryReader(store.path)) as reader:
+                assert in_a_row(reader) == expected
+        store.begin_attempt(Config().model_dump_json(), now=0.0, started="later")
+        store.commit()
+        with closing(TrajectoryReader(store.path)) as reader:
+            assert in_a_row(reader) == 0
 
 
 def test_a_learner_that_is_never_idle_says_which_checkpoints_are_complete():
