@@ -1,7 +1,7 @@
 """Several rewards: a lambda, a closure, an object, an async one; weights, callbacks, evaluation."""
 
-import argparse
 import datetime
+import sys
 
 import numpy as np
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -54,17 +54,19 @@ async def reward_async(completions, **kwargs):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model")
-    parser.add_argument("--output_dir")
-    given = parser.parse_args()
-    model = AutoModelForCausalLM.from_pretrained(given.model)
-    tokenizer = AutoTokenizer.from_pretrained(given.model)
+    name, output_dir = sys.argv[1:3]
+    model = AutoModelForCausalLM.from_pretrained(name)
+    tokenizer = AutoTokenizer.from_pretrained(name)
     before = next(iter(model.parameters())).detach().clone()
     rows = [
         {"prompt": f"a{n} b{n}?", "weights": np.ones(2), "day": datetime.date(2026, 1, 1 + n)}
         for n in range(8)
     ]
+    args = GRPOConfig(
+        output_dir, 8, max_steps=4, num_generations=4, max_completion_length=24,
+        reward_weights=[0.1, 1.0, 0.5, 1.0], logging_steps=1, eval_strategy="steps",
+        eval_steps=2, learning_rate=1e-3, save_steps=1, use_cpu=True, warmup_steps=0.0,
+    )  # fmt: skip
     stop = Stop(at=2)
     trainer = GRPOTrainer(
         model,
@@ -74,21 +76,7 @@ def main():
             Contains("="),
             reward_async,
         ],
-        GRPOConfig(
-            given.output_dir,
-            8,
-            max_steps=4,
-            num_generations=4,
-            max_completion_length=24,
-            reward_weights=[0.1, 1.0, 0.5, 1.0],
-            logging_steps=1,
-            eval_strategy="steps",
-            eval_steps=2,
-            learning_rate=1e-3,
-            save_steps=1,
-            use_cpu=True,
-            warmup_steps=0.0,
-        ),
+        args,
         rows,
         {"low": rows[:2], "high": rows[5:]},
         tokenizer,
