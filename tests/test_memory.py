@@ -108,7 +108,7 @@ SMOLLM2 = replace(
 )  # fmt: skip
 PEAKS = [
     # recipe, tokens of the micro-batch, MB at the peak of a step in float32 on a CPU:
-    # `rhymeflow bench learner --parts memory --dtype float32`
+    # benchmarks/results/learner-memory.md is a later measurement
     ("demo", 4000, 318.8),
     ("demo", 8000, 567.7),
     ("smollm2", 500, 2933),

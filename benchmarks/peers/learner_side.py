@@ -2,8 +2,7 @@
 
 `CHECKOUT` is the one that this file is in. Other checkouts call this file with the same arguments
 and requests, so both stay as they are: for `{"batch": i}` it trains on that batch of the file and
-answers with `tokens/s`; for `{"tokens": n}` on random responses of n tokens, in one micro-batch,
-with `peak MB` over what the process had before it loaded the model, and `parameters`.
+answers with `tokens/s`.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ def main() -> None:
     import torch
 
     import rhymeflow
-    from benchmarks.ranks import Memory
-    from benchmarks.rollouts.policy import random_batch
     from rhymeflow.config.load import read_config
     from rhymeflow.learner.learner import Learner
     from rhymeflow.learner.sample import Sample
@@ -32,7 +29,7 @@ def main() -> None:
     torch.set_num_threads(int(threads))
     keep_freed_memory()  # as the worker does
     config = read_config(recipe, {"model.dtype": dtype, "model.device": "cpu"})
-    device, memory = torch.device("cpu"), Memory()
+    device = torch.device("cpu")
     model = load_model(config.model, dtype=torch.float32, device=device)
     compute = resolve_dtype(config.model, device)
     learner = Learner(model, None, config.learner, config.rollout, compute)
@@ -46,19 +43,9 @@ def main() -> None:
         tokens = sum(len(sample.prompt_ids) + len(sample.completion_ids) for sample in batch)
         return {"tokens/s": tokens / (time.perf_counter() - started)}
 
-    def peak(tokens: int) -> dict[str, float]:
-        row: dict[str, float] = {}
-        batch = random_batch(2, 4, 1, tokens // 8, model.config.vocab_size)
-        memory.held()
-        with memory.peak(row, "peak MB"):
-            learner.train(batch, 1)
-        return {**row, "parameters": learner.num_parameters}
-
     print("answer: {}", flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
-        answer = speed(batches[asked["batch"]]) if "batch" in asked else peak(asked["tokens"])
-        print("answer:", json.dumps(answer), flush=True)
+        print("answer:", json.dumps(speed(batches[json.loads(line)["batch"]])), flush=True)
 
 
 if __name__ == "__main__":

@@ -58,8 +58,8 @@ class Ours:
         from rhymeflow.histospec.drafter import drafter_of
         from rhymeflow.histospec.index import Index
         from rhymeflow.models.load import load_model
+        from rhymeflow.weights.base import make_store
         from rhymeflow.weights.manifest import manifest_of
-        from rhymeflow.weights.stores import make_store
         from rhymeflow.workers.rollout import make_engine, prepare
 
         config = configuration(how)
@@ -157,7 +157,8 @@ class ByHand:
                 logprobs=0,
                 output_kind=RequestOutputKind.DELTA,
             )
-            salted = {"prompt_token_ids": prompt, "cache_salt": "one"}
+            salt = "one" if request.get("keep", True) else str(self._number)
+            salted = {"prompt_token_ids": prompt, "cache_salt": salt}
             self._engine.add_request(f"{self._number}-{i}", salted, params)
         tokens: dict[str, list[int]] = {}
         while self._engine.has_unfinished_requests():

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import pytest
 
-from benchmarks import chaos, harness
 from benchmarks.faults import processes, wal
 from benchmarks.faults.messages import unreliable_pipe
 from benchmarks.faults.plan import (
@@ -26,7 +25,6 @@ from benchmarks.faults.plan import (
     draw_dense,
     draw_rates,
 )  # fmt: skip
-from benchmarks.faults.run import Finished
 from rhymeflow.workers.channel import Channel
 
 
@@ -71,41 +69,6 @@ def test_a_fault_is_due_after_its_step_and_over_with_a_step_that_is_new() -> Non
     account.trained([1, 2, 3, 4, 5], 32.0)
     assert one.recovery == 8.5
     assert account.is_over_all
-
-
-def test_the_record_counts_all_runs_of_its_file(tmp_path: Path) -> None:
-    def attacked(
-        seed: int, recovery: float, violations: list[str], speed: float, quiet: float | None = 2.0
-    ) -> chaos.Attacked:
-        account = Account([Fault(1, 0.0, "learner"), Fault(1, 0.0, "learner", "stopped")])
-        account.trained([1], 0.0)
-        account.inject(0.0)
-        account.inject(1.0)  # is not counted: the run was not over the first
-        account.trained([2], recovery)
-        return chaos.Attacked(seed, Finished(account.injected, violations, 2, speed, 0), quiet)
-
-    runs = [
-        attacked(0, 4.0, [], 1.0),
-        attacked(1, 6.0, ["a", "b"], 1.5),
-        attacked(2, 20.0, [], 1.8),
-        attacked(3, 100.0, ["c"], 0.1, None),  # is not timed
-    ]
-    path = tmp_path / "runs.jsonl"
-    for each in runs:
-        harness.add_line(path, each)
-    assert harness.lines(path, chaos.Attacked) == runs
-    assert harness.lines(tmp_path / "none", chaos.Attacked) == []
-    found = {target.name: target for target in chaos.targets(runs)}
-    assert (found["chaos/violations"].value, found["chaos/violations"].met) == (3, False)
-    assert found["chaos/recovery/learner"].value == 6.0
-    assert found["chaos/effective-time"].value == 0.75
-    runs[1].setup = {"learner.num_ranks": "2"}
-    assert "4 runs, 8 steps, 8 faults, 4 of them deaths" in chaos.notes(runs)
-    assert "6 with the demo as it is, 2 with `learner.num_ranks` 2." in chaos.notes(runs)
-    assert [target.name for target in chaos.targets(runs[3:])] == ["chaos/violations"]
-    killed, stopped = chaos.rows(runs)
-    assert (killed["faults"], killed["timed alone"], killed["greatest"]) == (4, 3, 20.0)
-    assert (stopped["fault"], stopped["faults"]) == ("learner, stopped", 4)
 
 
 def test_processes_are_found_by_kind_among_a_controllers() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import drafter
-from benchmarks.drafter import Count, num_accepted, replay, total
+from benchmarks.drafter import Count, num_accepted, replay
 from benchmarks.rollouts.recorded import Rollout, batches, empty_history, load, save
 from rhymeflow.histospec.draft import Draft
 
@@ -62,15 +62,6 @@ def test_a_step_makes_what_was_accepted_and_one_more() -> None:
     assert (count.drafted, len(count.iteration_seconds)) == (6, 2)
     (count,) = replayed([[rollout(0, 0, 0, [1, 2, 3, 4])]], 9, 4)
     assert (count.drafted, count.steps, count.generated) == (2, 1, 3), "short of the limit"
-
-
-def test_counts_are_by_epoch_and_batches_do_not_mix_them() -> None:
-    rollouts = [rollout(row, epoch, 0, [1, 2, 3]) for epoch in (0, 1) for row in range(3)]
-    found = batches(rollouts, groups=2)
-    assert [len(batch) for batch in found] == [2, 1, 2, 1]
-    counts = replayed(found, 0, 10)
-    assert [(count.epoch, count.steps) for count in counts] == [(0, 6), (1, 6)]
-    assert (total(counts).generated, total(counts[1:]).generated) == (12, 6)
 
 
 @given(st.data())

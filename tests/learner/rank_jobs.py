@@ -23,7 +23,9 @@ from tests.learner.builders import learner_config, made_up_batch, rollout_config
 TIMEOUT = 60.0
 
 
-def on_ranks(num_ranks: int, job: Callable[..., Any], *args: Any) -> list[Any]:
+def on_ranks(
+    num_ranks: int, job: Callable[..., Any], *args: Any, timeout: float = TIMEOUT
+) -> list[Any]:
     """`job(ranks, *args)` on every rank; `job` is at the top level of a module."""
     processes.prepare()
     pipes, workers = [], []
@@ -36,7 +38,7 @@ def on_ranks(num_ranks: int, job: Callable[..., Any], *args: Any) -> list[Any]:
         theirs.close()
         pipes.append(ours)
         workers.append(worker)
-    deadline = time.monotonic() + TIMEOUT
+    deadline = time.monotonic() + timeout
     try:
         address = _receive(pipes[0], deadline)
         for pipe in pipes[1:]:
