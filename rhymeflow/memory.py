@@ -20,8 +20,8 @@ from rhymeflow.errors import UserError
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.index import Index
 from rhymeflow.models import load
+from rhymeflow.weights.base import SPARE_VERSIONS
 from rhymeflow.weights.changes import MOST
-from rhymeflow.weights.stores import SPARE_VERSIONS
 
 GB = 1e9
 MASTER = 4

@@ -97,7 +97,7 @@ def clipped(text: str) -> str:
 
 
 class Refused(Exception):  # noqa: N818 - it is what happened
-    """An answer is not what it should be; the text says why."""
+    """An answer is not what it should be, or cannot be written; the text says why."""
 
 
 class Task:

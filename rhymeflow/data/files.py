@@ -21,8 +21,8 @@ from typing import Any
 
 from rhymeflow.data.prompts import Row
 from rhymeflow.errors import UserError
-from rhymeflow.utils.described import shown
 from rhymeflow.utils.extras import how_to_install
+from rhymeflow.utils.user_values import shown
 
 LONGEST_CELL = 2**31 - 1
 """Characters of a cell of CSV; Python's own limit is 131,072."""

@@ -21,8 +21,8 @@ import xxhash
 
 from rhymeflow.data.prompts import Row
 from rhymeflow.errors import UserError, nearest
-from rhymeflow.utils.arguments import Arguments
 from rhymeflow.utils.extras import how_to_install
+from rhymeflow.utils.user_values import Arguments
 
 ATTEMPTS_PER_PROBLEM = 20
 """Problems tried for each held-out one before the generator counts as exhausted."""

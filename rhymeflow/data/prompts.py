@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rhymeflow.errors import UserError, nearest
-from rhymeflow.utils.described import shown
+from rhymeflow.utils.user_values import shown
 
 Message = dict[str, Any]
 """`role` and `content` are text; one of the assistant's may have `tool_calls`."""

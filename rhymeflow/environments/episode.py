@@ -1,4 +1,4 @@
-"""An episode, as it is told to who has the environments, and what a turn took."""
+"""An episode, as it is told to who has the environments, and what a turn took; loads no pool."""
 
 from __future__ import annotations
 

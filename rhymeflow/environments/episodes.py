@@ -31,10 +31,10 @@ from rhymeflow.environments.messages import (
     Reply,
     Step,
 )
-from rhymeflow.environments.rendering import ChatRenderer, TextRenderer, Unrenderable
+from rhymeflow.environments.rendering import ChatRenderer, TextRenderer
 from rhymeflow.pool import Message, Pool, Refused, Task
 from rhymeflow.suites.suite import RUN
-from rhymeflow.utils.described import shown
+from rhymeflow.utils.user_values import shown
 
 MAX_CONCURRENT = 256
 """Environments that answer at once in one process."""
@@ -112,15 +112,9 @@ class EpisodeTask(Task):
         raise Refused(f"returned {shown(text)}, which is not in the prompt")
 
     def _check_answer(self, answer: Answer) -> None:
-        turn = self._stepped
-        try:
-            if turn > len(self.episode.observed) or (
-                self._tokens(answer, turn) == self.episode.observed[turn - 1]
-            ):
-                return
-        except Unrenderable as error:
-            raise Refused(str(error)) from None
-        raise Refused(NOT_REPRODUCIBLE.format(turn=turn))
+        turn, observed = self._stepped, self.episode.observed
+        if turn <= len(observed) and self._tokens(answer, turn) != observed[turn - 1]:
+            raise Refused(NOT_REPRODUCIBLE.format(turn=turn))
 
     def _tokens(self, answer: Answer, turn: int) -> list[int] | None:
         """None: the episode is over."""
@@ -134,13 +128,13 @@ class EpisodeTask(Task):
     def observed(self) -> list[int] | End:
         """Return the tokens of what is answered to the last turn, or why there is no further one.
 
-        `Unrenderable` if it cannot be written; the text names episode and turn.
+        `Refused` if it cannot be written; the text names episode and turn.
         """
         turn = len(self.episode.turns)
         try:
             tokens = self._tokens(self.result.answer, turn)
-        except Unrenderable as error:
-            raise Unrenderable(f"environment of {self.key}, turn {turn}: {error}") from None
+        except Refused as error:
+            raise Refused(f"environment of {self.key}, turn {turn}: {error}") from None
         if tokens is None:
             return "stop"
         if turn >= self._max_turns:

@@ -12,8 +12,7 @@ from typing import Any
 
 from rhymeflow.data.prompts import RESERVED
 from rhymeflow.errors import UserError
-from rhymeflow.utils.arguments import Arguments
-from rhymeflow.utils.reward_number import reward_numbers
+from rhymeflow.utils.user_values import Arguments, reward_numbers
 
 ARGUMENT = "environments"
 """A function that names it is called with a list of environment objects."""

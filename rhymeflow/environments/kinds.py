@@ -11,12 +11,11 @@ from typing import Any
 from rhymeflow.config import EnvironmentClass, EnvironmentConfig
 from rhymeflow.data.encode import Schema
 from rhymeflow.data.generators import task_module
-from rhymeflow.environments.base import Environment
+from rhymeflow.environments import Environment
 from rhymeflow.environments.tools import schema_of
 from rhymeflow.errors import UserError
-from rhymeflow.utils.arguments import Arguments
-from rhymeflow.utils.described import described
 from rhymeflow.utils.user_modules import function_of, imported
+from rhymeflow.utils.user_values import Arguments, described
 
 NOT_TOOLS = frozenset({"reset", "get_reward", "close"})
 """Public methods of TRL's classes that the policy cannot call."""

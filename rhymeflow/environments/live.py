@@ -55,9 +55,7 @@ from rhymeflow.pool import (
     encodable,
     encode,
 )
-from rhymeflow.utils.arguments import Arguments
-from rhymeflow.utils.described import described, shown
-from rhymeflow.utils.reward_number import reward_number
+from rhymeflow.utils.user_values import Arguments, described, reward_number, shown
 
 
 class Failed(Exception):  # noqa: N818 - it is what happened

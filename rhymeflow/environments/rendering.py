@@ -25,6 +25,7 @@ from rhymeflow.environments.messages import Call, Said
 from rhymeflow.environments.parsing import CLOSE, OPEN, own_calls, parse_calls
 from rhymeflow.environments.tools import CallRefused, arguments_of, example
 from rhymeflow.errors import UserError
+from rhymeflow.pool import Refused
 
 INVISIBLE = "\u200b"
 _MARK = "rhymeflow-said-this"
@@ -34,10 +35,6 @@ _WAY_OUT = (
     "the policy would read its earlier turns otherwise than it wrote them; give the tokenizer a "
     "template for training, which only appends"
 )
-
-
-class Unrenderable(ValueError):  # noqa: N818 - it is what is wrong with an answer
-    """The chat template cannot write what the environment answered; the text says why."""
 
 
 class TextRenderer:
@@ -72,7 +69,7 @@ class TextRenderer:
         try:
             return self._text_ids(text)
         except Unwritable as error:
-            raise Unrenderable(f"what it answers is lost: {error}") from None
+            raise Refused(f"what it answers is lost: {error}") from None
 
 
 class ChatRenderer(TextRenderer):
@@ -141,10 +138,10 @@ class ChatRenderer(TextRenderer):
             ended = self._write(before, opens=False)
             full = self._write([*before, *_with_ids(answer, 0)])
         except TemplateError as error:
-            raise Unrenderable(f"the chat template refuses its answer: {error}") from None
+            raise Refused(f"the chat template refuses its answer: {error}") from None
         if not full.startswith(ended):
             roles = ", ".join(each["role"] for each in answer)
-            raise Unrenderable(f"the chat template rewrites the turn before answers of {roles}")
+            raise Refused(f"the chat template rewrites the turn before answers of {roles}")
         stop = self._stop_text(turn)
         _, found, rest = self._closing.partition(stop) if stop else ("", "", "")
         text = (rest if found else self._closing) + full[len(ended) :]

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from rhymeflow.data.prompts import Message
 from rhymeflow.data.text import special_tokens
-from rhymeflow.environments.rendering import ChatRenderer, Unrenderable
+from rhymeflow.environments.rendering import ChatRenderer
+from rhymeflow.pool import Refused
 from rhymeflow.store.reader import StoredSegment
 
 _MARKS = ("rhymeflowfirst", "rhymeflowsecond")
@@ -94,7 +95,7 @@ class TurnReader:
                 messages: list[Message] = [{"role": role, "content": each} for each in contents]
                 if messages and self._renderer.encode(list(messages), said) == observed:
                     return messages
-            except Unrenderable:  # the template has no such role
+            except Refused:  # the template has no such role
                 continue
         return None
 

@@ -4,9 +4,7 @@ Sequences are gathered out of the row into a few padded rectangles of nearly equ
 to causally by SDPA, and put back. Padding comes after each sequence, so the causal rule alone hides
 it. Of tokens that sequences share, the gradient is the sum over the sequences they are in.
 
-On GPUs there is PyTorch's FlexAttention too. It attends to the row as it lies, so what sequences
-share is computed once; blocks of the mask that nothing sees are skipped. Rows are padded to whole
-blocks, which bounds how many shapes are compiled. On CPUs it has no backward pass.
+On GPUs there is PyTorch's FlexAttention too.
 """
 
 from __future__ import annotations
@@ -106,7 +104,9 @@ BLOCK = 128
 class FlexAttention(Attention):
     """Causal attention inside each of `sequences`, which are places in a row of T tokens.
 
-    Two sequences have their first tokens in common, up to where both branch off, or none.
+    Two sequences have their first tokens in common, up to where both branch off, or none. The row
+    is attended to as it lies, so what they share is computed once, padded to whole blocks, which
+    bounds how many shapes are compiled. On CPUs there is no backward pass.
     """
 
     def __init__(self, sequences: Sequence[np.ndarray], num_tokens: int, device: torch.device):

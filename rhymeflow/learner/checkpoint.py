@@ -16,9 +16,8 @@ import pickle
 import shutil
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +60,34 @@ class Snapshot(NamedTuple):
     buffers: dict[str, Tensor]
     ranks: Ranks
 
+    @classmethod
+    def of(
+        cls,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        optimizer: Optimizer,
+        progress: dict[str, int],
+        dtype: torch.dtype,
+        ranks: Ranks,
+    ) -> Snapshot:
+        """Copy this rank's rows; training may go on while they are written."""
+        copies = {(kind, name): each.to("cpu", copy=True) for kind, name, each in optimizer.state()}
+        parameters = dict(model.named_parameters())
+        rows = {
+            name: copies["master", name]
+            if ("master", name) in copies
+            else ranks.local(each).to("cpu", copy=True)  # it is frozen
+            for name, each in parameters.items()
+        }
+        weights = Gathering(model, rows.__getitem__, dtype, ranks, ranks.saving)
+        state = {
+            f"{kind}.{name}": _distributed(each, parameters[name], ranks)
+            for (kind, name), each in copies.items()
+        }
+        buffers = {name: each.to("cpu", copy=True) for name, each in buffers_of(model).items()}
+        progress = {**progress, "optimizer_steps": optimizer.num_steps}
+        return cls(model, tokenizer, progress, state, weights, buffers, ranks)
+
     def write(self, directory: Path) -> None:
         """Write everything beside `directory` and put it in place with one rename.
 
@@ -91,13 +118,13 @@ class Snapshot(NamedTuple):
         self._on_lead(lambda: (directory / PROGRESS).write_text(progress))
 
     def _export(self, directory: Path) -> None:
-        export = Export(directory, self.model, self.buffers)
-        self._on_lead(lambda: export.begin(self.tokenizer, self.weights.dtype))
-        problem = None
-        for block in self.weights.blocks():
-            if self.ranks.is_lead and problem is None:  # else gathered for the others' sake
-                problem = _problem(partial(export.write, block))
-        self._on_lead(export.end, problem)
+        blocks, problem = self.weights.blocks(), None
+        if self.ranks.is_lead:
+            given = directory, self.model, self.tokenizer, self.weights.dtype, blocks, self.buffers
+            problem = _problem(lambda: export(*given))
+        for _ in blocks:  # what is left of them is gathered for the others' sake
+            pass
+        self._on_lead(lambda: None, problem)
 
     def _on_lead(self, work: Callable[[], Any], problem: str | None = None) -> None:
         """Have rank 0 do something, if it has no problem yet; raise one of the disk on all."""
@@ -107,59 +134,42 @@ class Snapshot(NamedTuple):
             raise OSError(said)
 
 
-class Export:
-    """A Hugging Face model directory, written block by block."""
-
-    def __init__(
-        self, directory: Path, model: PreTrainedModel, buffers: Mapping[str, Tensor]
-    ) -> None:
-        self._directory, self._model, self._buffers = directory, model, buffers
-        self._files: list[list[str]] = []
-        self._num_bytes = 0
-
-    def begin(self, tokenizer: PreTrainedTokenizerBase | None, dtype: torch.dtype) -> None:
-        """Everything but the weights."""
-        config = copy.deepcopy(self._model.config)
-        config.dtype = str(dtype).removeprefix("torch.")
-        config.architectures = [type(self._model).__name__]
-        config.save_pretrained(self._directory)
-        generation_config(self._model, tokenizer).save_pretrained(self._directory)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(self._directory)
-
-    def write(self, block: Mapping[str, Tensor]) -> None:
-        """Some of the weights, under the names that the model's family has in files."""
-        whole, self._buffers = {**self._buffers, **block}, {}  # buffers are in the first file
-        tensors = {name: each.detach().contiguous() for name, each in whole.items()}
-        tensors = revert_weight_conversion(self._model, tensors)
-        self._files.append(list(tensors))
-        path = self._directory / f"block-{len(self._files):05}"
-        save_file(tensors, path, metadata={"format": "pt"})
-        self._num_bytes += sum(each.nbytes for each in tensors.values())
-
-    def end(self) -> None:
-        """Give the files their names, which say how many there are."""
-        count, weight_map = len(self._files), dict[str, str]()
-        for number, names in enumerate(self._files, start=1):
-            final = f"model-{number:05}-of-{count:05}" if count > 1 else "model"
-            weight_map |= dict.fromkeys(names, f"{final}.safetensors")
-            block = self._directory / f"block-{number:05}"
-            block.rename(self._directory / f"{final}.safetensors")
-        if count > 1:
-            index = {"metadata": {"total_size": self._num_bytes}, "weight_map": weight_map}
-            (self._directory / "model.safetensors.index.json").write_text(
-                json.dumps(index, indent=2)
-            )
-
-
 def export(
-    directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+    directory: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    dtype: torch.dtype,
+    blocks: Iterable[Mapping[str, Tensor]],
+    buffers: Mapping[str, Tensor],
 ) -> None:
-    """Write a model that is whole, in the precision that it has."""
-    one = Export(directory, model, buffers_of(model))
-    one.begin(tokenizer, model.dtype)
-    one.write(dict(model.named_parameters()))
-    one.end()
+    """Write a Hugging Face model directory, a file for each of the `blocks` of its weights.
+
+    Names are those that the model's family has in files; buffers are in the first file.
+    """
+    config = copy.deepcopy(model.config)
+    config.dtype = str(dtype).removeprefix("torch.")
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(directory)
+    generation_config(model, tokenizer).save_pretrained(directory)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(directory)
+    files: list[list[str]] = []
+    num_bytes = 0
+    for block in blocks:
+        whole = block if files else {**buffers, **block}
+        tensors = {name: each.detach().contiguous() for name, each in whole.items()}
+        tensors = revert_weight_conversion(model, tensors)
+        save_file(tensors, directory / f"block-{len(files):05}", metadata={"format": "pt"})
+        files.append(list(tensors))
+        num_bytes += sum(each.nbytes for each in tensors.values())
+    weight_map = dict[str, str]()
+    for number, names in enumerate(files):  # how many there are is part of their names
+        final = f"model-{number + 1:05}-of-{len(files):05}" if len(files) > 1 else "model"
+        weight_map |= dict.fromkeys(names, f"{final}.safetensors")
+        (directory / f"block-{number:05}").rename(directory / f"{final}.safetensors")
+    if len(files) > 1:
+        index = {"metadata": {"total_size": num_bytes}, "weight_map": weight_map}
+        (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
 
 
 def buffers_of(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -208,38 +218,6 @@ def finish(unfinished: Path, directory: Path) -> None:
         shutil.rmtree(directory)
     unfinished.rename(directory)
     flush(directory.parent)
-
-
-def snapshot(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None,
-    optimizer: Optimizer,
-    so_far: Mapping[str, int],
-    compute_dtype: torch.dtype,
-    ranks: Ranks,
-) -> Snapshot:
-    """Copy this rank's rows into main memory; training may go on while they are written."""
-    copies = {(kind, name): each.to("cpu", copy=True) for kind, name, each in optimizer.state()}
-    parameters = dict(model.named_parameters())
-    frozen = {
-        name: ranks.local(each).to("cpu", copy=True)
-        for name, each in parameters.items()
-        if ("master", name) not in copies
-    }
-    weights = Gathering(
-        model,
-        lambda name: frozen[name] if name in frozen else copies["master", name],
-        compute_dtype,
-        ranks,
-        ranks.saving,
-    )
-    state = {
-        f"{kind}.{name}": _distributed(rows, parameters[name], ranks)
-        for (kind, name), rows in copies.items()
-    }
-    buffers = {name: each.to("cpu", copy=True) for name, each in buffers_of(model).items()}
-    progress = {**so_far, "optimizer_steps": optimizer.num_steps}
-    return Snapshot(model, tokenizer, progress, state, weights, buffers, ranks)
 
 
 def load(directory: Path, optimizer: Optimizer, ranks: Ranks) -> dict[str, int]:

@@ -12,7 +12,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -138,13 +138,9 @@ class Learner:
     def snapshot(self) -> checkpoint.Snapshot:
         """A copy of all that a checkpoint holds, of this rank's rows."""
         so_far = {"version": self.version, "num_tokens": self.num_tokens}
-        return checkpoint.snapshot(
+        return checkpoint.Snapshot.of(
             self.model, self._tokenizer, self._optimizer, so_far, self._dtype, self._ranks
         )
-
-    def save(self, directory: Path) -> None:
-        """Write a checkpoint: in one rename, complete; one that is there is replaced."""
-        self.snapshot().write(directory)
 
     def restore(self, directory: Path) -> int:
         """Continue from what any number of ranks saved; return the version.
@@ -255,10 +251,10 @@ class Learner:
             for micro in minibatch:
                 if needs_proximal:
                     proximal_R, _ = self._policy.score(micro.row)
-                    micro.inputs = micro.inputs.with_(proximal_R=proximal_R)
+                    micro.inputs = replace(micro.inputs, proximal_R=proximal_R)
                 if self._reference is not None:
                     reference_R, _ = self._reference.score(micro.row)
-                    micro.inputs = micro.inputs.with_(reference_R=reference_R)
+                    micro.inputs = replace(micro.inputs, reference_R=reference_R)
                 progress.advance()
 
     def _accumulate(

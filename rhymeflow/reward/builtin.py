@@ -1,12 +1,8 @@
-"""The built-in reward functions.
+"""The built-in reward functions: factories that check their options and return a function of TRL's
+signature, so a column of the data can never be taken for an option.
 
-Each is a factory: called once with the configured options, which it checks, it returns a function
-of TRL's signature. So a column of the data can never be taken for an option. All give 1.0 for
-right and 0.0 for wrong, but for `reasoning_gym`, whose scorers also give fractions, and
-`reward_model`.
-
-What a response lacks is wrong; what the data lacks (a column, a ground truth that can be read) is
-an error.
+All give 1.0 for right and 0.0 for wrong, but for `reasoning_gym`, which also gives fractions, and
+`reward_model`. What a response lacks is wrong; what the data lacks is an error.
 """
 
 from __future__ import annotations

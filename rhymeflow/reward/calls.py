@@ -60,7 +60,7 @@ class RewardTask(Task):
     ) -> None:
         assert functions, f"{key}: no function is asked for"
         super().__init__(key)
-        self.request, self.functions, self._names = request, tuple(functions), names
+        self.request, self._names = request, names
         self._missing = list(functions)
         self._values: dict[int, list[float | None]] = {}
         self._judged = Judged([{} for _ in request.completions])

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rhymeflow.config import EnvironmentClass, RewardFunction
 from rhymeflow.errors import UserError
-from rhymeflow.utils.reward_number import LARGEST
 from rhymeflow.utils.user_modules import names_pickle
+from rhymeflow.utils.user_values import LARGEST
 
 
 def component_names(functions: Iterable[RewardFunction]) -> tuple[str, ...]:

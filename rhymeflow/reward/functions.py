@@ -21,10 +21,8 @@ from rhymeflow.errors import UserError, nearest
 from rhymeflow.reward.builtin import SCORERS, content
 from rhymeflow.reward.llm_judge import llm_judge
 from rhymeflow.reward.messages import RewardRequest
-from rhymeflow.utils.arguments import Arguments
-from rhymeflow.utils.described import described
-from rhymeflow.utils.reward_number import reward_numbers
 from rhymeflow.utils.user_modules import function_of, imported
+from rhymeflow.utils.user_values import Arguments, described, reward_numbers
 
 BUILT_IN: dict[str, Callable[..., Any]] = {**SCORERS, "llm_judge": llm_judge}
 """Factories of the functions that are called by a name alone."""

@@ -250,7 +250,8 @@ def _save(
     if config.sft.save_dtype == "bfloat16":
         model.bfloat16()
     unfinished = checkpoint.begin(directory)
-    checkpoint.export(unfinished, model, tokenizer)
+    parameters, buffers = dict(model.named_parameters()), checkpoint.buffers_of(model)
+    checkpoint.export(unfinished, model, tokenizer, model.dtype, [parameters], buffers)
     made = {
         "seed": config.run.seed,
         "steps": config.sft.max_steps,

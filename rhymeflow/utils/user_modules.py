@@ -23,7 +23,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from rhymeflow.errors import UserError, nearest
-from rhymeflow.utils.described import described
+from rhymeflow.utils.user_values import described
 
 __path__: list[str] = []
 """Says that this module has submodules; the finder below finds them."""

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 
+from rhymeflow.config import Config
 from rhymeflow.core.types import Version
 from rhymeflow.utils import progress
 from rhymeflow.weights.changes import Changes, Finder, Found, Listed, pack, shares, whole_in
@@ -196,11 +198,6 @@ class WeightReader:
         self._executor = ThreadPoolExecutor(1, "weights")
         self._fetching: tuple[Pulled | None, Version | None, Future[Update]] | None = None
 
-    @property
-    def version(self) -> Version | None:
-        """The version a pull would bring now; None before the first is published."""
-        raise NotImplementedError
-
     def _fetch(self, have: Pulled | None, want: Version | None) -> Update:
         """See `update`."""
         raise NotImplementedError
@@ -229,3 +226,26 @@ class WeightReader:
         if fetching is not None and fetching[:2] == (have, want):
             return fetching[2].result()
         return self._fetch(have, want)
+
+
+SPARE_VERSIONS = 2
+"""Beyond the staleness bound: an instance may be that much behind, and one version more while the
+next is published."""
+
+
+def make_store(config: Config, manifest: Manifest, run_dir: Path) -> WeightStore:
+    """An empty store of `weights.transport`.
+
+    On one machine it is named after the run's directory, and what a learner that was killed left
+    is removed first: there is one learner at a time.
+    """
+    from rhymeflow.utils import shared_memory  # the controller knows no memory
+    from rhymeflow.weights.objects import ObjectWeightStore
+    from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+
+    keep = config.schedule.bound + SPARE_VERSIONS if config.weights.transport == "delta" else 0
+    if config.runtime == "ray":
+        return ObjectWeightStore(manifest, keep=keep)
+    prefix = shared_memory.prefix_for(run_dir, "w")
+    shared_memory.free_left(prefix)
+    return SharedMemoryWeightStore(manifest, keep=keep, prefix=prefix)

@@ -1,18 +1,16 @@
 """The weight store of a cluster: versions as immutable buffers, which readers get by reference.
 
-The learner puts each version as a few large buffers, and with differences (`changes.py`) one more
-that has what changed since the version before. It answers readers with the catalogue of what it has
-published, in which the references are. A reader fetches what it needs in the background; readers on
-one node share what was fetched there, and keep it for as long as they like.
-
-Buffers go with the process that published them: a reader then raises `StoreLost` before it has
-brought anything, and the next learner's store has the version that is asked for.
+The learner puts each version as a few large buffers, with differences (`changes.py`) one more, and
+answers readers with the catalogue of what it has published. Readers on one node share what was
+fetched there. Buffers go with the process that published them: a reader then raises `StoreLost`
+before it has brought anything, and the next learner's store has the version that is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -43,20 +41,12 @@ WHOLE_VERSIONS = 2
 """The newest ones, of which all of the weights are kept."""
 
 
-class Part(NamedTuple):
-    """Bytes `start` to `end` of a version's layout: some of its tensors, whole."""
-
-    start: int
-    end: int
-    reference: Reference
-
-
 class Publication(NamedTuple):
     """What can be had of one version."""
 
     made: Pulled
     digests: list[int]
-    parts: tuple[Part, ...] | None
+    parts: tuple[Reference, ...] | None
     """None: the whole version is not kept any more."""
     changes: Link
     """Since the publication before; its buffer is a reference."""
@@ -71,16 +61,34 @@ class ObjectWeightStore(WeightStore):
 
     def __init__(self, manifest: Manifest, *, keep: int) -> None:
         super().__init__(manifest, keep)
-        self._objects = objects.here()
+        self._objects, self._places = objects.here(), _places(manifest)
+        sizes: dict[int, int] = {}
+        for spec in manifest:
+            if spec.num_bytes:
+                part, at = self._places[spec.name]
+                sizes[part] = at + spec.num_bytes
+        self._sizes = list(sizes.values())
         self.handle = ObjectWeightHandle(self._objects.name, manifest)
         self._catalogue: Catalogue = ()  # replaced, never changed: it is read by another thread
         self._objects.offer(QUESTION, lambda: self._catalogue)
 
     def _begin(self) -> tuple[BytesOf, Callable[[TensorSpec, np.ndarray], None]]:
-        self._writer = _Writer(self._objects, self._manifest)
+        self._parts: list[Reference] = []
+        self._buffer = np.zeros(max(self._sizes, default=0), np.uint8)
         parts = self._catalogue[-1].parts if self._catalogue and self._keep else None
-        buffers = self._objects.get([part.reference for part in parts or ()])
-        return _Here(parts or (), buffers).bytes_of, self._writer.put
+        old = dict(enumerate(self._objects.get(parts or ())))
+        return partial(_bytes_of, self._places, old), self._take
+
+    def _take(self, spec: TensorSpec, source: np.ndarray) -> None:
+        if not spec.num_bytes:
+            return
+        part, at = self._places[spec.name]
+        if part > len(self._parts):
+            self._put_part()
+        self._buffer[at : at + spec.num_bytes] = source
+
+    def _put_part(self) -> None:
+        self._parts.append(self._objects.put(self._buffer[: self._sizes[len(self._parts)]]))
 
     def _end(
         self, made: Pulled, digests: list[int], base: Pulled | None, changes: Sequence[np.ndarray]
@@ -90,7 +98,10 @@ class ObjectWeightStore(WeightStore):
             link = Link(
                 made, base, sum(map(len, changes)), self._objects.put(np.concatenate(changes))
             )
-        self._enter(Publication(made, digests, self._writer.end(), link))
+        if self._sizes:
+            self._put_part()
+        del self._buffer  # as large as a part
+        self._enter(Publication(made, digests, tuple(self._parts), link))
 
     def close(self) -> None:
         """Let go of the buffers; readers keep what they have."""
@@ -114,12 +125,7 @@ class ObjectWeightReader(WeightReader):
         """Does not ask for anything yet."""
         super().__init__(handle)
         self._objects, self._owner = objects.here(), handle.owner
-
-    @property
-    def version(self) -> Version | None:
-        """See `base.WeightReader`."""
-        catalogue = self._ask()
-        return catalogue[-1].made.version if catalogue else None
+        self._places = _places(handle.manifest)
 
     def _fetch(self, have: Pulled | None, want: Version | None) -> Update:
         catalogue = self._ask()
@@ -139,16 +145,12 @@ class ObjectWeightReader(WeightReader):
             if names and publication.parts is None:
                 raise VersionUnavailable(f"the learner does not keep version {want} whole")
             here = self._get(publication.parts or (), names)
-        digests = publication.digests
-        made = publication.made
-        return Update(self.manifest, made, lambda: list(digests), here.bytes_of, steps)
+        digests, bytes_of = publication.digests, partial(_bytes_of, self._places, here)
+        return Update(self.manifest, publication.made, lambda: list(digests), bytes_of, steps)
 
-    def _get(self, parts: tuple[Part, ...], names: set[str]) -> _Here:
-        needed = [spec for spec in self.manifest if spec.name in names and spec.num_bytes]
-        chosen = tuple(
-            part for part in parts if any(part.start <= spec.offset < part.end for spec in needed)
-        )
-        return _Here(chosen, self._objects.get([part.reference for part in chosen]))
+    def _get(self, parts: tuple[Reference, ...], names: set[str]) -> dict[int, np.ndarray]:
+        needed = {self._places[s.name][0] for s in self.manifest if s.name in names and s.num_bytes}
+        return dict(zip(needed, self._objects.get([parts[n] for n in needed]), strict=True))
 
     def _ask(self) -> Catalogue:
         with _lost_with(self._owner):
@@ -156,58 +158,26 @@ class ObjectWeightReader(WeightReader):
         return found
 
 
-class _Writer:
-    def __init__(self, store: objects.Objects, manifest: Manifest) -> None:
-        self._store, self._parts = store, list[Part]()
-        self._ranges = _ranges(manifest)
-        largest = max((end - start for start, end in self._ranges), default=0)
-        self._buffer = np.zeros(largest, np.uint8)
-
-    def put(self, spec: TensorSpec, source: np.ndarray) -> None:
-        if not spec.num_bytes:
-            return
-        if spec.offset >= self._ranges[len(self._parts)][1]:
-            self._flush()
-        at = spec.offset - self._ranges[len(self._parts)][0]
-        self._buffer[at : at + spec.num_bytes] = source
-
-    def end(self) -> tuple[Part, ...]:
-        if self._ranges:
-            self._flush()
-        return tuple(self._parts)
-
-    def _flush(self) -> None:
-        start, end = self._ranges[len(self._parts)]
-        self._parts.append(Part(start, end, self._store.put(self._buffer[: end - start])))
-
-
-class _Here(NamedTuple):
-    """Parts of a publication that are on this node, with their bytes."""
-
-    parts: tuple[Part, ...]
-    buffers: list[np.ndarray]
-
-    def bytes_of(self, spec: TensorSpec) -> np.ndarray:
-        """The tensor's bytes, in place."""
-        if not spec.num_bytes:
-            return np.empty(0, np.uint8)
-        for part, buffer in zip(self.parts, self.buffers, strict=True):
-            if part.start <= spec.offset < part.end:
-                at = spec.offset - part.start
-                return buffer[at : at + spec.num_bytes]
-        raise LookupError(f"{spec.name} was not fetched")
-
-
-def _ranges(manifest: Manifest) -> list[tuple[int, int]]:
-    """Where parts begin and end: at tensors, each as large as it must be and hardly larger."""
-    found: list[tuple[int, int]] = []
+def _places(manifest: Manifest) -> dict[str, tuple[int, int]]:
+    """The part that each tensor is in, and where it begins there. Parts begin at tensors, and are
+    as large as they must be and hardly larger."""
+    found: dict[str, tuple[int, int]] = {}
+    part = first = 0
     for spec in (each for each in manifest if each.num_bytes):
-        end = spec.offset + spec.num_bytes
-        if found and found[-1][1] - found[-1][0] < PART_BYTES:
-            found[-1] = found[-1][0], end
-        else:
-            found.append((spec.offset, end))
+        if spec.offset - first >= PART_BYTES:
+            part, first = part + 1, spec.offset
+        found[spec.name] = part, spec.offset - first
     return found
+
+
+def _bytes_of(
+    places: Mapping[str, tuple[int, int]], parts: Mapping[int, np.ndarray], spec: TensorSpec
+) -> np.ndarray:
+    """The tensor's bytes, in place in a part that is on this node."""
+    if not spec.num_bytes:
+        return np.empty(0, np.uint8)
+    part, at = places[spec.name]
+    return parts[part][at : at + spec.num_bytes]
 
 
 @contextmanager

@@ -168,16 +168,6 @@ class SharedMemoryWeightReader(WeightReader):
         is_ours = int(self._memory.header[0]) == _MAGIC
         assert is_ours, f"{handle.name} is no weight store of this Rhymeflow"
 
-    @property
-    def version(self) -> Version | None:
-        """See `base.WeightReader`."""
-        while publication := self._memory.published:
-            slot = self._memory.slot(publication)
-            version = slot.made.version
-            if slot.begun == publication:
-                return version
-        return None
-
     def prepare(self, have: Pulled | None, want: Version) -> bool:
         """Copy the changes that are needed into this process; see `base.WeightReader`."""
         return have is None or not self._has_changes or super().prepare(have, want)

@@ -12,9 +12,8 @@ from pathlib import Path
 from rhymeflow.config import Config
 from rhymeflow.environments.episodes import Episodes, EpisodeTask
 from rhymeflow.environments.messages import Answered, Opened, Rewarded
-from rhymeflow.environments.rendering import Unrenderable
 from rhymeflow.models.tokenizer import load_tokenizer
-from rhymeflow.pool import Pool
+from rhymeflow.pool import Pool, Refused
 from rhymeflow.suites.suite import environment_sections
 from rhymeflow.utils.process import output_path
 from rhymeflow.workers.channel import Channel
@@ -71,7 +70,7 @@ class EnvironmentWorker(UserCodeWorker):
             case Answered(figures=figures):
                 try:
                     return TurnAnswered(key, turn, task.observed(), figures)
-                except Unrenderable as error:
+                except Refused as error:
                     self._pool.drop([key])
                     return EpisodeFailed(key, turn, str(error))
         assert task.error is not None

@@ -10,9 +10,9 @@ from rhymeflow.config import Config
 from rhymeflow.core.events import LearnerReady
 from rhymeflow.models.load import load_model, resolve_device, resolve_dtype
 from rhymeflow.utils import progress
+from rhymeflow.weights.base import make_store
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.proof import as_text
-from rhymeflow.weights.stores import make_store
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import Carried, Model, Shutdown, receive, send
 

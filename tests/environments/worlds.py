@@ -58,8 +58,6 @@ class Echo:
                 time.sleep(0.3)
             case "seed":
                 return f"{self.random.random()}"
-            case "chance":
-                return f"{random.random()}"
             case "pid":
                 return f"{os.getpid()}"
             case "count":

@@ -40,7 +40,7 @@ def test_plain_transformers_loads_it(tmp_path: Path, dtype: torch.dtype):
     model.register_buffer("bias", torch.arange(3.0))
     learner = Learner(model, tokenizer, learner_config(), rollout_config(), dtype)
     learner.train(made_up_batch(), 0)
-    learner.save(tmp_path / "step-1")
+    learner.snapshot().write(tmp_path / "step-1")
     config = json.loads((tmp_path / "step-1" / "config.json").read_text())
     assert "rhymeflow" not in json.dumps(config)
     assert len(list((tmp_path / "step-1").glob("*.safetensors"))) == 1
@@ -61,9 +61,9 @@ def test_plain_transformers_loads_it(tmp_path: Path, dtype: torch.dtype):
 
 def test_saving_twice_replaces_and_leaves_nothing_unfinished(tmp_path: Path):
     learner = tiny_learner()
-    learner.save(tmp_path / "step-0")
+    learner.snapshot().write(tmp_path / "step-0")
     trained(learner, 0)
-    learner.save(tmp_path / "step-0")
+    learner.snapshot().write(tmp_path / "step-0")
     assert [path.name for path in tmp_path.iterdir()] == ["step-0"]
     assert tiny_learner().restore(tmp_path / "step-0") == 1
 
@@ -86,7 +86,7 @@ def cut_short(learner: Path) -> None:
 def test_a_damaged_one_is_a_clear_error_and_changes_nothing(tmp_path: Path, damage, said: str):
     learner, other = tiny_learner(), tiny_learner()
     trained(learner, 0)
-    learner.save(tmp_path / "step-1")
+    learner.snapshot().write(tmp_path / "step-1")
     damage(tmp_path / "step-1" / "learner")
     with pytest.raises(UserError, match=said) as error:
         other.restore(tmp_path / "step-1")

@@ -193,16 +193,6 @@ def test_bfloat16_gradient_is_near_float32():
     assert float(torch.cosine_similarity(a, b, dim=0)) > 0.99
 
 
-def test_weights_are_the_compute_precision_with_tied_ones_once():
-    learner = tiny_learner(dtype=torch.bfloat16)
-    weights = learner.weights()
-    assert {w.dtype for w in weights.values()} == {torch.bfloat16}
-    assert "lm_head.weight" not in weights
-    before = copied(learner)
-    learner.train(made_up_batch(), 0)
-    assert not equal(before, learner.weights())
-
-
 def test_of_several_optimizer_steps_one_is_skipped_and_again():
     """Another learner comes to the same weights by the numbers alone, whatever its gradient is."""
     batch = made_up_batch()

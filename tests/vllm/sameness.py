@@ -19,8 +19,8 @@ import torch
 from rhymeflow.config.load import read_config
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.histospec.drafter import drafter_of
+from rhymeflow.weights.base import make_store
 from rhymeflow.weights.manifest import manifest_of
-from rhymeflow.weights.stores import make_store
 from tests.engine.drafters import FakeDrafter, noisy
 from tests.engine.exactness import answers_of
 

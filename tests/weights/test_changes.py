@@ -213,12 +213,10 @@ def test_an_instance_that_was_changed_by_somebody_else_is_found_out(store):
 
 def test_two_versions_are_held_whole_and_older_ones_are_not(store):
     reader, into = store.handle.open(), weights(9)
-    assert reader.version is None
     with pytest.raises(VersionUnavailable, match=r"it holds \[\]"):
         install(reader, into)
     for version in range(3):
         store.publish(version, weights(version))
-        assert reader.version == version
     for want, expected in ((1, 1), (None, 2)):
         assert install(reader, into, want).version == expected
         assert bits(into) == bits(weights(expected))
@@ -272,18 +270,3 @@ def test_a_lost_learner_is_noticed_before_anything_was_brought(shared, keep):
     with pytest.raises(StoreLost):
         installation.pull(reader, 1)
     assert bits(into) == bits(TENSORS)
-
-
-def test_weights_that_went_bad_on_the_way_are_noticed(shared, monkeypatch):
-    store = ObjectWeightStore(manifest_of(TENSORS), keep=0)
-    store.publish(0, TENSORS)
-    honest = shared.get
-
-    def get(references):
-        buffers = [buffer.copy() for buffer in honest(references)]
-        buffers[0][17] ^= 1
-        return buffers
-
-    monkeypatch.setattr(shared, "get", get)
-    with pytest.raises(ChecksumMismatch, match="1 of 3 tensors differ, first t0"):
-        install(store.handle.open(), empty(TENSORS))

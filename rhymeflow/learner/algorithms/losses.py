@@ -34,7 +34,7 @@ the same bound; its other one, k3 <= 10, is not taken over, for it begins at d =
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -64,10 +64,6 @@ class TokenInputs:
         return TokenInputs(
             *(None if x is None else x[chunk] for x in vars(self).values())  # type: ignore[arg-type]
         )
-
-    def with_(self, **known: Tensor | None) -> TokenInputs:
-        """A copy that knows more."""
-        return replace(self, **known)  # type: ignore[arg-type]
 
 
 LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo"]

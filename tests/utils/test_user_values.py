@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from rhymeflow.utils.reward_number import reward_numbers
+from rhymeflow.utils.user_values import reward_numbers
 
 TAKEN: dict[str, Callable[[], Any]] = {
     "numbers": lambda: [2, True],
@@ -53,6 +53,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "texts": (lambda: ["2", "1"], "returned str '2' as a reward, should be a number or None"),
     "texts of NumPy": (lambda: np.array(["2", "1"]), "returned str '2' as a reward"),
     "one for all": (lambda: np.array(1.0), "returned ndarray array(1.), should be a list"),
+    "a number": (lambda: 1.0, "returned float 1.0, should be a list with 2 numbers"),
+    "nothing": (lambda: None, "returned NoneType None, should be a list with 2 numbers"),
+    "too few": (list, "returned 0 rewards for 2 responses (`per: response` hands them"),
+    "an infinite number": (lambda: [2.0, float("inf")], "returned inf as a reward; None is for"),
+    "too large": (lambda: [2, 1e308], "returned 1e+308 as a reward, the largest size is 1e+15"),
     "a row": (lambda: np.array([[2.0, 1.0]]), "returned 1 reward for 2 responses"),
     "a matrix": (lambda: np.zeros((2, 2)), "returned ndarray array([0., 0.]) as a reward"),
     "lists": (lambda: [[2.0], [1.0]], "returned list [2.0] as a reward"),
