@@ -27,10 +27,11 @@ from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
 from rhymeflow.models import attention
 from rhymeflow.models.converted import forget_quantization
-from rhymeflow.models.precision import auto_dtype, resolve_device
+from rhymeflow.models.precision import auto_dtype
+from rhymeflow.models.precision import resolve_device as resolve_device
 from rhymeflow.models.reading import explained, offline, readable, unreachable
 from rhymeflow.models.source import Source, locate
-from rhymeflow.models.tokenizer import load_tokenizer
+from rhymeflow.models.tokenizer import load_tokenizer as load_tokenizer
 
 _ARCHITECTURES = Path(__file__).parent / "architectures"
 
@@ -316,21 +317,3 @@ def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
         raise UserError(f"{kind} has {found}; only full attention in every layer is supported")
     if getattr(text, "attn_logit_softcapping", None):
         raise UserError(f"{kind} has soft-capped attention, which is not supported")
-
-
-__all__ = [
-    "architecture",
-    "check_end",
-    "configured_stop_token_ids",
-    "count_parameters",
-    "empty_model",
-    "load_config",
-    "load_model",
-    "load_tokenizer",
-    "num_parameters",
-    "random_model",
-    "resolve_device",
-    "resolve_dtype",
-    "small_model",
-    "stop_token_ids",
-]

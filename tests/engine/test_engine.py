@@ -163,29 +163,6 @@ def test_counts():
     assert engine.step() == []
 
 
-def test_the_clock_is_what_one_decoded_all_the_time_would_have():
-    engine = make_engine(tiny_model(), max_num_seqs=2, max_prefill_tokens=10)
-    requests = make_requests([3, 25, 4], sampling(max_new_tokens=12))
-    first, long, waits = requests
-    for request in requests:
-        engine.submit(request)
-    while not waits.tokens:
-        engine.step()
-        assert engine.load().clock == len(first.tokens) + (len(waits.tokens) > 0)
-    assert len(first.tokens) == 12
-    assert len(long.tokens) == 11, (
-        "its prompt took two iterations more, in which it generated nothing"
-    )
-    run(engine, [])
-    assert engine.load().clock == 24
-    engine.submit(make_requests([45], sampling(max_new_tokens=1))[0])
-    for _ in range(4):
-        engine.step()
-    assert engine.load().clock == 24, "nothing was decoded"
-    engine.step()
-    assert engine.load().clock == 25
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_everything_is_the_same():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,25 +30,13 @@ _CHANGING = ("dynamic", "longrope")
 """Rotary positions whose frequencies depend on the longest position of a call."""
 
 
-class Body(Protocol):
-    """Runs a model's body over one packed row of tokens."""
-
-    def run(self, ids: list[int], positions: list[int], how: attention.Attention) -> Tensor:
-        """The last hidden states [T, D] of tokens at such positions."""
-        ...
-
-    def refresh(self) -> None:
-        """The model's weights have changed, in place."""
-        ...
-
-
-def body_for(model: PreTrainedModel) -> Body:
+def body_for(model: PreTrainedModel) -> Layers | Modules:
     """The quickest that serves the model."""
     return Layers(model) if Layers.serves(model) else Modules(model)
 
 
 class Modules:
-    """A `Body` by the model's own modules, their linear maps by `products`."""
+    """Runs a model's body by its own modules, their linear maps by `products`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._body: Any = model.base_model
@@ -56,7 +44,7 @@ class Modules:
         self.refresh()
 
     def run(self, ids: list[int], positions: list[int], how: attention.Attention) -> Tensor:
-        """See `Body`."""
+        """The last hidden states [T, D] of a packed row of tokens at such positions."""
         ids_1T = torch.tensor([ids], device=self._device)
         positions_1T = torch.tensor([positions], device=self._device)
         with attention.attending(how), self._products:
@@ -65,7 +53,7 @@ class Modules:
         return hidden_TD
 
     def refresh(self) -> None:
-        """See `Body`."""
+        """The model's weights have changed, in place."""
         packed = PackedProducts(self._body)
         self._products = packed if packed.has_any else nullcontext()
 
@@ -83,7 +71,7 @@ class _Layer(NamedTuple):
 
 
 class Layers:
-    """A `Body` of a Llama-like model. In bfloat16 it rounds where the modules round."""
+    """Runs the body of a Llama-like model. In bfloat16 it rounds where the modules round."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         body: Any = model.base_model
@@ -105,11 +93,11 @@ class Layers:
         return model.device.type == "cpu" and is_whole and rotary.rope_type not in _CHANGING
 
     def refresh(self) -> None:
-        """See `Body`."""
+        """See `Modules`."""
         self._layers = [self._layer(layer) for layer in self._body.layers]
 
     def run(self, ids: list[int], positions: list[int], how: attention.Attention) -> Tensor:
-        """See `Body`."""
+        """See `Modules`."""
         heads, kv_heads, dim = self._sizes
         cos_T1D, sin_T1D = self._angles(positions)
         hidden_TD = F.embedding(torch.tensor(ids), self._body.embed_tokens.weight)
