@@ -8,20 +8,30 @@ is of questions asked after a new step; `follow` the time until the overview tel
 from __future__ import annotations
 
 import argparse
+import contextlib
+import http.client
 import json
 import random
+import signal
 import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
 
 from benchmarks import harness
-from benchmarks.logs.asked import Dashboard, Question, dashboard, kinds, look
-from benchmarks.logs.made_up import Size, add_run_argument, kept
+from benchmarks.logs.made_up import METRICS, Size, add_run_argument, kept
+from benchmarks.training.train import ROOT
 from rhymeflow.core.events import VersionPublished
 from rhymeflow.core.types import TrajectoryId
+from rhymeflow.dashboard.groups import FILTERS, ORDERS
+from rhymeflow.dashboard.server import COOKIE
+from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -129,8 +139,7 @@ def _first(board: Dashboard, folder: Path, question: Question) -> float:
 
 def _times(board: Dashboard, kind: str, questions: list[Question]) -> list[float]:
     found = [1000 * board.timed(question) for question in questions]
-    shown = " ".join(f"{name} {value:.1f}" for name, value in _percentiles(found).items())
-    print(f"{kind}: {shown}", file=sys.stderr, flush=True)
+    print(f"{kind}: {_percentiles(found)}", file=sys.stderr, flush=True)
     return found
 
 
@@ -173,3 +182,166 @@ def _percentiles(times: list[float], prefix: str = "") -> dict[str, float]:
         f"{prefix}p50, ms": round(statistics.median(times), 1),
         f"{prefix}p95, ms": round(harness.percentile(times, 0.95), 1),
     }
+
+
+# -- the dashboard in a process of its own ---------------------------------------------------------
+
+Question = tuple[str, dict[str, Any]]
+"""The path below the run, and what is asked for."""
+
+
+class Dashboard:
+    """One that answers; `run` is how its addresses call the run."""
+
+    def __init__(self, address: str, run: str) -> None:
+        parts = urlsplit(address)
+        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=120)
+        self._headers = {"cookie": f"{COOKIE}={parts.query.partition('=')[2]}"}
+        self._path = f"/api/runs/{quote(run)}"
+
+    def ask(self, path: str = "", **query: Any) -> Any:
+        search = urlencode({k: v for k, v in query.items() if v is not None}, doseq=True)
+        self._connection.request("GET", f"{self._path}{path}?{search}", headers=self._headers)
+        response = self._connection.getresponse()
+        body = response.read()
+        if response.status != 200:
+            raise UserError(f"{path}?{search}: answered {response.status}: {body[:200]!r}")
+        return json.loads(body)
+
+    def timed(self, question: Question) -> float:
+        path, query = question
+        began = time.perf_counter()
+        self.ask(path, **query)
+        return time.perf_counter() - began
+
+
+@contextlib.contextmanager
+def dashboard(run_dir: Path) -> Iterator[Dashboard]:
+    """Start one over a run.
+
+    Raises:
+        UserError: it ended instead.
+    """
+    command = [sys.executable, "-m", "rhymeflow", "dashboard", str(run_dir)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        address = process.stdout.readline().strip()
+        if not address:
+            raise UserError(f"{' '.join(command)}: ended with code {process.wait()}")
+        yield Dashboard(address, run_dir.resolve().name)
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+# -- what people ask, as the pages do --------------------------------------------------------------
+
+SAMPLE = 20
+"""Pages of groups that words are taken from."""
+
+
+class Known(NamedTuple):
+    """What questions are made of."""
+
+    overview: dict[str, Any]
+    groups: list[dict[str, Any]]
+    """Some of them, from all over the run."""
+    long: list[dict[str, Any]]
+    """Those with the longest responses."""
+    log: dict[str, Any]
+
+
+def look(board: Dashboard, draw: random.Random) -> Known:
+    """Ask for it."""
+    overview = board.ask()
+    groups: list[dict[str, Any]] = []
+    for _ in range(SAMPLE):
+        offset = draw.randrange(max(overview["groups"] - 50, 1))
+        groups += board.ask("/groups", offset=offset)["groups"]
+    long = board.ask("/groups", sort="length", descending="true")["groups"]
+    return Known(overview, groups, long, board.ask("/log"))
+
+
+def kinds(known: Known, draw: random.Random) -> Mapping[str, Callable[[], Question]]:
+    """By name, what draws a question of that kind, of many that differ: none is wrong, and the same
+    `draw` gives the same ones."""
+    overview, groups, _, log = known
+    seconds, pick = overview["seconds"], draw.choice
+    group, step = partial(draw.randrange, overview["groups"]), draw.randrange
+
+    def words(count: int) -> str:
+        found = pick(groups)["prompt"].split()
+        place = draw.randrange(max(len(found) - count + 1, 1))
+        return " ".join(found[place : place + count])
+
+    def after() -> str:
+        event = draw.randrange(log["events"]) + 1
+        return f"{event},0,{event}"
+
+    def text() -> str:
+        member = f"[{pick(groups)['group']},{draw.randrange(8)}]"
+        return pick((member, "its process", "Boom", '"stop"'))
+
+    def window() -> Question:
+        width = seconds * 10 ** draw.uniform(-6, 0)
+        start = draw.uniform(0, seconds - width)
+        return "/time", {"from": start, "to": start + width}
+
+    def response(among: list[dict[str, Any]]) -> Question:
+        found = pick(among)
+        longest = max(found["members"], key=lambda each: each["length"])
+        return f"/trajectories/{found['group']}/{longest['member']}", {}
+
+    # Of both, values that can be called are drawn anew for each question.
+    by = {"descending": lambda: pick(("true", "false"))}
+    of_groups: dict[str, dict[str, Any]] = {
+        "of a step, by spread": {"step": lambda: step(overview["steps"]) + 1, "sort": "spread"},
+        "of a row": {"row": lambda: pick(groups)["row"]},
+        "text, a word": {"text": lambda: words(1)},
+        "text, two words": {"text": lambda: words(2)},
+        "text, two letters": {"text": lambda: words(1)[:2]},
+        "text of all": {"text": lambda: "question: "[step(6) :]},
+        "text of none": {"text": lambda: f"no{draw.random()}"},
+        "text, three filters, by length": {
+            "text": lambda: words(1), "filter": lambda: draw.sample(list(FILTERS), 3),
+            "sort": "length", **by,
+        },
+        **{f"by {name}, any page": {"sort": name, "offset": group, **by} for name in ORDERS},
+        **{name: {"filter": name, "offset": lambda: group() % 500, **by} for name in FILTERS},
+    }  # fmt: skip
+    kind, instance = (lambda: pick(log["kinds"])), (lambda: pick(log["instances"]))
+    of_log: dict[str, dict[str, Any]] = {
+        "whole": {},
+        "any page": {"after": after},
+        "from a time": {"time": lambda: draw.uniform(0, seconds)},
+        "of a group": {"group": group},
+        "text": {"text": text, "after": after},
+        "kind and instance": {"kind": kind, "instance": instance, "after": after},
+        "all at once": {
+            "kind": kind, "instance": instance, "text": text,
+            "time": lambda: draw.uniform(0, seconds),
+        },
+    }  # fmt: skip
+    return {
+        "run: overview": lambda: ("", {}),
+        "run: its curves": lambda: ("/metrics", {"name": METRICS}),
+        "run: all metrics": lambda: ("/metrics", {"name": overview["metrics"]}),
+        "time: whole": lambda: ("/time", {}),
+        "time: zoomed": window,
+        "group": lambda: (f"/groups/{group()}", {}),
+        "response": partial(response, groups),
+        "response: longest": partial(response, known.long),
+        "drafts": lambda: ("/drafts", {}),
+        **{f"groups: {name}": partial(_asked, "/groups", q) for name, q in of_groups.items()},
+        **{f"log: {name}": partial(_asked, "/log", q) for name, q in of_log.items()},
+    }
+
+
+def _asked(path: str, query: Mapping[str, Any]) -> Question:
+    return path, {name: v() if callable(v) else v for name, v in query.items()}
