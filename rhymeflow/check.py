@@ -86,10 +86,10 @@ def before_start(config: Config) -> None:
 
 
 def everything(config: Config) -> Loaded:
-    """Load what a run would load, but for the weights. Raises `UserError` if none would start."""
+    """Load what a run would load, but for the weights; `before_start` is to have passed. Raises
+    `UserError` if none would start."""
     if not config.learner.is_used:
         raise UserError("learner.max_steps = 0: nothing is trained, and `rhymeflow eval` evaluates")
-    before_start(config)
     from rhymeflow.environments.episodes import Episodes
     from rhymeflow.learner.policy import check_attention  # loads torch, so not before
     from rhymeflow.learner.ranks import check_gpus

@@ -1,7 +1,7 @@
 """The one error a user is meant to read, and what it says of names that are not known.
 
 Everything a user can get wrong raises `UserError` with one line that names what and where; the
-command line prints it and exits with 2. A `StorageError` is the disk's fault: one line too, and 1.
+command line prints it and exits with 2. A `RunError` is no fault of the input: one line too, and 1.
 Any other exception is a defect of Rhymeflow and keeps its traceback.
 """
 
@@ -14,7 +14,11 @@ class UserError(ValueError):
     """Bad input: the message says what was given, where, and what would be right."""
 
 
-class StorageError(RuntimeError):
+class RunError(RuntimeError):
+    """A run cannot go on: what happened, to which no traceback would add anything."""
+
+
+class StorageError(RunError):
     """The disk is full, or what a run had written is gone or damaged: what, where, what to do."""
 
 

@@ -7,15 +7,19 @@ to import that takes longer than to look.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
+import pkgutil
 import select
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 
 from rhymeflow.cli import runs
-from rhymeflow.cli.parser import Add, with_commands
-from rhymeflow.errors import StorageError, UserError, suggestion
+from rhymeflow.cli.parser import Add, Parser, with_commands
+from rhymeflow.errors import RunError, UserError, suggestion
 from rhymeflow.utils import stopping
 
 
@@ -23,9 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
         with stopping.as_interrupts():
-            code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+            _dispatch(list(sys.argv[1:] if arguments is None else arguments))
             sys.stdout.flush()
-            return code
+            return 0
     except BrokenPipeError:
         if not _is_output_closed():
             raise
@@ -35,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"rhymeflow: {error}", file=sys.stderr)
         return 2
-    except StorageError as error:
+    except RunError as error:
         print(f"rhymeflow: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -50,12 +54,11 @@ def _is_output_closed() -> bool:
     return any(happened & select.POLLERR for _, happened in poll.poll(0))
 
 
-def _dispatch(arguments: list[str]) -> int:
+def _dispatch(arguments: list[str]) -> None:
     command = arguments[0] if arguments else None
     if command == "bench":
-        from rhymeflow.cli.bench import bench
-
-        return bench(arguments[1:])
+        bench(arguments[1:])
+        return
     if command is not None and command not in ("-h", "--help", "--version"):
         if command.startswith("-"):
             raise UserError(f"{command}: options come after the command, as in `rhymeflow train`")
@@ -69,7 +72,7 @@ def _dispatch(arguments: list[str]) -> int:
         rest, overrides = _add_all(add, arguments)
     if not arguments:
         parser.print_help()
-        return 0
+        return
     args, unknown = parser.parse_known_args(rest)
     late = next((name for name in ("prompt", "recipe") if getattr(args, name, "") is None), None)
     if late and unknown and not unknown[0].startswith("-"):
@@ -79,18 +82,16 @@ def _dispatch(arguments: list[str]) -> int:
         hint = _hint(given, args, parser.commands)
         raise UserError(f"{given.partition('=')[0]}: there is no such argument{hint}")
     args.overrides = overrides
-    result: int = args.command(args)
-    return result
+    args.command(args)
 
 
 def _add_all(add: Add, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
     """Add all commands; return the arguments without fields of the configuration, and those."""
-    from rhymeflow.cli import models, training
+    from rhymeflow.cli import training
     from rhymeflow.config import Config
     from rhymeflow.config.load import split_overrides
 
     training.add_commands(add)
-    models.add_commands(add)
     runs.add_commands(add)
     add("recipes", recipes, help="list the ready configurations")
     add("doctor", doctor, help="what this machine can run, and what is missing")
@@ -143,7 +144,7 @@ def _hint(
     return fields.nearest_field(name, own).replace("mean ", "mean --")
 
 
-def recipes(args: argparse.Namespace) -> int:
+def recipes(args: argparse.Namespace) -> None:
     """List the ready configurations."""
     from rhymeflow.config.load import list_recipes
 
@@ -151,12 +152,51 @@ def recipes(args: argparse.Namespace) -> int:
     width = max(map(len, found), default=0)
     for name, what in found.items():
         print(f"{name.ljust(width)}  {what}")
-    return 0
 
 
-def doctor(args: argparse.Namespace) -> int:
+def doctor(args: argparse.Namespace) -> None:
     """Say what this machine can run, what is missing and how to get it."""
-    from rhymeflow import doctor as surgery
+    from rhymeflow.doctor import examine
 
-    print(surgery.examine())
-    return 0
+    print(examine())
+
+
+# -- benchmarks ------------------------------------------------------------------------------------
+
+
+def bench(arguments: list[str]) -> None:
+    """Run `benchmarks/NAME.py`; without a name, list them."""
+    benchmarks = _benchmarks()
+    names = sorted(
+        module.name
+        for module in pkgutil.iter_modules(benchmarks.__path__)
+        if not module.ispkg and module.name != "harness"
+    )
+    parser = Parser(prog="rhymeflow bench", allow_abbrev=False)
+    if not arguments or arguments[0].startswith("-"):
+        parser.add_argument("name", nargs="?", metavar="NAME", help=", ".join(names))
+        parser.parse_args(arguments)
+        print(f"benchmarks: {', '.join(names)} (rhymeflow bench NAME --help)")
+        return
+    name = arguments[0]
+    if name not in names:
+        hint = suggestion(name, names)
+        raise UserError(f"bench {name}: there is no such benchmark ({', '.join(names)}){hint}")
+    module = importlib.import_module(f"benchmarks.{name}")
+    parser.prog += f" {name}"
+    parser.description = (module.__doc__ or "").partition("\n")[0]
+    importlib.import_module("benchmarks.harness").add_common_arguments(parser)
+    module.add_arguments(parser)
+    module.run(parser.parse_args(arguments[1:]))
+
+
+def _benchmarks() -> ModuleType:
+    """Import the benchmarks of the checkout that this package runs from."""
+    root = Path(__file__).resolve().parent.parent.parent
+    if not (root / "benchmarks" / "harness.py").is_file():
+        raise UserError(
+            f"bench: the benchmarks are not beside the installed package ({root}); they are part "
+            "of the source: clone it and install with `pip install -e .`"
+        )
+    sys.path.insert(0, str(root))
+    return importlib.import_module("benchmarks")

@@ -102,7 +102,7 @@ def _add_export(add: Add) -> None:
     sub.add_argument("--best", metavar="N", type=positive, help="the N best of each prompt")
 
 
-def inspect(args: argparse.Namespace) -> int:
+def inspect(args: argparse.Namespace) -> None:
     """Show what a run learned and how it went, or some of its responses."""
     from rich.console import Console
 
@@ -114,18 +114,16 @@ def inspect(args: argparse.Namespace) -> int:
         print(inspected.as_json(args.run_dir, question))
     else:
         inspected.inspect(args.run_dir, question, Console())
-    return 0
 
 
-def dashboard(args: argparse.Namespace) -> int:
+def dashboard(args: argparse.Namespace) -> None:
     """Serve pages over runs until Ctrl-C."""
     from rhymeflow.dashboard.serve import serve
 
     serve(args.run_dirs, host=args.host, port=args.port)
-    return 0
 
 
-def runs(args: argparse.Namespace) -> int:
+def runs(args: argparse.Namespace) -> None:
     """List runs."""
     from rich.console import Console
 
@@ -135,22 +133,20 @@ def runs(args: argparse.Namespace) -> int:
         print(json.dumps(listing.as_json(args.directories), indent=2))
     else:
         listing.show(args.directories, Console())
-    return 0
 
 
-def plot(args: argparse.Namespace) -> int:
+def plot(args: argparse.Namespace) -> None:
     """Draw curves of runs, and say where the picture is."""
     from rhymeflow.observe.plot import plot as draw  # loads matplotlib
 
     draw(args.run_dirs, args.output, names=args.metric, axis=args.x, smooth=args.smooth)
     print(args.output)
-    return 0
 
 
-def export(args: argparse.Namespace) -> int:
+def export(args: argparse.Namespace) -> None:
     """Write what a run generated, and say how much of it."""
+    from rhymeflow.export.export import Filters
     from rhymeflow.export.export import export as write
-    from rhymeflow.export.rows import Filters
 
     filters = Filters(args.min_reward, args.steps, tuple(args.ending), args.best)
     done = write(
@@ -163,7 +159,6 @@ def export(args: argparse.Namespace) -> int:
         force=args.force,
     )
     print(done.line())
-    return 0
 
 
 def _whole(text: str) -> int:

@@ -1,21 +1,25 @@
-"""The commands that make a policy: `train`, `resume`, `simulate`, `calibrate`, `sft`.
+"""The commands that make a policy, and those that ask one: they take a configuration.
 
-A mistake in the configuration is said before what takes long to import is imported.
+A mistake in it is said before what takes long to import is imported.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rhymeflow.cli.parser import Add
+from rhymeflow.cli.parser import Add, positive, temperature
 from rhymeflow.config import Config
 from rhymeflow.config import help as pages
-from rhymeflow.config.load import SHORT, read_config
+from rhymeflow.config.load import SHORT, parse_config, read_config
+from rhymeflow.errors import UserError
+from rhymeflow.utils.disk import check_writable
 
 _TRAIN = """\
 Trains a policy: a recipe (`rhymeflow recipes` lists them), a YAML file, or a
@@ -31,6 +35,27 @@ Fine-tunes a model on rows that say what is right (docs/sft.md), in one process:
   rhymeflow sft --model DIR_OR_HUB_NAME --data FILE --sft.output_dir DIR
 
 A row is {prompt, completion}, or {messages}. DIR is then a model to train on.
+"""
+
+_EVAL = """\
+Evaluates a model on suites (docs/evaluation.md): a checkpoint, a run directory,
+a Hugging Face directory, a hub name, or recipe:NAME. It is a run that trains
+nothing; with --run.output_dir DIR it stays there.
+
+  rhymeflow eval runs/RUN                          # its newest checkpoint
+  rhymeflow eval runs/RUN/checkpoints/step-50      # as the run evaluates
+  rhymeflow eval recipe:demo --n 8                 # as the recipe does
+  rhymeflow eval MODEL demo                        # another model, so too
+  rhymeflow eval MODEL --data FILE --reward FILE.py:FUNCTION
+
+Figures: mean reward (avg@k), the chance that one of k answers passes (pass@k),
+reward of the majority's answer (maj@k), sampled tokens, share cut by length.
+"""
+
+
+_GENERATE = """\
+Answers a prompt, or with --chat a conversation, by a model; text as it comes.
+--section.field VALUE sets fields of the configuration, as in `train`.
 """
 
 _SHORT = {
@@ -49,14 +74,15 @@ def add_commands(add: Add) -> None:
     _add_train(add)
     _add_resume(add)
     _add_simulated(add)
-    sub = add_configured(
+    sub = _add_configured(
         add, "sft", sft, help="supervised fine-tuning: a checkpoint to begin from", description=_SFT
     )
     what = "read all rows, show the first as it is learnt and the whole configuration, and stop"
     sub.add_argument("--dry-run", action="store_true", help=what)
+    _add_asking(add)
 
 
-def add_configured(
+def _add_configured(
     add: Add, name: str, command: object, first: str | None = None, **options: Any
 ) -> argparse.ArgumentParser:
     """Add a command that takes a recipe or a file, and fields; `first`: what comes before them."""
@@ -88,7 +114,7 @@ def add_configured(
 
 
 def _add_train(add: Add) -> None:
-    sub = add_configured(add, "train", train, help="train a policy", description=_TRAIN)
+    sub = _add_configured(add, "train", train, help="train a policy", description=_TRAIN)
     sub.add_argument(
         "--dry-run",
         nargs="?",
@@ -127,7 +153,7 @@ def _add_resume(add: Add) -> None:
 
 
 def _add_simulated(add: Add) -> None:
-    sub = add_configured(
+    sub = _add_configured(
         add, "simulate", simulate, help="run a configuration on a simulated cluster"
     )
     sub.add_argument("--output", metavar="DIR", type=Path, help="where the timeline goes")
@@ -141,7 +167,44 @@ def _add_simulated(add: Add) -> None:
     sub.add_argument("--output", metavar="FILE.json", type=Path, help="where the profile goes")
 
 
-def train(args: argparse.Namespace) -> int:
+def _add_asking(add: Add) -> None:
+    sub = _add_configured(
+        add,
+        "eval",
+        evaluate,
+        first="MODEL",
+        help="evaluate a model on suites: avg@k, pass@k, maj@k",
+        description=_EVAL,
+    )
+    sub.add_argument(
+        "--suite", metavar="NAME", nargs="+", action="extend", help="only these of eval.suites"
+    )
+    what = "answers to each prompt, in place of what the suites say; and so the next two"
+    sub.add_argument("--n", metavar="N", type=positive, help=what)
+    sub.add_argument("--size", metavar="N", type=positive, help="prompts of each suite")
+    sub.add_argument("--temperature", metavar="T", type=temperature, help="0 is greedy")
+    sub.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    sub.add_argument("--output", metavar="FILE", type=Path, help="where the JSON goes too")
+    sub = add(
+        "generate",
+        generate,
+        takes_fields=True,
+        help="answer a prompt, or converse, by a model",
+        description=_GENERATE,
+        formatter_class=pages.Page,
+    )
+    sub.usage = "rhymeflow generate MODEL [PROMPT] [OPTION ...] [--section.field VALUE]"
+    what = "a checkpoint, a run directory (its newest), a directory or a hub name"
+    sub.add_argument("model", metavar="MODEL", help=what)
+    sub.add_argument("prompt", metavar="PROMPT", nargs="?", help="else read from standard input")
+    sub.add_argument("--chat", action="store_true", help="converse; Ctrl-D or Ctrl-C ends it")
+    sub.add_argument("--system", metavar="TEXT", help="a system message (data.system_prompt)")
+    for option, metavar in (("temperature", "T"), ("max-tokens", "N"), ("seed", "N")):
+        field = _OF_GENERATE[option.replace("-", "_")]
+        sub.add_argument(f"--{option}", metavar=metavar, help=f"{field}")
+
+
+def train(args: argparse.Namespace) -> None:
     """Train, or with `--dry-run` check and show what would be trained."""
     from rhymeflow import check
 
@@ -150,7 +213,7 @@ def train(args: argparse.Namespace) -> int:
         from rhymeflow.cli.dry_run import dry_run
 
         dry_run(config, is_full=args.dry_run == "full")
-        return 0
+        return
     check.before_start(config)
     if config.runtime == "local":
         from rhymeflow.runtime import processes
@@ -160,10 +223,10 @@ def train(args: argparse.Namespace) -> int:
             import rhymeflow.runtime.train  # noqa: F401 - takes long
     from rhymeflow.runtime.train import train
 
-    return _to_its_end(lambda begin: train(config, begin=begin), args.dashboard)
+    _to_its_end(lambda begin: train(config, begin=begin), args.dashboard)
 
 
-def resume(args: argparse.Namespace) -> int:
+def resume(args: argparse.Namespace) -> None:
     """Go on with a run."""
     from rhymeflow.runtime.resume_options import with_options
     from rhymeflow.runtime.train import resume
@@ -177,13 +240,11 @@ def resume(args: argparse.Namespace) -> int:
 
         run_dir, said = restore(args.run, args.output_dir)
         print(*said, sep="\n", file=sys.stderr)
-    return _to_its_end(lambda begin: resume(run_dir, change, begin=begin), args.dashboard)
+    _to_its_end(lambda begin: resume(run_dir, change, begin=begin), args.dashboard)
 
 
-def _to_its_end(run: Callable[[Callable[[Path], None]], object], has_dashboard: bool) -> int:
+def _to_its_end(run: Callable[[Callable[[Path], None]], object], has_dashboard: bool) -> None:
     """Carry a run on; `run` is given what to call with its directory, for a dashboard beside it."""
-    from rhymeflow.runtime.supervisor import WorkerDied
-
     with ExitStack() as stack:
 
         def begin(run_dir: Path) -> None:
@@ -192,15 +253,10 @@ def _to_its_end(run: Callable[[Callable[[Path], None]], object], has_dashboard: 
 
                 print(f"dashboard: {stack.enter_context(beside(run_dir))}", flush=True)
 
-        try:
-            run(begin)
-        except WorkerDied as error:  # a traceback of the controller would say nothing about it
-            print(f"rhymeflow: {error}", file=sys.stderr)
-            return 1
-    return 0
+        run(begin)
 
 
-def simulate(args: argparse.Namespace) -> int:
+def simulate(args: argparse.Namespace) -> None:
     """Run a configuration on a simulated cluster, and plot what happened."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
@@ -220,26 +276,116 @@ def simulate(args: argparse.Namespace) -> int:
             on_step=lambda step: bar.update(task, completed=step),
         )
     print(found.text())
-    return 0
 
 
-def calibrate(args: argparse.Namespace) -> int:
+def calibrate(args: argparse.Namespace) -> None:
     """Fit the cost model to a run."""
     from rhymeflow.calibration import calibrate as fit
 
     print(fit(args.run_dir, output=args.output).text(args.output))
-    return 0
 
 
-def sft(args: argparse.Namespace) -> int:
+def sft(args: argparse.Namespace) -> None:
     """Fine-tune a model on rows, and say the loss."""
     config = read_config(args.recipe, args.overrides, needed=("model", "data"))
     if args.dry_run:
         from rhymeflow.cli.dry_run import sft_dry_run
 
         sft_dry_run(config)
-        return 0
+        return
     from rhymeflow.sft.train import train  # loads torch; mistakes are said without waiting for it
 
     train(config, lambda line: print(line, flush=True))
-    return 0
+
+
+# -- a model is asked ------------------------------------------------------------------------------
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    """Evaluate a model on suites; show a table or JSON."""
+    from rhymeflow.evaluation.given import configuration
+
+    if args.output is not None:
+        check_writable(args.output.parent, "--output")
+    given = {"n": args.n, "size": args.size, "temperature": args.temperature}
+    changes = {name: value for name, value in given.items() if value is not None}
+    config = configuration(_model(args.model), args.recipe, args.overrides, changes)
+    from rhymeflow.evaluation import evaluate as found
+
+    named = args.overrides.get("run.output_dir")
+    results = found.evaluate(config, args.suite or (), named and Path(named))
+    figures = found.as_json(config, results)
+    print(json.dumps(figures) if args.json else found.table(results))
+    if args.output is not None:
+        found.write(args.output, figures)
+
+
+def _model(given: str) -> str:
+    """The model that is meant, and a word if it is one of several."""
+    from rhymeflow.evaluation.given import model_in
+
+    if (model := model_in(given)) != given:
+        print(f"rhymeflow: {model}, the newest checkpoint", file=sys.stderr)
+    return model
+
+
+_OF_GENERATE = {
+    "temperature": "rollout.temperature",
+    "max_tokens": "rollout.max_completion_length",
+    "seed": "run.seed",
+    "system": "data.system_prompt",
+}
+"""Options of `generate`, by the fields that they stand for."""
+
+
+def generate(args: argparse.Namespace) -> None:
+    """Answer a prompt, or converse, by a model."""
+    if args.chat and args.prompt is not None:
+        raise UserError("--chat: what is said is read from the terminal, so PROMPT is not given")
+    overrides = {"model.name": _model(args.model)}
+    for option, field in _OF_GENERATE.items():
+        if (value := getattr(args, option)) is not None:
+            overrides[field] = value
+    if twice := overrides.keys() & args.overrides.keys():
+        raise UserError(f"--{min(twice)}: given twice")
+    overrides |= args.overrides
+    config = parse_config("", overrides, where="the command line")
+    prompt: str | None = args.prompt
+    if prompt is None and not args.chat:
+        prompt = _whole_input()
+    from rhymeflow.evaluation import generate as found  # loads torch
+
+    try:
+        generator = found.Generator(config, must_fit="rollout.max_completion_length" in overrides)
+        if prompt is None:
+            found.chat(generator, _lines(), _write)
+        else:
+            found.answer_one(generator, prompt, _write)
+    except KeyboardInterrupt:
+        _write("\n")
+        raise
+
+
+def _whole_input() -> str:
+    """All of standard input as a prompt; the last end of a line is none of it."""
+    prompt = sys.stdin.read().removesuffix("\n")
+    if not prompt:
+        raise UserError("generate: the prompt is empty; give it after the model, or on stdin")
+    return prompt
+
+
+def _lines() -> Iterator[str]:
+    """What is said, line by line, until the end of standard input (Ctrl-D on a terminal)."""
+    if not sys.stdin.isatty():
+        # Not by `input`, which loses an interrupt that comes while it flushes the output.
+        while line := sys.stdin.readline():
+            yield line.removesuffix("\n")
+        return
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            return
+
+
+_write = partial(print, end="", flush=True)

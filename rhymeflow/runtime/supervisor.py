@@ -14,7 +14,7 @@ from itertools import count
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import InstanceId
-from rhymeflow.errors import UserError
+from rhymeflow.errors import RunError, UserError
 from rhymeflow.runtime.base import (
     News,
     Received,
@@ -29,7 +29,7 @@ from rhymeflow.utils.cores import cores_of_ranks, usable_cores
 from rhymeflow.workers.messages import Alive, Failed, JoinRanks, RanksMeet
 
 
-class WorkerDied(RuntimeError):  # noqa: N818 - it is what happened
+class WorkerDied(RunError):  # noqa: N818 - it is what happened
     """A worker ended by itself, hangs, or has a defect, and the run cannot go on."""
 
 
