@@ -4,6 +4,7 @@ to go on; the SQL that comes with it finds the same rows."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Any, NamedTuple
 
 import msgspec
@@ -163,9 +164,9 @@ def _begin(reader: TrajectoryReader, asked: Asked) -> Place:
     if asked.time is None:
         return 0, 0, 0
     ((events, _),) = reader.query(_COUNTS)
-    low, high = 1, events + 1
-    while low < high:  # times rise with numbers
-        middle = (low + high) // 2
-        ((time,),) = reader.query("SELECT time FROM events WHERE seq = ?", middle)
-        low, high = (middle + 1, high) if time < asked.time else (low, middle)
-    return low, 0, 0
+
+    def time_of(event: int) -> float:
+        found: float = reader.query("SELECT time FROM events WHERE seq = ?", event)[0][0]
+        return found
+
+    return 1 + bisect_left(range(1, events + 1), asked.time, key=time_of), 0, 0  # times rise

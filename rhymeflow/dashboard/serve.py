@@ -24,7 +24,7 @@ import uvicorn
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.server import LOOPBACK, make_app
 from rhymeflow.errors import UserError
-from rhymeflow.observe.tokens import TokenTexts
+from rhymeflow.observe.query import TokenTexts
 from rhymeflow.store.schema import EVENTS
 
 HERE = "127.0.0.1"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,11 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.dashboard import curves, drafts, groups, log, time_view, trajectory
-from rhymeflow.dashboard.advice import Advisor
+from rhymeflow.dashboard import groups, log, time_view, views
 from rhymeflow.dashboard.run import Run
 from rhymeflow.errors import UserError
 from rhymeflow.observe import query
-from rhymeflow.observe.tokens import TokenTexts
+from rhymeflow.observe.query import TokenTexts
 
 COOKIE = "rhymeflow-dashboard"
 HEADERS = {
@@ -97,7 +96,7 @@ def make_app(
 ) -> Starlette:
     """Return the application. `hosts`: names under which it may be asked; `None`: any."""
     known = {run.name: run for run in runs}
-    advisor = Advisor()
+    advisor = views.Advisor()
 
     def named(name: str) -> Run:
         if name not in known:
@@ -115,17 +114,17 @@ def make_app(
         return advisor.found(run, anew=request.query_params.get("anew") == "true")
 
     def response(run: Run, request: Request) -> Any:
-        which = TrajectoryId(_part(request, "group"), _part(request, "member"))
-        return trajectory.whole(run, which, texts)
+        group, member = (_signed(request.path_params, name) or 0 for name in ("group", "member"))
+        return views.response(run, TrajectoryId(group, member), texts)
 
     answers: dict[str, Answer] = {
         "": _overview,
-        "/metrics": lambda run, request: curves.metrics(run, request.query_params.getlist("name")),
+        "/metrics": lambda run, request: views.metrics(run, request.query_params.getlist("name")),
         "/time": _time,
         "/groups": lambda run, request: groups.listed(run, _asked(request)),
         "/groups/{group}": _group,
         "/trajectories/{group}/{member}": response,
-        "/drafts": lambda run, request: drafts.found(run),
+        "/drafts": lambda run, request: views.drafts(run),
         "/log": lambda run, request: log.listed(run, _lines(request)),
         "/advice": advice,
     }
@@ -151,12 +150,11 @@ def _overview(run: Run, request: Request) -> Any:
 
 def _group(run: Run, request: Request) -> Any:
     with run.reader() as reader:
-        return query.group(reader, _part(request, "group"))
+        return query.group(reader, _signed(request.path_params, "group") or 0)
 
 
 def _time(run: Run, request: Request) -> Any:
-    given = request.query_params
-    return time_view.found(run, *(_seconds(given.get(name), name) for name in ("from", "to")))
+    return time_view.found(run, *(_seconds(request.query_params, name) for name in ("from", "to")))
 
 
 def _page(request: Request) -> Response:
@@ -176,43 +174,39 @@ def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
     return endpoint
 
 
-def _part(request: Request, name: str) -> int:
-    return _signed(request.path_params[name], name) or 0
-
-
 def _asked(request: Request) -> groups.Asked:
     given = request.query_params
     return groups.Asked(
-        step=_number(given.get("step"), "step"),
-        row=_number(given.get("row"), "row"),
+        step=_number(given, "step"),
+        row=_number(given, "row"),
         filters=tuple(given.getlist("filter")),
         text=given.get("text", ""),
         component=given.get("component", ""),
         of_component=given.get("of", "mixed"),
         sort=given.get("sort", "order"),
         descending=given.get("descending") == "true",
-        offset=_number(given.get("offset"), "offset") or 0,
+        offset=_number(given, "offset") or 0,
     )
 
 
 def _lines(request: Request) -> log.Asked:
     given = request.query_params
     after = given.get("after", "")
-    parts = [_number(each, "after") or 0 for each in after.split(",")]
+    parts = [_whole(each, "after") or 0 for each in after.split(",")]
     if after and len(parts) != 3:
         raise UserError(f"after = {after!r}: is no place in the log")
     return log.Asked(
         kind=given.get("kind", ""),
-        group=_signed(given.get("group"), "group"),
+        group=_signed(given, "group"),
         instance=given.get("instance", ""),
         text=given.get("text", ""),
-        time=_seconds(given.get("time"), "time"),
+        time=_seconds(given, "time"),
         after=(parts[0], parts[1], parts[2]) if after else None,
     )
 
 
-def _seconds(text: str | None, name: str) -> float | None:
-    if not text:
+def _seconds(given: Mapping[str, str], name: str) -> float | None:
+    if not (text := given.get(name)):
         return None
     try:
         found = float(text)
@@ -223,17 +217,18 @@ def _seconds(text: str | None, name: str) -> float | None:
     return found
 
 
-def _signed(text: str | None, name: str) -> int | None:
+def _number(given: Mapping[str, str], name: str) -> int | None:
+    return _whole(given.get(name, ""), name)
+
+
+def _signed(given: Mapping[str, str], name: str) -> int | None:
     """Groups of suites are numbered from -1 down."""
-    if not text or not text.startswith("-"):
-        return _number(text, name)
-    found = _number(text[1:], name)
-    return None if found is None else -found
+    text = given.get(name, "")
+    found = _whole(text.removeprefix("-"), name)
+    return -found if found is not None and text.startswith("-") else found
 
 
-def _number(text: str | None, name: str) -> int | None:
-    if not text:
-        return None
-    if not text.isdecimal() or len(text) > 18:
+def _whole(text: str, name: str) -> int | None:
+    if text and (not text.isdecimal() or len(text) > 18):
         raise UserError(f"{name} = {text!r}: is no number")
-    return int(text)
+    return int(text) if text else None

@@ -1,17 +1,4 @@
-"""What went on when in a run, and how its batches filled: folds over its log, kept in memory.
-
-An instance is there from `InstanceJoined` to `InstanceLeft`. It generates while it has a response,
-waits while it has none but the environment of one that took its last turn there is asked, pulls
-from the command to `Pulled` and evaluates from the command to `Evaluated`. The learner trains from
-`Train` to `VersionPublished`, and before that from `Accumulate` to `Accumulated` or to `Train`.
-Environments answer while any is asked. How long an instance prefilled is known from one report of
-it to the next, a quarter of a second later: the span is as long as that, and begins with the
-earlier report. Spans of one lane and kind do not overlap and come in order.
-
-A group has an entry of a staleness buffer from its first `Route` on, and an occupied one when as
-many of its responses are rewarded as are trained on (StaleFlow, section 4.2). Entries move between
-buffers before their batch is trained; here a group belongs to the batch that trained on it.
-"""
+"""What went on when in a run, and how its batches filled: folds over its log, kept in memory."""
 
 from __future__ import annotations
 
@@ -87,7 +74,13 @@ class Span(NamedTuple):
 
 
 class Fold:
-    """Takes in the log line by line; `ended` has the spans that are complete."""
+    """Takes in the log line by line; `ended` has the spans that are complete. Those of one lane and
+    kind do not overlap and come in order.
+
+    An instance generates while it has a response, and waits while it has none but the environment
+    of one that took its last turn there is asked. How long it prefilled is known from one report of
+    it to the next, a quarter of a second later: the span begins with the earlier report.
+    """
 
     def __init__(self) -> None:
         self.ended: list[Span] = []
@@ -232,7 +225,12 @@ class Batch(NamedTuple):
 
 
 class Filling:
-    """Takes in the log line by line; `batches` has what was trained on."""
+    """Takes in the log line by line; `batches` has what was trained on.
+
+    A group has an entry of a staleness buffer from its first `Route` on, and an occupied one when
+    as many of its responses are rewarded as are trained on (StaleFlow, section 4.2). Entries move
+    between buffers; here a group belongs to the batch that trained on it.
+    """
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []

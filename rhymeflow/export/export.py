@@ -1,26 +1,47 @@
-"""`rhymeflow export`: what a run generated, to a file that other programs read; what is left out
-is counted and said."""
+"""`rhymeflow export`: what a run generated, as rows to a file that other programs read.
+
+trajectories   one row a response, with all that is stored of it
+sft            {prompt, completion}, as `rhymeflow sft` and TRL read them
+preferences    {prompt, chosen, rejected}, as TRL reads them
+"""
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rhymeflow.core.types import CUT, TrajectoryId
+from rhymeflow.data.encode import messages_of
+from rhymeflow.data.prompts import Message, Prompt
 from rhymeflow.errors import UserError
 from rhymeflow.export import formats
-from rhymeflow.export.rows import GROUPS_AT_ONCE, NO_TEXT, Choice, Filters, Rows
-from rhymeflow.export.turns import TurnReader
+from rhymeflow.export.turns import TurnReader, turns_of
+from rhymeflow.observe import query
 from rhymeflow.observe.query import Record
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import section_in_force, store_of
-from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.reader import StoredSegment, TrajectoryReader
 
-WHAT = ("trajectories", "sft", "preferences")
+GROUPS_AT_ONCE = 64
+"""Are read in one transaction, and held in memory."""
 
-_COMPONENTS = """SELECT DISTINCT key FROM trajectories, json_each(components)
-    WHERE group_id BETWEEN ? AND ?"""
+UNFINISHED = "unfinished"
+"""What a response is called that no ending has reached yet, as in `summary.json`."""
+NO_TEXT = "whose text was deleted (run.keep_tokens) or never made"
+UNREADABLE = "whose answers of the environment are no messages"
+UNEQUAL = "without a better or worse one in their group"
+
+_OF_TRAJECTORY = (
+    *("group", "member", "row", "epoch", "prompt", "response", "columns", "reward", "components"),
+    *("ending", "ending_reason", "reason", "length", "step", "first_version", "last_version"),
+    "staleness",
+)
+_COMPONENTS = "SELECT DISTINCT key FROM trajectories, json_each(components) WHERE group_id >= 0"
+
+Text = str | list[Message]
 
 
 @dataclass(frozen=True)
@@ -39,9 +60,33 @@ class Export:
         text = f"{self.path}: {self.rows:,} rows of {self.responses:,} responses"
         for title, counts in (("left out", self.left_out), ("among them", self.notes)):
             if counts:
-                parts = ", ".join(f"{number:,} {what}" for what, number in counts.items())
-                text += f"; {title}: {parts}"
+                text += f"; {title}: {_counted(counts)}"
         return text
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{number:,} {what}" for what, number in counts.items())
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which responses are wanted; the defaults want all."""
+
+    min_reward: float | None = None
+    steps: tuple[float, float] | None = None
+    """Trained on in one of these steps, the first and the last included; steps count from 1."""
+    endings: tuple[str, ...] = ()
+    best: int | None = None
+    """The so many with the greatest rewards of each row of the data."""
+
+    def want(self, response: Record) -> bool:
+        """Whether it is wanted, `best` aside."""
+        reward, step = response["reward"], response["step"]
+        if self.min_reward is not None and (reward is None or reward < self.min_reward):
+            return False
+        if self.endings and response["ending"] not in self.endings:
+            return False
+        return self.steps is None or (step is not None and self.steps[0] <= step <= self.steps[1])
 
 
 def export(
@@ -56,43 +101,200 @@ def export(
 ) -> Export:
     """Write rows of the run in `run_dir` to `output`.
 
-    `what`: one of `WHAT`. `kind`: one of `formats.FORMATS`; `None`: what the name of `output` says.
-    `with_tokens`: with trajectories, values for each token too. `force`: replace what is there.
+    `what`: `trajectories`, `sft` or `preferences`. `kind`: one of `formats.FORMATS`; `None`: what
+    the name of `output` says. `with_tokens`: with trajectories, values for each token too. `force`:
+    replace what is there.
 
     Raises:
         UserError: there is no run, options do not go together, nothing would be written, or what is
             needed for it is missing.
     """
     filters = filters or Filters()
-    _check(what, filters, with_tokens)
-    kind = formats.format_of(output, kind, force)
-    with open_undamaged(store_of(run_dir)) as reader:
-        choice = Choice(reader, filters, is_text_needed=what != "trajectories")
-        notes: Counter[str] = Counter()
-        rows = Rows(reader, section_in_force(reader, "data"), choice, _turn_reader(reader))
-        found: Iterator[Record]
-        components: list[str] = []
-        if what == "trajectories":
-            found = (_noted(row, notes) for row in rows.trajectories(with_tokens=with_tokens))
-            components = _components(reader)
-        else:
-            found = rows.sft() if what == "sft" else rows.preferences()
-        number = formats.write(output, kind, found, components, str(run_dir))
-    left_out = {why: count for why, count in choice.left_out.items() if count}
-    if not number:
-        parts = ", ".join(f"{count:,} {why}" for why, count in left_out.items())
-        raise UserError(f"{run_dir}: no row of {what} to write: {parts or 'there is no response'}")
-    return Export(output, number, choice.seen, left_out, dict(notes))
-
-
-def _check(what: str, filters: Filters, with_tokens: bool) -> None:
     if with_tokens and what != "trajectories":
         raise UserError(f"--tokens: goes with --what trajectories; given {what}")
     if filters.best is not None and what == "preferences":
         raise UserError("--best: a pair is the best and the worst of its group already")
+    kind = formats.format_of(output, kind, force)
+    with open_undamaged(store_of(run_dir)) as reader:
+        rows = Rows(reader, what, filters, with_tokens=with_tokens)
+        components = []
+        if what == "trajectories":
+            components = [name for (name,) in reader.query(_COMPONENTS)]
+        number = formats.write(output, kind, iter(rows), components, str(run_dir))
+    left_out = {why: count for why, count in rows.left_out.items() if count}
+    if not number:
+        why = _counted(left_out) or "there is no response"
+        raise UserError(f"{run_dir}: no row of {what} to write: {why}")
+    return Export(output, number, rows.seen, left_out, dict(rows.notes))
+
+
+def groups(reader: TrajectoryReader) -> Iterator[Record]:
+    """Groups that had begun when this began, each with what is known of its responses."""
+    ((last,),) = reader.query("SELECT COALESCE(MAX(group_id), -1) FROM groups")
+    for start in range(0, last + 1, GROUPS_AT_ONCE):
+        chosen = range(start, min(start + GROUPS_AT_ONCE, last + 1))
+        for group in query.whole_groups(reader, chosen):
+            for each in group["members"]:
+                each |= {"group": group["group"], "ending": _ending(group, each)}
+            yield group
+
+
+def _ending(group: Record, member: Record) -> str:
+    """One of `ENDINGS`: of a consumed group, members that were not needed are aborted."""
+    if member["step"] is not None:
+        return "consumed"
+    ending: str = group["ending"] or UNFINISHED
+    return "aborted" if ending == "consumed" else ending
+
+
+class Rows:
+    """Makes rows of a run's responses that fit, one by one, and counts the others by the reason."""
+
+    def __init__(
+        self, reader: TrajectoryReader, what: str, filters: Filters, *, with_tokens: bool = False
+    ) -> None:
+        self.left_out: Counter[str] = Counter()
+        self.notes: Counter[str] = Counter()
+        """Of `trajectories`: rows by what they lack."""
+        self.seen = 0
+        self._reader, self._what, self._filters = reader, what, filters
+        self._with_tokens = with_tokens
+        self._data = section_in_force(reader, "data")
+        self._turns = _turn_reader(reader)
+        self._best = None if filters.best is None else self._best_of_rows(filters.best)
+
+    def __iter__(self) -> Iterator[Record]:
+        make = {
+            "trajectories": self._trajectories, "sft": self._sft, "preferences": self._preferences
+        }  # fmt: skip
+        return make[self._what]()
+
+    def groups(self) -> Iterator[tuple[Record, list[Record]]]:
+        """Each group, with those of its responses that are taken."""
+        for group in groups(self._reader):
+            taken = []
+            for each in group["members"]:
+                why = self._why_not(each)
+                if why is None and self._best is not None and _name(each) not in self._best:
+                    why = "not wanted"
+                if why is None:
+                    taken.append(each)
+                else:
+                    self.left_out[why] += 1
+            self.seen += len(group["members"])
+            yield group, taken
+
+    def _why_not(self, each: Record) -> str | None:
+        """Without its text, or cut short, a response is of no use but as a row of its own; the
+        rejected one of a pair may be cut."""
+        if not self._filters.want(each):
+            return "not wanted"
+        if self._what == "trajectories":
+            return None
+        if each["reason"] is None:
+            return "not complete"
+        if each["text"] is None:
+            return NO_TEXT
+        return "cut short" if each["reason"] in CUT and self._what == "sft" else None
+
+    def _best_of_rows(self, number: int) -> set[TrajectoryId]:
+        """Of equal rewards those of newer groups, which a better policy made."""
+        heaps: dict[int, list[tuple[float, int, int]]] = {}
+        for group in groups(self._reader):
+            heap = heaps.setdefault(group["row"], [])
+            for each in group["members"]:
+                if each["reward"] is not None and self._why_not(each) is None:
+                    heapq.heappush(heap, (each["reward"], each["group"], -each["member"]))
+                    if len(heap) > number:
+                        heapq.heappop(heap)
+        return {TrajectoryId(g, -m) for heap in heaps.values() for _, g, m in heap}
+
+    def _trajectories(self) -> Iterator[Record]:
+        for group, taken in self.groups():
+            for each in taken:
+                row = _trajectory(group, each)
+                segments = self._segments(each) if self._turns or self._with_tokens else []
+                if self._turns is not None:
+                    row["turns"] = self._turns.shown(turns_of(segments))
+                if self._with_tokens:
+                    prompt = self._reader.prompt_tokens(each["group"])
+                    row |= {"prompt_tokens": prompt} | _tokens(segments)
+                self._note(row)
+                yield row
+
+    def _note(self, row: Record) -> None:
+        if row["ending"] == "aborted":
+            self.notes["aborted"] += 1
+        if row["reason"] is None:
+            self.notes["not complete"] += 1
+        elif row["response"] is None:
+            self.notes[NO_TEXT] += 1
+        if row.get("tokens", ()) is None:
+            self.notes["without tokens (run.keep_tokens)"] += 1
+
+    def _sft(self) -> Iterator[Record]:
+        """One row a complete response, whatever its reward."""
+        for group, taken in self.groups():
+            for each in taken:
+                said = self._said(group, each)
+                if said is None:
+                    self.left_out[UNREADABLE] += 1
+                else:
+                    yield {"prompt": said[0], "completion": said[1]}
+
+    def _preferences(self) -> Iterator[Record]:
+        """One row a group that has rewards that differ: its best complete response, its worst."""
+        for group, taken in self.groups():
+            rewarded = [each for each in taken if each["reward"] is not None]
+            self.left_out["without reward"] += len(taken) - len(rewarded)
+            pair = _extremes(rewarded)
+            if pair is None:
+                self.left_out[UNEQUAL] += len(rewarded)
+                continue
+            chosen, rejected = (self._said(group, each) for each in pair)
+            if chosen is None or rejected is None:
+                self.left_out[UNREADABLE] += len(rewarded)
+                continue
+            yield {
+                "prompt": chosen[0],
+                "chosen": chosen[1],
+                "rejected": rejected[1],
+                "chosen_reward": pair[0]["reward"],
+                "rejected_reward": pair[1]["reward"],
+                "group": group["group"],
+                "chosen_member": pair[0]["member"],
+                "rejected_member": pair[1]["member"],
+            }
+
+    def _segments(self, response: Record) -> list[StoredSegment]:
+        with self._reader.one_state():
+            return self._reader.segments(_name(response))
+
+    def _said(self, group: Record, response: Record) -> tuple[Text, Text] | None:
+        """What the policy was given, with the system message and the examples before it, and what
+        followed: text where the prompt is text and nothing was answered in between, else messages.
+        `None`: it is no text."""
+        begun, prompt = _begun(self._given(group), self._data.assistant_prefix)
+        is_chat = not isinstance(prompt, str)
+        if self._turns is None:
+            text = begun + response["text"]
+            return prompt, [{"role": "assistant", "content": text}] if is_chat else text
+        said = self._turns.messages(turns_of(self._segments(response)), is_chat=is_chat)
+        if not said:  # no messages, or deleted since it was looked at
+            return None
+        said[0] = said[0] | {"content": begun + said[0]["content"]}
+        return prompt, said
+
+    def _given(self, group: Record) -> Text:
+        """The prompt as the chat template was given it, or as text."""
+        prompt: Text = group["prompt"]
+        if isinstance(prompt, str) and not self._data.chat_template:
+            return prompt
+        return messages_of(Prompt(group["row"], prompt, group["columns"]), self._data)
 
 
 def _turn_reader(reader: TrajectoryReader) -> TurnReader | None:
+    """`None`: of a run whose responses have no turns."""
     environment = section_in_force(reader, "environment")
     if not (environment.classes or environment.tools):
         return None
@@ -101,23 +303,45 @@ def _turn_reader(reader: TrajectoryReader) -> TurnReader | None:
     return TurnReader(load_tokenizer(section_in_force(reader, "model")))
 
 
-def _components(reader: TrajectoryReader) -> list[str]:
-    """Names of reward functions that responses have rewards of, in the order they are met."""
-    ((last,),) = reader.query("SELECT COALESCE(MAX(group_id), -1) FROM groups")
-    found: dict[str, None] = {}
-    for start in range(0, last + 1, GROUPS_AT_ONCE):
-        rows = reader.query(_COMPONENTS, start, start + GROUPS_AT_ONCE - 1)
-        found |= dict.fromkeys(name for (name,) in rows)
-    return list(found)
+def _name(response: Record) -> TrajectoryId:
+    return TrajectoryId(response["group"], response["member"])
 
 
-def _noted(row: Record, notes: Counter[str]) -> Record:
-    if row["ending"] == "aborted":
-        notes["aborted"] += 1
-    if row["reason"] is None:
-        notes["not complete"] += 1
-    elif row["response"] is None:
-        notes[NO_TEXT] += 1
-    if row.get("tokens", ()) is None:
-        notes["without tokens (run.keep_tokens)"] += 1
-    return row
+def _begun(prompt: Text, prefix: str | None) -> tuple[str, Text]:
+    """What the response had been begun with before the policy went on, and the prompt before it."""
+    begun = prefix or ""
+    if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
+        return prompt[-1]["content"] + begun, prompt[:-1]
+    return begun, prompt
+
+
+def _extremes(members: list[Record]) -> tuple[Record, Record] | None:
+    """The best response that is complete, and the worst; `None` if no reward is less."""
+    whole = [each for each in members if each["reason"] not in CUT]
+    if not whole:
+        return None
+    best = max(whole, key=lambda each: (each["reward"], -each["member"]))
+    worst = min(members, key=lambda each: (each["reward"], each["member"]))
+    return (best, worst) if worst["reward"] < best["reward"] else None
+
+
+def _trajectory(group: Record, member: Record) -> Record:
+    step = member["step"]
+    age = None if step is None else step - 1 - member["first_version"]
+    said = group | member | {"response": member["text"], "staleness": age}
+    return {name: said[name] for name in _OF_TRAJECTORY}
+
+
+def _tokens(segments: list[StoredSegment]) -> Record:
+    """Values for each token; `None` where tokens were deleted, as log-probability of an answer."""
+    names = ("tokens", "logprobs", "versions", "observed")
+    if any(not segment.tokens for segment in segments):
+        return dict.fromkeys(names)
+    found: Record = {name: [] for name in names}
+    for segment in segments:
+        is_observed = segment.is_observed
+        found["tokens"] += segment.tokens
+        found["logprobs"] += [None] * segment.length if is_observed else segment.logprobs
+        found["versions"] += [segment.version] * segment.length
+        found["observed"] += [is_observed] * segment.length
+    return found

@@ -28,16 +28,12 @@ _VALUES_AT_ONCE = 500_000
 _SAID = ("prompt", "completion", "chosen", "rejected")
 _TYPES = {
     **dict.fromkeys(("reward", "chosen_reward", "rejected_reward"), "float64"),
-    **dict.fromkeys(("response", "columns", "ending", "ending_reason", "reason"), "string"),
+    **dict.fromkeys((*_SAID, "response", "columns"), "string"),
+    **dict.fromkeys(("ending", "ending_reason", "reason"), "string"),
 }
 """Of columns that are not int64."""
-_OF_TOKENS = {
-    "prompt_tokens": "int32",
-    "tokens": "int32",
-    "logprobs": "float32",
-    "versions": "int32",
-    "observed": "bool_",
-}
+_OF_TOKENS = dict.fromkeys(("prompt_tokens", "tokens", "versions"), "int32")
+_OF_TOKENS |= {"logprobs": "float32", "observed": "bool_"}
 
 
 def format_of(path: Path, given: str | None, force: bool) -> str:
@@ -130,9 +126,8 @@ class _Tables:
 
     def _fill(self, writer: Any, rows: Iterable[Record], schema: Any) -> int:
         number = 0
-        for part in _parts(rows):
-            plain = [self._plain(row, schema) for row in part]
-            writer.write_batch(self._pa.RecordBatch.from_pylist(plain, schema=schema))
+        for part in _parts(self._plain(row, schema) for row in rows):
+            writer.write_batch(self._pa.RecordBatch.from_pylist(part, schema=schema))
             number += len(part)
         return number
 
@@ -147,7 +142,7 @@ class _Tables:
             return pa.list_(pa.struct(turn))
         if name in _OF_TOKENS:
             return pa.list_(getattr(pa, _OF_TOKENS[name])())
-        return getattr(pa, "string" if name in _SAID else _TYPES.get(name, "int64"))()
+        return getattr(pa, _TYPES.get(name, "int64"))()
 
     def _plain(self, row: Record, schema: Any) -> Record:
         for name in row.keys() & set(_SAID):

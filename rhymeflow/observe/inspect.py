@@ -22,14 +22,14 @@ from rhymeflow.observe import metrics, overview, query
 from rhymeflow.observe.printable import (
     clock,
     conversation,
+    facts,
     number,
     printable,
     shortened,
     sparkline,
     table,
 )
-from rhymeflow.observe.query import Kind, Record
-from rhymeflow.observe.tokens import TokenTexts
+from rhymeflow.observe.query import Kind, Record, TokenTexts
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import store_of
 from rhymeflow.store.reader import TrajectoryReader
@@ -220,21 +220,17 @@ def _ending_of_group(group: Record) -> str:
 
 
 def _show_trajectory(response: Record, console: Console) -> None:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True, style="dim")
-    grid.add_column(overflow="fold")
     reward, parts = response["reward"], response["components"] or {}
     shares = ", ".join(f"{name} {value:g}" for name, value in parts.items())
-    for label, text in (
+    rows = [
         ("trajectory", f"{response['group']}.{response['member']}"),
         ("prompt", f"row {response['row']}, {_epoch(response)}"),
         ("columns", _columns(response["columns"]) or "none"),
         ("length", _length(response)),
         ("reward", "none yet" if reward is None else f"{reward:g}" + f" ({shares})" * bool(shares)),
         ("ending", _ending(response)),
-    ):
-        grid.add_row(label, Text(printable(text)))
-    console.print(grid)
+    ]
+    console.print(facts(rows))
     console.print(_panel("prompt", conversation(response["prompt"])))
     if response["text"] is not None:
         console.print(_panel("response", response["text"]))
@@ -275,17 +271,11 @@ def _segments(response: Record) -> Table:
         if logprobs and not each["observed"]:
             mean = sum(logprobs[start : start + count]) / count
         figures = query.draft_figures(count, steps, each["drafted"]) if steps else {}
-        rows.append(
-            [
-                f"{start}-{start + count - 1}",
-                str(each["version"]),
-                each["instance"],
-                number(mean, ".3f"),
-                number(figures.get("acceptance_length"), ".2f"),
-                number(figures.get("drafted"), ",d"),
-                number(figures.get("acceptance_rate"), ".1%"),
-            ]
-        )
+        rows.append([
+            f"{start}-{start + count - 1}", str(each["version"]), each["instance"],
+            number(mean, ".3f"), number(figures.get("acceptance_length"), ".2f"),
+            number(figures.get("drafted"), ",d"), number(figures.get("acceptance_rate"), ".1%"),
+        ])  # fmt: skip
     drafts = ("acceptance\nlength", "drafted", "accepted")
     return table("Segments", ("tokens", "version", "instance", "mean\nlogprob", *drafts), rows)
 

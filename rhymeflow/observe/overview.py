@@ -255,15 +255,10 @@ def _show_drafts(steps: Steps, reader: TrajectoryReader, console: Console) -> No
     if not any(each["drafted"] for each in epochs):
         return
     rows = [
-        [
-            str(each["epoch"]),
-            f"{each['tokens']:,}",
-            number(each["acceptance_length"], ".2f"),
-            f"{each['drafted']:,}",
-            number(each["acceptance_rate"], ".1%"),
-        ]
+        [str(each["epoch"]), f"{each['tokens']:,}", number(each["acceptance_length"], ".2f"),
+         f"{each['drafted']:,}", number(each["acceptance_rate"], ".1%")]
         for each in epochs
-    ]
+    ]  # fmt: skip
     headings = ("epoch", "tokens", "acceptance length", "drafted", "accepted")
     console.print(table("Drafts by epoch", headings, rows))
     saved = sum(row.get("draft/time_saved") or 0.0 for row in steps.values())

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, cycle, pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -67,21 +67,14 @@ class Curve:
     """Standard deviation between the runs at each point; `None` of one run."""
 
 
-class Group(NamedTuple):
-    """Runs that differ at most in their seed."""
-
-    label: str
-    paths: tuple[Path, ...]
-
-
 def unit_of(end: float) -> tuple[str, float]:
     """The unit that so many seconds are shown in, and its seconds."""
     return next(((name, scale) for above, name, scale in _UNITS if end > above), ("seconds", 1.0))
 
 
-def grouped(paths: Sequence[Path]) -> list[Group]:
-    """Put runs together that differ in `run.seed` and nothing else; label what the others differ
-    in. Raises `UserError` if one of them is no run."""
+def grouped(paths: Sequence[Path]) -> dict[str, list[Path]]:
+    """Put runs together that differ in `run.seed` and nothing else, by what tells them from the
+    others. Raises `UserError` if one of them is no run."""
     found: dict[str, list[Path]] = {}
     fields: dict[str, dict[str, Any]] = {}
     for path in dict.fromkeys(paths):
@@ -90,22 +83,22 @@ def grouped(paths: Sequence[Path]) -> list[Group]:
         key = json.dumps(own, sort_keys=True)
         fields[key] = own
         found.setdefault(key, []).append(path)
-    labels = _labels([fields[key] for key in found], [members[0] for members in found.values()])
-    return [
-        Group(f"{label} ({len(members)} runs)" if len(members) > 1 else label, tuple(members))
+    labels = _labels([*fields.values()], [members[0] for members in found.values()])
+    return {
+        f"{label} ({len(members)} runs)" if len(members) > 1 else label: members
         for label, members in zip(labels, found.values(), strict=True)
-    ]
+    }
 
 
 def _labels(fields: Sequence[dict[str, Any]], paths: Sequence[Path]) -> list[str]:
     found = differences(fields)
     if not 0 < len(found) <= _MOST_FIELDS:
         return short_names(paths)
-    values = [f"{name.rpartition('.')[2]} {{}}" for name in found]
-    return [
-        ", ".join(values).format(*(shown(each[place]) for each in found.values()))
-        for place in range(len(fields))
+    parts = [
+        [f"{name.rpartition('.')[2]} {_shown(value)}" for value in values]
+        for name, values in found.items()
     ]
+    return [", ".join(each) for each in zip(*parts, strict=True)]
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
@@ -118,7 +111,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def shown(value: Any) -> str:
+def _shown(value: Any) -> str:
     """A field's value as a configuration has it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -238,7 +231,7 @@ def plot(
     if output.suffix not in SUFFIXES:
         raise UserError(f"--output {output}: should end in {' or '.join(SUFFIXES)}")
     groups = grouped(paths)
-    points = {path: Points(path, axis) for group in groups for path in group.paths}
+    points = {path: Points(path, axis) for members in groups.values() for path in members}
     names = check_names(names, list(points.values()))
     figure, panels = _panels(len(names))
     scale, unit = 1.0, ""
@@ -247,16 +240,15 @@ def plot(
         unit, scale = unit_of(max(row["time"] for row in rows))
     colours = matplotlib.colormaps[_PALETTE].colors  # type: ignore[attr-defined]
     for panel, name in zip(panels, names, strict=True):
-        for place, group in enumerate(groups):
-            found = [points[path].curve(name, smooth) for path in group.paths]
-            curves = [each for each in found if each is not None]
-            _draw(panel, curves, colours[place % len(colours)], scale, group.label)
+        for (label, members), colour in zip(groups.items(), cycle(colours), strict=False):
+            found = [points[path].curve(name, smooth) for path in members]
+            _draw(panel, [each for each in found if each is not None], colour, scale, label)
         panel.set_title(METRICS.get(name, name), loc="left", fontsize=10)
         said = {"time": f"time ({unit})", "trajectories": "trained trajectories"}
         panel.set_xlabel(said.get(axis, axis))
         if axis == "step":
             panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _entitle(figure, panels, [group.label for group in groups])
+    _entitle(figure, panels, list(groups))
     try:
         figure.savefig(output, dpi=120)
     except OSError as error:

@@ -79,6 +79,16 @@ def sparkline(values: Sequence[float], among: Sequence[float] | None = None) -> 
     return "".join(_SPARKS[round((v - low) / (high - low) * (len(_SPARKS) - 1))] for v in values)
 
 
+def facts(rows: Iterable[tuple[str, str]]) -> Table:
+    """A label a line, and beside it what is said."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, style="dim")
+    grid.add_column(overflow="fold")
+    for label, text in rows:
+        grid.add_row(label, Text(printable(text)))
+    return grid
+
+
 def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """A table whose cells are text, all to the right."""
     found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")

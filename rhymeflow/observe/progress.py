@@ -49,19 +49,10 @@ class ProgressState:
     """Held-out mean rewards, the first being of the untrained policy."""
     suites: dict[str, float] = field(default_factory=dict)
     """What came last of each other suite, by what it is called."""
-    staleness_mean: float | None = None
-    staleness_max: int | None = None
-    rollout_tokens_per_s: float | None = None
+    latest: dict[str, float] = field(default_factory=dict)
+    """Metrics, each as the last step said that had it."""
     trained_tokens_per_s: float | None = None
     has_drafts: bool = False
-    """Whether the run drafts. Of what follows, the last step that says something counts."""
-    mean_acceptance_length: float | None = None
-    acceptance_rate: float | None = None
-    time_saved_share: float | None = None
-    """Of the time that rollout would have taken without drafts."""
-    idle_rollout: float | None = None
-    """Of the last step's time."""
-    idle_learner: float | None = None
     limit: Limit | None = None
     running: int = 0
     waiting: int = 0
@@ -139,13 +130,15 @@ def line(state: ProgressState) -> str:
     if state.eval_rewards:
         parts.append(f"held out {state.eval_rewards[-1]:.3f}")
     parts += _suites(state)
-    if state.staleness_mean is not None:
-        parts.append(f"staleness {state.staleness_mean:.2f} max {state.staleness_max}")
-    parts.append(f"rollout {_rate(state.rollout_tokens_per_s)}")
+    if "staleness/mean" in state.latest:
+        mean, oldest = (state.latest[f"staleness/{name}"] for name in ("mean", "max"))
+        parts.append(f"staleness {mean:.2f} max {oldest:.0f}")
+    parts.append(f"rollout {_rate(state.latest.get('rollout/tokens_per_s'))}")
     parts.append(f"trained {_rate(state.trained_tokens_per_s)}")
     if state.has_drafts:
         parts.append(f"drafts {_drafts(state)}")
-    parts.append(f"idle rollout {_share(state.idle_rollout)} learner {_share(state.idle_learner)}")
+    rollout, learner = (_share(state.latest.get(f"idle/{part}")) for part in ("rollout", "learner"))
+    parts.append(f"idle rollout {rollout} learner {learner}")
     if state.limit is not None:
         parts.append(state.limit.said)
     parts.append(_times(state))
@@ -194,12 +187,12 @@ def _lines(state: ProgressState) -> list[tuple[str, RenderableType]]:
     ]
     if state.suites:
         lines.append(("suites", Columns(_suites(state), padding=(0, 2, 0, 0))))
-    idle = f"rollout {_share(state.idle_rollout)}, learner {_share(state.idle_learner)}"
+    rollout, learner = (_share(state.latest.get(f"idle/{part}")) for part in ("rollout", "learner"))
     limit = state.limit
     lines += [
         ("staleness", _staleness(state)),
         ("speed", _speed(state)),
-        ("idle", Text(idle)),
+        ("idle", Text(f"rollout {rollout}, learner {learner}")),
         ("pace", Fitted("-") if limit is None else Fitted(limit.line, limit.said)),
     ]
     if state.has_drafts:
@@ -210,17 +203,18 @@ def _lines(state: ProgressState) -> list[tuple[str, RenderableType]]:
 
 
 def _drafts(state: ProgressState, *, shortly: bool = False) -> str:
-    if state.mean_acceptance_length is None:
+    mean, rate, share = (
+        state.latest.get(f"draft/{name}")
+        for name in ("mean_acceptance_length", "acceptance_rate", "time_saved_share")
+    )
+    if mean is None:
         return "-"
     length, saved = ("length", "saved") if shortly else ("acceptance length", "time saved")
-    return (
-        f"{length} {state.mean_acceptance_length:.2f}, "
-        f"{_share(state.acceptance_rate)} accepted, {_share(state.time_saved_share)} {saved}"
-    )
+    return f"{length} {mean:.2f}, {_share(rate)} accepted, {_share(share)} {saved}"
 
 
 def _speed(state: ProgressState) -> Fitted:
-    rates = state.rollout_tokens_per_s, state.trained_tokens_per_s
+    rates = state.latest.get("rollout/tokens_per_s"), state.trained_tokens_per_s
     rollout, trained = ("-" if rate is None else f"{rate:,.0f}" for rate in rates)
     return Fitted(
         f"rollout {_rate(rates[0])}, trained {_rate(rates[1])}",
@@ -250,9 +244,9 @@ def _suites(state: ProgressState) -> list[str]:
 
 
 def _staleness(state: ProgressState) -> Text:
-    if state.staleness_mean is None:
-        return Text(f"- (bound {state.max_staleness})")
-    ages = f"mean {state.staleness_mean:.2f}, max {state.staleness_max}"
+    ages = "-"
+    if "staleness/mean" in (row := state.latest):
+        ages = f"mean {row['staleness/mean']:.2f}, max {row['staleness/max']:.0f}"
     return Text(f"{ages} (bound {state.max_staleness})")
 
 

@@ -7,10 +7,11 @@ counts from 1, as people and metrics do; the store's versions count from 0.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,13 +20,19 @@ from rhymeflow.errors import UserError
 from rhymeflow.observe import limits, metrics
 from rhymeflow.store import codec
 from rhymeflow.store.damage import open_undamaged
+from rhymeflow.store.previous_run import section_in_force
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS, is_written
 from rhymeflow.suites.figures import REWARD
 from rhymeflow.utils.bounds import bound_of
 
+if TYPE_CHECKING:
+    from rhymeflow.config import ModelConfig
+
 Record = dict[str, Any]
 Kind = Literal["best", "worst"]
+Texts = Callable[[list[int]], list[str]]
+"""A text for each token."""
 State = Literal["running", "ended", "stopped", "killed"]
 """`running`: its controller lives. `ended`: it did all its steps. `stopped`: its controller ended
 it before that, upon Ctrl-C or an error. `killed`: its controller was gone before it could."""
@@ -46,10 +53,6 @@ SHOWN_PROMPT = 200
 CHOSEN = "IN (SELECT value FROM json_each(?1))"
 """What `{those}` of a statement may be: groups of a list in JSON."""
 
-_MEMBER = (
-    *("member", "length", "observed", "first_version", "last_version", "steps", "drafted"),
-    *("reason", "reward", "step"),
-)
 # A group's tokens are deleted whole: a response is in one of the two tables. Of one reward function
 # alone the reward says all; rewards of several (`has_parts`) have a comma between them.
 MEMBERS = """
@@ -108,34 +111,27 @@ _STALENESS = f"""SELECT step - 1 - first_version, COUNT(*) FROM ({_ALL_MEMBERS})
 
 # Of equal rewards other groups come before further members of one, and newer groups before older.
 _BY_REWARD = """
-SELECT group_id, member, reward, components, text, length, reason, trained + 1, ending,
-    ending_reason, prompt, columns
+SELECT group_id AS "group", member, reward, components, text, length, reason, trained + 1 AS step,
+    ending, ending_reason, prompt, columns
 FROM trajectories JOIN groups USING (group_id)
 WHERE reward IS NOT NULL AND suite IS NULL AND (?1 IS NULL OR trained = ?1 - 1)
 ORDER BY reward {order}, ROW_NUMBER() OVER (PARTITION BY group_id, reward ORDER BY member),
     group_id DESC
 LIMIT ?2"""
-_REWARDED = (
-    *("group", "member", "reward", "components", "text", "length", "reason", "step", "ending"),
-    *("ending_reason", "prompt", "columns"),
-)
 
 _DETAILS = "SELECT logprobs, flags FROM token_details WHERE group_id = ? AND member = ?"
 _ACCEPTED = """SELECT accepted, LENGTH(tokens) / 4, steps FROM segments
     WHERE group_id = ? AND member = ? ORDER BY start"""
 _SIBLINGS = """SELECT member FROM segments WHERE group_id = ?1
     UNION SELECT member FROM pruned WHERE group_id = ?1 ORDER BY member"""
-_EARLIER = f"""SELECT o.group_id, o.epoch FROM groups g
+_EARLIER = f"""SELECT o.group_id AS "group", o.epoch FROM groups g
     JOIN groups o ON o.row = g.row AND o.suite IS g.suite AND o.epoch < g.epoch
     WHERE g.group_id = ? ORDER BY o.epoch DESC, o.group_id DESC LIMIT {MAX_EARLIER}"""
-_RESPONSE = """SELECT g.row, IIF(g.suite IS NULL, g.epoch, NULL), g.prompt, g.columns, t.text,
-    t.length, t.reason, t.reward, t.components, t.trained + 1, g.ending, g.ending_reason
+_RESPONSE = """SELECT g.row, IIF(g.suite IS NULL, g.epoch, NULL) AS epoch, g.prompt, g.columns,
+    t.text, t.length, t.reason, t.reward, t.components, t.trained + 1 AS step, g.ending,
+    g.ending_reason
     FROM groups g LEFT JOIN trajectories t ON t.group_id = g.group_id AND t.member = ?2
     WHERE g.group_id = ?1"""
-_OF_RESPONSE = (
-    *("row", "epoch", "prompt", "columns", "text", "length", "reason", "reward", "components"),
-    *("step", "ending", "ending_reason"),
-)
 _SEGMENT = ("start", "length", "version", "instance", "steps", "drafted")
 
 # -- the run ---------------------------------------------------------------------------------------
@@ -202,8 +198,7 @@ def staleness(reader: TrajectoryReader) -> dict[int, int]:
 def totals(reader: TrajectoryReader) -> Record:
     """Of all responses, held-out ones not counted: `trajectories` that were trained on, their
     sampled tokens (`trained`), all of these (`generated`), their iterations, and drafted tokens."""
-    (row,) = reader.query(_TOTALS)
-    return dict(zip(("trajectories", "trained", "generated", "steps", "drafted"), row, strict=True))
+    return reader.records(_TOTALS)[0]
 
 
 def trained(reader: TrajectoryReader) -> dict[int, int]:
@@ -297,9 +292,9 @@ def groups(reader: TrajectoryReader, chosen: Sequence[int], *, told: bool = Fals
     rewards by function."""
     ids = json.dumps(list(chosen))
     members: dict[int, list[Record]] = {}
-    statement = f"SELECT group_id, {', '.join(_MEMBER)} FROM ({MEMBERS.format(those=CHOSEN)})"
-    for group, *row in reader.query(f"{statement} ORDER BY 1, 2", ids):
-        members.setdefault(group, []).append(dict(zip(_MEMBER, row, strict=True)))
+    for member in reader.records(f"{MEMBERS.format(those=CHOSEN)} ORDER BY 1, 2", ids):
+        del member["has_parts"]
+        members.setdefault(member.pop("group_id"), []).append(member)
     if told:
         texts = {(g, m): rest for g, m, *rest in reader.query(_TOLD.format(those=CHOSEN), ids)}
         for group, found in members.items():
@@ -389,8 +384,8 @@ def rewarded(
 ) -> list[Record]:
     """So many responses of the best or worst rewards, of one step or (None) of the whole run."""
     statement = _BY_REWARD.format(order="ASC" if kind == "worst" else "DESC")
-    rows = reader.query(statement, step, number)
-    return [_read(dict(zip(_REWARDED, row, strict=True))) for row in rows]
+    rows = reader.records(statement, step, number)
+    return [_read(row) for row in rows]
 
 
 def response(run_dir: Path, reader: TrajectoryReader, trajectory: TrajectoryId) -> Record:
@@ -401,20 +396,19 @@ def response(run_dir: Path, reader: TrajectoryReader, trajectory: TrajectoryId) 
         UserError: there is no such response.
     """
     with reader.one_state():
-        rows, segments = reader.query(_RESPONSE, *trajectory), reader.segments(trajectory)
-        found = dict(zip(_OF_RESPONSE, rows[0], strict=True)) if rows else {}
-        if not found or (not segments and found["length"] is None):
+        rows, segments = reader.records(_RESPONSE, *trajectory), reader.segments(trajectory)
+        if not rows or (not segments and rows[0]["length"] is None):
             ((count,),) = reader.query("SELECT COUNT(DISTINCT group_id) FROM spans")
             raise UserError(f"{run_dir}: has no trajectory {trajectory}; {count} groups have any")
         learner, flags = _learner(reader, trajectory)
         accepted = _accepted(reader, trajectory)
         siblings = reader.query(_SIBLINGS, trajectory.group)
-        earlier = reader.query(_EARLIER, trajectory.group)
+        earlier = reader.records(_EARLIER, trajectory.group)
     return {
         "directory": str(run_dir),
         "group": trajectory.group,
         "member": trajectory.member,
-        **_read(found),
+        **_read(rows[0]),
         "segments": [
             {name: getattr(each, name) for name in _SEGMENT} | {"observed": each.is_observed}
             for each in segments
@@ -425,7 +419,7 @@ def response(run_dir: Path, reader: TrajectoryReader, trajectory: TrajectoryId) 
         "flags": flags,
         "accepted": accepted,
         "siblings": [member for (member,) in siblings],
-        "earlier": [{"group": group, "epoch": epoch} for group, epoch in earlier],
+        "earlier": earlier,
     }
 
 
@@ -443,12 +437,10 @@ def _read(stored: Record) -> Record:
 def _learner(
     reader: TrajectoryReader, trajectory: TrajectoryId
 ) -> tuple[list[float] | None, list[int] | None]:
-    rows = reader.query(_DETAILS, *trajectory)
-    if not rows:
-        return None, None
-    logprobs, flags = rows[0]
-    found = None if logprobs is None else np.frombuffer(logprobs, "<f4").tolist()
-    return found, list(flags)
+    for logprobs, flags in reader.query(_DETAILS, *trajectory):
+        found = None if logprobs is None else np.frombuffer(logprobs, "<f4").tolist()
+        return found, list(flags)
+    return None, None
 
 
 def _accepted(reader: TrajectoryReader, trajectory: TrajectoryId) -> list[int] | None:
@@ -457,5 +449,37 @@ def _accepted(reader: TrajectoryReader, trajectory: TrajectoryId) -> list[int] |
     for accepted, length, steps in reader.query(_ACCEPTED, *trajectory):
         if accepted is None and steps:
             return None
-        found += [0] * length if accepted is None else list(accepted)
+        found += accepted or [0] * length
     return found or None
+
+
+def load_texts(model: ModelConfig) -> Texts:
+    """What makes a text of each token; `UserError` if the tokenizer is not on this machine."""
+    from rhymeflow.models.tokenizer import load_tokenizer  # loads transformers
+
+    tokenizer = load_tokenizer(model)
+    return lambda tokens: [
+        str(tokenizer.decode([token], skip_special_tokens=False)) for token in tokens
+    ]
+
+
+class TokenTexts:
+    """Keeps the tokenizers of runs, each loaded when it is first asked for; for many threads."""
+
+    def __init__(self, load: Callable[[ModelConfig], Texts] = load_texts) -> None:
+        self._load, self._lock = load, threading.Lock()
+        self._known: dict[Path, Texts | None] = {}
+
+    def of(self, reader: TrajectoryReader, tokens: list[int]) -> list[str] | None:
+        """A text for each token; None if the run's tokenizer cannot be had here: who shows them
+        says that there are numbers only."""
+        with self._lock:
+            if reader.path not in self._known:
+                if not reader.attempts():
+                    return None
+                try:
+                    self._known[reader.path] = self._load(section_in_force(reader, "model"))
+                except UserError:
+                    self._known[reader.path] = None
+            texts = self._known[reader.path]
+        return None if texts is None else texts(tokens)

@@ -10,12 +10,10 @@ from typing import Any
 
 import msgspec
 from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
 
 from rhymeflow.core.types import Version
 from rhymeflow.observe import metrics, query
-from rhymeflow.observe.printable import clock, sparkline
+from rhymeflow.observe.printable import clock, facts, sparkline
 from rhymeflow.store.backup import copied
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.schema import EVENTS, PUBLISHED
@@ -128,13 +126,8 @@ def write(run_dir: Path) -> Summary:
 
 def panel(summary: Summary, run_dir: Path) -> Panel:
     """What the user reads at the end."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True, style="dim")
-    grid.add_column(overflow="fold")
-    for label, text in _lines(summary):
-        grid.add_row(label, Text(text))
-    grid.add_row("run directory", Text(str(run_dir)))
-    grid.add_row("look closer", Text(f"rhymeflow inspect {run_dir}"))
+    where = [("run directory", str(run_dir)), ("look closer", f"rhymeflow inspect {run_dir}")]
+    grid = facts([*_lines(summary), *where])
     return Panel(grid, title="done", title_align="left", padding=(0, 1), expand=False)
 
 

@@ -136,14 +136,7 @@ class Reporter:
         state.step = version
         state.rewards.append(metrics["reward"])
         state.trained_tokens_per_s = self.throughput.trained_tokens_per_s
-        state.staleness_mean = metrics["staleness/mean"]
-        state.staleness_max = int(metrics["staleness/max"])
-        state.rollout_tokens_per_s = metrics["rollout/tokens_per_s"]
-        for name in ("mean_acceptance_length", "acceptance_rate", "time_saved_share"):
-            if f"draft/{name}" in metrics:
-                setattr(state, name, metrics[f"draft/{name}"])
-        state.idle_rollout = metrics["idle/rollout"]
-        state.idle_learner = metrics["idle/learner"]
+        state.latest |= metrics
         self._limits.add(metrics)
         state.limit = self._limits.now
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -174,6 +175,12 @@ class TrajectoryReader:
         """Rows of one SQL statement over the tables and views of `schema`."""
         return self._connection.execute(statement, values).fetchall()
 
+    def records(self, statement: str, *values: Any) -> list[dict[str, Any]]:
+        """The same, each row by the names of its columns."""
+        found = self._connection.execute(statement, values)
+        names = [column for column, *_ in found.description]
+        return [dict(zip(names, row, strict=True)) for row in found]
+
     def last_event(self) -> tuple[int, float]:
         """Number and time of the last one; 0 of both if there is none."""
         found = self.query("SELECT seq, time FROM events ORDER BY seq DESC LIMIT 1")
@@ -182,12 +189,12 @@ class TrajectoryReader:
     def last_command_upto(self, event: int) -> int:
         """The greatest number of a command that was given upon this event or an earlier one."""
         ((last,),) = self.query("SELECT COALESCE(MAX(seq), 0) FROM commands")
-        low, high = 0, last
-        while low < high:
-            middle = (low + high + 1) // 2
-            ((found,),) = self.query("SELECT event FROM commands WHERE seq = ?", middle)
-            low, high = (middle, high) if found <= event else (low, middle - 1)
-        return low
+
+        def event_of(command: int) -> int:
+            found: int = self.query("SELECT event FROM commands WHERE seq = ?", command)[0][0]
+            return found
+
+        return bisect_right(range(1, last + 1), event, key=event_of)
 
     @property
     def written_by(self) -> str:

@@ -18,15 +18,10 @@ from rhymeflow.config import ModelConfig
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.serve import listening
 from rhymeflow.dashboard.server import COOKIE, make_app
-from rhymeflow.observe.tokens import Texts, TokenTexts, load_texts
+from rhymeflow.observe.query import Texts, TokenTexts, load_texts
 from tests.observe.runs import make_run
 
 TOKEN = "the-token"
-
-
-def shown(tokens: list[int]) -> list[str]:
-    """Stands for a tokenizer."""
-    return [f"t{token}" for token in tokens]
 
 
 class Client:
@@ -48,25 +43,16 @@ class Client:
         connection.close()
         return response.status, {k.lower(): v for k, v in response.getheaders()}, body
 
-    def ask(self, path: str, **query: Any) -> Any:
+    def ask(self, path: str, *, status: int = 200, **query: Any) -> Any:
         """The answer's JSON."""
-        status, _, body = self.raw(f"/api/{path}?{urlencode(query, doseq=True)}")
-        assert status == 200, body
+        found, _, body = self.raw(f"/api/{path}?{urlencode(query, doseq=True)}")
+        assert found == status, body
         return json.loads(body)
 
     def problem(self, path: str, **query: Any) -> str:
         """What is said to be wrong."""
-        status, _, body = self.raw(f"/api/{path}?{urlencode(query, doseq=True)}")
-        assert status == 400, body
-        found: str = json.loads(body)["error"]
+        found: str = self.ask(path, status=400, **query)["error"]
         return found
-
-
-def damage(path: Path) -> None:
-    """Overwrite the first half of a store, but for what says that it is one."""
-    content = bytearray(path.read_bytes())
-    content[4096 : len(content) // 2] = b"\x55" * (len(content) // 2 - 4096)
-    path.write_bytes(content)
 
 
 @pytest.fixture
@@ -92,7 +78,7 @@ def serving(runs: Sequence[Run]) -> Iterator[Client]:
 
 def load_characters(model: ModelConfig) -> Texts:
     """Stands for a tokenizer, unless the run's is there."""
-    return load_texts(model) if Path(model.name).is_dir() else shown
+    return load_texts(model) if Path(model.name).is_dir() else lambda tokens: [*map(str, tokens)]
 
 
 @pytest.fixture

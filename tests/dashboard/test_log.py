@@ -72,13 +72,10 @@ def write(path: Path, lines: list[tuple[Event, list[Command]]], *, first: int = 
 
 def paged(run: Run, asked: Asked) -> list[tuple[int, bool, int, float, str]]:
     """All rows, page by page."""
-    found = []
+    names, found = ("event", "command", "number", "time", "kind"), []
     while True:
         answer = listed(run, asked)
-        found += [
-            (each["event"], each["command"], each["number"], each["time"], each["kind"])
-            for each in answer["rows"]
-        ]
+        found += [tuple(each[name] for name in names) for each in answer["rows"]]
         if answer["after"] is None:
             return found
         asked = asked._replace(after=tuple(answer["after"]))
@@ -140,14 +137,10 @@ def test_no_answer_looks_at_many_lines(tmp_path: Path, monkeypatch: Any) -> None
     write(tmp_path / "events.db", [*lines, (InstanceLeft("rollout-0", "gone"), [])])
     run = Run(tmp_path, "a")
     for asked in (Asked(text="[39,0]"), Asked(kind="TrajectoryRewarded", text="[39,0]")):
-        pages, asked_now = [], asked
-        while True:
-            found = listed(run, asked_now)
-            pages.append(len(found["rows"]))
-            if found["after"] is None:
-                break
-            asked_now = asked._replace(after=found["after"])
-        assert sum(pages) == 1
+        pages = [listed(run, asked)]
+        while (after := pages[-1]["after"]) is not None:
+            pages.append(listed(run, asked._replace(after=after)))
+        assert sum(len(page["rows"]) for page in pages) == 1
         assert len(pages) >= 40 / 10
 
 

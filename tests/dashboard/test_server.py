@@ -3,39 +3,38 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rhymeflow.core.events import VersionPublished
+from rhymeflow.core.types import TrajectoryId
+from rhymeflow.dashboard import views
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.serve import listening, named, newest
 from rhymeflow.dashboard.server import COOKIE, STATIC
 from rhymeflow.errors import UserError
-from tests.dashboard.conftest import TOKEN, Client, damage, serving
-from tests.export.made import MadeRun
+from rhymeflow.observe.query import TokenTexts
+from tests.dashboard.conftest import TOKEN, Client, serving
+from tests.export.made import MadeRun, model
 from tests.observe.runs import begun, make_run, stored
 from tests.store.stores import answered, group, segment
-
-HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
-
 
 # -- who may ask -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/", "/api/runs", "/static/app.js", "/api/runs/a-run/groups"])
-def test_nothing_without_the_token(client: Client, path: str) -> None:
-    for cookie in ("", f"{COOKIE}=another", f"{COOKIE}={TOKEN[:-1]}", "other=1"):
-        status, headers, body = client.raw(path, cookie=cookie)
-        assert status == 403
-        assert b"the address that" in body
-        assert "default-src 'none'" in headers["content-security-policy"]
-    assert client.raw(path)[0] == 200
-
-
-def test_the_address_that_is_printed(client: Client) -> None:
+def test_nothing_without_the_token(client: Client) -> None:
+    for path in ("/", "/api/runs", "/static/app.js", "/api/runs/a-run/groups"):
+        for cookie in ("", f"{COOKIE}=another", f"{COOKIE}={TOKEN[:-1]}", "other=1"):
+            status, headers, body = client.raw(path, cookie=cookie)
+            assert status == 403
+            assert b"the address that" in body
+            assert "default-src 'none'" in headers["content-security-policy"]
+        assert client.raw(path)[0] == 200
     status, headers, _ = client.raw(f"/?token={TOKEN}", cookie="")
     assert (status, headers["location"]) == (303, "/")
     assert "HttpOnly" in headers["set-cookie"]
@@ -43,44 +42,25 @@ def test_the_address_that_is_printed(client: Client) -> None:
     assert client.raw("/?token=another", cookie="")[0] == 403
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"host": "evil.example"}, 421),
-        ({"host": "evil.example:8750"}, 421),
-        ({"host": "localhost:8750"}, 200),
-        ({"host": "127.0.0.1"}, 200),
-        ({"host": "[::1]:8750"}, 200),
-        ({"sec_fetch_site": "cross-site"}, 403),
-        ({"sec_fetch_site": "same-site"}, 403),
-        ({"sec_fetch_site": "same-origin"}, 200),
-    ],
-)
-def test_pages_of_others_are_refused(client: Client, headers: dict[str, str], status: int) -> None:
-    assert client.raw("/api/runs", **headers)[0] == status
+def test_pages_of_others_are_refused(client: Client) -> None:
+    for status, name, values in (
+        (421, "host", ("evil.example", "evil.example:8750")),
+        (200, "host", ("localhost:8750", "127.0.0.1", "[::1]:8750")),
+        (403, "sec_fetch_site", ("cross-site", "same-site")),
+        (200, "sec_fetch_site", ("same-origin", "none")),
+    ):
+        for value in values:
+            assert client.raw("/api/runs", **{name: value})[0] == status, value
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_nothing_can_be_changed(client: Client, method: str) -> None:
-    assert client.raw("/api/runs", method)[0] == 405
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/static/../server.py",
-        "/static/%2e%2e/server.py",
-        "/static/..%2fserver.py",
-        "/static//etc/passwd",
-        "/static/%2fetc%2fpasswd",
-        "/static/views/../../__init__.py",
-        "/static/",
-    ],
-)
-def test_no_way_out_of_the_files(client: Client, path: str) -> None:
-    status, _, body = client.raw(path)
-    assert status == 404
-    assert b"import" not in body
+def test_nothing_can_be_changed_and_files_have_no_way_out(client: Client) -> None:
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        assert client.raw("/api/runs", method)[0] == 405
+    for path in (
+        *("../server.py", "%2e%2e/server.py", "..%2fserver.py", "views/../../__init__.py", ""),
+        *("/etc/passwd", "%2fetc%2fpasswd"),
+    ):
+        assert client.raw(f"/static/{path}")[0] == 404, path
 
 
 def test_pages_load_nothing_from_elsewhere() -> None:
@@ -129,14 +109,12 @@ def test_groups(client: Client, asked: dict[str, object], found: list[int]) -> N
     assert answer["components"] == ["exact", "short"]
 
 
-def test_what_is_left_is_at_the_pace_of_steps(tmp_path: Path) -> None:
+def test_what_is_left_is_at_the_pace_of_steps(client: Client, run_dir: Path) -> None:
     """Loading is no step, and a batch that is being trained on has not been done."""
-    begun(make_run(tmp_path), learner={"max_steps": 7})
-    with stored(tmp_path) as store:
+    with stored(begun(run_dir, learner={"max_steps": 7})) as store:
         store.record(100.0, [VersionPublished(4)])
         store.put_consumed(9, version=4, members=(0, 1))
-    with serving([Run(tmp_path, "one")]) as client:
-        found = client.ask("runs/one")
+    found = client.ask("runs/a-run")
     assert (found["steps"], found["max_steps"], found["left"]) == (4, 7, 30.0)
 
 
@@ -212,28 +190,21 @@ def test_what_is_not_asked_well(
     assert said in client.problem(path, **query)
 
 
-def test_what_a_policy_wrote_stays_text(tmp_path: Path) -> None:
-    """It is JSON to the end, and the pages make no HTML of it (the test above)."""
-    with serving([Run(make_run(tmp_path, words=HOSTILE), "a")]) as client:
-        assert client.ask("runs/a/groups/3")["members"][0]["text"] == HOSTILE
-
-
-def test_a_response_of_a_run_with_fields_that_are_gone(tmp_path: Path) -> None:
-    begun(make_run(tmp_path), learner={"gone": 1}, gone={"more": 2}, data={"source": "old"})
-    with serving([Run(tmp_path, "a")]) as client:
-        found = client.ask("runs/a/trajectories/3/0")
+def test_a_response_of_a_run_with_fields_that_are_gone(client: Client, run_dir: Path) -> None:
+    begun(run_dir, learner={"gone": 1}, gone={"more": 2}, data={"source": "old"})
+    found = client.ask("runs/a-run/trajectories/3/0")
     assert found["advantage"] == pytest.approx(0.707, abs=1e-3)
     assert found["generate"].startswith("rhymeflow generate ")
 
 
 def test_a_store_that_cannot_be_read_is_one_line(client: Client, run_dir: Path) -> None:
-    questions = ("", "/time", "/groups", "/log", "/drafts", "/groups/1", "/trajectories/1/0")
-    damage(run_dir / "events.db")
-    for path in questions:
-        assert "events.db" in client.problem(f"runs/a-run{path}"), path
-    (run_dir / "events.db").unlink()
-    for path in questions:
-        assert "events.db: no such file" in client.problem(f"runs/a-run{path}"), path
+    store = run_dir / "events.db"
+    content, half = store.read_bytes(), store.stat().st_size // 2
+    store.write_bytes(content[:4096] + b"\x55" * (half - 4096) + content[half:])
+    for said in ("events.db", "events.db: no such file"):
+        for path in ("", "/time", "/groups", "/log", "/drafts", "/groups/1", "/trajectories/1/0"):
+            assert said in client.problem(f"runs/a-run{path}"), path
+        store.unlink(missing_ok=True)
 
 
 # -- names, addresses ------------------------------------------------------------------------------
@@ -256,34 +227,24 @@ def test_runs_have_names_that_tell_them_apart(tmp_path: Path) -> None:
 
 
 def test_the_next_port_is_taken_if_none_was_asked_for() -> None:
-    first, second = listening("127.0.0.1", None), listening("127.0.0.1", None)
-    try:
+    with listening("127.0.0.1", None) as first, listening("127.0.0.1", None) as second:
         taken = first.getsockname()[1]
         assert second.getsockname()[1] > taken
         with pytest.raises(UserError, match=f"--port {taken}: Address already in use"):
             listening("127.0.0.1", taken)
-    finally:
-        first.close()
-        second.close()
-
-
-def test_an_answer_does_not_wait_for_its_head_to_be_acknowledged() -> None:
-    """asyncio asks for TCP_NODELAY where a socket says that it is TCP; else a short answer on a
-    connection that is kept takes 40 ms."""
-    with listening("127.0.0.1", None) as listener:
-        assert listener.proto == socket.IPPROTO_TCP
+        # asyncio asks for TCP_NODELAY where a socket says that it is TCP; else a short answer on a
+        # connection that is kept takes 40 ms.
+        assert first.proto == socket.IPPROTO_TCP
 
 
 def test_points_are_means_where_there_are_many(tmp_path: Path) -> None:
-    from rhymeflow.dashboard import curves
-
     run = Run(make_run(tmp_path), "a")
     with (tmp_path / "metrics.jsonl").open("w") as file:
-        for step in range(2 * curves.POINTS):
+        for step in range(2 * views.POINTS):
             row = {"step": step, "time": step, "a": step % 2, "idle/learner": step % 2}
             file.write(json.dumps({**row, "step_time": [9.0, 1.0][step % 2]}) + "\n")
-    found = curves.metrics(run, ["a", "idle/learner"])
-    assert found["a"]["value"] == [0.5] * curves.POINTS
+    found = views.metrics(run, ["a", "idle/learner"])
+    assert found["a"]["value"] == [0.5] * views.POINTS
     assert (set(found["a"]["low"]), set(found["a"]["high"])) == ({0}, {1})
     assert "weight" not in found["a"]
     assert set(found["idle/learner"]["value"]) == {0.1}, "idle for 1 of 10 seconds"
@@ -315,3 +276,54 @@ def test_what_differs_between_runs(tmp_path: Path) -> None:
         assert client.ask("differences", run=["one", "two"]) == {"schedule.max_staleness": [1, 3]}
         assert client.ask("differences", run=["one", "one"]) == {}
         assert client.ask("runs/two")["bound"] == 3
+
+
+# -- a response ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        ("group", [0.7070, -0.7070, 0.0]),
+        ("none", [0.5, -0.5, 0.0]),
+        ("batch", [0.3333, -0.3333, 0.0]),  # the deviation of 1, 0, 3, 3 is 1.5
+    ],
+)
+def test_the_advantage_is_that_of_its_batch(tmp_path: Path, scale: str, expected) -> None:
+    """Two groups of a batch: rewards 1 and 0, and 3 and 3; the third response is of the second."""
+    fields = {"learner.scale_rewards": scale}
+    made = MadeRun(tmp_path / "run", model(tmp_path / "model"), **fields)
+    for number, rewards in enumerate([(1.0, 0.0), (3.0, 3.0)]):
+        made.group(number)
+        for member, reward in enumerate(rewards):
+            made.response(number, member, "ab", reward)
+        made.store.put_consumed(number, version=0, members=(0, 1))
+    made.group(2)
+    made.response(2, 0, "ab", 1.0)
+    made.store.commit()
+    run = Run(made.run_dir, "a")
+    which = ((0, 0), (0, 1), (1, 0), (2, 0))
+    found = [views.response(run, TrajectoryId(*each), TokenTexts()) for each in which]
+    assert [each["advantage"] for each in found[:3]] == pytest.approx(expected, abs=1e-3)
+    assert (found[0]["texts"], found[3]["advantage"]) == (["a", "b"], None)
+
+
+def test_the_line_that_asks_the_same_again(tmp_path: Path) -> None:
+    fields = {"data.system_prompt": "be brief", "data.chat_template": True}
+    made = MadeRun(tmp_path / "a run", model(tmp_path / "model"), **fields)
+
+    made.store.commit()
+
+    def line(prompt: Any) -> str | None:
+        with Run(made.run_dir, "a").reader() as reader:
+            return views.command(made.run_dir, reader, prompt)
+
+    options = ["--temperature", "1", "--max-tokens", str(made.config.rollout.max_completion_length)]
+    options += ["--system", "be brief"]
+    asked = ["rhymeflow", "generate", str(tmp_path / "model"), "it's 1?", *options]
+    assert shlex.split(line("it's 1?") or "") == asked
+    for step in (5, 40, 9):
+        (made.run_dir / f"checkpoints/step-{step}").mkdir(parents=True)
+    asked[2] = str(made.run_dir / "checkpoints/step-40")
+    assert shlex.split(line([{"role": "user", "content": "it's 1?"}]) or "") == asked
+    assert line([{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]) is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +38,8 @@ from rhymeflow.dashboard.timeline import (
     Timeline,
 )
 from rhymeflow.observe.inspect import Question, as_json
-from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.sim.simulate import simulate
-from rhymeflow.store.reader import TrajectoryReader
-from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.dashboard.conftest import serving
+from tests.observe.runs import begun, stored
 
 A, B = "rollout-0", "rollout-1"
 
@@ -195,9 +191,9 @@ def test_shares_of_parts(drawn: list[tuple[int, int]], start: int, width: int, p
 
 
 def test_a_lane_of_many_spans_is_given_by_shares() -> None:
-    many = [Span(A, "pull", i, i + 0.5, i) for i in range(PARTS + 1)]
-    few = [Span(LEARNER, "training", 0, 100, 1), Span("rollout-10", "pull", 0, 1, 1)]
-    found = lanes(window([*many, *few, Span("rollout-2", "pull", 0, 1, 1)]), 0, PARTS + 1)
+    spans = [Span(A, "pull", i, i + 0.5, i) for i in range(PARTS + 1)]
+    spans += [Span(f"rollout-{n}", "pull", 0, 1, 1) for n in (10, 2)]
+    found = lanes(window([*spans, Span(LEARNER, "training", 0, 100, 1)]), 0, PARTS + 1)
     assert [each["name"] for each in found] == [LEARNER, A, "rollout-2", "rollout-10"]
     assert found[0]["spans"] == [["training", 0, 100, 1]]
     assert len(found[1]["shares"]["pull"]) == PARTS
@@ -243,36 +239,30 @@ def test_what_limits_a_run(
 def test_what_limits_a_run_is_what_the_terminal_says(tmp_path: Path) -> None:
     """Three steps of ten seconds: the learner computes in pieces of one second, eight of them, and
     the instance generates for the first five."""
-    store = SqliteTrajectoryStore(tmp_path / "events.db")
-    config = json.dumps({"schedule": {"name": "one_step"}})
-    store.begin_attempt(config, now=0.0, started="2026-01-01T00:00:00+00:00")
-    writer = MetricsWriter(tmp_path, report_to=(), name="run", config={})
-    store.record(0.0, [LearnerReady(0), InstanceJoined(A, 0, 8, 100)])
-    for version, start in enumerate((0.0, 10.0, 20.0)):
-        one = TrajectoryId(version, 0)
-        store.record_command(store.record(start, [Tick()]), Route(A, 1, one, 0))
-        for second in range(7):
-            begun = store.record(start + second, [Tick()])
-            store.record_command(begun, Accumulate(version, (second,), ((0,),)))
-            store.record(start + second + 1, [Accumulated(version, second + 1)])
-            if second == 4:
-                store.record(start + 5, [TrajectoryFinished(one, A, 7, "stop")])
-        store.record_command(store.record(start + 9, [Tick()]), Train(version, (0,), ((0,),)))
-        store.record(start + 10, [VersionPublished(version + 1)])
-        figures = {"step_time": 10.0, "idle/rollout": 0.5, "idle/learner": 0.2}
-        writer.write(version + 1, start + 10, figures | {"staleness/max": 1.0})
-    writer.close()
-    store.commit()
-    store.close()
-    with serving([Run(tmp_path, "one")]) as client:
-        found = client.ask("runs/one/time")["limits"]
+    begun(tmp_path, schedule={"name": "one_step"})
+    rows = []
+    with stored(tmp_path) as store:
+        store.record(0.0, [LearnerReady(0), InstanceJoined(A, 0, 8, 100)])
+        for version, start in enumerate((0.0, 10.0, 20.0)):
+            one = TrajectoryId(version, 0)
+            store.record_command(store.record(start, [Tick()]), Route(A, 1, one, 0))
+            for second in range(7):
+                tick = store.record(start + second, [Tick()])
+                store.record_command(tick, Accumulate(version, (second,), ((0,),)))
+                store.record(start + second + 1, [Accumulated(version, second + 1)])
+                if second == 4:
+                    store.record(start + 5, [TrajectoryFinished(one, A, 7, "stop")])
+            store.record_command(store.record(start + 9, [Tick()]), Train(version, (0,), ((0,),)))
+            store.record(start + 10, [VersionPublished(version + 1)])
+            row = {"step": version + 1, "time": start + 10, "step_time": 10.0}
+            rows.append(row | {"idle/rollout": 0.5, "idle/learner": 0.2, "staleness/max": 1.0})
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    limit = found(Run(tmp_path, "one"))["limits"]
     terminal = json.loads(as_json(tmp_path, Question()))["limit"]
-    assert (found["line"], found["steps"]) == (terminal["line"], terminal["steps"])
-    assert found["line"] == "limited by the learner: instances idle 50%, learner 20%"
-    shares = {name: found[name] for name in ("both", "learner", "instances", "neither")}
-    assert shares == pytest.approx(
-        {"both": 0.5, "learner": 0.3, "instances": 0.0, "neither": 0.2}
-    ), "of two steps, not of so many pieces"
+    assert (limit["line"], limit["steps"]) == (terminal["line"], terminal["steps"])
+    assert limit["line"] == "limited by the learner: instances idle 50%, learner 20%"
+    shares = [limit[name] for name in ("both", "learner", "instances", "neither")]
+    assert shares == pytest.approx([0.5, 0.3, 0.0, 0.2]), "of two steps, not of so many pieces"
 
 
 # -- how batches filled ----------------------------------------------------------------------------
@@ -297,10 +287,9 @@ SELECT g.ending_version,
 FROM groups g WHERE ending = 'consumed' ORDER BY 1, 2, 3"""
 
 
-@pytest.mark.parametrize("part", [20_000, 7])
-def test_how_batches_filled(tmp_path: Path, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all of the log at once, and in many small parts, of which each answer reads one more."""
-    monkeypatch.setattr(timeline, "EVENTS_AT_ONCE", part)
+def test_how_batches_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is read in many small parts, of which each answer reads one more."""
+    monkeypatch.setattr(timeline, "EVENTS_AT_ONCE", 7)
     monkeypatch.setattr("rhymeflow.dashboard.time_view.READING_SECONDS", 0.0)
     simulate(read_config("demo", FIELDS), output=tmp_path / "run")
     run = Run(tmp_path / "run", "run")
@@ -308,10 +297,9 @@ def test_how_batches_filled(tmp_path: Path, part: int, monkeypatch: pytest.Monke
     while reads[-1] < 1:
         reads.append(found(run)["read"])
     assert reads == sorted(reads)
-    assert (len(reads) > 10) == (part == 7)
-    with closing(TrajectoryReader(run.store)) as reader:
-        expected = reader.query(DIRECT)
+    assert len(reads) > 10
     with run.kept(Timeline) as whole:
+        expected = whole.reader.query(DIRECT)
         batches = whole.filling.batches
         assert whole.filling.open() == [], "every group has ended"
     filled = [(b.version, *group, b.trained) for b in batches for group in b.groups]

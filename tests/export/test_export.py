@@ -15,9 +15,8 @@ from rhymeflow import cli
 from rhymeflow.config.load import build_config
 from rhymeflow.environments.rendering import ChatRenderer, TextRenderer
 from rhymeflow.errors import UserError
-from rhymeflow.export import rows as export_rows
-from rhymeflow.export.export import export
-from rhymeflow.export.rows import Choice, Filters, Rows
+from rhymeflow.export import export as module
+from rhymeflow.export.export import Filters, Rows, export
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.sft.train import load
 from rhymeflow.store.reader import TrajectoryReader
@@ -106,20 +105,14 @@ def test_all_formats_hold_the_same(run: MadeRun) -> None:
     }  # fmt: skip
 
 
-def test_parts_make_no_difference(run: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = rows_of(run.run_dir)
-    monkeypatch.setattr(export_rows, "GROUPS_AT_ONCE", 1)
-    assert rows_of(run.run_dir) == whole
-    assert len(whole) == 7
-
-
 def test_no_transaction_stays_open_between_rows(
     run: MadeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export_rows, "GROUPS_AT_ONCE", 1)
+    whole = rows_of(run.run_dir)
+    monkeypatch.setattr(module, "GROUPS_AT_ONCE", 1)
+    assert rows_of(run.run_dir) == whole, "parts make no difference"
     reader = TrajectoryReader(run.run_dir / "events.db")
-    rows = Rows(reader, run.config.data, Choice(reader, Filters()), None)
-    found = rows.trajectories(with_tokens=True)
+    found = iter(Rows(reader, "trajectories", Filters(), with_tokens=True))
     next(found)
     run.response(1, 2, "x")
     run.store.commit()
@@ -141,9 +134,9 @@ def test_tokens_that_were_deleted_are_null_and_said(run: MadeRun, tmp_path: Path
     assert (first["tokens"], first["response"], first["length"]) == (None, None, 2)
     assert first["reward"] == 0.25
     assert "3 without tokens (run.keep_tokens)" in done.line()
-    assert f"3 {export_rows.NO_TEXT}" in done.line()
+    assert f"3 {module.NO_TEXT}" in done.line()
     done = export(run.run_dir, output, what="sft", force=True)
-    assert done.left_out == {export_rows.NO_TEXT: 3, "not complete": 1}
+    assert done.left_out == {module.NO_TEXT: 3, "not complete": 1}
     assert done.rows == 3
 
 
@@ -152,8 +145,7 @@ def test_tokens_that_were_deleted_are_null_and_said(run: MadeRun, tmp_path: Path
 
 def test_sft_has_complete_responses_only(run: MadeRun, tmp_path: Path) -> None:
     rows = rows_of(run.run_dir, "sft")
-    assert [row["completion"] for row in rows] == ["a", "b", "d", "e", "f"]
-    assert all(row.keys() == {"prompt", "completion"} for row in rows)
+    assert rows == [{"prompt": "q?", "completion": each} for each in "abdef"]
     done = export(run.run_dir, tmp_path / "again.jsonl", what="sft")
     assert done.line().endswith("5 rows of 7 responses; left out: 1 cut short, 1 not complete")
 
@@ -175,8 +167,8 @@ def test_a_response_that_was_cut_is_never_chosen(tmp_path: Path) -> None:
     made.response(0, 0, "aaa", 1.0, reason="length")
     made.response(0, 1, "b<eos>", 0.5)
     with pytest.raises(UserError, match="no row of preferences to write: 2 without a better"):
-        export(made.close(), tmp_path / "rows.jsonl", what="preferences")
-    assert not (tmp_path / "rows.jsonl").exists()
+        rows_of(made.close(), "preferences")
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def conversation(tmp_path: Path, turns: list[Any], **fields: Any) -> tuple[MadeRun, list[int]]:
@@ -305,14 +297,6 @@ def test_filters(run: MadeRun, filters: Filters, found: list[tuple[int, int]]) -
     assert [(row["group"], row["member"]) for row in rows_of(run.run_dir, filters=filters)] == found
 
 
-def test_every_response_is_taken_or_counted(run: MadeRun) -> None:
-    reader = TrajectoryReader(run.run_dir / "events.db")
-    choice = Choice(reader, Filters(min_reward=0.5), is_text_needed=True)
-    taken = sum(len(taken) for _, taken in choice.groups())
-    assert taken + sum(choice.left_out.values()) == choice.seen == 7
-    reader.close()
-
-
 # -- files and mistakes ---------------------------------------------------------------------------
 
 
@@ -344,17 +328,14 @@ def test_a_row_that_a_table_does_not_hold_leaves_nothing(tmp_path: Path) -> None
     assert len(rows_of(made.run_dir)) == 2
 
 
-def test_a_missing_package_is_named(run: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError, match=r"--format parquet needs .* pip install 'rhymeflow\[data"):
-        export(run.run_dir, run.run_dir.parent / "rows.parquet")
-
-
-def test_the_command_says_what_it_wrote(
-    run: MadeRun, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_the_command_says_what_it_wrote_and_which_package_is_missing(
+    run: MadeRun, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any
 ) -> None:
     output = str(tmp_path / "r.jsonl")
     options = ["--steps", ":2", "--ending", "consumed", "--min-reward", "1"]
     assert cli.main(["export", str(run.run_dir), "--output", output, *options]) == 0
     said = capsys.readouterr().out
     assert said == f"{output}: 1 rows of 7 responses; left out: 6 not wanted\n"
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"--format parquet needs .* pip install 'rhymeflow\[data"):
+        export(run.run_dir, tmp_path / "rows.parquet")

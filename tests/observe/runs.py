@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rhymeflow.config.load import build_config
 from rhymeflow.core.events import Evaluated, VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.observe.metrics import MetricsWriter
@@ -24,10 +25,11 @@ def stored(run_dir: Path) -> Iterator[SqliteTrajectoryStore]:
     store.close()
 
 
-def begun(run_dir: Path, **config: Any) -> None:
+def begun(run_dir: Path, started: str = "2026-01-02T03:04:05Z", **config: Any) -> Path:
     """Let an attempt with these sections have begun."""
     with stored(run_dir) as store:
-        store.begin_attempt(json.dumps(config), now=0.0, started="2026-01-02T03:04:05Z")
+        store.begin_attempt(json.dumps(config), now=0.0, started=started)
+    return run_dir
 
 
 def make_run(run_dir: Path, num_steps: int = 4, words: str | None = None) -> Path:
@@ -50,6 +52,14 @@ def make_run(run_dir: Path, num_steps: int = 4, words: str | None = None) -> Pat
         _put_group(store, 2 * num_steps + 1, num_steps, num_steps, words)
         store.record(10.0 * num_steps + 1, [Evaluated("rollout-0", num_steps, 0.75)])
     _write_metrics(run_dir, num_steps)
+    return run_dir
+
+
+def made(run_dir: Path, started: str = "2026-03-01T10:00:00Z", **fields: Any) -> Path:
+    """The same with an attempt; groups of two, 16 trajectories in 41 s."""
+    run_dir.mkdir(parents=True)
+    config = build_config({"max_steps": 4, "output_dir": str(run_dir), **fields}, where="test")
+    begun(make_run(run_dir), started, **{**json.loads(config.model_dump_json()), "name": "toy"})
     return run_dir
 
 

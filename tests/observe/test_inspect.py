@@ -99,7 +99,7 @@ def test_members_that_were_not_needed_count_with_the_length_they_came_to(tmp_pat
         assert ending in shown(tmp_path, trajectory=f"0.{member}")
 
 
-@pytest.mark.parametrize("width", [80, 100, 200])
+@pytest.mark.parametrize("width", [80, 200])
 @pytest.mark.parametrize("words", [None, ACTS], ids=["plain", "hostile"])
 def test_no_line_is_wider_than_the_console_and_no_text_acts_on_it(
     tmp_path: Path, width: int, words: str | None
@@ -129,29 +129,23 @@ def test_figures_of_any_size_fit(tmp_path: Path) -> None:
 
 def test_it_opens_with_what_was_learned(tmp_path: Path) -> None:
     text = shown(make_run(tmp_path, num_steps=9), width=80)
-    order = ("held-out", "Best responses of step 9", "Worst responses", "Staleness")
-    places = [text.index(words) for words in order]
-    assert places == sorted(places)
-    best, worst = text[places[1] : places[2]], text[places[2] : places[3]]
-    assert "17.0  reward 1.000, 27 tokens, step 9" in best
-    assert "16.0  reward 1.000" in best
-    for part in (
-        "17.1  reward 0.000, 117 tokens, cut at the limit, step 9", "response [/red] it is 17",
-        "prompt   [b]what is 17?", "columns  answer = 17", "rewards  exact 0, short 0.5",
-    ):  # fmt: skip
-        assert part in worst
+    order = (
+        "held-out", "Best responses of step 9", "17.0  reward 1.000, 27 tokens, step 9",
+        "Worst responses", "17.1  reward 0.000, 117 tokens, cut at the limit, step 9",
+        "rewards  exact 0, short 0.5", "prompt   [b]what is 17?", "response [/red] it is 17",
+        "columns  answer = 17", "Staleness",
+    )  # fmt: skip
+    place = 0
+    for words in order:
+        place = text.index(words, place)
 
 
 def test_it_says_what_limits_the_run(tmp_path: Path) -> None:
     make_run(tmp_path)
     assert "Pace:" not in shown(tmp_path), "no attempt says at which bound it ran"
     begun(tmp_path, schedule={"name": "synchronous"})
-    assert "Pace: limited by rollout: learner idle 30%, instances 10% (last 3 steps)" in shown(
-        tmp_path
-    )
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(path.read_text().replace('"idle/rollout":0.1', '"idle/rollout":0.3'))
-    assert "Pace: limited by the staleness bound: instances idle 30%" in shown(tmp_path)
+    pace = "Pace: limited by rollout: learner idle 30%, instances 10% (last 3 steps)"
+    assert pace in shown(tmp_path)
 
 
 def test_a_run_that_has_just_begun_and_one_that_rewarded_something(tmp_path: Path) -> None:
@@ -175,17 +169,7 @@ def test_a_run_that_has_just_begun_and_one_that_rewarded_something(tmp_path: Pat
     store.close()
 
 
-def test_responses_are_of_the_last_step_that_is_complete(tmp_path: Path) -> None:
-    make_run(tmp_path, num_steps=4)
-    rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    (tmp_path / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows[:4]))
-    assert "step 3 after" in shown(tmp_path)
-    assert "Best responses of step 3" in shown(tmp_path)
-    (tmp_path / "metrics.jsonl").unlink()
-    assert "No step has been completed." in shown(tmp_path)
-
-
-def test_the_headline_says_how_far_the_run_is(tmp_path: Path) -> None:
+def test_how_far_the_run_is(tmp_path: Path) -> None:
     make_run(tmp_path)
     assert "step 4 after 0:41; it was killed" in shown(tmp_path)
     begun(tmp_path, name="sums", learner={"max_steps": 9}, schedule={"name": "staleflow"})
@@ -194,6 +178,12 @@ def test_the_headline_says_how_far_the_run_is(tmp_path: Path) -> None:
     with stored(tmp_path) as store:
         store.record_command(store.record(41.0, [Tick()]), Finish())
     assert "step 4 of 4 after 0:41\n" in shown(tmp_path)
+    rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows[:4]))
+    assert "step 3 of 4 after" in shown(tmp_path)
+    assert "Best responses of step 3" in shown(tmp_path), "the last that is complete"
+    (tmp_path / "metrics.jsonl").unlink()
+    assert "No step has been completed." in shown(tmp_path)
 
 
 # -- steps, groups and responses ------------------------------------------------------------------
@@ -204,21 +194,11 @@ def test_a_step_has_its_metrics_and_its_groups(tmp_path: Path) -> None:
     assert "Step 2, over after 0:20" in text
     assert ["reward", "0.2"] in cells(text)
     # Members have rewards 1 and 0; group 2 has 12 and 102 tokens, of versions 0 and 1.
-    assert [
-        "2",
-        "█▁",
-        "0.500",
-        "57",
-        "102",
-        "1",
-        "consumed",
-        "1",
-        "2:",
-        "[b]what",
-        "is",
-        "2?",
-    ] in cells(text)
-    assert ["8", "█▁", "0.500", "63", "108", "-", "aborted"] in [row[:7] for row in cells(text)]
+    for row in (
+        "2 █▁ 0.500 57 102 1 consumed 1 2: [b]what is 2?",
+        "8 █▁ 0.500 63 108 - aborted 1 8: [b]what is 8?",
+    ):
+        assert row.split() in cells(text)
     assert "No group belongs to it." in shown(tmp_path, step=0)
 
 
@@ -278,9 +258,17 @@ def test_one_trajectory_in_full(tmp_path: Path) -> None:
     assert ["5-13", "2", "rollout-0", "-0.500", "1.80", "9", "44.4%"] in cells(text)
     assert "aborted: reward failed: boom" in shown(tmp_path, trajectory="8.1")
     assert "open" in shown(tmp_path, trajectory="9.0")
+    with stored(tmp_path) as store:
+        group(store, 10)
+        for start, length, steps in ((0, 6, 4), (9, 2, 2)):
+            segment(store, (10, 0), length, start=start, steps=steps, drafted=steps)
+        store.put_observed(TrajectoryId(10, 0), start=6, version=0, tokens=[7] * 3)
+    rows = cells(shown(tmp_path, trajectory="10.0", width=80))
+    assert ["0-5", "0", "rollout-0", "-0.500", "1.50", "4", "50.0%"] in rows
+    assert f"6-8 0 {ENVIRONMENT} - - - -".split() in rows
 
 
-def test_a_group_of_a_suite(tmp_path: Path) -> None:
+def test_a_group_of_a_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with stored(make_run(tmp_path)) as store:
         answered(store, -1, [0.25, 0.5], row=4, version=2)
     text = shown(tmp_path, trajectory="-1.1")
@@ -291,54 +279,29 @@ def test_a_group_of_a_suite(tmp_path: Path) -> None:
     assert "0.500" in text
     assert found(tmp_path, group=-1)["epoch"] is found(tmp_path, trajectory="-1.0")["epoch"] is None
     assert found(tmp_path, trajectory="-1.1")["earlier"] == [], "groups of training are others"
-    assert cli.main(["inspect", str(tmp_path), "--group", "-1"]) == 0
     assert cli.main(["inspect", str(tmp_path), "--trajectory", "-1.0"]) == 0
-
-
-def test_a_response_in_which_an_environment_answered(tmp_path: Path) -> None:
-    with stored(tmp_path) as store:
-        group(store, 0)
-        for start, length, steps in ((0, 6, 4), (9, 2, 2)):
-            segment(store, (0, 0), length, start=start, steps=steps, drafted=steps)
-        store.put_observed(TrajectoryId(0, 0), start=6, version=0, tokens=[7] * 3)
-    found = cells(shown(tmp_path, trajectory="0.0", width=80))
-    assert ["0-5", "0", "rollout-0", "-0.500", "1.50", "4", "50.0%"] in found
-    assert ["6-8", "0", ENVIRONMENT, "-", "-", "-", "-"] in found
+    capsys.readouterr()
+    assert cli.main(["inspect", str(tmp_path), "--group", "-1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["group"] == -1
 
 
 # -- mistakes -------------------------------------------------------------------------------------
 
 
-def without(damaged: bytes, first: int, last: int) -> bytes:
-    """The file with its pages from `first` up to `last` overwritten."""
-    size = int.from_bytes(damaged[16:18])
-    return damaged[: first * size] + b"\xa5" * (last - first) * size + damaged[last * size :]
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"worst": 3}, {"trajectory": "1.0"}, {"step": 1}, {"group": 1}]
-)
-def test_a_damaged_store_is_one_line(tmp_path: Path, options: dict[str, Any]) -> None:
-    path = make_run(tmp_path, num_steps=8) / "events.db"
-    contents = path.read_bytes()
-    path.write_bytes(without(contents, 3, len(contents) // int.from_bytes(contents[16:18])))
-    with pytest.raises(UserError) as error:
-        shown(tmp_path, **options)
-    assert str(error.value).startswith(f"{path}: ")
-    assert "\n" not in str(error.value)
-
-
 def test_each_damaged_page_is_told_and_a_defect_is_none(tmp_path: Path) -> None:
     path = make_run(tmp_path, num_steps=8) / "events.db"
     contents = path.read_bytes()
-    told = 0
-    for page in range(1, len(contents) // int.from_bytes(contents[16:18])):
-        path.write_bytes(without(contents, page, page + 1))
-        try:
-            shown(tmp_path)
-        except UserError as error:
-            told += "damaged" in str(error)
-    assert told > 5
+    size = int.from_bytes(contents[16:18])
+    told: list[str] = []
+    for start in range(size, len(contents), size):
+        path.write_bytes(contents[:start] + b"\xa5" * size + contents[start + size :])
+        for options in ({}, {"worst": 3}, {"trajectory": "1.0"}, {"step": 1}, {"group": 1}):
+            try:
+                shown(tmp_path, **options)
+            except UserError as error:
+                told.append(str(error))
+    assert sum("damaged" in each for each in told) > 10
+    assert all(each.startswith(f"{path}: ") and "\n" not in each for each in told)
     path.write_bytes(contents)
     with pytest.raises(sqlite3.OperationalError), open_undamaged(path) as reader:
         reader.query("SELECT nothing FROM nowhere")
@@ -390,14 +353,6 @@ def test_a_number_that_json_does_not_have_is_null(tmp_path: Path) -> None:
         group(store, 0)
         segment(store, (0, 0), 1, logprobs=[-float("inf")])
     assert found(tmp_path, trajectory="0.0")["logprobs"] == [None]
-
-
-def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = str(make_run(tmp_path))
-    assert cli.main(["inspect", run, "--group", "4", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["group"] == 4
-    assert cli.main(["inspect", run, "--trajectory", "4.0"]) == 0
-    assert "[/red] it is 4" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("options", [["--json"], []])

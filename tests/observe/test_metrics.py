@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 
@@ -13,19 +12,11 @@ from rhymeflow.observe import metrics
 from rhymeflow.observe.metrics import MetricsWriter
 
 
-def test_one_object_a_line_readable_at_once(tmp_path):
-    writer = MetricsWriter(tmp_path, report_to=(), name="run", config={})
-    writer.write(1, 2.00049, {"reward": 0.5, "grad_norm": math.inf})
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [
-        {"step": 1, "time": 2.0, "reward": 0.5, "grad_norm": None}
-    ]
-    writer.close()
-
-
 def test_rows_of_one_step_are_joined_and_a_half_line_left_out(tmp_path):
     writer = MetricsWriter(tmp_path, report_to=(), name="run", config={})
-    writer.write(2, 3.0, {"reward": 0.5})
+    writer.write(2, 3.00049, {"reward": 0.5, "grad_norm": math.inf})
+    line = '{"step":2,"time":3.0,"reward":0.5,"grad_norm":null}\n'
+    assert (tmp_path / "metrics.jsonl").read_text() == line, "it is there at once"
     writer.write(1, 1.0, {"reward": 0.25})
     writer.close()
     writer = MetricsWriter(tmp_path, report_to=(), name="run", config={})  # goes on
@@ -35,7 +26,7 @@ def test_rows_of_one_step_are_joined_and_a_half_line_left_out(tmp_path):
         file.write('{"step": 3, "rew')
     assert metrics.read(tmp_path) == {
         1: {"step": 1, "time": 1.0, "reward": 0.25},
-        2: {"step": 2, "time": 3.0, "reward": 0.5, "eval/reward": 0.75},
+        2: {"step": 2, "time": 3.0, "reward": 0.5, "grad_norm": None, "eval/reward": 0.75},
     }, "a step ended when it did, not when it was evaluated"
     assert list(metrics.read(tmp_path)) == [1, 2]
     assert metrics.read(tmp_path / "nothing") == {}
@@ -69,8 +60,10 @@ def test_what_a_resumed_run_does_again_is_forgotten(tmp_path):
 )
 def test_a_foreign_line_is_named(tmp_path, line, message):
     (tmp_path / "metrics.jsonl").write_bytes(f'{{"step": 1}}\n{line}\n'.encode("latin-1"))
-    with pytest.raises(UserError, match=rf"metrics\.jsonl, line 2: {message}"):
-        metrics.read(tmp_path)
+    followed = metrics.Followed(tmp_path)
+    for _ in range(2):
+        with pytest.raises(UserError, match=rf"metrics\.jsonl, line 2: {message}"):
+            followed.rows()
 
 
 def test_rows_are_read_as_they_come(tmp_path):
@@ -83,10 +76,6 @@ def test_rows_are_read_as_they_come(tmp_path):
     assert followed.rows()[1:] == [{"step": 2, "b": 3}, {"step": 3, "a": None}]
     path.write_text('{"step": 1, "a": 2.5}\n')  # a resumed run takes rows out
     assert followed.rows() == [{"step": 1, "a": 2.5}]
-    path.write_text('{"step": 1, "a": 2.5}\n{nonsense}\n')
-    for _ in range(2):
-        with pytest.raises(UserError, match=r"metrics\.jsonl, line 2: is not JSON"):
-            followed.rows()
 
 
 def test_tensorboard_has_the_same_numbers_and_not_what_a_resumed_run_does_again(tmp_path):

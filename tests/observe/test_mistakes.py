@@ -8,7 +8,7 @@ import pytest
 
 from rhymeflow import cli
 from tests.export.made import MadeRun, model
-from tests.observe.test_runs import made
+from tests.observe.runs import made
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from rhymeflow.observe.printable import conversation, printable, shortened
+from rhymeflow.observe.printable import clock, conversation, printable, shortened, sparkline
 
 
 def test_what_does_not_print_is_escaped_and_line_ends_stay():
@@ -32,6 +32,12 @@ def test_the_middle_is_left_out():
     assert line.endswith("xxx end")
     assert " ... " in line
     assert cell_len(line) == 40
+
+
+def test_bars_and_times():
+    values = ([1.0], [0.0, 0.0], [0.0, 1.0, 0.5], [-1, 0, 1])
+    assert [*map(sparkline, values)] == ["▁", "▁▁", "▁█▅", "▁▅█"]
+    assert [*map(clock, (0, 59.9, 61, 3723))] == ["0:00", "0:59", "1:01", "1:02:03"]
 
 
 def test_chat_messages_read_as_a_conversation():

@@ -11,7 +11,7 @@ from rhymeflow.config import ModelConfig
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe import query
-from rhymeflow.observe.tokens import Texts, TokenTexts
+from rhymeflow.observe.query import Texts, TokenTexts
 from rhymeflow.store.previous_run import section_in_force
 from rhymeflow.store.reader import TrajectoryReader
 from tests.observe.runs import begun, make_run, stored
@@ -67,17 +67,6 @@ def test_a_group(reader: TrajectoryReader) -> None:
         query.group(reader, 99)
 
 
-def test_a_step_has_its_batch_and_what_was_left_out_meanwhile(reader: TrajectoryReader) -> None:
-    def those(step: int) -> list[tuple[int, str]]:
-        found = query.groups_of_step(reader, step)
-        return [(each["group"], each["ending"]) for each in found]
-
-    assert those(2) == [(2, "consumed"), (3, "consumed"), (8, "aborted")]
-    # Of group 10 one response has a reward: no spread. Groups 6 and 7 have the rewards 1 and 0.
-    assert those(4) == [(6, "consumed"), (7, "consumed"), (10, "consumed")]
-    assert those(9) == []
-
-
 def test_a_response_token_by_token(reader: TrajectoryReader) -> None:
     found = query.response(reader.path.parent, reader, TrajectoryId(10, 0))
     segments = found.pop("segments")
@@ -107,9 +96,7 @@ def test_of_deleted_tokens_there_are_none(reader: TrajectoryReader) -> None:
             store.commit()
     found = query.response(reader.path.parent, reader, TrajectoryId(0, 0))
     assert found["tokens"] is found["logprobs"] is None
-    assert [member["length"] for member in query.groups_of_step(reader, 1)[0]["members"]] == [
-        10, 100,
-    ]  # fmt: skip
+    assert [member["length"] for member in query.group(reader, 0)["members"]] == [10, 100]
 
 
 def test_texts_of_tokens_are_the_tokenizers_or_none(reader: TrajectoryReader) -> None:

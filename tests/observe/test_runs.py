@@ -6,42 +6,17 @@ import fcntl
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rhymeflow import cli
-from rhymeflow.config.load import build_config
 from rhymeflow.core.commands import Finish
 from rhymeflow.core.events import Tick
 from rhymeflow.observe import summary
 from rhymeflow.observe.plot import short_names
 from rhymeflow.observe.query import differences
 from rhymeflow.observe.runs import find, read
-from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.observe.runs import make_run
-
-
-def made(run_dir: Path, started: str = "2026-03-01T10:00:00Z", **fields: Any) -> Path:
-    """A run of four steps with an attempt; groups of two, 16 trajectories in 41 s."""
-    run_dir.mkdir(parents=True)
-    make_run(run_dir)
-    config = build_config({"max_steps": 4, "output_dir": str(run_dir), **fields}, where="test")
-    config = config.model_copy(update={"name": "toy"})
-    store = SqliteTrajectoryStore(run_dir / "events.db")
-    store.begin_attempt(config.model_dump_json(), now=0.0, started=started)
-    store.commit()
-    store.close()
-    return run_dir
-
-
-def goes_on(run_dir: Path, now: float, *, finishes: bool = False) -> None:
-    store = SqliteTrajectoryStore(run_dir / "events.db")
-    event = store.record(now, [Tick()])
-    if finishes:
-        store.record_command(event, Finish())
-    store.commit()
-    store.close()
+from tests.observe.runs import made, stored
 
 
 def test_a_run_in_a_line(tmp_path: Path) -> None:
@@ -57,25 +32,20 @@ def test_states(tmp_path: Path) -> None:
     assert read(run_dir)["state"] == "killed", "nothing says how it ended"
     summary.write(run_dir)
     assert read(run_dir)["state"] == "stopped"
-    goes_on(run_dir, 50.0)
+    with stored(run_dir) as store:
+        store.record(50.0, [Tick()])
     assert read(run_dir)["state"] == "killed", "the summary is of the attempt before"
-    goes_on(run_dir, 51.0, finishes=True)
-    assert read(run_dir)["state"] == "ended"
-    store = SqliteTrajectoryStore(run_dir / "events.db")
-    assert read(run_dir)["state"] == "running"
-    store.close()
-    assert read(run_dir)["state"] == "ended"
-
-
-def test_a_lock_of_another_machine_is_tried(tmp_path: Path) -> None:
-    run_dir = made(tmp_path / "run")
     lock = run_dir / "writer.lock"
     lock.write_text("process 1 on elsewhere")
-    assert read(run_dir)["state"] == "killed"
+    assert read(run_dir)["state"] == "killed", "the lock of another machine is tried"
     descriptor = os.open(lock, os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     assert read(run_dir)["state"] == "running"
     os.close(descriptor)
+    with stored(run_dir) as store:
+        store.record_command(store.record(51.0, [Tick()]), Finish())
+        assert read(run_dir)["state"] == "running"
+    assert read(run_dir)["state"] == "ended"
 
 
 def test_runs_are_found_below_and_not_in_runs(tmp_path: Path) -> None:

@@ -41,14 +41,25 @@ def test_summary_of_a_run(tmp_path):
     written = json.loads((tmp_path / "summary.json").read_text())
     assert written["staleness"] == {"0": 10, "1": 6}
     assert written["eval_rewards"] == [[0, 0.25], [4, 0.75]]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(summary.panel(found, tmp_path))
+    text = console.file.getvalue()
+    for part in (
+        "4 in 0:41", "0.250 before, 0.750 after", "mean 0.38, greatest 1",
+        "16 trajectories, 936 tokens of 1,190 generated", "8 consumed, 1 aborted, 1 unfinished",
+        "acceptance length 1.52, 49% accepted, 6.0 s saved", "rollout 10%, learner 30%",
+        "rhymeflow inspect",
+    ):  # fmt: skip
+        assert part in text
 
 
 def test_summary_of_a_run_that_did_nothing(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        summary.summarize(tmp_path)
     SqliteTrajectoryStore(tmp_path / "events.db").close()
     found = summary.write(tmp_path)
     assert (found.steps, found.trained_tokens, found.staleness_max) == (0, 0, None)
-    assert found.eval_reward_before is found.eval_reward_after is None
-    assert found.drafts is None
+    assert found.eval_reward_before is found.eval_reward_after is found.drafts is None
 
 
 @pytest.mark.parametrize(
@@ -82,22 +93,3 @@ def test_a_summary_that_cannot_be_written_leaves_the_one_there_is(tmp_path, monk
         summary.write(tmp_path)
     assert (tmp_path / "summary.json").read_bytes() == before
     assert not list(tmp_path.glob("*.unfinished"))
-
-
-def test_no_run_is_said(tmp_path):
-    with pytest.raises(UserError, match="no such file"):
-        summary.summarize(tmp_path)
-
-
-def test_panel(tmp_path):
-    make_run(tmp_path)
-    console = Console(file=io.StringIO(), width=80)
-    console.print(summary.panel(summary.summarize(tmp_path), tmp_path))
-    text = console.file.getvalue()
-    for part in (
-        "4 in 0:41", "0.250 before, 0.750 after", "mean 0.38, greatest 1",
-        "16 trajectories, 936 tokens of 1,190 generated", "8 consumed, 1 aborted, 1 unfinished",
-        "acceptance length 1.52, 49% accepted, 6.0 s saved", "rollout 10%, learner 30%",
-        "rhymeflow inspect",
-    ):  # fmt: skip
-        assert part in text

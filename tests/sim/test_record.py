@@ -12,12 +12,12 @@ import pytest
 
 from rhymeflow.config.load import read_config
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.dashboard import drafts, groups, log, time_view, trajectory
+from rhymeflow.dashboard import groups, log, time_view, views
 from rhymeflow.dashboard.run import Run
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics, query
+from rhymeflow.observe.query import TokenTexts
 from rhymeflow.observe.runs import read
-from rhymeflow.observe.tokens import TokenTexts
 from rhymeflow.sim.result import Result
 from rhymeflow.sim.simulate import run, simulate
 from rhymeflow.sim.workload import workload
@@ -123,12 +123,12 @@ def test_everything_that_looks_at_runs_can_look_at_it(tmp_path: Path) -> None:
     assert whole["members"][0]["length"] > 0
     texts = TokenTexts(lambda config: lambda tokens: [])
     every = [
-        trajectory.whole(seen, TrajectoryId(listed[0]["group"], each["member"]), texts)
+        views.response(seen, TrajectoryId(listed[0]["group"], each["member"]), texts)
         for each in whole["members"]
     ]
     assert any(segment["observed"] for each in every for segment in each["segments"])
     assert all(each["tokens"] is None for each in every)
-    assert drafts.found(seen)["epochs"]
+    assert views.drafts(seen)["epochs"]
     assert log.listed(seen, log.Asked(kind="Train"))["rows"]
     assert read(tmp_path / "run")["state"] == "ended"
     rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

@@ -1,0 +1,272 @@
+"""Smaller views of a run: its curves, drafts, a response, what the simulator would change."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rhymeflow.core.types import HELD_OUT, TrajectoryId
+from rhymeflow.dashboard.groups import summaries
+from rhymeflow.dashboard.run import Run
+from rhymeflow.learner.algorithms.advantages import decoupled_advantages, group_advantages
+from rhymeflow.observe import query
+from rhymeflow.observe.metrics import is_of_time
+from rhymeflow.observe.query import SHOWN_PROMPT, TokenTexts, draft_figures, drafts_by_epoch
+from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+from rhymeflow.store.previous_run import section_in_force
+from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.suites.figures import REWARD
+
+if TYPE_CHECKING:
+    from rhymeflow.sim.advice import Advice
+
+# -- curves ----------------------------------------------------------------------------------------
+
+POINTS = 1_000
+"""Of a curve, in one answer; where there are more rows, a point is the mean of those it stands for
+(over their time, if it is a share of that), with the least and the greatest beside it."""
+_NORMAL_95 = 1.96
+"""Standard errors to either side of a mean that a 95% interval has."""
+
+# Of one suite, by version: of the mean rewards of its prompts their number, sum and sum of squares.
+_EVALUATIONS = """SELECT version, COUNT(*), SUM(mean), SUM(mean * mean) FROM
+    (SELECT version, AVG(reward) AS mean FROM evaluations WHERE suite = ? GROUP BY version, row)
+    GROUP BY version"""
+
+
+def metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
+    """Points of each metric: `step`, `time`, `value`, and `low` and `high` where it is a mean. Of
+    held-out rewards these are the 95% confidence interval of the mean over prompts, where there are
+    no more than `POINTS`."""
+    rows = run.metrics.rows()
+
+    def column(name: str) -> NDArray[np.float64]:
+        return np.array([row.get(name) for row in rows], float)  # None is not a number there
+
+    steps, times, seconds = column("step"), column("time"), np.nan_to_num(column("step_time"))
+    found: dict[str, Any] = {
+        name: _points(steps, times, column(name), seconds if is_of_time(name) else None)
+        for name in names
+    }
+    if REWARD in found and "low" not in found[REWARD]:
+        with run.reader() as reader:
+            found[REWARD] |= _intervals(found[REWARD], reader)
+    return found
+
+
+def _intervals(points: dict[str, list[float]], reader: TrajectoryReader) -> dict[str, Any]:
+    """`low` and `high` of each point of held-out rewards; nothing if one has no answers stored, or
+    a single prompt."""
+    widths = {
+        version: _NORMAL_95 * math.sqrt(max(squares - total**2 / count, 0) / (count - 1) / count)
+        for version, count, total, squares in reader.query(_EVALUATIONS, HELD_OUT)
+        if count > 1
+    }
+    if not points["step"] or any(step not in widths for step in points["step"]):
+        return {}
+    pairs = [(y, widths[step]) for step, y in zip(points["step"], points["value"], strict=True)]
+    return {
+        "low": [value - width for value, width in pairs],
+        "high": [value + width for value, width in pairs],
+        "is_interval": True,
+    }
+
+
+def _points(
+    steps: NDArray[np.float64],
+    times: NDArray[np.float64],
+    every: NDArray[np.float64],
+    seconds: NDArray[np.float64] | None,
+) -> dict[str, list[float]]:
+    """`seconds`: weights in means of what is a share of them, or a rate; they are `weight` then."""
+    known = np.flatnonzero(~np.isnan(every))
+    every, width = every[known], -(-len(known) // POINTS) or 1
+    weights = np.ones(len(known)) if seconds is None else np.maximum(seconds[known], 1e-9)
+    starts = np.arange(0, len(known), width)
+    total = np.add.reduceat(weights, starts) if len(known) else weights
+    middles = known[starts + np.diff([*starts, len(known)]) // 2]
+    found = {"step": steps[middles].astype(int).tolist(), "time": times[middles].tolist()}
+    if width == 1:
+        found["value"] = every.tolist()
+    else:
+        found["value"] = (np.add.reduceat(every * weights, starts) / total).tolist()
+        found["low"] = np.minimum.reduceat(every, starts).tolist()
+        found["high"] = np.maximum.reduceat(every, starts).tolist()
+    return found if seconds is None else found | {"weight": total.tolist()}
+
+
+# -- drafts ----------------------------------------------------------------------------------------
+
+NEWEST = 500
+"""Groups that positions are taken from."""
+PROMPTS = 20
+"""Prompts that are listed of the best, and of the worst."""
+
+EDGES = (0, 16, 64, 256, 1024, 4096, 16384)
+_STRETCHES = """SELECT start, LENGTH(tokens) / 4, steps, drafted, accepted FROM segments
+        WHERE group_id > ?1 AND steps > 0
+    UNION ALL SELECT start, length, steps, drafted, NULL FROM pruned
+        WHERE group_id > ?1 AND steps > 0"""
+# The prompts are looked up for the few rows that are listed alone.
+_BY_PROMPT = f"""SELECT d.row, (SELECT SUBSTR(prompt, 1, {SHOWN_PROMPT}) FROM main.groups g
+        WHERE g.row = d.row AND g.suite IS NULL ORDER BY group_id LIMIT 1), epoch, newest, sampled,
+    steps, drafted
+    FROM (SELECT row, MAX(epoch) AS epoch, MAX(group_id) AS newest, SUM(sampled) AS sampled,
+        SUM(steps) AS steps, SUM(drafted) AS drafted
+        FROM temp.summaries WHERE steps > 0 AND epoch > 0 GROUP BY row
+        ORDER BY 1.0 * SUM(sampled) / SUM(steps) {{0}}, row LIMIT {PROMPTS}) d
+    ORDER BY 1.0 * sampled / steps {{0}}, d.row"""
+
+
+def drafts(run: Run) -> dict[str, Any]:
+    """What came of drafts by epoch, by position in a response and by prompt, each with
+    `acceptance_length` (tokens for an iteration) and `acceptance_rate` (of drafted tokens; `None`
+    where there were none).
+
+    Tokens count where they stand in the response, their iterations where the token made without a
+    draft does (`run.token_details`), or else as if the stretch of one instance and version had been
+    as quick all along; of the newest groups alone.
+    """
+    with summaries(run) as reader:
+        epochs = drafts_by_epoch(reader, "SELECT * FROM temp.summaries")
+        ((last,),) = reader.query("SELECT COALESCE(MAX(group_id), 0) FROM temp.summaries")
+        positions = _by_position(reader.query(_STRETCHES, max(last - NEWEST, -1)))
+        best, worst = (_by_prompt(reader, order) for order in ("DESC", "ASC"))
+    return {
+        "epochs": epochs,
+        "positions": [{"from": start, **draft_figures(*sums)} for start, *sums in positions],
+        "best": best,
+        "worst": worst,
+    }
+
+
+def _by_position(stretches: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """From each of `EDGES` on that has any: tokens, their iterations, tokens drafted in them."""
+    found = {edge: [0, 0.0, 0.0] for edge in EDGES}
+    for start, length, steps, drafted, accepted in stretches:
+        for low, high in pairwise((*EDGES, sys.maxsize)):
+            first, last = max(low, start), min(high, start + length)
+            if first < last:
+                took = steps * (last - first) / length
+                if accepted is not None:
+                    took = accepted[first - start : last - start].count(0)
+                for i, more in enumerate((last - first, took, drafted * took / steps)):
+                    found[low][i] += more
+    return [(edge, *sums) for edge, sums in found.items() if sums[0]]
+
+
+def _by_prompt(reader: TrajectoryReader, order: str) -> list[dict[str, Any]]:
+    names = ("row", "prompt", "epoch", "group")
+    return [
+        dict(zip(names, row, strict=False)) | draft_figures(*row[len(names) :])
+        for row in reader.query(_BY_PROMPT.format(order))
+    ]
+
+
+# -- a response ------------------------------------------------------------------------------------
+
+_BATCH = """SELECT group_id, member, reward, components FROM trajectories
+    WHERE trained = ?1 AND group_id IN (SELECT group_id FROM groups WHERE ending_version = ?1)
+    ORDER BY group_id, member"""
+
+
+def response(run: Run, trajectory: TrajectoryId, texts: TokenTexts) -> dict[str, Any]:
+    """What `query.response` says, texts of its tokens, its advantage, and the command that asks the
+    same again. Raises `UserError` if there is no such response."""
+    with run.reader() as reader:
+        found = query.response(run.directory, reader, trajectory)
+        return {
+            **found,
+            "texts": found["tokens"] and texts.of(reader, found["tokens"]),
+            "advantage": _advantage(reader, trajectory, found["step"]),
+            "generate": command(run.directory, reader, found["prompt"]),
+        }
+
+
+def command(directory: Path, reader: TrajectoryReader, prompt: Any) -> str | None:
+    """The `rhymeflow generate` line that asks the run's newest checkpoint, or the model that it
+    began with, the same; `None` of a conversation, which one line cannot give it."""
+    if not isinstance(prompt, str):
+        if [message["role"] for message in prompt] != ["user"]:
+            return None
+        prompt = prompt[0]["content"]
+    there = checkpoints_up_to(directory / CHECKPOINTS, sys.maxsize)
+    model, rollout, data = (section_in_force(reader, n) for n in ("model", "rollout", "data"))
+    asked = str(there[max(there)]) if there else model.name
+    options = ["--temperature", f"{rollout.temperature:g}"]
+    options += ["--max-tokens", str(rollout.max_completion_length)]
+    if data.system_prompt is not None:
+        options += ["--system", data.system_prompt]
+    return shlex.join(["rhymeflow", "generate", asked, prompt, *options])
+
+
+def _advantage(
+    reader: TrajectoryReader, trajectory: TrajectoryId, step: int | None
+) -> float | None:
+    """What the learner gave each token of it, of the rewards of its batch; `None` of what was not
+    trained on."""
+    if step is None:
+        return None
+    batch = reader.query(_BATCH, step - 1)
+    place = [each[:2] for each in batch].index((trajectory.group, trajectory.member))
+    groups = [group for group, *_ in batch]
+    learner = section_in_force(reader, "learner")
+    if learner.multi_objective_aggregation == "normalize_then_sum":
+        from rhymeflow.reward.components import WeightedSum
+
+        reward, environment = (section_in_force(reader, n) for n in ("reward", "environment"))
+        weights = WeightedSum(reward.functions, environment.classes).weights
+        components = [msgspec.json.decode(each) for *_, each in batch]
+        return float(decoupled_advantages(components, weights, groups).values[place])
+    rewards = [reward for _, _, reward, _ in batch]
+    return float(group_advantages(rewards, groups, learner.scale_rewards).values[place])
+
+
+# -- advice ----------------------------------------------------------------------------------------
+
+_NICENESS = 10
+
+
+class Advisor:
+    """Says what the simulator would change about a run. It works in another process, one run at a
+    time: it takes seconds of a core, for which neither the run nor other questions should wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: ProcessPoolExecutor | None = None
+        """Is started by the first question."""
+        self._asked: dict[str, Future[Advice]] = {}
+
+    def found(self, run: Run, *, anew: bool = False) -> dict[str, Any]:
+        """`{"working": True}`, or what was found; with `anew` it is found again. Raises `UserError`
+        if the run cannot be simulated."""
+        with self._lock:
+            asked = self._asked.get(run.name)
+            if asked is None or (anew and asked.done()):
+                if self._pool is None:
+                    context = get_context("spawn")
+                    self._pool = ProcessPoolExecutor(1, context, os.nice, (_NICENESS,))
+                asked = self._asked[run.name] = self._pool.submit(_advise, run.directory)
+        if not asked.done():
+            return {"working": True}
+        advice = asked.result()
+        return vars(advice) | {"recommended": advice.recommended}
+
+
+def _advise(run_dir: Path) -> Advice:
+    from rhymeflow.sim.advice import advise  # loads the simulator, which pages do without
+
+    return advise(run_dir)
