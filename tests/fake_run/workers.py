@@ -175,8 +175,9 @@ class FakePool:
             self._world.counts["reward failed"] += 1
             task.error = f"{key}: broken"
             return task
+        functions = task.begin(None).functions
         components = [
-            {self._names[i]: models.reward(tokens) for i in task.functions}
+            {self._names[i]: models.reward(tokens) for i in functions}
             for tokens in task.request.completion_ids
         ]
         task.result = Judged(components)

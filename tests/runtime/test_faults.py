@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from rhymeflow.errors import StorageError, UserError
-from rhymeflow.runtime import disk_space, in_force
+from rhymeflow.runtime import disk_space
 from rhymeflow.runtime.disk_space import DiskSpace
 from rhymeflow.store.damage import check_log
 from rhymeflow.store.reader import TrajectoryReader
@@ -58,10 +58,9 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_run_that_cannot_write_its_log_ends_in_one_line(tmp_path, fault):
     """With a checkpoint, from which it is resumed, if there is still a place for one."""
-    config = in_force.changed(
-        configuration(random.Random(8), "bounded"),
-        learner={"max_steps": 6, "groups_per_batch": 1}, run={"save_steps": 0},
-    )  # fmt: skip
+    config = configuration(random.Random(8), "bounded").changed(
+        learner={"max_steps": 6, "groups_per_batch": 1}, run={"save_steps": 0}
+    )
     fake = FakeRun(World(0, 0, 0.0), tmp_path, config, Rates(0.0, 0.0, 0.0), None)
     said, done = FAULTS[fault].format(log=fake.path / "events.db", run=fake.path), []
 

@@ -143,8 +143,9 @@ def test_nothing_is_delivered_once_a_worker_is_stopped(runtime, monkeypatch):
 def test_the_server_is_another_once_libraries_would_read_something_else(monkeypatch):
     done = []
     server = SimpleNamespace(_stop=lambda: done.append("stop"))
-    fake = SimpleNamespace(_forkserver=server, ensure_running=lambda: done.append("start"))
+    fake = SimpleNamespace(ensure_running=lambda: done.append("start"))
     monkeypatch.setattr(processes, "forkserver", fake)
+    monkeypatch.setattr(processes, "_SERVER", server)
     monkeypatch.setattr(processes, "_started_with", None)
     processes.prepare()
     monkeypatch.setenv("SOMETHING", "else")

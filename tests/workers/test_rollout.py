@@ -279,7 +279,7 @@ def test_a_pull_ends_the_segment_and_keeps_what_runs(
     assert side.turns(2) == []
     monkeypatch.setattr(rollout, "STATUS_SECONDS", 0.0)
     side.tell(Pull, 1)
-    rows, body = [], side.instance.engine._engine._body
+    rows, body = [], side.instance.engine._body
     plain = body.run
     monkeypatch.setattr(body, "run", lambda ids, *more: rows.append(len(ids)) or plain(ids, *more))
     store.take(side.turns(1))
