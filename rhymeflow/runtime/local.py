@@ -42,6 +42,7 @@ class LocalRuntime:
         self._workers: dict[str, LocalWorker] = {}
         self._poll = select.poll()  # of the pipes of workers that have not ended
         self._by_descriptor: dict[int, LocalWorker] = {}
+        self._changing, self._is_closed = threading.Lock(), False
 
     def __enter__(self) -> LocalRuntime:
         return self
@@ -52,10 +53,14 @@ class LocalRuntime:
     def start(self, role: Role, name: str, resources: Resources) -> LocalWorker:
         """Start a process; see `base.Runtime`."""
         worker = LocalWorker(role, name, resources, self._config, self._run_dir, self._logs)
-        self._workers[name] = worker
-        descriptor = worker.connection.fileno()
-        self._by_descriptor[descriptor] = worker
-        self._poll.register(descriptor, select.POLLIN)
+        with self._changing:
+            if self._is_closed:
+                worker.end(0.0)
+                raise RuntimeError("the run has ended")
+            self._workers[name] = worker
+            descriptor = worker.connection.fileno()
+            self._by_descriptor[descriptor] = worker
+            self._poll.register(descriptor, select.POLLIN)
         return worker
 
     def wait(self, timeout: float, *, for_any_of: Collection[str] | None = None) -> list[News]:
@@ -90,7 +95,9 @@ class LocalRuntime:
         self._end([self._workers.pop(name)], patience)
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes, those too that another thread is about to start."""
+        with self._changing:
+            self._is_closed = True
         self._end(list(self._workers.values()), CLOSE_SECONDS)
         self._workers.clear()
 

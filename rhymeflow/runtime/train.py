@@ -316,7 +316,7 @@ def load_while(start: Callable[[], None], config: Config, reporter: Reporter) ->
         for name, suite in suites.items():
             check_rows(suite.suite.config, suite.prompts, LOOKED_AT)
             check_calls(config, tokenizer, suite.prompts, tools.get(name))
-    started.result()
+        started.result()
     if unseen := tokenizers.unseen_tokens(config.model, tokenizer):
         reporter.warn(unseen)
     return Loaded(tokenizer, prompts, suites)

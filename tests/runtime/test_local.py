@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -138,6 +139,14 @@ def test_nothing_is_delivered_once_a_worker_is_stopped(runtime, monkeypatch):
     count = len(written)
     time.sleep(1.0)
     assert len(written) == count == 1
+
+
+def test_what_another_thread_starts_while_the_run_ends_ends_too(runtime):
+    """Ctrl-C while workers start: the program waited for the last one for ever."""
+    runtime.close()
+    with pytest.raises(RuntimeError, match="the run has ended"):
+        runtime.start("silent", "late", Resources(1))
+    assert "late" not in {child.name for child in multiprocessing.active_children()}
 
 
 def test_the_server_is_another_once_libraries_would_read_something_else(monkeypatch):
