@@ -319,10 +319,10 @@ def test_nothing_outlives_the_parent(tmp_path: Path, order: str) -> None:
             function = RewardFunction(function={str(FILE) + ":by_order"!r})
             pool = reward_pool(RewardConfig(functions=(function,), num_workers=2))
             pool.start()
+            print(*[each.pid for each in multiprocessing.active_children()], flush=True)
             order = RewardRequest("p", [{order!r}], [[]], {{}}, TrainerState(0, 1))
             pool.submit(RewardTask(0, order, [0], ["f"]))
             pool.poll(0.0)
-            print(*[each.pid for each in multiprocessing.active_children()], flush=True)
             if "kill" in {order!r}:
                 time.sleep(60)
             time.sleep(0.2)
