@@ -230,6 +230,11 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=40, help="mutants of a room")
     parser.add_argument("--out", type=Path, help="a file for the answers, in JSON")
     given = parser.parse_args()
+    if unknown := [room for room in given.rooms if room not in ROOMS]:
+        parser.error(f"no room {unknown[0]!r}: there are {', '.join(ROOMS)}")
+    commit = ["git", "rev-parse", "--verify", "--quiet", f"{given.base}^{{commit}}"]
+    if subprocess.run(commit, stdout=subprocess.DEVNULL, check=False).returncode:
+        parser.error(f"--base {given.base}: no such commit")
     answers = {}
     with tempfile.TemporaryDirectory() as folder:
         trees = {Path(folder, "now"): "HEAD", Path(folder, "base"): given.base}
