@@ -83,7 +83,7 @@ def measure(kind: str, seconds: int) -> dict[str, Any]:
             "MB": round(size(path), 1),
             "check": round(time.perf_counter() - began, 2),
             "longest": round(longest, 3),
-            "copied": round(size(Path(folder) / "backup", "*/*.db"), 1),
+            "copied": round(size(Path(folder) / "backup", "*/rows/*.db"), 1),
         }
 
 

@@ -1,9 +1,10 @@
 """A copy of a run in other storage, made at each checkpoint, and the run rebuilt from there.
 
-ATTEMPT/beginning.json   which run it is of, and which backup its log goes on from
-ATTEMPT/checkpoints/...  checkpoints; `inputs/` are what a Trainer was given as objects
-ATTEMPT/NNNNNNNN.db      what the store has got since the backup before, as tables of SQLite
-ATTEMPT/NNNNNNNN.json    the marker: with it the backup is whole
+ATTEMPT/beginning.json         which run it is of
+ATTEMPT/rows/NNNNNNNN.db       what the store has got since the backup before, as SQLite
+ATTEMPT/inputs/...             what a Trainer was given as objects
+ATTEMPT/NNNNNNNN/...           the checkpoint, and small files of the run directory
+ATTEMPT/NNNNNNNN/backup.json   written last: where all files of the run are, and their digests
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 import xxhash
+from msgspec import DecodeError
 
 from rhymeflow.errors import UserError, to_resume
 from rhymeflow.store import schema
@@ -34,10 +36,13 @@ STATE, HELD = "backup.json", "backup-upload"
 """In the run directory: how much of the run is in its backup, and what is being copied."""
 
 FILES = ("config.yaml", "trackers.json", "metrics.jsonl")
-"""Small ones that are copied whole."""
+"""Files of the run directory that change: each backup has all of them."""
+
+LAYOUT = 2
+"""Version of the files in a backup."""
 
 KEPT = 2
-"""Checkpoints of an attempt that stay in the backup."""
+"""Backups of an attempt whose checkpoints stay."""
 
 RETRY_SECONDS = (1.0, 60.0)
 """Between two tries, at first and at most."""
@@ -52,15 +57,12 @@ class Unreachable(RuntimeError):  # noqa: N818 - it is what happened
     """The storage failed, or what is in it is not this run's to write."""
 
 
-class Tree(msgspec.Struct, frozen=True):
-    """A directory that was copied: its path there, and a digest of each file."""
-
-    path: str
-    files: dict[str, str]
+class Damaged(Exception):  # noqa: N818 - it is what happened
+    """A file of a backup is missing or not as it was written; holds its name and what is wrong."""
 
 
 class State(msgspec.Struct, frozen=True):
-    """Of the store, at some time."""
+    """How far a store is."""
 
     position: dict[str, int]
     """The last row of each table that only grows."""
@@ -70,18 +72,23 @@ class State(msgspec.Struct, frozen=True):
     pruned_before: int
 
 
-class Marker(msgspec.Struct, frozen=True):
-    """A backup that is whole."""
+class StoredFile(msgspec.Struct, frozen=True):
+    """A file in the storage: its name there, and the digest of what it holds."""
 
-    previous: tuple[str, int] | None
-    """Attempt and number of the one before, of which the rows go on; None: it has all rows."""
+    name: str
+    digest: str
+
+
+class Backup(msgspec.Struct, frozen=True):
+    """All that a run is rebuilt from. Files may be of earlier backups and attempts."""
+
     state: State
     version: int
     """Of the checkpoint."""
-    trees: dict[str, Tree]
-    """The checkpoint and the inputs, by where they belong in the run directory."""
-    rows: str
-    """Digest of the file."""
+    files: dict[str, StoredFile]
+    """By their places in the run directory."""
+    rows: list[StoredFile]
+    """In the order in which they are put into an empty store."""
     run_dir: str
 
 
@@ -90,16 +97,7 @@ class Beginning(msgspec.Struct, frozen=True):
 
     run: str
     schema: int
-    previous: tuple[str, int] | None
-    """The backup that its log goes on from."""
-
-
-class Backup(NamedTuple):
-    """One of those that are there."""
-
-    attempt: str
-    number: int
-    marker: Marker
+    layout: int = 1
 
 
 class Copied(msgspec.Struct):
@@ -115,12 +113,12 @@ def copied(run_dir: Path) -> Copied | None:
     """What is known of the backup of the run in `run_dir`; None: it has none."""
     try:
         return msgspec.json.decode((run_dir / STATE).read_bytes(), type=Copied)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, DecodeError):
         return None
 
 
 class Storage:
-    """Backups below `url`, a path or what fsspec takes for one. Raises `Unreachable`."""
+    """Files below `url`, a path or what fsspec takes for one. Raises `Unreachable`."""
 
     def __init__(self, url: str) -> None:
         """Raise `UserError` if there is no such kind of storage."""
@@ -136,47 +134,39 @@ class Storage:
             raise UserError(f"run.backup: {url}: {error} ({known})") from None
         self._root = root.rstrip("/")
 
-    def put(self, name: str, source: Path | msgspec.Struct) -> str:
-        """Write a copy of a file, or JSON; return the file's digest."""
+    def put(self, name: str, source: Path) -> StoredFile:
+        """Write a copy of a file."""
         with self._explained("write", name) as path:
+            size, found = source.stat().st_size, digest(source)
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-            if isinstance(source, Path):
-                size, found = source.stat().st_size, digest(source)
-                self._fs.put_file(str(source), path)
-            else:
-                data = msgspec.json.encode(source)
-                size, found = len(data), ""
-                self._fs.pipe_file(path, data)
+            self._fs.put_file(str(source), path)
             if (written := self._fs.size(path)) != size:
                 raise OSError(f"{written} of {size} bytes were written")
-            return found
+            return StoredFile(name, found)
 
     def get(self, name: str, kind: type[T]) -> T | None:
         """What a file of JSON says; None: it is missing or not whole."""
-        with self._explained("read", name) as path:
-            try:
-                return msgspec.json.decode(self._fs.cat_file(path), type=kind)
-            except (FileNotFoundError, msgspec.DecodeError):
-                return None
+        with self._explained("read", name) as path, suppress(FileNotFoundError, DecodeError):
+            return msgspec.json.decode(self._fs.cat_file(path), type=kind)
+        return None
 
-    def get_file(self, name: str, target: Path, expected: str) -> str | None:
-        """Copy a file from there; return what is wrong with it."""
+    def get_file(self, stored: StoredFile, target: Path) -> None:
+        """Copy a file from there to the disk. Raises `Damaged`."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        with self._explained("read", name) as path:
-            try:
-                self._fs.get_file(path, str(target))
-            except FileNotFoundError:
-                return f"{name} is missing"
-        return None if digest(target) == expected else f"{name} is cut short or changed"
+        found = None
+        with self._explained("read", stored.name) as path, suppress(FileNotFoundError):
+            self._fs.get_file(path, str(target))
+            found = digest(target)
+        if found != stored.digest:
+            raise Damaged(stored.name, "is cut short or changed" if found else "is missing")
+        flush(target)
 
     def names(self, directory: str) -> list[str]:
-        """What is directly in a directory."""
-        with self._explained("list", directory) as path:
-            try:
-                found = self._fs.ls(path, detail=False)
-            except FileNotFoundError:
-                return []
+        """What is directly in a directory, if there is one."""
+        with self._explained("list", directory) as path, suppress(FileNotFoundError):
+            found = self._fs.ls(path, detail=False)
             return sorted(each.rstrip("/").rpartition("/")[2] for each in found)
+        return []
 
     def remove(self, name: str) -> None:
         """Delete a directory."""
@@ -200,23 +190,12 @@ class Storage:
         """What an attempt says of itself, if it is one."""
         return self.get(f"{attempt}/beginning.json", Beginning)
 
-    def backups(self, attempt: str, known: dict[str, Beginning], said: list[str]) -> list[Backup]:
-        """The newest backup of an attempt that has all before it, and those, newest first."""
-        found: list[Backup] = []
-        names = (Path(name) for name in self.names(attempt))
-        numbers = [int(n.stem) for n in names if n.suffix == ".json" and n.stem.isdigit()]
-        at = (attempt, max(numbers)) if numbers else known[attempt].previous
-        while at is not None and at[0] in known:
-            (name, number) = at
-            marker = self.get(f"{name}/{number:08d}.json", Marker)
-            if marker is not None:
-                found.append(Backup(name, number, marker))
-                at = marker.previous
-            else:
-                said.append(f"{name}/{number:08d}.json is not whole: what follows is left out")
-                found.clear()
-                at = (name, number - 1) if number > 1 else known[name].previous
-        return found if at is None else []
+    def backups(self, attempts: Iterable[str]) -> Iterator[tuple[str, Backup | None]]:
+        """Those of these attempts, each with its directory, newest first; None: not complete."""
+        for attempt in sorted(attempts, reverse=True):
+            for number in sorted(filter(str.isdigit, self.names(attempt)), reverse=True):
+                name = f"{attempt}/{number}"
+                yield name, self.get(f"{name}/backup.json", Backup)
 
 
 def digest(path: Path) -> str:
@@ -233,11 +212,9 @@ def check_free(url: str | None) -> None:
     be reached passes: it is tried again while the run goes on."""
     if url is None:
         return
-    storage = Storage(url)
-    try:
+    storage, there = Storage(url), dict[str, Beginning]()
+    with suppress(Unreachable):
         there = storage.attempts()
-    except Unreachable:
-        return
     if there:
         raise UserError(
             f"run.backup: {url} holds a run already; `{to_resume(url)}` goes on with it, or name "
@@ -251,8 +228,19 @@ GROWING = {"events": "seq", "commands": "seq", "changes": "seq", "segments": "ro
            "snapshots": "event"}  # fmt: skip
 """Tables of which old rows never change, and the column that says what is new."""
 _ATTEMPTS = "SELECT started, config FROM attempts ORDER BY attempt"
-_LAST_EVENT = "SELECT seq, time FROM main.events ORDER BY seq DESC LIMIT 1"
-_PRUNED_BEFORE = "SELECT value FROM main.meta WHERE key = 'pruned_before'"
+_LAST_EVENT = "SELECT seq, time FROM events ORDER BY seq DESC LIMIT 1"
+_PRUNED_BEFORE = "SELECT value FROM meta WHERE key = 'pruned_before'"
+
+
+def state_of(connection: sqlite3.Connection) -> State:
+    """How far a store is."""
+    position = {}
+    for table, column in GROWING.items():
+        newest = f"SELECT COALESCE(MAX({column}), 0) FROM {table}"
+        (position[table],) = connection.execute(newest).fetchone()
+    last_event = connection.execute(_LAST_EVENT).fetchone() or (0, 0.0)
+    found = [connection.execute(query).fetchone() for query in (PUBLISHED, _PRUNED_BEFORE)]
+    return State(position, last_event, *(row[0] if row else 0 for row in found))
 
 
 def read_rows(connection: sqlite3.Connection, target: Path, since: dict[str, int]) -> State:
@@ -267,6 +255,7 @@ def read_rows(connection: sqlite3.Connection, target: Path, since: dict[str, int
         ask("PRAGMA part.journal_mode = OFF")
         ask("PRAGMA part.synchronous = OFF")
         ask("BEGIN")
+        state = state_of(connection)
         chosen = {
             table: f"main.{table} t WHERE t.{column} > {since.get(table, 0)}"
             for table, column in GROWING.items()
@@ -283,12 +272,6 @@ def read_rows(connection: sqlite3.Connection, target: Path, since: dict[str, int
         for table, rows in chosen.items():
             number = "t.rowid, " if table == "segments" else ""  # others follow its numbers
             ask(f"CREATE TABLE part.{table} AS SELECT {number}t.* FROM {rows}")
-        position = dict(since)
-        for table, column in GROWING.items():
-            ((last,),) = ask(f"SELECT MAX({column}) FROM part.{table}")
-            position[table] = position.get(table, 0) if last is None else last
-        found = [ask(query).fetchone() or (0,) for query in (PUBLISHED, _PRUNED_BEFORE)]
-        state = State(position, ask(_LAST_EVENT).fetchone() or (0, 0.0), found[0][0], found[1][0])
         ask("COMMIT")
     finally:
         if connection.in_transaction:
@@ -318,44 +301,26 @@ def apply_rows(connection: sqlite3.Connection, part: Path) -> None:
     ask("DETACH part")
 
 
-def put_files(part: Path, run_dir: Path) -> None:
-    """Put files beside the rows. After the rows: a step's metrics are written before its event."""
-    with closing(sqlite3.connect(part, isolation_level=None)) as connection:
-        connection.execute("CREATE TABLE files (name TEXT, data BLOB)")
-        for path in (run_dir / name for name in FILES):
-            if path.is_file():
-                connection.execute(
-                    "INSERT INTO files VALUES (?, ?)", (path.name, path.read_bytes())
-                )
-
-
-def get_files(part: Path, run_dir: Path) -> None:
-    """Bring the files to where `put_files` found them."""
-    with closing(sqlite3.connect(part)) as connection:
-        for name, data in connection.execute("SELECT name, data FROM files"):
-            (run_dir / name).write_bytes(data)
-
-
 # -- making it -------------------------------------------------------------------------------------
 
 
 class BackupThread:
-    """Makes the backups of one attempt at the run in `run_dir`. The run waits for it only at its
-    end, and then not for long. What fails is tried again."""
+    """Makes the backups of one attempt at the run in `run_dir`, and tries again what failed. The
+    run waits for it only at its end, for `END_SECONDS` at most."""
 
     def __init__(self, run_dir: Path, url: str) -> None:
         """Raise `UserError` if there is no such kind of storage."""
-        self._run_dir, self._storage = run_dir, Storage(url)
+        self._run_dir, self._held, self._storage = run_dir, run_dir / HELD, Storage(url)
         self._thread = threading.Thread(target=self._serve, name="backup", daemon=True)
         self._due, self._ends_at = threading.Event(), float("inf")
         self._made_at = time.monotonic()
         self._problem: str | None = None
         self._said: str | None = None
         self._defect: BaseException | None = None
-        self._attempt = ""
+        self._attempt, self._number = "", 0
         self._last: Backup | None = None
-        self._trees: dict[str, Tree] = {}
-        """What is there, by where it is in the run directory; of the newest whole backup last."""
+        self._there: dict[str, StoredFile] = {}
+        """Files that are copied already, by their places in the run directory."""
 
     def start(self) -> None:
         """Begin: the store is there."""
@@ -373,7 +338,8 @@ class BackupThread:
         return time.monotonic() - self._made_at
 
     def notice(self) -> str | None:
-        """What the user should know now and was not told, in a line."""
+        """What the user should know now and was not told, in a line. Raises what a defect raised in
+        the thread."""
         if self._defect is not None:
             defect, self._defect = self._defect, None
             raise defect
@@ -397,33 +363,33 @@ class BackupThread:
     def _serve(self) -> None:
         try:
             with closing(schema.open_for_reading(self._run_dir / EVENTS)) as connection:
-                self._go_on(connection)
+                self._make_each(connection)
         except BaseException as error:  # noqa: BLE001 - the controller's thread raises it
             self._defect = error
         finally:
-            shutil.rmtree(self._run_dir / HELD, ignore_errors=True)
+            shutil.rmtree(self._held, ignore_errors=True)
 
-    def _go_on(self, connection: sqlite3.Connection) -> None:
+    def _make_each(self, connection: sqlite3.Connection) -> None:
         wait: float | None = None
         while True:
             self._due.wait(wait)
             self._due.clear()
             is_last = self._ends_at < float("inf")
             try:
-                is_made = self._back_up(connection, is_last=is_last)
+                is_made = self._make(connection, is_last=is_last)
             except (Unreachable, OSError, sqlite3.DatabaseError) as error:
                 first, most = (0.1, 1.0) if is_last else RETRY_SECONDS
                 wait, is_made = min(max(2 * (wait or 0.0), first), most), False
                 self._problem = " ".join(str(error).split())
-                self._note()
+                self._write_state()
             else:
                 wait, self._problem = None if is_made else 0.1, None
             if is_last and (is_made or time.monotonic() > self._ends_at):
                 return
 
-    def _note(self) -> None:
+    def _write_state(self) -> None:
         if self._run_dir.is_dir():
-            event = self._last.marker.state.last_event if self._last else (0, 0.0)
+            event = self._last.state.last_event if self._last else (0, 0.0)
             state = Copied(self._storage.url, *event, self._problem)
             disk.replace(self._run_dir / STATE, msgspec.json.encode(state))
 
@@ -434,18 +400,18 @@ class BackupThread:
         known = self._storage.attempts()
         if others := [name for name, each in known.items() if each.run != run]:
             raise Unreachable(f"it holds another run ({others[0]}); name another place")
-        newest = max(known, default="000000")
-        found = self._storage.backups(newest, known, []) if known else []
-        self._last = next((each for each in found if _is_of(connection, each.marker)), None)
-        if self._last is not None:
-            self._trees = dict(self._last.marker.trees)
-        name = f"{int(newest[:6]) + 1:06d}-{uuid.uuid4().hex[:12]}"
-        beginning = Beginning(run, SCHEMA_VERSION, self._last and self._last[:2])
-        self._storage.put(f"{name}/beginning.json", beginning)
+        for _, backup in self._storage.backups(known):
+            if backup is not None and _continues(connection, backup.state):
+                self._last, self._there = backup, dict(backup.files)
+                break
+        name = f"{int(max(known, default='000000')[:6]) + 1:06d}-{uuid.uuid4().hex[:12]}"
+        self._put(f"{name}/beginning.json", Beginning(run, SCHEMA_VERSION, LAYOUT))
         self._attempt = name
 
-    def _back_up(self, connection: sqlite3.Connection, *, is_last: bool) -> bool:
+    def _make(self, connection: sqlite3.Connection, *, is_last: bool) -> bool:
         """Copy the newest checkpoint and what is new; whether nothing is left to be copied."""
+        shutil.rmtree(self._held, ignore_errors=True)
+        self._held.mkdir()
         if not self._attempt:
             self._begin(connection)
         self._check_place()
@@ -453,29 +419,30 @@ class BackupThread:
         every = checkpoints_up_to(self._run_dir / CHECKPOINTS, sys.maxsize)
         version = max((each for each in every if each <= published), default=None)
         is_newest = is_last or version == max(every, default=None)  # or its event is not stored yet
-        last = self._last.marker if self._last else None
+        last = self._last
         if version is None or (not is_last and last is not None and version == last.version):
             return is_newest
-        began, names = time.monotonic(), (f"{CHECKPOINTS}/{every[version].name}", "inputs")
+        began, files = time.monotonic(), self._held / "files"
+        checkpoint = f"{CHECKPOINTS}/{every[version].name}"
         # Links hold the checkpoint while it is copied. The store is read once it is held and before
         # it is copied: the tokens that it goes on from are not deleted yet.
         try:
-            self._hold(names)
+            shutil.copytree(every[version], files / checkpoint, copy_function=os.link)
+            if (inputs := self._run_dir / "inputs").is_dir():
+                shutil.copytree(inputs, files / inputs.name, copy_function=os.link)
         except OSError:
             if every[version].is_dir():
                 raise
             return False  # a newer one is complete
-        rows = self._run_dir / HELD / "rows.db"
-        state = read_rows(connection, rows, last.state.position if last else {})
+        state = read_rows(connection, self._held / "rows.db", last.state.position if last else {})
         if state.pruned_before > version:
             return False
         if last and (last.version, last.state.position) == (version, state.position):
             return True
-        put_files(rows, self._run_dir)
-        for name in names:
-            if name not in self._trees and (self._run_dir / HELD / name).is_dir():
-                self._trees = {name: self._copy(name), **self._trees}
-        self._mark(state, version, names)
+        for name in FILES:  # after the rows: a step's metrics are written before its event
+            if (self._run_dir / name).is_file():
+                shutil.copyfile(self._run_dir / name, files / name)
+        self._copy(state, version)
         self._made_at = began
         return is_newest
 
@@ -486,52 +453,40 @@ class BackupThread:
         if later := [name for name in names if name > self._attempt and self._storage.began(name)]:
             raise Unreachable(f"{later[-1]} goes on with this run, which is copied no further")
 
-    def _hold(self, names: Sequence[str]) -> None:
-        """Link what is to be copied."""
-        held = self._run_dir / HELD
-        shutil.rmtree(held, ignore_errors=True)
-        held.mkdir()
-        for name in names:
-            if name not in self._trees and (source := self._run_dir / name).is_dir():
-                shutil.copytree(source, held / name, copy_function=os.link)
+    def _put(self, name: str, value: msgspec.Struct) -> None:
+        """Write a file of JSON."""
+        file = self._held / "value.json"
+        file.write_bytes(msgspec.json.encode(value))
+        self._storage.put(name, file)
 
-    def _copy(self, name: str) -> Tree:
-        """Copy a directory that is held."""
-        source, path, found = self._run_dir / HELD / name, f"{self._attempt}/{name}", {}
-        for file in sorted(source.rglob("*")):
-            if file.is_file():
-                inside = file.relative_to(source).as_posix()
-                found[inside] = self._storage.put(f"{path}/{inside}", file)
-        return Tree(path, found)
-
-    def _mark(self, state: State, version: int, names: Sequence[str]) -> None:
-        """Copy the rows, and then say that all is there."""
-        last, own = self._last, self._attempt
-        number = last.number + 1 if last and last.attempt == own else 1
-        rows = self._storage.put(f"{own}/{number:08d}.db", self._run_dir / HELD / "rows.db")
-        trees = {name: self._trees[name] for name in names if name in self._trees}
-        where = str(self._run_dir.resolve())
-        marker = Marker(last and last[:2], state, version, trees, rows, where)
-        self._storage.put(f"{own}/{number:08d}.json", marker)
-        self._last, self._problem = Backup(own, number, marker), None
-        self._note()
-        self._trees |= {name: self._trees.pop(name) for name in trees}
-        for old in [name for name in self._trees if name != "inputs"][:-KEPT]:
-            if self._trees[old].path.startswith(own):
-                self._storage.remove(self._trees[old].path)
-            del self._trees[old]
+    def _copy(self, state: State, version: int) -> None:
+        """Copy what is held, and then say that all is there."""
+        own, number, last = self._attempt, self._number + 1, self._last
+        place, held, files = f"{own}/{number:08d}", self._held / "files", dict[str, StoredFile]()
+        new = self._storage.put(f"{own}/rows/{number:08d}.db", self._held / "rows.db")
+        for path in filter(Path.is_file, sorted(held.rglob("*"))):
+            name = path.relative_to(held).as_posix()
+            if name in FILES or name not in self._there:
+                folder = own if name.startswith("inputs/") else place
+                self._there[name] = self._storage.put(f"{folder}/{name}", path)
+            files[name] = self._there[name]
+        rows, where = [*(last.rows if last else []), new], str(self._run_dir.resolve())
+        made = Backup(state, version, files, rows, where)
+        self._put(f"{place}/backup.json", made)
+        self._last, self._there, self._number, self._problem = made, files, number, None
+        self._write_state()
+        for old in filter(str.isdigit, self._storage.names(own)):
+            is_needed = any(file.name.startswith(f"{own}/{old}/") for file in files.values())
+            if int(old) <= number - KEPT and not is_needed:
+                self._storage.remove(f"{own}/{old}")
 
 
-def _is_of(connection: sqlite3.Connection, marker: Marker) -> bool:
-    """Whether the store goes on from this backup: not if its end was lost with the power."""
-    number, when = marker.state.last_event
+def _continues(connection: sqlite3.Connection, state: State) -> bool:
+    """Whether a store has all that it had in this state: not if its end was lost with the power."""
+    number, when = state.last_event
     found = connection.execute("SELECT time FROM events WHERE seq = ?", (number,)).fetchone()
-    grown = [
-        connection.execute(f"SELECT COALESCE(MAX({column}), 0) FROM {table}").fetchone()[0]
-        >= marker.state.position[table]
-        for table, column in GROWING.items()
-    ]
-    return found == (when,) and all(grown)
+    position = state_of(connection).position
+    return found == (when,) and all(position[t] >= last for t, last in state.position.items())
 
 
 # -- rebuilding the run ----------------------------------------------------------------------------
@@ -544,69 +499,64 @@ def restore(url: str, run_dir: Path | None = None) -> tuple[Path, list[str]]:
     Raises:
         UserError: there is no run, it cannot be read, or nothing of it is whole.
     """
-    storage, said = Storage(url), list[str]()
+    storage, said, damaged = Storage(url), list[str](), set[str]()
     try:
         known = storage.attempts()
         if not known:
             raise UserError(f"{url}: is no backup of a run")
-        for attempt in sorted(known, reverse=True):
-            found = storage.backups(attempt, known, said)
-            if (written := known[attempt].schema) != SCHEMA_VERSION:
-                reads = f"and this Rhymeflow reads {SCHEMA_VERSION}"
-                raise UserError(f"{url}: is of schema version {written}, {reads}")
-            while found:
-                newest = found[0].marker
-                target = run_dir or Path(newest.run_dir)
-                problem = _rebuild(storage, found, target)
-                if problem is None:
-                    told = f"{url}: the log until event {newest.state.last_event[0]:,}"
-                    return target, [f"{told}, version {newest.state.published}", *said]
-                said.append(f"{problem}: what needs it is left out")
+        newest = known[max(known)]
+        if (newest.schema, newest.layout) != (SCHEMA_VERSION, LAYOUT):
+            raise UserError(
+                f"{url}: is of schema version {newest.schema}, layout {newest.layout}, and this "
+                f"Rhymeflow reads {SCHEMA_VERSION}, layout {LAYOUT}"
+            )
+        for name, backup in storage.backups(known):
+            if backup is None:
+                said.append(f"{name} is not complete: it is left out")
+                continue
+            if any(file.name in damaged for file in (*backup.files.values(), *backup.rows)):
+                continue
+            target = run_dir or Path(backup.run_dir)
+            try:
+                _rebuild(storage, backup, target)
+            except Damaged as error:
+                damaged.add(error.args[0])
+                said.append(f"{' '.join(error.args)}: what needs it is left out")
+                continue
+            told = f"{url}: the log until event {backup.state.last_event[0]:,}"
+            return target, [f"{told}, version {backup.state.published}", *said]
     except Unreachable as error:
         raise UserError(f"{url}: {error}") from None
     raise UserError(f"{url}: nothing in it is whole: {'; '.join(said) or 'it was never complete'}")
 
 
-def _rebuild(storage: Storage, backups: list[Backup], run_dir: Path) -> str | None:
-    """Make the run directory of these backups, newest first. If something in one is not whole,
-    return that, with it and what came after it taken from the list."""
+def _rebuild(storage: Storage, backup: Backup, run_dir: Path) -> None:
+    """Make the run directory. Raises `Damaged`."""
     if run_dir.exists() and any(run_dir.iterdir()):
         raise UserError(f"--output_dir {run_dir}: is not empty; name a new directory")
     unfinished = run_dir.with_name(f"{run_dir.name}.from-backup-{os.getpid()}")
     try:
         unfinished.mkdir(parents=True)
-        for path, tree in backups[0].marker.trees.items():
-            for name, expected in tree.files.items():
-                file = unfinished / path / name
-                if problem := storage.get_file(f"{tree.path}/{name}", file, expected):
-                    del backups[0]
-                    return problem
-                flush(file)
-        problem = _rebuild_store(storage, backups, unfinished)
-        if problem is None:
-            run_dir.mkdir(exist_ok=True)
-            unfinished.replace(run_dir)
-        return problem
+        for place, file in backup.files.items():
+            storage.get_file(file, unfinished / place)
+        _rebuild_store(storage, backup.rows, unfinished)
+        run_dir.mkdir(exist_ok=True)
+        unfinished.replace(run_dir)
     except OSError as error:
         raise UserError(f"--output_dir {run_dir}: cannot be made: {error}") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _rebuild_store(storage: Storage, backups: list[Backup], folder: Path) -> str | None:
+def _rebuild_store(storage: Storage, rows: Iterable[StoredFile], folder: Path) -> None:
     part = folder / "part.db"
     with closing(sqlite3.connect(folder / EVENTS, isolation_level=None, uri=True)) as connection:
         schema.create(connection)
         connection.execute("PRAGMA journal_mode = OFF")  # it is thrown away if it fails
         connection.execute("PRAGMA synchronous = OFF")
-        for index in range(len(backups) - 1, -1, -1):
-            attempt, number, marker = backups[index]
-            if problem := storage.get_file(f"{attempt}/{number:08d}.db", part, marker.rows):
-                del backups[: index + 1]
-                return problem
+        for file in rows:
+            storage.get_file(file, part)
             apply_rows(connection, part)
-            get_files(part, folder)
             part.unlink()
         connection.execute("PRAGMA journal_mode = WAL")
     flush(folder / EVENTS)
-    return None
