@@ -139,7 +139,7 @@ def assemble(
         role=lambda name: name,
         sent=sent,
         learner=worker,
-        other_ranks=(),
+        ranks=[worker],
     )
     store.begin_attempt(config.model_dump_json(), now=past.seconds, started="again")
     controller = Controller(

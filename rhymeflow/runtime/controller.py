@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from rhymeflow.config import Config
 from rhymeflow.core import commands, events
-from rhymeflow.core.events import Event
+from rhymeflow.core.events import Event, GroupCreated
 from rhymeflow.core.types import InstanceId, SuiteName, TrajectoryId
 from rhymeflow.data.load import RunPrompts
-from rhymeflow.runtime.base import News, Received, WorkerHandle, WorkerLost
+from rhymeflow.runtime.base import News, Received, WorkerLost
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.environments import Environments
-from rhymeflow.runtime.evaluation import Evaluations
+from rhymeflow.runtime.evaluation import Evaluations, Result, ToDo
 from rhymeflow.runtime.event_log import EventLog
 from rhymeflow.runtime.histories import Histories
-from rhymeflow.runtime.in_flight import InFlight
+from rhymeflow.runtime.in_flight import Drawn, InFlight, NotOpened
 from rhymeflow.runtime.reporting import Reporter
-from rhymeflow.runtime.resume import Past, take_up
+from rhymeflow.runtime.resume import Past, restore, take_up
 from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.runtime.training import Training
@@ -85,53 +85,30 @@ class Controller:
     ) -> None:
         self.config, self.supervisor, self.store = config, supervisor, store
         self.history, self.reporter, self.coordinator = history, reporter, past.coordinator
-        self.training = Training(
-            lambda: (supervisor.learner, *supervisor.other_ranks),
-            checkpoints,
-            store,
-            reporter,
-            published=self.coordinator.state.published or 0,
-            on_model=on_model,
-        )
+        self._on_model = on_model
+        published = self.coordinator.state.published or 0
+        self.training = Training(supervisor, checkpoints, store, reporter, published)
         self.in_flight = InFlight(store, prompts, suites)
         self.log = EventLog(config, store, past, self.in_flight, self.training)
-        self.evaluations = Evaluations(
-            suites,
-            self.in_flight,
-            store,
-            generate=self._generate,
-            evaluated=self.training.evaluated,
-        )
-        self.rewards = Rewards(
-            lambda message: supervisor.rewards.send(message),
-            store,
-            self.in_flight,
-            self.evaluations,
-            config,
-            published_version=lambda: self.training.published,
-            log=reporter.log,
-        )
+        self.evaluations = Evaluations(suites, self.in_flight, store)
+        self.rewards = Rewards(config, supervisor, store, self.in_flight, reporter, published)
         self.environments = Environments(
-            lambda message: supervisor.environments.send(message),
-            self.in_flight,
-            self.evaluations,
-            self.rewards,
-            reporter.throughput,
-            config,
+            config, supervisor, self.in_flight, self.rewards, reporter.throughput
         )
         self._snapshots: dict[InstanceId, events.Snapshot | None] = {}
         """The last of each instance that has joined."""
         self.stop_asked = self.end_asked = False
-        self._events: list[Event] = take_up(
-            past, self.in_flight, self.evaluations, self.environments
-        )
+        self._events: list[Event] = []
         self._pulling: set[InstanceId] = set()
         self._round_began = self._grew = 0.0
         self._finished = False
         self._go_on(past)
 
     def _go_on(self, past: Past) -> None:
-        """Carry out what an earlier attempt was asked to do and had not begun."""
+        """Take up what was in flight, and carry out what an earlier attempt had not begun."""
+        restore(past, self.in_flight)
+        self.evaluations.restore()
+        self._take(take_up(past, self.in_flight, self.environments))
         for number, command in past.unrecorded:
             self.store.record_command(number, command)
             if isinstance(command, commands.FinishEarly | commands.Drop | commands.Train):
@@ -216,9 +193,9 @@ class Controller:
             case "rollout":
                 self._events += self._from_instance(worker, message)
             case "reward":
-                self._events += self.rewards.take(message)
+                self._take(self.rewards.take(message))
             case "environment":
-                self._events += self.environments.take(message)
+                self._take(self.environments.take(message))
             case "history":
                 self.history.hear(worker, message)
                 if self.training.weights is not None:
@@ -268,6 +245,27 @@ class Controller:
         if isinstance(event, events.TurnEnded):
             self.environments.turn_ended(event.trajectory)
 
+    def _take(self, found: Iterable[Event | NotOpened]) -> None:
+        """Events are logged, but for what the coordinator knows nothing of: that a suite's prompt
+        is a group, or cannot be one. Of suites, their evaluations hear."""
+        for event in found:
+            is_of_suite = isinstance(event, GroupCreated) and event.group < 0
+            if not is_of_suite and not isinstance(event, NotOpened):
+                self._events.append(event)
+            self._do(self.evaluations.hear(event))
+
+    def _do(self, found: Iterable[ToDo]) -> None:
+        """What evaluations need."""
+        for each in found:
+            match each:
+                case Drawn():
+                    self._take(self.environments.request(each))
+                case Result():
+                    self.training.evaluated(each)
+                    self._events.append(each.event)
+                case _:
+                    self._carry_out(each)
+
     def _left(self, name: InstanceId, reason: str) -> Iterator[Event]:
         """An instance is gone: keep the tokens it has sent; events only if it had joined."""
         for trajectory, length in self.in_flight.seal_all(name):
@@ -280,12 +278,15 @@ class Controller:
             yield events.InstanceLeft(name, reason)
 
     def _from_learner(self, message: Any) -> None:
+        if isinstance(message, messages.Carried) and isinstance(message.data, messages.Model):
+            self._on_model(message.data)
         self._events += self.training.hear(message)
         match message:
             case messages.Carried(events.LearnerReady(), _):
                 for name in self.supervisor.instances:
                     self._connect(name)
-            case messages.Carried(events.VersionPublished(), _):
+            case messages.Carried(events.VersionPublished(version), _):
+                self.rewards.published = version
                 self.reporter.end_step(
                     *self.training.last_step,
                     {**self.history.metrics(), **self.coordinator.state.lengths.metrics()},
@@ -359,9 +360,10 @@ class Controller:
         match command:
             case commands.RequestPrompts():
                 for _ in range(command.count):
-                    self._events += self.environments.request()
+                    self._take(self.environments.request(self.in_flight.draw()))
             case commands.RetryPrompt():
-                self._events += self.environments.request(retries=command.group)
+                drawn = self.in_flight.draw_again(command.group)
+                self._take(self.environments.request(drawn))
             case commands.FinishEarly():
                 self.environments.finished(command.trajectory, "finished_early")
             case commands.CloseEnvironments():
@@ -385,16 +387,14 @@ class Controller:
         if worker is None:
             return  # it is gone, and the coordinator is about to learn of it
         match command:
-            case commands.Route():
-                self._route(worker, command)
+            case commands.Route():  # with all that is stored, whichever instance generated it
+                known = self.in_flight.continuation(command.trajectory)
+                worker.send(messages.Carried(command, known))
             case commands.Evaluate():
                 worker.send(command)
-                self._events += self.environments.evaluate(
-                    command.instance,
-                    command.suite,
-                    command.version,
-                    holds=command.instance not in self._pulling,
-                )
+                holds = command.instance not in self._pulling
+                what = command.instance, command.suite, command.version
+                self._do(self.evaluations.begin(*what, holds=holds))
             case commands.Pull():
                 self._pulling.add(command.instance)
                 worker.send(command)
@@ -406,18 +406,6 @@ class Controller:
         self.environments.close(trajectories)
         for trajectory in trajectories:
             self.in_flight.abort(trajectory)
-
-    def _generate(self, instance: InstanceId, trajectory: TrajectoryId) -> None:
-        """Have an instance go on with a suite's response."""
-        worker = self.supervisor.instances.get(instance)
-        if worker is not None:
-            version = self.in_flight[trajectory.group].drawn.version
-            assert version is not None
-            self._route(worker, commands.Route(instance, 0, trajectory, version))
-
-    def _route(self, worker: WorkerHandle, command: commands.Route) -> None:
-        """A response is sent with all that is stored of it, whichever instance generated it."""
-        worker.send(messages.Carried(command, self.in_flight.continuation(command.trajectory)))
 
     def _train(self, command: commands.Train) -> None:
         for group, members in zip(command.groups, command.members, strict=True):

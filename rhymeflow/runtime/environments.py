@@ -8,19 +8,19 @@ the order in which their prompts were drawn. An answer that cannot be had never 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from rhymeflow.config import Config
 from rhymeflow.core import events
 from rhymeflow.core.events import Event, GroupCreated
-from rhymeflow.core.types import FinishReason, GroupId, InstanceId, SuiteName, TrajectoryId, Version
+from rhymeflow.core.types import FinishReason, GroupId, SuiteName, TrajectoryId
 from rhymeflow.environments.episode import Episode
 from rhymeflow.errors import UserError
-from rhymeflow.runtime.evaluation import Evaluations
-from rhymeflow.runtime.in_flight import Drawn, InFlight
+from rhymeflow.runtime.in_flight import Drawn, InFlight, NotOpened
 from rhymeflow.runtime.rewards import Rewards
+from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.runtime.throughput import Throughput
-from rhymeflow.suites.suite import RUN
+from rhymeflow.suites.suite import RUN, of_run
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.workers import messages
 
@@ -35,25 +35,24 @@ ANSWERS: Mapping[str, type[Answered]] = {
 
 class Environments:
     """Has prompts made groups, and complete responses rewarded; asks the environment worker, and
-    makes events of what it says. `send` reaches it.
+    makes events of what it says.
     """
 
     def __init__(
         self,
-        send: Callable[[messages.Message], None],
+        config: Config,
+        supervisor: Supervisor,
         in_flight: InFlight,
-        evaluations: Evaluations,
         rewards: Rewards,
         throughput: Throughput,
-        config: Config,
     ) -> None:
-        self._send, self._throughput = send, throughput
-        self._in_flight, self._evaluations, self._rewards = in_flight, evaluations, rewards
+        self._supervisor, self._throughput = supervisor, throughput
+        self._in_flight, self._rewards = in_flight, rewards
         self._failures = ConsecutiveFailures(
             config.environment.max_consecutive_failures, "environment.max_consecutive_failures"
         )
         self._configs: dict[SuiteName, Config] = {RUN: config} | {
-            name: each.suite.config for name, each in evaluations.suites.items()
+            suite.name: suite.config for suite in of_run(config)
         }
         self._asked: dict[str, tuple[TrajectoryId | Drawn, messages.AskEnvironment]] = {}
         """What the environment worker has not answered, by the key it was given."""
@@ -62,24 +61,10 @@ class Environments:
 
     # -- groups -------------------------------------------------------------------------------
 
-    def request(self, retries: GroupId | None = None) -> Iterator[GroupCreated]:
-        """Take the next prompt, or an ended group's; report the group if it needs no opening."""
-        draw = self._in_flight.draw() if retries is None else self._in_flight.draw_again(retries)
-        return self._add(draw)
-
-    def evaluate(
-        self, instance: InstanceId, suite: SuiteName, version: Version, *, holds: bool
-    ) -> Iterator[Event]:
-        """`instance` is to answer a suite's prompts under `version`; `holds`: no pull is coming."""
-        for trajectories in self._evaluations.outdated(suite, version, holds=holds):
-            self.close(trajectories)
-        for drawn in self._evaluations.begin(instance, suite, version):
-            yield from self._add(drawn)
-        yield from self._evaluations.report(suite, version)
-
-    def _add(self, drawn: Drawn) -> Iterator[GroupCreated]:
+    def request(self, drawn: Drawn) -> Iterator[GroupCreated]:
+        """Make a group of a prompt, at once if it needs no opening."""
         if not self._configs[drawn.suite].environment.classes:
-            yield from self._create(drawn, "")
+            yield self._in_flight.add(drawn)
             return
         if drawn.suite == RUN:
             self._pending[drawn.group] = drawn, None
@@ -88,22 +73,14 @@ class Environments:
 
     def _opened(self, drawn: Drawn, opening: str) -> Iterator[GroupCreated]:
         if drawn.suite != RUN:
-            yield from self._create(drawn, opening)
+            yield self._in_flight.add(drawn, opening)
             return
         self._pending[drawn.group] = drawn, opening
         for group, (each, its_opening) in list(self._pending.items()):
             if its_opening is None:
                 return
             del self._pending[group]
-            yield from self._create(each, its_opening)
-
-    def _create(self, drawn: Drawn, opening: str) -> Iterator[GroupCreated]:
-        """The coordinator knows nothing of a suite's groups."""
-        event = self._in_flight.add(drawn, opening)
-        if drawn.suite == RUN:
-            yield event
-        else:
-            self._evaluations.created(drawn)
+            yield self._in_flight.add(each, its_opening)
 
     # -- what happened to the policy ----------------------------------------------------------
 
@@ -140,16 +117,16 @@ class Environments:
         if keys:
             for key in keys:
                 self._asked.pop(key, None)
-            self._send(messages.CloseEpisodes(keys))
+            self._supervisor.environments.send(messages.CloseEpisodes(keys))
 
     def ask_again(self) -> None:
         """Another worker has taken the place of one that was lost."""
         for _, message in self._asked.values():
-            self._send(message)
+            self._supervisor.environments.send(message)
 
     # -- what the worker says -----------------------------------------------------------------
 
-    def take(self, message: Answered | messages.EpisodeFailed) -> Iterator[Event]:
+    def take(self, message: Answered | messages.EpisodeFailed) -> Iterator[Event | NotOpened]:
         """The events that an answer makes, if it still makes any.
 
         Raises:
@@ -169,7 +146,7 @@ class Environments:
             assert isinstance(message, messages.EpisodeOpened | messages.EpisodeFailed)
             yield from self._of_prompt(subject, message)
         elif failure is not None:
-            yield from self._failed(subject, failure, is_judged=asked.wants == "reward")
+            yield self._failed(subject, failure, is_judged=asked.wants == "reward")
         elif isinstance(message, messages.EpisodeJudged):
             self._rewards.ask(subject, message.rewards)
         elif isinstance(message, messages.TurnAnswered):
@@ -177,7 +154,7 @@ class Environments:
 
     def _of_prompt(
         self, drawn: Drawn, message: messages.EpisodeOpened | messages.EpisodeFailed
-    ) -> Iterator[Event]:
+    ) -> Iterator[GroupCreated | NotOpened]:
         if isinstance(message, messages.EpisodeOpened):
             self._close([message.key])  # of those that answer later each is an object of its own
             yield from self._opened(drawn, message.opening)
@@ -185,7 +162,7 @@ class Environments:
         # Without its opening a prompt cannot even become a group that is dropped.
         if drawn.suite == RUN or self._configs[drawn.suite].environment.on_failure == "stop":
             raise UserError(message.error)
-        yield from self._evaluations.not_created(drawn, message.error)
+        yield NotOpened(drawn, message.error)
 
     def _answered(
         self, trajectory: TrajectoryId, message: messages.TurnAnswered
@@ -199,21 +176,18 @@ class Environments:
             return
         length = self._in_flight.observe(trajectory, answer)
         yield events.Observed(trajectory, message.turn, length, *took)
-        if trajectory.group < 0:
-            self._evaluations.observed(trajectory)
 
     def _failed(
         self, trajectory: TrajectoryId, message: messages.EpisodeFailed, *, is_judged: bool
-    ) -> Iterator[Event]:
+    ) -> events.RewardFailed | events.EnvironmentFailed:
         if self._config(trajectory).environment.on_failure == "stop":
             raise UserError(message.error)
-        if is_judged:
-            yield events.RewardFailed(trajectory, message.error)
-        else:
-            yield events.EnvironmentFailed(trajectory, message.turn, message.error)
         if trajectory.group < 0:  # else the coordinator says what is to be closed
             self._close([message.key])
-            yield from self._rewards.left_out(trajectory, message.error)
+            self._rewards.leave_out(trajectory)
+        if is_judged:
+            return events.RewardFailed(trajectory, message.error)
+        return events.EnvironmentFailed(trajectory, message.turn, message.error)
 
     # -- asking -------------------------------------------------------------------------------
 
@@ -222,7 +196,7 @@ class Environments:
         if key in self._asked:  # taken for complete while it waited for an answer
             self._close([key])
         self._asked[key] = subject, message
-        self._send(message)
+        self._supervisor.environments.send(message)
 
     def _episode(self, trajectory: TrajectoryId) -> tuple[Episode, int]:
         """All that the environment is to know, and how many tokens the response has."""

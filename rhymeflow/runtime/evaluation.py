@@ -1,18 +1,27 @@
 """Evaluations of versions on suites: groups that answer a suite's prompts, and figures of them.
 
 Figures are over every answer that could be judged; all answers of an evaluation are of one version.
-Groups of an instance that is lost go on where their version is evaluated next.
+Groups of an instance that is lost continue where their version is evaluated next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from rhymeflow.core.events import Evaluated
+from rhymeflow.core.commands import CloseEnvironments, Route
+from rhymeflow.core.events import (
+    EnvironmentFailed,
+    Evaluated,
+    Event,
+    GroupCreated,
+    Observed,
+    RewardFailed,
+    TrajectoryRewarded,
+)
 from rhymeflow.core.types import CUT, GroupId, InstanceId, SuiteName, TrajectoryId, Version
-from rhymeflow.runtime.in_flight import Drawn, InFlight
+from rhymeflow.runtime.in_flight import Drawn, InFlight, NotOpened
 from rhymeflow.suites.figures import Judged, figures, said
 from rhymeflow.suites.suite import SuitePrompts
 
@@ -34,7 +43,7 @@ class Evaluation:
     """By row."""
     judged: dict[tuple[int, int], Judged | None] = field(default_factory=dict)
     """By row and member; None: that could not be judged."""
-    error: str | None = None
+    error: str = ""
     """Why not, of the last of these."""
 
     @property
@@ -49,25 +58,30 @@ class Evaluation:
         return figures(judged, self.suite.suite.suite.pass_threshold)
 
 
-class Evaluations:
-    """Evaluations in progress, on these suites by name.
+class Result(NamedTuple):
+    """An evaluation that is complete."""
 
-    `generate` has an instance go on with a response. `evaluated` is called with the version, suite
-    and figures of each that is complete and, if answers could not be judged, why.
-    """
+    event: Evaluated
+    figures: dict[str, float]
+    error: str
+    """Why answers could not be judged, if some could not."""
+
+
+ToDo = Drawn | Route | CloseEnvironments | Result
+"""A prompt to make a group of, a response to generate or to give up, a result to report."""
+
+
+class Evaluations:
+    """Evaluations in progress, on these suites by name: told what happens to the suites' groups,
+    it says what is to be done, as the coordinator does of groups to train on."""
 
     def __init__(
         self,
         suites: Mapping[SuiteName, SuitePrompts],
         in_flight: InFlight,
         store: SqliteTrajectoryStore,
-        *,
-        generate: Callable[[InstanceId, TrajectoryId], None],
-        evaluated: Callable[..., None],
     ) -> None:
-        self.suites = suites
-        self._in_flight, self._store = in_flight, store
-        self._generate, self._evaluated = generate, evaluated
+        self._suites, self._in_flight, self._store = suites, in_flight, store
         self._in_progress: dict[tuple[SuiteName, Version], Evaluation] = {}
 
     @property
@@ -87,82 +101,37 @@ class Evaluations:
                 # An instance says once more whether the last turn was over or cut.
                 group.reasons.clear()
 
-    def outdated(
-        self, suite: SuiteName, version: Version, *, holds: bool
-    ) -> Iterator[tuple[TrajectoryId, ...]]:
-        """Give up evaluations of a suite that lost their instance and cannot go on under `version`;
-        first say which responses those are. `holds`: whether that is sure to be what is held."""
-        for (name, asked), each in list(self._in_progress.items()):
-            if name != suite or each.instance is not None:
-                continue
-            if holds and asked == version and self._versions(each) <= {version}:
-                continue
-            groups, n = each.groups.values(), each.suite.suite.n
-            yield tuple(TrajectoryId(group, member) for group in groups for member in range(n))
-            for group in groups:
-                self._in_flight.give_up(group, asked)
-            del self._in_progress[name, asked]
-
-    def begin(self, instance: InstanceId, suite: SuiteName, version: Version) -> list[Drawn]:
-        """`instance` answers a suite's prompts; return those that are to become groups first."""
+    def begin(
+        self, instance: InstanceId, suite: SuiteName, version: Version, *, holds: bool
+    ) -> Iterator[ToDo]:
+        """`instance` answers a suite's prompts under `version`; `holds`: no pull is coming."""
+        yield from self._give_up_outdated(suite, version, holds=holds)
         evaluation = self._evaluation(suite, version)
         evaluation.instance = instance
         for group in evaluation.groups.values():
-            self._begin_group(evaluation, group)
+            yield from self._generate(evaluation, group)
         rows = set(range(len(evaluation.suite.prompts)))
         missing = rows - evaluation.groups.keys() - evaluation.opening
         evaluation.opening |= missing
-        return [self._in_flight.draw_for(suite, row, version) for row in sorted(missing)]
+        for row in sorted(missing):
+            yield self._in_flight.draw_for(suite, row, version)
+        yield from self._result(evaluation)  # it may have been complete but for an instance
 
-    def created(self, drawn: Drawn) -> None:
-        """A prompt has become a group."""
-        assert drawn.version is not None
-        evaluation, row = self._in_progress.get((drawn.suite, drawn.version)), drawn.prompt.row
-        if evaluation is None or row not in evaluation.opening:
-            self._in_flight.give_up(drawn.group, drawn.version)
-            return
-        evaluation.opening.discard(row)
-        evaluation.groups[row] = drawn.group
-        self._begin_group(evaluation, drawn.group)
-
-    def not_created(self, drawn: Drawn, error: str) -> Iterator[Evaluated]:
-        """A prompt cannot become a group: none of its answers can be had."""
-        assert drawn.version is not None
-        evaluation = self._in_progress.get((drawn.suite, drawn.version))
-        if evaluation is not None and drawn.prompt.row in evaluation.opening:
-            evaluation.error = error
-            for member in range(evaluation.suite.suite.n):
-                evaluation.judged[drawn.prompt.row, member] = None
-            evaluation.opening.discard(drawn.prompt.row)
-            yield from self._report(evaluation)
-
-    def observed(self, trajectory: TrajectoryId) -> None:
-        """An environment answered: the policy's next turn comes."""
-        evaluation = self._of(trajectory)
-        if evaluation.instance is not None:
-            self._generate(evaluation.instance, trajectory)
-
-    def judged(
-        self, trajectory: TrajectoryId, reward: float, last_turn: str
-    ) -> Iterator[Evaluated]:
-        """Receive what an answer is worth; `last_turn`: its text."""
-        evaluation, group = self._of(trajectory), self._in_flight[trajectory.group]
-        sampled = self._in_flight.num_stored(trajectory) - sum(
-            end - start for start, end in self._in_flight.turns(trajectory)
-        )
-        vote = said(last_turn, evaluation.suite.suite.suite.answer_pattern)
-        is_cut = group.reasons[trajectory.member] in CUT
-        key = group.drawn.prompt.row, trajectory.member
-        evaluation.judged[key] = Judged(reward, sampled, is_cut, vote)
-        yield from self._report(evaluation)
-
-    def failed(self, trajectory: TrajectoryId, error: str) -> Iterator[Evaluated]:
-        """An answer cannot be had or judged."""
-        evaluation = self._of(trajectory)
-        evaluation.error = error
-        row = self._in_flight[trajectory.group].drawn.prompt.row
-        evaluation.judged[row, trajectory.member] = None
-        yield from self._report(evaluation)
+    def hear(self, event: Event | NotOpened) -> Iterator[ToDo]:
+        """What happens; events of groups to train on are passed over."""
+        match event:
+            case GroupCreated(group=group) if group < 0:
+                yield from self._created(self._in_flight[group].drawn)
+            case NotOpened(drawn, error) if drawn.group < 0:
+                yield from self._not_created(drawn, error)
+            case Observed(trajectory=trajectory) if trajectory.group < 0:
+                if (instance := self._of(trajectory).instance) is not None:
+                    yield self._route(instance, trajectory)
+            case TrajectoryRewarded(trajectory=trajectory) if trajectory.group < 0:
+                yield from self._judged(trajectory, self._answer(trajectory, event.reward))
+            case RewardFailed() | EnvironmentFailed() if event.trajectory.group < 0:
+                self._of(event.trajectory).error = event.error
+                yield from self._judged(event.trajectory, None)
 
     def leave(self, instance: InstanceId) -> None:
         """An instance is gone."""
@@ -170,27 +139,65 @@ class Evaluations:
             if evaluation.instance == instance:
                 evaluation.instance = None
 
-    def report(self, suite: SuiteName, version: Version) -> Iterator[Evaluated]:
-        """Report an evaluation that was complete before it had an instance again."""
-        if (evaluation := self._in_progress.get((suite, version))) is not None:
-            yield from self._report(evaluation)
+    # -- what happened ------------------------------------------------------------------------
 
-    def _report(self, evaluation: Evaluation) -> Iterator[Evaluated]:
-        """Report an evaluation, if it is complete."""
-        if len(evaluation.judged) < evaluation.num_answers or evaluation.instance is None:
+    def _created(self, drawn: Drawn) -> Iterator[ToDo]:
+        assert drawn.version is not None
+        evaluation, row = self._in_progress.get((drawn.suite, drawn.version)), drawn.prompt.row
+        if evaluation is None or row not in evaluation.opening:
+            self._in_flight.give_up(drawn.group, drawn.version)
             return
-        suite, found = evaluation.suite.suite, evaluation.figures()
-        (held,) = self._versions(evaluation) or {evaluation.asked}
-        for group in evaluation.groups.values():
-            self._in_flight.end(group)
-            self._store.put_evaluated(group, held)
-        del self._in_progress[suite.name, evaluation.asked]
-        self._evaluated(held, suite.name, found, *filter(None, [evaluation.error]))
-        mean = found.get(f"avg@{suite.n}")
-        yield Evaluated(evaluation.instance, evaluation.asked, mean, suite.name, held)
+        evaluation.opening.discard(row)
+        evaluation.groups[row] = drawn.group
+        yield from self._generate(evaluation, drawn.group)
 
-    def _begin_group(self, evaluation: Evaluation, group_id: GroupId) -> None:
-        """Have the answers generated that are not complete, nor up to their environment."""
+    def _not_created(self, drawn: Drawn, error: str) -> Iterator[ToDo]:
+        """None of the prompt's answers can be had."""
+        assert drawn.version is not None
+        evaluation = self._in_progress.get((drawn.suite, drawn.version))
+        if evaluation is not None and drawn.prompt.row in evaluation.opening:
+            evaluation.error = error
+            for member in range(evaluation.suite.suite.n):
+                evaluation.judged[drawn.prompt.row, member] = None
+            evaluation.opening.discard(drawn.prompt.row)
+            yield from self._result(evaluation)
+
+    def _judged(self, trajectory: TrajectoryId, answer: Judged | None) -> Iterator[ToDo]:
+        evaluation = self._of(trajectory)
+        row = self._in_flight[trajectory.group].drawn.prompt.row
+        evaluation.judged[row, trajectory.member] = answer
+        yield from self._result(evaluation)
+
+    def _answer(self, trajectory: TrajectoryId, reward: float) -> Judged:
+        suite, group = self._of(trajectory).suite, self._in_flight[trajectory.group]
+        sampled = self._in_flight.num_stored(trajectory) - sum(
+            end - start for start, end in self._in_flight.turns(trajectory)
+        )
+        vote = said(group.last_turns[trajectory.member], suite.suite.suite.answer_pattern)
+        return Judged(reward, sampled, group.reasons[trajectory.member] in CUT, vote)
+
+    # -- what is to be done -------------------------------------------------------------------
+
+    def _give_up_outdated(
+        self, suite: SuiteName, version: Version, *, holds: bool
+    ) -> Iterator[ToDo]:
+        """Give up evaluations of a suite that lost their instance and cannot continue under
+        `version`. `holds`: whether that is sure to be what is held."""
+        for (name, asked), each in list(self._in_progress.items()):
+            if name != suite or each.instance is not None:
+                continue
+            if holds and asked == version and self._versions(each) <= {version}:
+                continue
+            groups, n = each.groups.values(), each.suite.suite.n
+            yield CloseEnvironments(
+                tuple(TrajectoryId(group, member) for group in groups for member in range(n))
+            )
+            for group in groups:
+                self._in_flight.give_up(group, asked)
+            del self._in_progress[name, asked]
+
+    def _generate(self, evaluation: Evaluation, group_id: GroupId) -> Iterator[Route]:
+        """The answers of a group that are neither complete nor waiting for their environment."""
         if evaluation.instance is None:
             return
         group = self._in_flight[group_id]
@@ -200,7 +207,26 @@ class Evaluations:
             is_over = member in group.reasons or (row, member) in evaluation.judged
             is_asked = group.turns_ended.get(member, 0) > len(self._in_flight.turns(trajectory))
             if not is_over and not is_asked:
-                self._generate(evaluation.instance, trajectory)
+                yield self._route(evaluation.instance, trajectory)
+
+    def _route(self, instance: InstanceId, trajectory: TrajectoryId) -> Route:
+        version = self._in_flight[trajectory.group].drawn.version
+        assert version is not None
+        return Route(instance, 0, trajectory, version)
+
+    def _result(self, evaluation: Evaluation) -> Iterator[Result]:
+        """What came of an evaluation, if it is complete."""
+        if len(evaluation.judged) < evaluation.num_answers or evaluation.instance is None:
+            return
+        suite, found = evaluation.suite.suite, evaluation.figures()
+        (held,) = self._versions(evaluation) or {evaluation.asked}
+        for group in evaluation.groups.values():
+            self._in_flight.end(group)
+            self._store.put_evaluated(group, held)
+        del self._in_progress[suite.name, evaluation.asked]
+        mean = found.get(f"avg@{suite.n}")
+        event = Evaluated(evaluation.instance, evaluation.asked, mean, suite.name, held)
+        yield Result(event, found, evaluation.error)
 
     def _versions(self, evaluation: Evaluation) -> set[Version]:
         """What its answers so far are of."""
@@ -208,7 +234,7 @@ class Evaluations:
         return {version for group in groups for version in group.versions.values()}
 
     def _evaluation(self, suite: SuiteName, asked: Version) -> Evaluation:
-        new = Evaluation(self.suites[suite], asked)
+        new = Evaluation(self._suites[suite], asked)
         return self._in_progress.setdefault((suite, asked), new)
 
     def _of(self, trajectory: TrajectoryId) -> Evaluation:

@@ -61,6 +61,13 @@ class Drawn(NamedTuple):
         return f"{of} {self.prompt.row} (group {self.group}, version {self.version})"
 
 
+class NotOpened(NamedTuple):
+    """A prompt that cannot become a group, since its environment failed."""
+
+    drawn: Drawn
+    error: str
+
+
 @dataclass(slots=True)
 class Group:
     """What was requested, and how far its members are."""
@@ -84,6 +91,8 @@ class Group:
     aborted: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     """Of a suite's group: members that could not be had or judged."""
+    last_turns: dict[int, str] = field(default_factory=dict)
+    """Of a suite's group: what each member that is judged said last."""
     to_judge: dict[int, dict[str, float]] = field(default_factory=dict)
     """Members that could be judged together, as they came to that, with rewards of their own."""
     is_judged: bool = False

@@ -9,7 +9,6 @@ rewarded or answered is not asked for again.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 from typing import NamedTuple
 
 from rhymeflow.core.commands import Command, Drop, Train
@@ -18,7 +17,6 @@ from rhymeflow.core.events import Event, InstanceLeft, TrajectoryInterrupted
 from rhymeflow.core.protocol.group import ABORTED, FINISHED, WAITING_ENV
 from rhymeflow.core.types import GroupId, TrajectoryId
 from rhymeflow.runtime.environments import Environments
-from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.in_flight import InFlight
 
 REASON = "the run was interrupted, and resumed without it"
@@ -44,21 +42,19 @@ class Past(NamedTuple):
     """What the user should know of how it was found."""
 
 
-def take_up(
-    past: Past, in_flight: InFlight, evaluations: Evaluations, environments: Environments
-) -> list[Event]:
-    """Bring back what was in flight; return what has happened since, as events.
-
-    Raises:
-        UserError: the data is not what it was.
-    """
+def restore(past: Past, in_flight: InFlight) -> None:
+    """Bring back what was in flight. Raises `UserError` if the data is not what it was."""
     state = past.coordinator.state
     in_flight.begin_at(state.next_group, past.num_drawn, state.published or 0)
     aborted: dict[GroupId, list[int]] = {group: [] for group in (*state.prompts, *_ended(past))}
     for group_id, group in state.groups.items():
         aborted[group_id] = [i for i, m in enumerate(group.members) if m.state is ABORTED]
     in_flight.restore(aborted)
-    evaluations.restore()
+
+
+def take_up(past: Past, in_flight: InFlight, environments: Environments) -> Iterator[Event]:
+    """Ask again for what had been asked for; return what has happened since, as events."""
+    state = past.coordinator.state
     for group_id in in_flight.of_suites:
         for index in in_flight[group_id].reasons:
             environments.judge(TrajectoryId(group_id, index))
@@ -71,12 +67,11 @@ def take_up(
                 environments.turn_ended(trajectory)
             if member.state is FINISHED and index in in_flight[group_id].reasons:
                 environments.judge(trajectory)
-    plain = state.num_requested - len(state.retries)
-    return [
-        *_departures(past, in_flight),
-        *chain.from_iterable(map(environments.request, state.retries)),
-        *chain.from_iterable(environments.request() for _ in range(plain)),
-    ]
+    yield from _departures(past, in_flight)
+    for group_id in state.retries:
+        yield from environments.request(in_flight.draw_again(group_id))
+    for _ in range(state.num_requested - len(state.retries)):
+        yield from environments.request(in_flight.draw())
 
 
 def _departures(past: Past, in_flight: InFlight) -> Iterator[Event]:

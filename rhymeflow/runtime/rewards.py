@@ -8,7 +8,7 @@ all members; one with a single member is judged by all functions at once. See la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,9 +18,10 @@ from rhymeflow.core.types import GroupId, SuiteName, TrajectoryId, Version
 from rhymeflow.errors import UserError
 from rhymeflow.reward.components import WeightedSum
 from rhymeflow.reward.messages import TrainerState
-from rhymeflow.runtime.evaluation import Evaluations
 from rhymeflow.runtime.in_flight import InFlight
-from rhymeflow.suites.suite import RUN, functions_of
+from rhymeflow.runtime.reporting import Reporter
+from rhymeflow.runtime.supervisor import Supervisor
+from rhymeflow.suites.suite import RUN, functions_of, of_run
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.workers import messages
 
@@ -67,31 +68,28 @@ class _Judging(NamedTuple):
 
 
 class Rewards:
-    """Sends complete responses to the reward worker, which `send` reaches, and makes events of its
-    answers. `log` is called with each answer, and the prefix of metrics in it.
-    """
+    """Sends complete responses to the reward worker, and makes events of its answers."""
 
     def __init__(
         self,
-        send: Callable[[messages.Message], None],
+        config: Config,
+        supervisor: Supervisor,
         store: SqliteTrajectoryStore,
         in_flight: InFlight,
-        evaluations: Evaluations,
-        config: Config,
-        *,
-        published_version: Callable[[], Version],
-        log: Callable[[messages.RewardComputed, str], None],
+        reporter: Reporter,
+        published: Version,
     ) -> None:
-        self._send, self._store, self._log = send, store, log
-        self._in_flight, self._evaluations = in_flight, evaluations
+        self._supervisor, self._store, self._reporter = supervisor, store, reporter
+        self._in_flight = in_flight
+        self.published = published
+        """The version that reward functions are told of."""
         self._failures = ConsecutiveFailures(
             config.reward.max_consecutive_failures, "reward.max_consecutive_failures"
         )
-        self._published_version = published_version
         self._max_steps = max(1, config.learner.max_steps)  # functions may divide by it
         self._judging = {RUN: _Judging.of(config, config, RUN, config.rollout.num_generations)}
-        for name, each in evaluations.suites.items():
-            self._judging[name] = _Judging.of(each.suite.config, config, name, each.suite.n)
+        for suite in of_run(config):
+            self._judging[suite.name] = _Judging.of(suite.config, config, suite.name, suite.n)
         aggregation = config.learner.multi_objective_aggregation
         self._compares_components = aggregation == "normalize_then_sum"
         self._asked: dict[str, _Asked] = {}
@@ -117,14 +115,14 @@ class Rewards:
         group = trajectories[0].group
         self._failures.count(None if failure is None else failure.error)
         if isinstance(message, messages.RewardComputed):
-            self._log(message, "eval/" if group < 0 else "")
+            self._reporter.log(message, "eval/" if group < 0 else "")
         if trajectories[0] not in self._in_flight:
             return
         for trajectory, text in zip(trajectories, message.texts, strict=True):
             self._store.put_text(trajectory, text)
         if isinstance(message, messages.NoReward):
             for trajectory in trajectories:
-                yield from self._failed(trajectory, message.error)
+                yield self._failed(trajectory, message.error)
             if is_group and trajectories[0] in self._in_flight:
                 self._in_flight[group].is_judged = False
                 self._judge(group)
@@ -139,13 +137,12 @@ class Rewards:
     def ask_again(self) -> None:
         """Another reward worker has taken the place of one that was lost."""
         for asked in self._asked.values():
-            self._send(asked.message)
+            self._supervisor.rewards.send(asked.message)
 
-    def left_out(self, trajectory: TrajectoryId, error: str) -> Iterator[Event]:
-        """A suite's answer cannot be had or judged: the other members of its group go on."""
+    def leave_out(self, trajectory: TrajectoryId) -> None:
+        """A suite's answer cannot be had or judged: its group is judged without it."""
         self._in_flight[trajectory.group].failed.add(trajectory.member)
         self._judge(trajectory.group)
-        yield from self._evaluations.failed(trajectory, error)
 
     # -- groups ------------------------------------------------------------------------------
 
@@ -183,7 +180,7 @@ class Rewards:
         for trajectory, each, reward, last in rows:
             problem = total.problem(message.key, [reward] if is_suite else rewards)
             if problem is not None:
-                yield from self._failed(trajectory, problem)
+                yield self._failed(trajectory, problem)
                 continue
             assert reward is not None
             ordered = total.ordered(each)
@@ -191,16 +188,16 @@ class Rewards:
             compared = None
             if self._compares_components:  # one by one in their group
                 compared = {name: (total.weights[name], value) for name, value in ordered.items()}
-            yield TrajectoryRewarded(trajectory, reward, compared)
             if is_suite:
-                yield from self._evaluations.judged(trajectory, reward, last)
+                self._in_flight[trajectory.group].last_turns[trajectory.member] = last
+            yield TrajectoryRewarded(trajectory, reward, compared)
 
-    def _failed(self, trajectory: TrajectoryId, error: str) -> Iterator[Event]:
+    def _failed(self, trajectory: TrajectoryId, error: str) -> RewardFailed:
         if self._judging_of(trajectory.group).stops:
             raise UserError(error)
-        yield RewardFailed(trajectory, error)
         if trajectory.group < 0:
-            yield from self.left_out(trajectory, error)
+            self.leave_out(trajectory)
+        return RewardFailed(trajectory, error)
 
     def _judging_of(self, group: GroupId) -> _Judging:
         return self._judging[self._in_flight[group].drawn.suite]
@@ -223,8 +220,8 @@ class Rewards:
             [self._in_flight.tokens(each) for each in trajectories],
             group.drawn.prompt.columns,
             functions,
-            TrainerState(self._published_version(), self._max_steps),
+            TrainerState(self.published, self._max_steps),
             turns,
         )
         self._asked[name] = _Asked(trajectories, known, is_group, message)
-        self._send(message)
+        self._supervisor.rewards.send(message)

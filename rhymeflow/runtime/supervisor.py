@@ -67,9 +67,8 @@ class Supervisor:
         self._restarts_left = config.run.instance_restarts
         self._num_started: dict[Role, int] = {}
         self.instances: dict[InstanceId, WorkerHandle] = {}
-        self.learner: WorkerHandle
-        self.other_ranks: list[WorkerHandle] = []
-        """The learner's ranks from 1 on."""
+        self.ranks: list[WorkerHandle] = []
+        """The learner's; rank 0 answers."""
         self.rewards: WorkerHandle
         self.environments: WorkerHandle
         """If responses have turns."""
@@ -82,6 +81,11 @@ class Supervisor:
             self.environments = self.start_another("environment")
         for place in range(self._config.rollout.num_instances):
             self._start_instance(place)
+
+    @property
+    def learner(self) -> WorkerHandle:
+        """The learner's rank 0."""
+        return self.ranks[0]
 
     def role(self, worker: str) -> Role:
         """What a worker does."""
@@ -115,7 +119,7 @@ class Supervisor:
                 case Received(message=Failed() as failed):
                     yield self._failure(item.worker, failed)
                 case Received(message=RanksMeet(address=address)):
-                    for rank, worker in enumerate(self.other_ranks, start=1):
+                    for rank, worker in enumerate(self.ranks[1:], start=1):
                         worker.send(JoinRanks(rank, address))
                 case _:
                     yield item
@@ -176,7 +180,7 @@ class Supervisor:
         if self._num_started[role] > self._config.run.instance_restarts:
             raise WorkerDied(loss.reason)
         if role in ("learner", "policy"):
-            for worker in (self.learner, *self.other_ranks):
+            for worker in self.ranks:
                 self.end(worker.name)
             self._start_learner()
             return self.learner
@@ -215,16 +219,14 @@ class Supervisor:
     def _start_learner(self) -> None:
         learner = self._config.learner
         if not learner.is_used:
-            self.learner = self.start_another("policy")
+            self.ranks = [self.start_another("policy")]
             return
         cpus = cores_of_ranks(learner.cpus, learner.num_ranks)
-        self.learner = self.start_another("learner", learner.num_threads, cpus[0])
-        self.other_ranks = [
-            self._start(
-                "learner_rank", f"{self.learner.name}-rank-{rank}", learner.num_threads, own
-            )
-            for rank, own in enumerate(cpus[1:], start=1)
-        ]
+        first = self.start_another("learner", learner.num_threads, cpus[0])
+        self.ranks = [first]
+        for rank, own in enumerate(cpus[1:], start=1):
+            name = f"{first.name}-rank-{rank}"
+            self.ranks.append(self._start("learner_rank", name, learner.num_threads, own))
 
     def start_another(
         self,

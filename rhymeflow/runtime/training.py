@@ -6,15 +6,16 @@ had not reported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rhymeflow.core.commands import Accumulate, Train
 from rhymeflow.core.events import Accumulated, Event, LearnerReady, VersionPublished
-from rhymeflow.core.types import SuiteName, Version
-from rhymeflow.runtime.base import WorkerHandle
+from rhymeflow.core.types import Version
 from rhymeflow.runtime.checkpoints import Checkpoints
+from rhymeflow.runtime.evaluation import Result
 from rhymeflow.runtime.reporting import Reporter
+from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.suites.figures import metrics_of
 from rhymeflow.workers import messages
 
@@ -25,25 +26,21 @@ if TYPE_CHECKING:
 class Training:
     """The learner, as the controller sees it; `published` is the version that it will hold.
 
-    `ranks` are its workers, rank 0 first. Each is told the same in the same order, so that their
-    collectives match; rank 0 answers. Training and publishing are two messages, because a resumed
-    run trains stored batches again without publishing each version in between. `on_model` is called
-    with what a learner says once it has loaded the model.
+    Each of its ranks is told the same in the same order, so that their collectives match. Training
+    and publishing are two messages, because a resumed run trains stored batches again without
+    publishing each version in between.
     """
 
     def __init__(
         self,
-        ranks: Callable[[], Sequence[WorkerHandle]],
+        supervisor: Supervisor,
         checkpoints: Checkpoints,
         store: SqliteTrajectoryStore,
         reporter: Reporter,
-        *,
         published: Version,
-        on_model: Callable[[messages.Model], None],
     ) -> None:
         self.checkpoints, self.published = checkpoints, published
-        self._ranks, self._store, self._reporter = ranks, store, reporter
-        self._on_model = on_model
+        self._supervisor, self._store, self._reporter = supervisor, store, reporter
         self.weights: messages.ConnectWeights | None = None
         """Where they are, once there is a version to pull."""
         self.batch: Train | None = None
@@ -81,13 +78,13 @@ class Training:
         if version not in self.checkpoints:
             self._save(version)
 
-    def evaluated(
-        self, version: Version, suite: SuiteName, figures: dict[str, float], error: str = ""
-    ) -> None:
-        """A suite's prompts were answered under `version`; `error`: why some are not judged."""
-        if error:
+    def evaluated(self, result: Result) -> None:
+        """A suite's prompts were answered under a version."""
+        version, suite, figures = result.event.held, result.event.suite, result.figures
+        assert version is not None
+        if result.error:
             count = f"{figures['failed']:.0f} answers to suite {suite} under version {version}"
-            self._reporter.warn(f"{count} are not judged: {error}")
+            self._reporter.warn(f"{count} are not judged: {result.error}")
         found = metrics_of(suite, figures)
         self.checkpoints.evaluated(version, found)
         self._reporter.evaluated(version, found)
@@ -131,7 +128,6 @@ class Training:
                 raise AssertionError(f"unexpected message {message}")
 
     def _say_what_there_is(self, message: messages.Model) -> None:
-        self._on_model(message)
         if message.num_trained < message.num_parameters:
             self._reporter.warn(
                 f"training {message.num_trained:,} of {message.num_parameters:,} "
@@ -154,5 +150,5 @@ class Training:
         self._tell(messages.SaveCheckpoint(self.checkpoints.begin(version)))
 
     def _tell(self, message: messages.Sent) -> None:
-        for worker in self._ranks():
+        for worker in self._supervisor.ranks:
             worker.send(message)

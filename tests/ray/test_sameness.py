@@ -34,7 +34,7 @@ def test_tokens_and_losses_are_those_of_a_local_run(nodes, tmp_path):
 
     def look(controller):
         supervisor = controller.supervisor
-        workers = [supervisor.learner, *supervisor.other_ranks, *supervisor.instances.values()]
+        workers = [*supervisor.ranks, *supervisor.instances.values()]
         places.update({worker.name: worker.node for worker in workers})
         return None not in places.values()
 

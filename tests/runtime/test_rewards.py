@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from rhymeflow.config import Config
 from rhymeflow.core import events
+from rhymeflow.core.commands import CloseEnvironments, Route
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.data.load import RunPrompts
 from rhymeflow.data.prompts import Prompt
@@ -13,8 +16,8 @@ from rhymeflow.data.stream import PromptStream
 from rhymeflow.errors import UserError
 from rhymeflow.reward.messages import TrainerState
 from rhymeflow.runtime.environments import Environments
-from rhymeflow.runtime.evaluation import Evaluations
-from rhymeflow.runtime.in_flight import InFlight
+from rhymeflow.runtime.evaluation import Evaluations, Result
+from rhymeflow.runtime.in_flight import Drawn, InFlight
 from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.throughput import Throughput
 from rhymeflow.store.reader import TrajectoryReader
@@ -49,25 +52,15 @@ class Run:
         }
         self.in_flight = InFlight(self.store, prompts, suites)
         self.sent, self.evaluated, self.generating, self.closed = [], [], [], []
-        self.evaluations = Evaluations(
-            suites,
-            self.in_flight,
-            self.store,
-            generate=lambda *what: self.generating.append(what),
-            evaluated=lambda *what: self.evaluated.append(what),
+        workers = SimpleNamespace(
+            rewards=SimpleNamespace(send=self.sent.append),
+            environments=SimpleNamespace(send=self.closed.append),
         )
-        self.rewards = Rewards(
-            self.sent.append,
-            self.store,
-            self.in_flight,
-            self.evaluations,
-            config,
-            published_version=lambda: 4,
-            log=lambda message, prefix: None,
-        )
-        throughput = Throughput()
+        self.evaluations = Evaluations(suites, self.in_flight, self.store)
+        reporter = SimpleNamespace(log=lambda message, prefix: None)
+        self.rewards = Rewards(config, workers, self.store, self.in_flight, reporter, 4)
         self.environments = Environments(
-            self.closed.append, self.in_flight, self.evaluations, self.rewards, throughput, config
+            config, workers, self.in_flight, self.rewards, Throughput()
         )
         self.in_flight.add(self.in_flight.draw())
 
@@ -84,9 +77,32 @@ class Run:
     def evaluate(self, version, answers):
         """These are the answers to the held-out prompts under a version."""
         self.generating.clear()
-        list(self.environments.evaluate("r", "held_out", version, holds=True))
-        for (_, trajectory), tokens in zip(list(self.generating), answers, strict=True):
+        self.do(self.evaluations.begin("r", "held_out", version, holds=True))
+        for trajectory, tokens in zip(list(self.generating), answers, strict=True):
             self.end(trajectory, tokens, version)
+
+    def do(self, found):
+        """As the controller does."""
+        for each in found:
+            match each:
+                case Drawn():
+                    self.take(self.environments.request(each))
+                case Route():
+                    self.generating.append(each.trajectory)
+                case Result():
+                    self.evaluated.append(each)
+                case CloseEnvironments():
+                    self.environments.close(each.trajectories)
+
+    def take(self, found):
+        """As the controller does; the events that are logged."""
+        logged = []
+        for event in found:
+            logged.append(event)
+            known = len(self.evaluated)
+            self.do(self.evaluations.hear(event))
+            logged += [result.event for result in self.evaluated[known:]]
+        return logged
 
     def asked(self):
         """What was asked since the last time: (responses, functions)."""
@@ -96,11 +112,11 @@ class Run:
 
     def answer(self, message, *components):
         texts = [f"text {tokens[0]}" for tokens in message.responses]
-        return list(self.rewards.take(RewardComputed(message.key, texts, list(components))))
+        return self.take(self.rewards.take(RewardComputed(message.key, texts, list(components))))
 
     def fail(self, message):
         texts = [f"text {tokens[0]}" for tokens in message.responses]
-        return list(self.rewards.take(NoReward(message.key, texts, "boom")))
+        return self.take(self.rewards.take(NoReward(message.key, texts, "boom")))
 
     def stored(self):
         """(reward, components, text) by member."""
@@ -211,7 +227,7 @@ def test_answers_that_cannot_be_judged_are_counted_and_the_figures_are_of_the_ot
         mean = 20.0 if num_judged else None
         *_, done = run.answer(other, {"exact_match": 2.0}) if num_judged else run.fail(other)
         assert done == events.Evaluated("r", version, mean, held=version)
-        *_, figures, error = run.evaluated[-1]
+        _, figures, error = run.evaluated[-1]
         assert (figures["failed"], figures.get("avg@1"), error) == (2.0 - num_judged, mean, "boom")
 
 
