@@ -21,7 +21,7 @@ from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.files import check_source
 from rhymeflow.data.generators import is_generator
 from rhymeflow.data.load import RunPrompts, check_sources
-from rhymeflow.data.prompts import PromptSource
+from rhymeflow.data.prompts import Prompt
 from rhymeflow.engine.vllm.installed import check_installed
 from rhymeflow.errors import UserError
 from rhymeflow.models.reading import check_files
@@ -117,10 +117,9 @@ def everything(config: Config) -> Loaded:
         for name, source in sources.items():
             environments.check_calls(config, tokenizer, source, tools[name])
         for suite in suites.values():
-            own = suite.suite.config
-            _check_rows(own, suite.prompts, map(Judge, own.reward.functions))
-    train = prompts.train
-    lengths = [len(prompts.encoder.encode(train[row])) for row in range(len(train))]
+            functions = suite.config.reward.functions
+            _check_rows(suite.config, suite.prompts, map(Judge, functions))
+    lengths = [len(prompts.encoder.encode(each)) for each in prompts.train]
     lengths += [len(ids) for suite in suites.values() for ids in suite.prompt_ids]
     rewards = _tried(config, tokenizer, prompts, suites)
     unseen = unseen_tokens(config.model, tokenizer)
@@ -187,12 +186,12 @@ def _check_name(function: RewardFunction) -> None:
         Judge(function)  # a recipe's, or a name that means nothing
 
 
-def _check_rows(config: Config, prompts: PromptSource, judges: Iterable[Judge]) -> None:
+def _check_rows(config: Config, prompts: list[Prompt], judges: Iterable[Judge]) -> None:
     """Look whether each row has the columns that environments and reward functions take."""
-    environments.check_rows(config, prompts, len(prompts))
+    environments.check_rows(config, prompts)
     for judge in judges:
-        for row in range(len(prompts)):
+        for each in prompts:
             try:
-                judge.check_columns(prompts[row].columns)
+                judge.check_columns(each.columns)
             except UserError as error:
-                raise UserError(f"{prompts[row].where}: {error}") from None
+                raise UserError(f"{each.where}: {error}") from None

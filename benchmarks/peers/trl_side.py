@@ -28,7 +28,7 @@ from rhymeflow.config import Config, RewardFunction
 from rhymeflow.config.load import read_config
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.load import load_prompts
-from rhymeflow.data.prompts import PromptSource
+from rhymeflow.data.prompts import Prompt
 from rhymeflow.data.stream import PromptStream
 from rhymeflow.models.converted import converted
 from rhymeflow.models.load import load_tokenizer, resolve_device, resolve_dtype
@@ -123,7 +123,7 @@ def arguments(config: Config, folder: str, per_device: int, device: torch.device
     )
 
 
-def dataset(prompts: PromptSource, config: Config, tokenizer: Any) -> Dataset:
+def dataset(prompts: list[Prompt], config: Config, tokenizer: Any) -> Dataset:
     """Return the prompts in the run's order, as texts that tokenize to what the policy is given."""
     encoder = PromptEncoder(tokenizer, config.data)
     stream = PromptStream(prompts, config.run.seed, config.data.shuffle)
@@ -138,7 +138,7 @@ def dataset(prompts: PromptSource, config: Config, tokenizer: Any) -> Dataset:
     return Dataset.from_list(rows)
 
 
-def reward(function: RewardFunction, source: PromptSource) -> Callable[..., list[float | None]]:
+def reward(function: RewardFunction, source: list[Prompt]) -> Callable[..., list[float | None]]:
     """Return the reward function itself, called as our workers call a built-in: per response."""
     judge, runner, state = Judge(function), asyncio.Runner(), TrainerState(0, 1)
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from rhymeflow.cli.parser import Add, positive, temperature
-from rhymeflow.config import Config
+from rhymeflow.config import Config, EvalConfig, EvalSuite
 from rhymeflow.config import help as pages
-from rhymeflow.config.load import SHORT, parse_config, read_config
-from rhymeflow.errors import UserError
+from rhymeflow.config.load import SHORT, list_recipes, parse_config, read_config
+from rhymeflow.core.types import HELD_OUT
+from rhymeflow.errors import UserError, nearest
 from rhymeflow.utils.disk import check_writable
 
 _TRAIN = """\
@@ -303,13 +304,9 @@ def sft(args: argparse.Namespace) -> None:
 
 def evaluate(args: argparse.Namespace) -> None:
     """Evaluate a model on suites; show a table or JSON."""
-    from rhymeflow.evaluation.given import configuration
-
     if args.output is not None:
         check_writable(args.output.parent, "--output")
-    given = {"n": args.n, "size": args.size, "temperature": args.temperature}
-    changes = {name: value for name, value in given.items() if value is not None}
-    config = configuration(_model(args.model), args.recipe, args.overrides, changes)
+    config = _of_evaluation(args)
     from rhymeflow.evaluation import evaluate as found
 
     named = args.overrides.get("run.output_dir")
@@ -320,13 +317,60 @@ def evaluate(args: argparse.Namespace) -> None:
         found.write(args.output, figures)
 
 
-def _model(given: str) -> str:
-    """The model that is meant, and a word if it is one of several."""
-    from rhymeflow.evaluation.given import model_in
+def _of_evaluation(args: argparse.Namespace) -> Config:
+    """The configuration to evaluate a model by. Unless something else is named, a checkpoint in a
+    run directory is evaluated as its run evaluates, and a recipe's model as the recipe does."""
+    model = _model(args.model)
+    if "model.name" in args.overrides:
+        raise UserError(f"--model: the model is {model!r} already")
+    overrides = {**args.overrides, "model.name": model}
+    source = args.recipe or _own_configuration(model)
+    if source is None and "eval.suites" in overrides:
+        config = parse_config("", overrides, where="the command line")
+    else:
+        config = read_config(source, overrides, needed=("data", "reward"))
+    data, suites = config.data, config.eval.suites
+    if not suites and source:
+        suites = (EvalSuite(name=HELD_OUT),)
+    elif not suites:  # all that `data` names
+        own = EvalSuite(name="data", source=data.source, options=data.options, size=data.size)
+        suites = (own,)
+    given = {"n": args.n, "size": args.size, "temperature": args.temperature}
+    changes = {name: value for name, value in given.items() if value is not None}
+    changed = tuple(each.model_copy(update=changes) for each in suites)
+    return config.model_copy(update={"eval": EvalConfig(suites=changed)})
 
-    if (model := model_in(given)) != given:
-        print(f"rhymeflow: {model}, the newest checkpoint", file=sys.stderr)
-    return model
+
+def _own_configuration(model: str) -> str | None:
+    """The recipe or file that a model comes with; None: it comes with none."""
+    kind, _, name = model.partition(":")
+    if kind == "recipe":
+        if name not in list_recipes():
+            raise UserError(f"{model}: there is no such recipe{nearest(name, list_recipes())}")
+        return name
+    path = Path(model).expanduser()
+    written = path.parent.parent / "config.yaml"
+    return str(written) if path.parent.name == "checkpoints" and written.is_file() else None
+
+
+def _model(given: str) -> str:
+    """The model that is meant: in a run directory its newest checkpoint, which is said, else what
+    was given. Raises `UserError` if the run has none yet, or what was given is a recipe."""
+    from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+    from rhymeflow.store.schema import EVENTS
+
+    path = Path(given).expanduser()
+    is_run = (path / CHECKPOINTS).is_dir() or (path / EVENTS).is_file()
+    if is_run and not (path / "config.json").exists():  # else a model was saved there, too
+        there = checkpoints_up_to(path / CHECKPOINTS, sys.maxsize)
+        if not there:
+            raise UserError(f"{given}: the run has no checkpoint yet")
+        newest = there[max(there)]
+        print(f"rhymeflow: {newest}, the newest checkpoint", file=sys.stderr)
+        return str(newest)
+    if not path.exists() and given in list_recipes():
+        raise UserError(f"{given}: is a recipe, and a model is due; its model is recipe:{given}")
+    return given
 
 
 _OF_GENERATE = {

@@ -6,6 +6,7 @@ is in both parts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from rhymeflow.config import Config, DataConfig
 from rhymeflow.data.encode import PromptEncoder, Tokenizer, Tools
 from rhymeflow.data.files import check_source, read_rows
 from rhymeflow.data.generators import generate, is_generator
-from rhymeflow.data.prompts import PromptSource, Row, checked, kind_of
+from rhymeflow.data.prompts import Prompt, Row, checked, kind_of
 from rhymeflow.data.stream import MixedStream, PromptStream
 from rhymeflow.errors import UserError
 
@@ -40,11 +41,11 @@ EVAL_SHARE = 10
 class RunPrompts(NamedTuple):
     """The prompts of a run."""
 
-    train: PromptSource
+    train: list[Prompt]
     stream: PromptStream | MixedStream
     """`train` in the order in which prompts are requested."""
     encoder: PromptEncoder
-    held_out: PromptSource
+    held_out: list[Prompt]
 
     @classmethod
     def none(cls) -> RunPrompts:
@@ -65,32 +66,32 @@ class RunPrompts(NamedTuple):
             )
         encoder = PromptEncoder(tokenizer, config.data, room, tools)
         train, held_out = load_prompts(config.data, config.run.seed)
-        for row in range(min(len(train), LOOKED_AT)):
-            encoder.encode(train[row])
+        for prompt in train[:LOOKED_AT]:
+            encoder.encode(prompt)
         return cls(train, _stream(train, config), encoder, held_out)
 
 
-def _stream(train: PromptSource, config: Config) -> PromptStream | MixedStream:
+def _stream(train: list[Prompt], config: Config) -> PromptStream | MixedStream:
     classes, seed, shuffle = config.environment.classes, config.run.seed, config.data.shuffle
     shares = [each.share for each in classes if each.share is not None]
     if len(shares) < 2:
         return PromptStream(train, seed, shuffle)
     names = [each.reward_name for each in classes]
     kinds: list[list[int]] = [[] for _ in names]
-    for row in range(len(train)):
-        kinds[kind_of(names, train[row].columns, train[row].where)].append(row)
+    for prompt in train:
+        kinds[kind_of(names, prompt.columns, prompt.where)].append(prompt.row)
     for name, rows in zip(names, kinds, strict=True):
         if not rows:
             raise UserError(f"environment.classes: {name} has a share, and no row of the data")
     return MixedStream(train, kinds, shares, seed, shuffle)
 
 
-def digest(prompts: PromptSource) -> str:
+def digest(prompts: Sequence[Prompt]) -> str:
     """How many rows, and 32 hexadecimal digits of what they are."""
     encode = msgspec.msgpack.Encoder(order="deterministic").encode
     content = xxhash.xxh3_128()
-    for row in range(len(prompts)):
-        content.update(encode((prompts[row].prompt, prompts[row].columns)))
+    for each in prompts:
+        content.update(encode((each.prompt, each.columns)))
     return f"{len(prompts)} {content.hexdigest()}"
 
 
@@ -106,7 +107,7 @@ def check_same(what: str, source: str, before: str, now: str) -> None:
     )
 
 
-def load_prompts(config: DataConfig, seed: int) -> tuple[PromptSource, PromptSource]:
+def load_prompts(config: DataConfig, seed: int) -> tuple[list[Prompt], list[Prompt]]:
     """Return (training prompts, held-out prompts); the second is empty if `eval_size` is 0."""
     train, held_out = load_rows(config, seed)
     column, eval_column = (

@@ -12,7 +12,7 @@ import math
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -45,14 +45,6 @@ class Prompt:
     columns: dict[str, Any]
     where: str = "prompt"
     """Where it was read, for messages to the user."""
-
-
-class PromptSource(Protocol):
-    """A fixed sequence of prompts; `source[i].row == i`."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, row: int, /) -> Prompt: ...
 
 
 def checked(rows: Iterable[Row], prompt_column: str) -> list[Prompt]:
@@ -178,17 +170,15 @@ def opened(prompt: str | list[Message], text: str) -> str | list[Message]:
     return [*prompt[:last], message, *prompt[last + 1 :]]
 
 
-def opening_of(prompt: str | list[Message], whole: str | list[Message]) -> str | None:
-    """Return the text by which `opened` makes `whole` of the prompt; None: none does."""
-    if isinstance(prompt, str) or isinstance(whole, str):
-        if isinstance(prompt, str) and isinstance(whole, str) and whole.startswith(prompt):
-            return whole[len(prompt) :]
-        return None
-    for before, after in zip(prompt, whole, strict=False):
-        text: str = after["content"][len(before["content"]) :]
-        if text and opened(prompt, text) == whole:
-            return text
-    return "" if prompt == whole else None
+def opening_of(prompt: str | list[Message], stored: str) -> str | None:
+    """Return the text by which `opened` makes what is stored, text or messages as JSON, of the
+    prompt; None: none does."""
+    if isinstance(prompt, str):
+        return stored[len(prompt) :] if stored.startswith(prompt) else None
+    whole: list[Message] = msgspec.json.decode(stored)
+    pairs = zip(prompt, whole, strict=False)
+    texts = ["", *(after["content"][len(before["content"]) :] for before, after in pairs)]
+    return next((text for text in texts if opened(prompt, text) == whole), None)
 
 
 def plain(value: Any, where: str) -> Any:

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Sequence
 
 import xxhash
 
-from rhymeflow.data.prompts import Prompt, PromptSource
+from rhymeflow.data.prompts import Prompt
 
 
 class PromptStream:
     """An endless sequence of prompts: epoch after epoch of every row once, each in an order of its
     own, or without `shuffle` in the source's."""
 
-    def __init__(self, source: PromptSource, seed: int, shuffle: bool) -> None:
+    def __init__(self, source: Sequence[Prompt], seed: int, shuffle: bool) -> None:
         assert len(source) > 0, "no prompts"
         self._source, self._seed, self._shuffle = source, seed, shuffle
         self._epoch = -1
@@ -60,7 +60,7 @@ class MixedStream:
 
     def __init__(
         self,
-        source: PromptSource,
+        source: Sequence[Prompt],
         kinds: Iterable[Sequence[int]],
         shares: Sequence[float],
         seed: int,

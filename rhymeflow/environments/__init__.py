@@ -6,13 +6,14 @@ do as well. Importing this loads no torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import PromptEncoder, Tools
 from rhymeflow.data.prompts import Message as Message
-from rhymeflow.data.prompts import PromptSource, kind_of
+from rhymeflow.data.prompts import Prompt, kind_of
 from rhymeflow.suites.suite import RUN, environment_sections, of_run, uses_environments
 from rhymeflow.utils.user_modules import check_file, names_file
 
@@ -71,7 +72,7 @@ def all_tool_schemas(config: Config) -> dict[SuiteName, Tools]:
     """The same of the run (`suites.suite.RUN`), and of each suite that it evaluates."""
     found = {RUN: tool_schemas(config)}
     for each in of_run(config):
-        has_own = each.suite.environments is not None
+        has_own = each.section.environments is not None
         found[each.name] = tool_schemas(each.config) if has_own else found[RUN]
     return found
 
@@ -99,22 +100,20 @@ def check_names(config: Config) -> None:
             check_file(spec, f"{what} {spec}")
 
 
-def check_calls(config: Config, tokenizer: Any, prompts: PromptSource, tools: Tools) -> None:
+def check_calls(config: Config, tokenizer: Any, prompts: Sequence[Prompt], tools: Tools) -> None:
     """Look whether calls of these tools are read as the chat template writes them, if prompts go
     through it. Answers of environments without tools are looked at where they run."""
     from rhymeflow.environments.rendering import ChatRenderer
 
     schemas = tools.values() if isinstance(tools, dict) else [tools]
     wraps, variables = PromptEncoder(tokenizer, config.data).wraps, config.data.chat_template_kwargs
-    if any(schemas) and any(wraps(prompts[n].prompt) for n in range(min(len(prompts), 100))):
+    if any(schemas) and any(wraps(each.prompt) for each in prompts[:100]):
         for each in filter(None, schemas):
             ChatRenderer(tokenizer, each, reads_users=False, variables=variables)
 
 
-def check_rows(config: Config, prompts: PromptSource, count: int) -> None:
-    """Look whether the first `count` rows name their environments, where there are several."""
+def check_rows(config: Config, prompts: Sequence[Prompt]) -> None:
+    """Look whether rows name their environments, where there are several."""
     names = [each.reward_name for each in config.environment.classes]
-    if len(names) < 2:
-        return  # a generator would make its prompts for nothing
-    for row in range(min(len(prompts), count)):
-        kind_of(names, prompts[row].columns, prompts[row].where)
+    for each in prompts:
+        kind_of(names, each.columns, each.where)

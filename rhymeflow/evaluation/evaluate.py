@@ -65,14 +65,14 @@ def _without_training(config: Config, suites: Sequence[Suite]) -> Config:
     default = Config()
     own = {name: getattr(default, name) for name in names}
     # What no suite has of the run need not be there.
-    if all(each.suite.functions is not None for each in suites):
+    if all(each.section.functions is not None for each in suites):
         own["reward"] = suites[0].config.reward
-    if all(each.suite.environments is not None for each in suites):
+    if all(each.section.environments is not None for each in suites):
         own["environment"] = suites[0].config.environment
     kept = ("seed", "eval_temperature", "worker_timeout", "instance_restarts")
     drafts = any(suite.n > 1 for suite in suites)  # answers to one prompt draft for each other
     return config.model_copy(update=own).changed(
-        eval={"suites": tuple(each.suite for each in suites)},
+        eval={"suites": tuple(each.section for each in suites)},
         learner={"max_steps": 0},
         run={"report_to": ()} | {name: getattr(config.run, name) for name in kept},
         drafting={"history_run": None} | ({} if drafts else {"window": "off"}),
@@ -146,7 +146,7 @@ def _suite_as_json(result: Result) -> dict[str, Any]:
         "prompts": result.num_prompts,
         "n": result.suite.n,
         **{name: getattr(rollout, name) for name in sampling},
-        "pass_threshold": result.suite.suite.pass_threshold,
+        "pass_threshold": result.suite.section.pass_threshold,
         **result.figures,
         "seconds": round(result.seconds, 3),
     }

@@ -49,13 +49,13 @@ class Evaluation:
     @property
     def num_answers(self) -> int:
         """Answers, in all."""
-        return len(self.suite.prompts) * self.suite.suite.n
+        return len(self.suite.prompts) * self.suite.n
 
     def figures(self) -> dict[str, float]:
         """What comes of it, by name."""
-        rows, n = range(len(self.suite.prompts)), self.suite.suite.n
+        rows, n = range(len(self.suite.prompts)), self.suite.n
         judged = [[self.judged[row, member] for member in range(n)] for row in rows]
-        return figures(judged, self.suite.suite.suite.pass_threshold)
+        return figures(judged, self.suite.section.pass_threshold)
 
 
 class Result(NamedTuple):
@@ -97,7 +97,7 @@ class Evaluations:
         for group_id, (suite, asked) in self._in_flight.of_suites.items():
             evaluation, group = self._evaluation(suite, asked), self._in_flight[group_id]
             evaluation.groups[group.drawn.prompt.row] = group_id
-            if evaluation.suite.suite.config.environment.is_used:
+            if evaluation.suite.config.environment.is_used:
                 # An instance says once more whether the last turn was over or cut.
                 group.reasons.clear()
 
@@ -157,7 +157,7 @@ class Evaluations:
         evaluation = self._in_progress.get((drawn.suite, drawn.version))
         if evaluation is not None and drawn.prompt.row in evaluation.opening:
             evaluation.error = error
-            for member in range(evaluation.suite.suite.n):
+            for member in range(evaluation.suite.n):
                 evaluation.judged[drawn.prompt.row, member] = None
             evaluation.opening.discard(drawn.prompt.row)
             yield from self._result(evaluation)
@@ -173,7 +173,7 @@ class Evaluations:
         sampled = self._in_flight.num_stored(trajectory) - sum(
             end - start for start, end in self._in_flight.turns(trajectory)
         )
-        vote = said(group.last_turns[trajectory.member], suite.suite.suite.answer_pattern)
+        vote = said(group.last_turns[trajectory.member], suite.section.answer_pattern)
         return Judged(reward, sampled, group.reasons[trajectory.member] in CUT, vote)
 
     # -- what is to be done -------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Evaluations:
                 continue
             if holds and asked == version and self._versions(each) <= {version}:
                 continue
-            groups, n = each.groups.values(), each.suite.suite.n
+            groups, n = each.groups.values(), each.suite.n
             yield CloseEnvironments(
                 tuple(TrajectoryId(group, member) for group in groups for member in range(n))
             )
@@ -202,7 +202,7 @@ class Evaluations:
             return
         group = self._in_flight[group_id]
         row = group.drawn.prompt.row
-        for member in range(evaluation.suite.suite.n):
+        for member in range(evaluation.suite.n):
             trajectory = TrajectoryId(group_id, member)
             is_over = member in group.reasons or (row, member) in evaluation.judged
             is_asked = group.turns_ended.get(member, 0) > len(self._in_flight.turns(trajectory))
@@ -218,7 +218,7 @@ class Evaluations:
         """What came of an evaluation, if it is complete."""
         if len(evaluation.judged) < evaluation.num_answers or evaluation.instance is None:
             return
-        suite, found = evaluation.suite.suite, evaluation.figures()
+        suite, found = evaluation.suite, evaluation.figures()
         (held,) = self._versions(evaluation) or {evaluation.asked}
         for group in evaluation.groups.values():
             self._in_flight.end(group)

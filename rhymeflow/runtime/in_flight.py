@@ -7,7 +7,6 @@ end, or a second that is over. What is heard of a response that is over is passe
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -172,7 +171,7 @@ class InFlight:
             suite, evaluates = self.of_suites.get(group_id, (RUN, None))
             source = self._prompts.train if suite == RUN else self._suites[suite].prompts
             prompt = source[row] if row < len(source) else None
-            opening = None if prompt is None else _opening(prompt, known.prompt)
+            opening = None if prompt is None else opening_of(prompt.prompt, known.prompt)
             ids: list[int] = []
             if prompt is not None and opening is not None:
                 ids = self._encoded(prompt, opening, suite)
@@ -359,9 +358,3 @@ class InFlight:
     def num_stored(self, trajectory: TrajectoryId) -> int:
         """How many tokens of a response are stored."""
         return len(self._groups[trajectory.group].stored.get(trajectory.member, ()))
-
-
-def _opening(prompt: Prompt, stored: str) -> str | None:
-    """What an environment put after the prompt, of which this is stored; None: it is another."""
-    whole = stored if isinstance(prompt.prompt, str) else json.loads(stored)
-    return opening_of(prompt.prompt, whole)

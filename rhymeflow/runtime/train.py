@@ -279,7 +279,7 @@ def check_rows_are_the_same(config: Config, loaded: Loaded, store: SqliteTraject
     data, known = config.data, store.digests()
     rows = {"data.source": (data.source, loaded.prompts.train)}
     for name, suite in loaded.suites.items():
-        source = suite.suite.suite.source or data.eval_source or data.source
+        source = suite.section.source or data.eval_source or data.source
         rows[f"held-out rows of {name}"] = source, suite.prompts
     for what, (source, prompts) in rows.items():
         found = digest(prompts)
@@ -311,10 +311,10 @@ def load_while(start: Callable[[], None], config: Config, reporter: Reporter) ->
             prompts = RunPrompts.load(config, tokenizer, longest, tools.get(RUN))
             held_out = prompts.held_out
             check_calls(config, tokenizer, prompts.train, tools.get(RUN))
-            check_rows(config, prompts.train, LOOKED_AT)
+            check_rows(config, prompts.train[:LOOKED_AT])
         suites = load_suites(config, held_out, tokenizer, longest, tools)
         for name, suite in suites.items():
-            check_rows(suite.suite.config, suite.prompts, LOOKED_AT)
+            check_rows(suite.config, suite.prompts[:LOOKED_AT])
             check_calls(config, tokenizer, suite.prompts, tools.get(name))
         started.result()
     if unseen := tokenizers.unseen_tokens(config.model, tokenizer):

@@ -12,11 +12,11 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import quote
 
 import msgspec
 
 from rhymeflow.errors import UserError
+from rhymeflow.store import schema
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.store.reader import IncompleteBatch, TrajectoryReader
 from rhymeflow.store.schema import EVENTS
@@ -45,13 +45,7 @@ def damage_of(path: Path, error: Exception) -> str | None:
     # What was trained on was whole then, and what is in the log was encoded.
     if isinstance(error, IncompleteBatch | msgspec.DecodeError):
         return str(error)
-    reader = TrajectoryReader(path)
-    try:
-        ((found,),) = reader.query("PRAGMA quick_check(1)")
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as again:
-        found = str(again)
-    finally:
-        reader.close()
+    found = _quick_check(path)
     # What is asked of an index may be wrong where each page by itself is right.
     if found == "ok" and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT:
         found = str(error)
@@ -83,15 +77,19 @@ def check_log(run_dir: Path) -> None:
     path = run_dir / EVENTS
     if not path.is_file():
         return  # what is said of that is said elsewhere
-    uri = f"file:{quote(str(path.resolve()))}?mode=ro"
-    try:
-        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
-            (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    except sqlite3.DatabaseError as error:
-        found = str(error)
-    if found != "ok":
+    if (found := _quick_check(path)) != "ok":
         found = " ".join(found.split())
         raise UserError(f"{path}: is damaged ({found}), cannot be resumed; {_left(run_dir)}")
+
+
+def _quick_check(path: Path) -> str:
+    """What SQLite finds wrong in a file; "ok" if nothing."""
+    try:
+        with contextlib.closing(schema.connect(path)) as connection:
+            (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        found = error
+    return str(found)
 
 
 def _left(run_dir: Path) -> str:

@@ -30,13 +30,11 @@ def open_run(run_dir: str, field: str) -> PreviousRun:
     from rhymeflow.config.load import read_config
 
     path = Path(run_dir)
-    if not path.is_dir():
-        raise UserError(f"{field}: {path}: no such directory")
-    for name in (EVENTS, "config.yaml"):
-        if not (path / name).is_file():
-            raise UserError(f"{field}: {path}: is not a run directory, it has no {name}")
     try:
-        return PreviousRun(read_config(str(path / "config.yaml")), TrajectoryReader(path / EVENTS))
+        store, config = store_of(path), path / "config.yaml"
+        if not config.is_file():
+            raise UserError(f"{path}: is not a run directory, it has no {config.name}")
+        return PreviousRun(read_config(str(config)), TrajectoryReader(store))
     except UserError as error:
         raise UserError(f"{field}: {error}") from None
 

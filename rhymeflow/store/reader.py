@@ -10,7 +10,7 @@ import contextlib
 import json
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,9 +74,9 @@ class StoredSegment:
     steps: int
     drafted: int
     length: int
-    tokens: list[int]
+    tokens: list[int] = field(default_factory=list)
     """Empty, and so is `logprobs`, where they were deleted (`run.keep_tokens`)."""
-    logprobs: list[float]
+    logprobs: list[float] = field(default_factory=list)
 
     @property
     def is_observed(self) -> bool:
@@ -266,8 +266,8 @@ class TrajectoryReader:
         for start, version, instance, steps, drafted, tokens, logprobs in rows:
             ids = _unpacked(tokens, "<i4")
             logprob = _unpacked(logprobs, "<f4") if steps else [0.0] * len(ids)
-            where = start, version, instance
-            found.append(StoredSegment(*where, steps, drafted, len(ids), ids, logprob))
+            made = start, version, instance, steps, drafted
+            found.append(StoredSegment(*made, len(ids), ids, logprob))
         return found
 
     def _pruned(self, trajectory: TrajectoryId) -> list[StoredSegment]:
@@ -277,10 +277,7 @@ class TrajectoryReader:
             " WHERE group_id = ? AND member = ? ORDER BY start",
             *trajectory,
         )
-        return [
-            StoredSegment(start, version, instance, steps, drafted, length, [], [])
-            for start, version, instance, steps, drafted, length in rows
-        ]
+        return [StoredSegment(*row) for row in rows]
 
 
 def _joined(segments: Sequence[StoredSegment]) -> list[StoredSegment]:

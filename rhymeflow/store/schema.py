@@ -11,6 +11,7 @@ import re
 import socket
 import sqlite3
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from urllib.parse import quote
 
@@ -126,25 +127,20 @@ def open_for_writing(path: Path, *, is_new: bool) -> tuple[sqlite3.Connection, i
     """
     if is_new:
         refuse_another(path)
-    lock = lock_directory(path.parent)
-    try:
+    with ExitStack() as undo:
+        lock = lock_directory(path.parent)
+        undo.callback(os.close, lock)
         if is_new:  # nobody else makes one now
             refuse_another(path)
-        connection = sqlite3.connect(path, isolation_level=None)
         try:
+            connection = undo.enter_context(closing(sqlite3.connect(path, isolation_level=None)))
             if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
                 create(connection)
             check_version(connection, path)
             connection.execute("PRAGMA synchronous = NORMAL")
-        except BaseException:
-            connection.close()
-            raise
-    except sqlite3.DatabaseError as error:
-        os.close(lock)
-        raise UserError(f"{path}: cannot be opened as an event store: {error}") from error
-    except BaseException:
-        os.close(lock)
-        raise
+        except sqlite3.DatabaseError as error:
+            raise UserError(f"{path}: cannot be opened as an event store: {error}") from error
+        undo.pop_all()
     return connection, lock
 
 
@@ -224,25 +220,29 @@ def create(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Open the store read-only; works while the writer writes. Raises `UserError` if it is no
-    such file, or no store of this schema."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
+def connect(path: Path) -> sqlite3.Connection:
+    """Open a file of SQLite read-only, which works while it is written."""
     uri = f"file:{quote(str(path.resolve()))}?mode=ro"
     # Reading a WAL database makes a lock file beside it. In a directory that cannot be written
     # (an archived run) there is no writer either, and SQLite may read without locks.
     if not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
         uri += "&immutable=1"
     # A reader may be handed from thread to thread; one at a time has it.
-    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
-    try:
-        check_version(connection, path)
-    except BaseException as error:
-        connection.close()
-        if isinstance(error, (sqlite3.DatabaseError, UnicodeDecodeError)):
+    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """Open the store read-only. Raises `UserError` if there is no such file, or it is no store of
+    this schema."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    with ExitStack() as undo:
+        try:
+            connection = undo.enter_context(closing(connect(path)))
+            check_version(connection, path)
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: cannot be opened as an event store: {error}") from error
-        raise
+        undo.pop_all()
     return connection
 
 

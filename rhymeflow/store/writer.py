@@ -203,7 +203,7 @@ class SqliteTrajectoryStore:
         self._transaction.write()
         wanted = (json.dumps(list(groups)),)
         found = {
-            group: Progress(row, epoch, prompt, _from_int32(tokens), {}, {}, {}, {})
+            group: Progress(row, epoch, prompt, array("i", tokens).tolist(), {}, {}, {}, {})
             for group, row, epoch, prompt, tokens in self._connection.execute(
                 sql.PROMPTS_OF, wanted
             )
@@ -353,10 +353,6 @@ class SqliteTrajectoryStore:
     def _last(self, table: str, column: str = "seq") -> int:
         (last,) = self._connection.execute(f"SELECT MAX({column}) FROM {table}").fetchone()
         return last or 0
-
-
-def _from_int32(blob: bytes) -> list[int]:
-    return list(struct.unpack(f"<{len(blob) // 4}i", blob))
 
 
 def _int32(tokens: Sequence[int]) -> bytes:

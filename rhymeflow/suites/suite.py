@@ -9,79 +9,70 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rhymeflow.config import Config, DataConfig, EnvironmentConfig, EvalSuite, RewardFunction
+from rhymeflow.config import Config, EnvironmentConfig, EvalSuite, RewardFunction
 from rhymeflow.core.types import HELD_OUT, SuiteName
 from rhymeflow.data.encode import PromptEncoder, Tokenizer, Tools
 from rhymeflow.data.files import read_rows
 from rhymeflow.data.generators import derived_seed, generate, is_generator
 from rhymeflow.data.load import EVAL_SIZE, GENERATED_COLUMN, load_prompts
-from rhymeflow.data.prompts import Prompt, PromptSource, checked
+from rhymeflow.data.prompts import Prompt, checked
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.suites.figures import REWARD, counted
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite, and the configuration that it is carried out by."""
+    """A suite: what section `eval` says of it, and the configuration that it is carried out by."""
 
-    suite: EvalSuite
+    section: EvalSuite
     config: Config
 
     @property
     def name(self) -> str:
         """Its name."""
-        return self.suite.name
+        return self.section.name
 
     @property
     def n(self) -> int:
         """Answers to each prompt."""
-        return self.suite.n
+        return self.section.n
 
-    def prompts(self, held_out: PromptSource | None = None) -> list[Prompt]:
-        """Read or make its prompts, at least one. `held_out`: those of the run, where they are
-        loaded already. Raises `UserError` if the source, its rows or the numbers are wrong."""
-        data, suite = self.config.data, self.suite
-        if suite.source is None:
-            return self._held_out(data, held_out)
-        if is_generator(suite.source):
-            if suite.source == data.source and suite.options in ({}, data.options):
-                known = held_out if data.eval_source is None else None
-                return self._held_out(data.model_copy(update={"eval_source": None}), known)
-            seed, size = derived_seed("eval", self.config.run.seed), suite.size or EVAL_SIZE
-            rows = generate(suite.source, suite.options, seed, 0, size, self._field)[1]
-            return checked(rows, GENERATED_COLUMN)
-        if suite.options:
-            raise UserError(f"eval.suites: {self.name}: options are for generators, not for files")
-        rows = read_rows(Path(suite.source), self._field)
-        return self._first(checked(rows, data.prompt_column), suite.source)
 
-    @property
-    def _field(self) -> str:
-        return f"eval.suites: {self.name}: source"
+@dataclass(frozen=True)
+class SuitePrompts(Suite):
+    """A suite with its prompts, and their tokens by row."""
 
-    def _held_out(self, data: DataConfig, held_out: PromptSource | None) -> list[Prompt]:
-        """The prompts that a run on `data` holds out, or more of a generator."""
-        size, seed = self.suite.size or 0, self.config.run.seed
-        if held_out is None:
-            held_out = load_prompts(data, seed)[1]
-        if size > len(held_out) and is_generator(data.eval_source or data.source):
-            held_out = load_prompts(data.model_copy(update={"eval_size": size}), seed)[1]
-        if not len(held_out):
-            raise UserError(
-                f"eval.suites: {self.name}: no prompts are held out (data.eval_size = 0); give a "
-                "source"
-            )
-        prompts = [held_out[row] for row in range(len(held_out))]
-        return self._first(prompts, "what is held out")
+    prompts: list[Prompt]
+    prompt_ids: list[list[int]]
+    encoder: PromptEncoder
 
-    def _first(self, prompts: list[Prompt], source: str) -> list[Prompt]:
-        """As many as are wanted; `UserError` if there are not so many."""
-        size = self.suite.size
-        if size is not None and size > len(prompts):
-            raise UserError(
-                f"eval.suites: {self.name}: size = {size}, but {source} has {len(prompts)} rows"
-            )
-        return prompts[:size]
+
+def prompts_of(suite: Suite, held_out: list[Prompt] | None = None) -> list[Prompt]:
+    """Read or make the prompts of a suite, at least one. `held_out`: those of the run, where they
+    are loaded already. Raises `UserError` if the source, its rows or the numbers are wrong."""
+    section, data, seed = suite.section, suite.config.data, suite.config.run.seed
+    source, size, where = section.source, section.size, f"eval.suites: {suite.name}"
+    is_runs = source == data.source and section.options in ({}, data.options)
+    if source is None or (is_generator(source) and is_runs):
+        if source is not None and data.eval_source is not None:
+            data, held_out = data.model_copy(update={"eval_source": None}), None
+        prompts = load_prompts(data, seed)[1] if held_out is None else held_out
+        if (size or 0) > len(prompts) and is_generator(data.eval_source or data.source):
+            prompts = load_prompts(data.model_copy(update={"eval_size": size}), seed)[1]
+        if not prompts:
+            raise UserError(f"{where}: no prompts are held out (data.eval_size = 0); give a source")
+        source = "what is held out"
+    elif is_generator(source):
+        count, own_seed = size or EVAL_SIZE, derived_seed("eval", seed)
+        rows = generate(source, section.options, own_seed, 0, count, f"{where}: source")[1]
+        prompts = checked(rows, GENERATED_COLUMN)
+    else:
+        if section.options:
+            raise UserError(f"{where}: options are for generators, not for files")
+        prompts = checked(read_rows(Path(source), f"{where}: source"), data.prompt_column)
+    if size is not None and size > len(prompts):
+        raise UserError(f"{where}: size = {size}, but {source} has {len(prompts)} rows")
+    return prompts[:size]
 
 
 def chosen(config: Config, names: Sequence[str]) -> list[Suite]:
@@ -152,12 +143,10 @@ environments of its own is judged and answered by the run's."""
 
 def reward_sections(config: Config) -> dict[SuiteName, tuple[RewardFunction, ...]]:
     """Return the reward functions of the run, then of each suite that has some of its own."""
-    suites = {
-        each.name: each.config.reward.functions
-        for each in of_run(config)
-        if each.suite.functions is not None
+    own = [each for each in of_run(config) if each.section.functions is not None]
+    return {RUN: config.reward.functions} | {
+        each.name: each.config.reward.functions for each in own
     }
-    return {RUN: config.reward.functions, **suites}
 
 
 def functions_of(config: Config, suite: SuiteName) -> range:
@@ -173,12 +162,8 @@ def functions_of(config: Config, suite: SuiteName) -> range:
 
 def environment_sections(config: Config) -> dict[SuiteName, EnvironmentConfig]:
     """Return section `environment` of the run, then of each suite that has classes of its own."""
-    suites = {
-        each.name: each.config.environment
-        for each in of_run(config)
-        if each.suite.environments is not None
-    }
-    return {RUN: config.environment, **suites}
+    own = [each for each in of_run(config) if each.section.environments is not None]
+    return {RUN: config.environment} | {each.name: each.config.environment for each in own}
 
 
 def uses_environments(config: Config) -> bool:
@@ -186,19 +171,9 @@ def uses_environments(config: Config) -> bool:
     return any(section.is_used for section in environment_sections(config).values())
 
 
-@dataclass(frozen=True)
-class SuitePrompts:
-    """A suite with its prompts, and their tokens by row."""
-
-    suite: Suite
-    prompts: PromptSource
-    prompt_ids: list[list[int]]
-    encoder: PromptEncoder
-
-
 def load_suites(
     config: Config,
-    held_out: PromptSource | None,
+    held_out: list[Prompt] | None,
     tokenizer: Tokenizer,
     max_length: int,
     tools: Mapping[SuiteName, Tools],
@@ -212,7 +187,7 @@ def load_suites(
         UserError: prompts cannot be had, or do not fit the model.
     """
     found, suites = {}, of_run(config)
-    if held_out is None and any(suite.suite.source is None for suite in suites):
+    if held_out is None and any(suite.section.source is None for suite in suites):
         held_out = load_prompts(config.data, config.run.seed)[1]
     for suite in suites:
         longest = suite.config.rollout.max_completion_length
@@ -221,9 +196,9 @@ def load_suites(
                 f"suite {suite.name}: max_completion_length = {longest} leaves no room for a "
                 f"prompt in the model's context of {max_length} tokens"
             )
-        data = suite.config.data
-        encoder = PromptEncoder(tokenizer, data, max_length - longest, tools.get(suite.name))
-        prompts = suite.prompts(held_out)
-        ids = [encoder.encode(prompts[row]) for row in range(len(prompts))]
-        found[suite.name] = SuitePrompts(suite, prompts, ids, encoder)
+        room = max_length - longest
+        encoder = PromptEncoder(tokenizer, suite.config.data, room, tools.get(suite.name))
+        prompts = prompts_of(suite, held_out)
+        ids = [encoder.encode(each) for each in prompts]
+        found[suite.name] = SuitePrompts(suite.section, suite.config, prompts, ids, encoder)
     return found

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from rhymeflow.config import DataConfig
 from rhymeflow.data.files import read_rows, table
 from rhymeflow.data.load import load_prompts
-from rhymeflow.data.prompts import PromptSource
+from rhymeflow.data.prompts import Prompt
 from tests.refused import refusal
 
 ROWS = [{"prompt": f"{n} + 1 =", "answer": str(n + 1), "level": n % 3} for n in range(10)]
@@ -40,7 +40,7 @@ def parquet(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def load(source: str, **fields: Any) -> tuple[PromptSource, PromptSource]:
+def load(source: str, **fields: Any) -> tuple[list[Prompt], list[Prompt]]:
     return load_prompts(DataConfig(source=source, **({"eval_size": 0} | fields)), seed=0)
 
 
@@ -48,8 +48,8 @@ def refused(source: str, **fields: Any) -> str:
     return refusal(load, source, **fields)
 
 
-def texts(prompts: PromptSource) -> list[Any]:
-    return [prompts[row].prompt for row in range(len(prompts))]
+def texts(prompts: list[Prompt]) -> list[Any]:
+    return [each.prompt for each in prompts]
 
 
 def test_what_is_trained_on_and_held_out(tmp_path: Path) -> None:

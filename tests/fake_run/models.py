@@ -233,6 +233,9 @@ def load(start: Callable[[], None], config: Config, reporter: Reporter) -> Loade
     held_out = ANSWERS[: config.data.eval_size]
     stream = PromptStream(SOURCE, config.run.seed, config.data.shuffle)
     ids = [Letters().encode(prompt) for prompt in ANSWERS]
-    suites = {each.name: SuitePrompts(each, ANSWERS, ids, Letters()) for each in of_run(config)}
+    suites = {
+        each.name: SuitePrompts(each.section, each.config, ANSWERS, ids, Letters())
+        for each in of_run(config)
+    }
     prompts = RunPrompts(SOURCE, stream, Letters(), held_out)
     return Loaded(SimpleNamespace(chat_template=None), prompts, suites)

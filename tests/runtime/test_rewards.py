@@ -47,7 +47,7 @@ class Run:
             }
         )
         suites = {
-            suite.name: SuitePrompts(suite, SOURCE, [[1], [1]], Letters())
+            suite.name: SuitePrompts(suite.section, suite.config, SOURCE, [[1], [1]], Letters())
             for suite in of_run(config)
         }
         self.in_flight = InFlight(self.store, prompts, suites)

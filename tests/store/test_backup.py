@@ -13,6 +13,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -30,7 +31,6 @@ from rhymeflow.observe.summary import backup_line
 from rhymeflow.store import backup as backups
 from rhymeflow.store.backup import BackupThread, check_free, copied, restore
 from rhymeflow.store.checkpoint_dirs import checkpoints_up_to
-from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.utils import shared_memory
 from rhymeflow.utils.child import descendants
 from tests.runtime.logs import audit, tokens
@@ -119,43 +119,17 @@ def run(tmp_path):
     run.store.close()
 
 
-@pytest.mark.parametrize("prunes", [False, True])
-@pytest.mark.parametrize("kind", ["memory", "file"])
-def test_a_run_is_rebuilt_as_it_was(run, url, tmp_path, prunes, kind):
-    url = url if kind == "memory" else str(tmp_path / "backup")
-    thread = BackupThread(run.path, url)
-    thread.start()
-    for _ in range(6):
-        run.go_on(10, prunes=prunes)
-        run.step()
-        thread.saved()
-        until_copied(run)
-    thread.close()
-    path, (said,) = restore(url, tmp_path / "new")
-    assert path == tmp_path / "new"
-    assert f"the log until event {run.store._last_seq}, version {run.version}" in said
-    assert content(path) == content(run.path)
-    assert not prunes or content(run.path)["pruned"]
-    (checkpoint,) = (path / "checkpoints").iterdir()
-    for file in (run.path / "checkpoints" / checkpoint.name).rglob("*"):
-        copy = path / file.relative_to(run.path)
-        assert file.is_dir() or copy.read_bytes() == file.read_bytes()
-    assert (path / "config.yaml").read_text() == (run.path / "config.yaml").read_text()
-    SqliteTrajectoryStore(path / "events.db").close()
-    there = {path.split("/")[-2] for path in files(url) if path.endswith("/model")}
-    assert f"step-{run.checkpoint}" in there
-    assert len(there) <= backups.KEPT
-
-
 @settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 2**16),
     acts=st.lists(st.sampled_from(["on", "back up", "resume", "move"]), min_size=3, max_size=14),
-    share=st.sampled_from([0.0, 0.2, 0.5]),
+    share=st.sampled_from([None, 0.0, 0.2, 0.5]),
 )
 def test_whatever_fails_the_backup_comes_to_have_all(tmp_path_factory, seed, acts, share):
-    """Errors, writes cut short, attempts that follow one another here and elsewhere."""
-    folder, url = tmp_path_factory.mktemp("runs"), next(NAMES)
+    """Errors, writes cut short, attempts that follow one another here and elsewhere; None: in a
+    directory."""
+    folder = tmp_path_factory.mktemp("runs")
+    url, share = (str(folder / "backup"), 0.0) if share is None else (next(NAMES), share)
     FlakyFileSystem.rng, FlakyFileSystem.share = random.Random(seed), share
     run, number = MadeUpRun(folder / "run", seed), 0
     run.step()
@@ -174,9 +148,16 @@ def test_whatever_fails_the_backup_comes_to_have_all(tmp_path_factory, seed, act
             if act == "move" and run.checkpoint:
                 number += 1
                 run.store.close()
-                restore(url, folder / str(number))
-                assert content(folder / str(number)) == content(run.path)
-                run.path = folder / str(number)
+                path, said = restore(url, folder / str(number))
+                told = f"the log until event {run.store._last_seq:,}, version {run.version}"
+                assert said == [f"{url}: {told}"]
+                assert content(path) == content(run.path)
+                (newest,) = (path / "checkpoints").iterdir()
+                assert newest.name == f"step-{run.checkpoint}"
+                for file in filter(Path.is_file, [*newest.rglob("*"), path / "config.yaml"]):
+                    original = run.path / file.relative_to(path)
+                    assert file.read_bytes() == original.read_bytes()
+                run.path = path
             else:
                 run.store.close()
             run.begin()
@@ -186,6 +167,8 @@ def test_whatever_fails_the_backup_comes_to_have_all(tmp_path_factory, seed, act
     FlakyFileSystem.share = 0.0
     thread.close()
     run.store.close()
+    kept = Counter(name.split("/")[-5] for name in files(url) if name.endswith("/model"))
+    assert max(kept.values()) <= backups.KEPT, "checkpoints of an attempt"
 
 
 @pytest.mark.parametrize("kind", ["rows", "marker", "checkpoint"])

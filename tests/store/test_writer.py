@@ -7,14 +7,15 @@ import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhymeflow.core.commands import Pull
-from rhymeflow.core.events import GroupCreated, VersionPublished
+from rhymeflow.core.events import VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.store import reader as reading
@@ -55,60 +56,33 @@ def put_trajectory(store: SqliteTrajectoryStore, group: int, member: int, length
 # -- events ---------------------------------------------------------------------------------------
 
 
-def test_events_come_back_in_order_with_their_times(store, path):
-    events = [GroupCreated(i, i, 0, 3) for i in range(5)]
-    store.record(1.5, events[:2])
-    store.commit()
-    store.record(2.5, events[2:])
-    store.commit()
-    found = list(TrajectoryReader(path).events())
-    assert [r.event for r in found] == events
-    assert [r.time for r in found] == [1.5, 1.5, 2.5, 2.5, 2.5]
-    assert [r.seq for r in found] == [1, 2, 3, 4, 5]
-
-
-def test_a_reopened_store_goes_on_numbering(path):
-    for version in (1, 2):
-        store = SqliteTrajectoryStore(path)
-        number = store.record(0.0, [VersionPublished(version)])
-        assert number == version
-        store.record_command(number, Pull("a", version, version))
-        store.commit()
-        store.close()
-    assert [r.seq for r in TrajectoryReader(path).events()] == [1, 2]
-    assert list(TrajectoryReader(path).commands()) == [
-        (1, 1, Pull("a", 1, 1)),
-        (2, 2, Pull("a", 2, 2)),
-    ]
-
-
-def test_a_long_log_is_read_in_parts(store, path, monkeypatch):
-    monkeypatch.setattr(reading, "ROWS_AT_ONCE", 7)
-    for count in (0, 6, 1, 1, 13):
-        store.record(0.0, [VersionPublished(version) for version in range(count)])
-        store.commit()
-        found = [r.seq for r in TrajectoryReader(path).events()]
-        assert found == list(range(1, store._last_seq + 1))
-
-
-def test_a_tick_shows_whole_or_not_at_all(store, path):
-    reader = TrajectoryReader(path)
-    store.record(0.0, [VersionPublished(1)])
-    put_group(store, 0)
-    assert not list(reader.events())
-    assert reader.query("SELECT * FROM groups") == []
-    store.commit()
-    assert len(list(reader.events())) == 1
-    assert len(reader.query("SELECT * FROM groups")) == 1
-
-
-def test_what_was_not_committed_is_gone_after_closing(path):
-    store = SqliteTrajectoryStore(path)
-    store.record(0.0, [VersionPublished(1)])
-    store.commit()
-    store.record(0.0, [VersionPublished(2)])
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 9) | st.sampled_from(["commit", "close"]), max_size=12))
+def test_a_log_is_what_was_committed_in_order_whoever_reads_it_when(tmp_path_factory, acts):
+    path, put, kept = tmp_path_factory.mktemp("log") / "events.db", [], []
+    store, reader = SqliteTrajectoryStore(path), TrajectoryReader(path)
+    for time, act in enumerate([*acts, "commit"]):
+        if act == "commit":
+            store.commit()
+            kept = list(put)
+        elif act == "close":  # what was not committed is not there
+            store.close()
+            store, put = SqliteTrajectoryStore(path), list(kept)
+        else:
+            events = [VersionPublished(len(put) + each) for each in range(act)]
+            first = store.record(float(time), events)
+            assert first == len(put) + 1
+            put += [(first + n, float(time), event) for n, event in enumerate(events)]
+            for number in range(first, first + act):
+                store.record_command(number, Pull("a", number, time))
+            put_group(store, len(put))
+        with patch.object(reading, "ROWS_AT_ONCE", 7):
+            assert list(reader.events()) == kept
+            found = [(number, event) for number, event, _ in reader.commands()]
+        assert found == [(number, number) for number, *_ in kept]
+        assert reader.query("SELECT COUNT(*) FROM groups") == [(len({t for _, t, _ in kept}),)]
+    reader.close()
     store.close()
-    assert [r.event for r in TrajectoryReader(path).events()] == [VersionPublished(1)]
 
 
 def test_a_durable_commit_marks_how_far_the_disk_is(store, path):
@@ -138,17 +112,6 @@ def test_batch_in_the_order_asked_for(store, path):
     assert (record.reward, record.reason) == (0.5, "stop")
 
 
-def test_logprobs_come_back_to_the_bit(store, path):
-    logprobs = np.random.default_rng(0).normal(size=50).astype(np.float32)
-    trajectory = TrajectoryId(0, 0)
-    put_group(store, 0)
-    segment(store, trajectory, range(50), logprobs=logprobs)
-    finished(store, trajectory, 50, 1.0, "length")
-    store.commit()
-    (record,) = TrajectoryReader(path).batch([0], [(0,)])
-    assert record.logprobs == logprobs.tolist()
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -170,14 +133,12 @@ def test_an_incomplete_batch_says_what_is_missing(store, path, damage, message):
         TrajectoryReader(path).batch([0], [(0, 1)])
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40
-)
+@settings(deadline=None, max_examples=40)
 @given(st.data())
-def test_segments_delivered_again_in_any_order_are_stored_once(tmp_path, data):
-    """Deliveries are prefixes of segments that grow; the last, whole ones are always among them."""
-    directory = tmp_path / str(len(list(tmp_path.iterdir())))
-    directory.mkdir()
+def test_segments_delivered_again_in_any_order_are_stored_once(tmp_path_factory, data):
+    """Deliveries are prefixes of segments that grow; the last, whole ones are always among them.
+    Log-probabilities come back to the bit."""
+    directory = tmp_path_factory.mktemp("store")
     lengths = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
     bounds = list(itertools.accumulate(lengths, initial=0))
     whole = [(i, a, b) for i, (a, b) in enumerate(itertools.pairwise(bounds))]
@@ -188,9 +149,9 @@ def test_segments_delivered_again_in_any_order_are_stored_once(tmp_path, data):
     store = SqliteTrajectoryStore(directory / "events.db")
     put_group(store, 0)
     trajectory = TrajectoryId(0, 0)
+    every = np.random.default_rng(0).normal(size=bounds[-1]).astype(np.float32)
     for version, start, end in deliveries:
-        logprobs = [-float(i) for i in range(start, end)]
-        made = {"logprobs": logprobs, "start": start, "version": version}
+        made = {"logprobs": every[start:end], "start": start, "version": version}
         segment(store, trajectory, range(start, end), **made)
     store.put_finished(trajectory, length=bounds[-1], reason="stop")
     store.put_finished(trajectory, length=bounds[-1], reason="stop")
@@ -200,7 +161,7 @@ def test_segments_delivered_again_in_any_order_are_stored_once(tmp_path, data):
     reader = TrajectoryReader(directory / "events.db")
     (record,) = reader.batch([0], [(0,)])
     assert record.completion_ids == list(range(bounds[-1]))
-    assert record.logprobs == [-float(i) for i in range(bounds[-1])]
+    assert record.logprobs == every.tolist()
     assert record.versions == [v for v, a, b in whole for _ in range(a, b)]
     assert reader.query("SELECT COUNT(*) FROM segments") == [(len(whole),)]
     reader.close()

@@ -11,7 +11,7 @@ import pytest
 from rhymeflow.config import Config
 from rhymeflow.config.load import build_config, read_config
 from rhymeflow.data.load import load_prompts
-from rhymeflow.suites.suite import Suite, chosen
+from rhymeflow.suites.suite import Suite, chosen, prompts_of
 from tests.refused import refusal
 
 
@@ -22,7 +22,7 @@ def suite(config: Config, **fields: Any) -> Suite:
 
 
 def texts(found: Suite) -> list[Any]:
-    prompts = found.prompts()
+    prompts = prompts_of(found)
     assert [each.row for each in prompts] == list(range(len(prompts)))
     return [each.prompt for each in prompts]
 
@@ -37,7 +37,7 @@ def of_a_file(tmp_path: Path) -> Config:
 def test_rows_that_are_trained_on_are_never_held_out(of_a_file: Config) -> None:
     assert texts(suite(of_a_file)) == ["p36", "p37", "p38", "p39"]
     assert texts(suite(of_a_file, size=2)) == ["p36", "p37"]
-    message = refusal(suite(of_a_file, size=5).prompts)
+    message = refusal(prompts_of, suite(of_a_file, size=5))
     assert "size = 5, but what is held out has 4 rows" in message
 
 
@@ -50,18 +50,18 @@ def test_a_file_of_its_own_is_taken_whole(of_a_file: Config, tmp_path: Path) -> 
         ({"size": 4}, f"size = 4, but {other} has 3 rows"),
         ({"options": {"a": 1}}, "options are for generators"),
     ):
-        assert said in refusal(suite(of_a_file, source=str(other), **fields).prompts)
+        assert said in refusal(prompts_of, suite(of_a_file, source=str(other), **fields))
 
 
 def test_problems_of_the_runs_generator_are_those_it_holds_out() -> None:
     config = read_config("demo")
     train, held_out = load_prompts(config.data, config.run.seed)
-    expected = [held_out[row].prompt for row in range(len(held_out))]
+    expected = [each.prompt for each in held_out]
     assert texts(suite(config)) == expected
     assert texts(suite(config, source="recipe:demo", size=5)) == expected[:5]
     more = texts(suite(config, size=200))
     assert len(set(more)) == 200
-    assert not {train[row].prompt for row in range(len(train))} & set(more)
+    assert not {each.prompt for each in train} & set(more)
     options = {"min_terms": 20, "median_terms": 21}
     found = texts(suite(config, source="recipe:demo", options=options))
     assert len(found) == 64
