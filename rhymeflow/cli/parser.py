@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NoReturn
 
 import rhymeflow
@@ -66,11 +67,14 @@ def with_commands() -> tuple[Parser, Add]:
     return parser, add
 
 
-def positive(text: str) -> int:
-    """A whole number from 1 on, for argparse."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"given {text!r}, should be a number from 1 on")
+def whole(text: str, least: int = 0) -> int:
+    """A whole number from `least` on, for argparse."""
+    if not text.isdecimal() or len(text) > 18 or int(text) < least:
+        raise argparse.ArgumentTypeError(f"given {text!r}, should be a number from {least} on")
     return int(text)
+
+
+positive = partial(whole, least=1)
 
 
 def as_number(text: str) -> float:

@@ -11,7 +11,7 @@ import math
 import re
 from pathlib import Path
 
-from rhymeflow.cli.parser import Add, as_number, positive
+from rhymeflow.cli.parser import Add, as_number, positive, whole
 
 _EXPORT = """Writes what a run generated, also while it goes on (docs/inspecting.md):
 rows of all that is stored, rows for `rhymeflow sft`, or preference pairs."""
@@ -37,7 +37,7 @@ def _add_looking(add: Add) -> None:
         which = f"the N responses with the {kind} rewards (5 if no number is given)"
         sub.add_argument(f"--{kind}", metavar="N", type=int, nargs="?", const=5, help=which)
     what = "step S: its metrics and groups; with --best, --worst: only of step S"
-    sub.add_argument("--step", metavar="S", type=_whole, help=what)
+    sub.add_argument("--step", metavar="S", type=whole, help=what)
     what = "group G: its prompt and its responses"
     sub.add_argument("--group", metavar="G", type=_group, help=what)
     sub.add_argument("--json", action="store_true", help="the same as JSON (docs/inspecting.md)")
@@ -161,15 +161,9 @@ def export(args: argparse.Namespace) -> None:
     print(done.line())
 
 
-def _whole(text: str) -> int:
-    if not text.isdecimal() or len(text) > 18:
-        raise argparse.ArgumentTypeError(f"given {text!r}, should be a number from 0 on")
-    return int(text)
-
-
 def _group(text: str) -> int:
     """Groups of suites are numbered from -1 down."""
-    return -_whole(text[1:]) if text.startswith("-") else _whole(text)
+    return -whole(text[1:]) if text.startswith("-") else whole(text)
 
 
 def _port(text: str) -> int:

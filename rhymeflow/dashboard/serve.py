@@ -1,8 +1,8 @@
-"""`rhymeflow dashboard` serves the pages of some runs until Ctrl-C; `train --dashboard` those of a
-run that is about to begin, until it ends.
+"""`rhymeflow dashboard` serves the pages of runs until Ctrl-C; `train --dashboard` serves those of
+the run that it begins, until it ends.
 
-They listen on this machine alone, unless another address is asked for by name. Their address, with
-a token that is drawn at each start, is printed once it answers.
+They listen on this machine alone, unless `--host` names another address. The address to open has a
+token that is drawn at each start.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import contextlib
 import errno
 import os
 import secrets
+import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 import uvicorn
@@ -24,20 +24,20 @@ import uvicorn
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.server import LOOPBACK, make_app
 from rhymeflow.errors import UserError
-from rhymeflow.observe.query import TokenTexts
+from rhymeflow.observe.query import TokenTexts, short_names
 from rhymeflow.store.schema import EVENTS
 
 HERE = "127.0.0.1"
 PORT = 8750
 LOADING_AFTER = 2.0
-"""Seconds until tokenizers are loaded, which takes some and holds up what is asked meanwhile; the
-first question is not for tokens."""
+"""Seconds until tokenizers are loaded. That holds up other questions, and the first ones need no
+tokens."""
 _PORTS = 20
 _NICENESS = 10
-"""Of pages beside a run, which give way to it where processors are short."""
+"""Pages beside a run give way to it where processors are short."""
 _POLL_SECONDS = 0.2
 _PATIENCE = 5.0
-"""Seconds that their process has to end."""
+"""Seconds until a process that does not end is killed."""
 
 
 def serve(directories: Sequence[Path], *, host: str = HERE, port: int | None = None) -> None:
@@ -95,19 +95,17 @@ def newest(directory: Path) -> Path:
 def named(directories: Sequence[Path]) -> list[Run]:
     """Runs by the names of their directories, with as much of the path as tells them apart."""
     paths = list(dict.fromkeys(directory.resolve() for directory in directories))
-    length = 1
-    while len({path.parts[-length:] for path in paths}) < len(paths):
-        length += 1
-    return [Run(path, "-".join(path.parts[-length:]).lstrip("/")) for path in paths]
+    names = short_names(paths)
+    return [Run(path, name.replace("/", "-")) for path, name in zip(paths, names, strict=True)]
 
 
 def listening(host: str, port: int | None) -> socket.socket:
-    """A socket that listens; of `PORT` and those that follow it the first that is free. Raises
-    `UserError` if nothing can listen there."""
+    """A socket that listens at `port`, or at the first free port from `PORT` on. Raises `UserError`
+    if nothing can listen there."""
     for number in [port] if port is not None else range(PORT, PORT + _PORTS):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # asyncio sends at once (TCP_NODELAY) where the socket says that it is TCP. Else an answer's
-        # body waits 40 ms for its head to be acknowledged.
+        # asyncio sets TCP_NODELAY only on a socket whose protocol is TCP; without it an answer's
+        # body waits 40 ms for the acknowledgement of its head.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -127,62 +125,44 @@ def listening(host: str, port: int | None) -> socket.socket:
 
 @contextlib.contextmanager
 def beside(run_dir: Path) -> Iterator[str]:
-    """Serve pages over the run that begins in `run_dir`, in a process of their own, until the block
-    ends; their address, which a browser may open before the process is up.
+    """Serve pages over the run that begins in `run_dir`, in another process, until the block ends.
+    Yields their address, which a browser may open before the process is up.
 
     Raises:
         UserError: no port is free.
     """
     token = secrets.token_urlsafe(16)
     with contextlib.closing(listening(HERE, None)) as listener:
-        number = listener.fileno()
-        command = [sys.executable, "-m", "rhymeflow.dashboard.serve", str(run_dir), str(number)]
-        # Ctrl-C in the terminal is the run's: that ends, and then this.
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[number],
-            start_new_session=True,
+        process = get_context("spawn").Process(
+            target=_serve_beside, args=(run_dir, listener, token), daemon=True
         )
+        # Ctrl-C in the terminal is for the run: the process starts with it blocked.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         found = address(HERE, listener, token)
-    assert process.stdin is not None
     try:
-        process.stdin.write(f"{token}\n".encode())
-        process.stdin.flush()
         yield found
     finally:
-        process.stdin.close()  # by which it knows, also where this process is killed
-        try:
-            process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.terminate()
+        process.join(_PATIENCE)
+        process.kill()
+        process.join()
 
 
-def _serve_beside(run_dir: Path, number: int) -> None:
-    """Serve, until standard input ends."""
+def _serve_beside(run_dir: Path, listener: socket.socket, token: str) -> None:
+    """Serve until SIGTERM, or until the run's process is gone."""
     os.nice(_NICENESS)
-    token = sys.stdin.readline().strip()
-    ended = threading.Event()
-
-    def watch() -> None:
-        sys.stdin.read()
-        ended.set()
-        if server is not None:
-            server.should_exit = True
-
-    server = None
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     while not (run_dir / EVENTS).is_file():
-        if ended.is_set():
-            return
         time.sleep(_POLL_SECONDS)
-    server = server_of([Run(run_dir, run_dir.name)], token)
-    with contextlib.closing(socket.socket(fileno=number)) as listener:
-        if not ended.is_set():
-            server.run(sockets=[listener])
+    server_of([Run(run_dir, run_dir.name)], token).run(sockets=[listener])
 
 
-if __name__ == "__main__":
-    _serve_beside(Path(sys.argv[1]), int(sys.argv[2]))
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    signal.raise_signal(signal.SIGTERM)

@@ -114,7 +114,7 @@ def make_app(
         return advisor.found(run, anew=request.query_params.get("anew") == "true")
 
     def response(run: Run, request: Request) -> Any:
-        group, member = (_signed(request.path_params, name) or 0 for name in ("group", "member"))
+        group, member = (_group_number(request.path_params, n) or 0 for n in ("group", "member"))
         return views.response(run, TrajectoryId(group, member), texts)
 
     answers: dict[str, Answer] = {
@@ -150,7 +150,7 @@ def _overview(run: Run, request: Request) -> Any:
 
 def _group(run: Run, request: Request) -> Any:
     with run.reader() as reader:
-        return query.group(reader, _signed(request.path_params, "group") or 0)
+        return query.group(reader, _group_number(request.path_params) or 0)
 
 
 def _time(run: Run, request: Request) -> Any:
@@ -192,12 +192,12 @@ def _asked(request: Request) -> groups.Asked:
 def _lines(request: Request) -> log.Asked:
     given = request.query_params
     after = given.get("after", "")
-    parts = [_whole(each, "after") or 0 for each in after.split(",")]
+    parts = [_number({"after": each}, "after") or 0 for each in after.split(",")]
     if after and len(parts) != 3:
         raise UserError(f"after = {after!r}: is no place in the log")
     return log.Asked(
         kind=given.get("kind", ""),
-        group=_signed(given, "group"),
+        group=_group_number(given),
         instance=given.get("instance", ""),
         text=given.get("text", ""),
         time=_seconds(given, "time"),
@@ -217,18 +217,14 @@ def _seconds(given: Mapping[str, str], name: str) -> float | None:
     return found
 
 
-def _number(given: Mapping[str, str], name: str) -> int | None:
-    return _whole(given.get(name, ""), name)
-
-
-def _signed(given: Mapping[str, str], name: str) -> int | None:
-    """Groups of suites are numbered from -1 down."""
+def _number(given: Mapping[str, str], name: str, form: str = r"\d{1,18}") -> int | None:
+    """The whole number that is given; None where nothing is."""
     text = given.get(name, "")
-    found = _whole(text.removeprefix("-"), name)
-    return -found if found is not None and text.startswith("-") else found
-
-
-def _whole(text: str, name: str) -> int | None:
-    if text and (not text.isdecimal() or len(text) > 18):
+    if text and not re.fullmatch(form, text):
         raise UserError(f"{name} = {text!r}: is no number")
     return int(text) if text else None
+
+
+def _group_number(given: Mapping[str, str], name: str = "group") -> int | None:
+    """Groups of suites are numbered from -1 down."""
+    return _number(given, name, r"-?\d{1,18}")

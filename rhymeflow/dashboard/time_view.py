@@ -15,13 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymeflow.dashboard.run import Run
-from rhymeflow.dashboard.timeline import (
-    ENVIRONMENTS,
-    LEARNER,
-    Filling,
-    Lane,
-    Timeline,
-)
+from rhymeflow.dashboard.timeline import ENVIRONMENTS, LEARNER, Filling, Lane, Timeline
 from rhymeflow.errors import UserError
 from rhymeflow.observe import query
 from rhymeflow.observe.limits import of_rows
@@ -59,7 +53,7 @@ def found(run: Run, start: float | None = None, end: float | None = None) -> dic
             "end": stop,
             "last": last,
             "read": read,
-            "lanes": lanes(timeline.within(begin, stop), begin, stop),
+            "lanes": lanes(timeline.spans.within(begin, stop), begin, stop),
             "batches": batches(timeline.filling, begin, stop),
             "limits": _latest(run, timeline),
         }
@@ -144,7 +138,7 @@ def _latest(run: Run, timeline: Timeline) -> dict[str, Any] | None:
         return None
     end = rows[-1]["time"]
     start = end - sum(row["step_time"] for row in rows[-limit.steps :])
-    window = timeline.within(start, end)
+    window = timeline.spans.within(start, end)
     return {"line": limit.line, "steps": limit.steps, **limits(window, start, end)}
 
 

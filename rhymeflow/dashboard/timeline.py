@@ -31,12 +31,10 @@ _ENDS = {
 }
 _SHOWN = {"accumulating": "training"}
 """Kinds that go by another's name once they are spans."""
-_LEAVES = ("TrajectoryFinished", "TrajectoryInterrupted", "TurnEnded")
-_ANSWERS = ("Observed", "EpisodeEnded", "EnvironmentFailed")
-_OF_RESPONSES = {*_LEAVES, *_ANSWERS, "Route", "Abort", "CloseEnvironments"}
-_OF_SPANS = {*_BEGINS, *_ENDS, *_OF_RESPONSES, "InstanceLeft", "Snapshot"}
-_OF_FILLING = {"Route", "TrajectoryRewarded", "Train", "Drop"}
-_KINDS = ", ".join(f"'{kind}'" for kind in sorted({*_OF_SPANS, *_OF_FILLING}))
+_LEAVES = ("TrajectoryFinished", "TrajectoryInterrupted", "TurnEnded", "Abort")
+_ANSWERS = ("Observed", "EpisodeEnded", "EnvironmentFailed", "CloseEnvironments")
+_OTHERS = ("Route", "InstanceLeft", "Snapshot", "TrajectoryRewarded", "Drop")
+_KINDS = ", ".join(f"'{kind}'" for kind in (*_BEGINS, *_ENDS, *_LEAVES, *_ANSWERS, *_OTHERS))
 _LINES = f"""
 SELECT time, kind, body FROM (
     SELECT seq AS event, 0 AS is_command, seq AS number, time, kind, body FROM events
@@ -62,28 +60,41 @@ class Body(msgspec.Struct):
     prefill_seconds: float = 0.0
 
 
-class Span(NamedTuple):
-    """Something that went on in a lane from `start` to `end`, seconds of the run."""
+class Lane:
+    """Spans of one lane and kind, in order; none begins before another has ended."""
 
-    lane: str
-    kind: str
-    start: float
-    end: float
-    version: int | None
-    """Of the weights: trained to, pulled, evaluated."""
+    def __init__(self) -> None:
+        self.starts, self.ends, self.versions = array("d"), array("d"), array("q")
+
+    def put(self, start: float, end: float, version: int | None) -> None:
+        """Add a span that ended after all others. `version`: of the weights that were trained to,
+        pulled or evaluated; stored as -1 where there is none."""
+        self.starts.append(start)
+        self.ends.append(end)
+        self.versions.append(-1 if version is None else version)
+
+    def between(self, start: float, stop: float) -> Lane:
+        """The spans that overlap this time."""
+        those = slice(bisect_left(self.ends, start), bisect_right(self.starts, stop))
+        found = Lane()
+        found.starts, found.ends = self.starts[those], self.ends[those]
+        found.versions = self.versions[those]
+        return found
+
+    def __len__(self) -> int:
+        return len(self.starts)
 
 
 class Fold:
-    """Takes in the log line by line; `ended` has the spans that are complete. Those of one lane and
-    kind do not overlap and come in order.
+    """Takes in the log line by line; `lanes` has the spans that have ended, by lane and kind.
 
     An instance generates while it has a response, and waits while it has none but the environment
-    of one that took its last turn there is asked. How long it prefilled is known from one report of
+    of one whose last turn it generated is asked. How long it prefilled is known from one report of
     it to the next, a quarter of a second later: the span begins with the earlier report.
     """
 
     def __init__(self) -> None:
-        self.ended: list[Span] = []
+        self.lanes: dict[tuple[str, str], Lane] = {}
         self.time = 0.0
         """Of the last event."""
         self._open: dict[tuple[str, str], tuple[float, int | None]] = {}
@@ -94,18 +105,22 @@ class Fold:
         self._prefilled: dict[str, tuple[float, float]] = {}
         """When each instance reported last, and how long it had prefilled."""
 
-    def open(self) -> list[Span]:
-        """What goes on, as if it ended with the last event."""
-        return [
-            Span(lane, _SHOWN.get(kind, kind), start, self.time, version)
-            for (lane, kind), (start, version) in self._open.items()
-        ]
+    def within(self, start: float, stop: float) -> dict[tuple[str, str], Lane]:
+        """By lane and kind, the spans that overlap this time; those that are open end with the last
+        event."""
+        parts = {key: lane.between(start, stop) for key, lane in self.lanes.items()}
+        found = {key: part for key, part in parts.items() if part}
+        for (name, kind), (begun, version) in self._open.items():
+            if begun <= stop and self.time >= start:
+                lane = found.setdefault((name, _SHOWN.get(kind, kind)), Lane())
+                lane.put(begun, self.time, version)
+        return found
 
     def take(self, time: float, kind: str, body: Body) -> None:
         """The time, kind and fields of an event or a command; they come in order."""
         self.time = time
         instance = body.instance
-        if kind in _OF_RESPONSES:
+        if kind == "Route" or kind in _LEAVES or kind in _ANSWERS:
             some = body.trajectories
             if some is None:
                 some = [body.trajectory] if body.trajectory is not None else []
@@ -115,7 +130,7 @@ class Fold:
             assert body.version is not None
             self._begin(instance, _BEGINS[kind], body.version + (instance == LEARNER))
             if kind == "Train":
-                self._end(LEARNER, "accumulating")  # of which it may be told afterwards
+                self._end(LEARNER, "accumulating")  # the log may say so only later
             elif kind == "InstanceJoined":
                 self._prefilled[instance] = time, 0.0
         elif kind in _ENDS:
@@ -138,7 +153,7 @@ class Fold:
                 self._begin(instance, "generating", version)
             there.update(responses)
             self._end(instance, "waiting")
-        elif kind in _ANSWERS or kind == "CloseEnvironments":
+        elif kind in _ANSWERS:
             self._answered(responses)
         else:
             if kind == "TurnEnded":
@@ -177,42 +192,20 @@ class Fold:
         since, before = self._prefilled.get(instance, (self.time, 0.0))
         end = min(since + seconds - before, self.time)
         if end > since:
-            self.ended.append(Span(instance, "prefill", since, end, None))
+            self._put(instance, "prefill", since, end, None)
         self._prefilled[instance] = self.time, seconds
 
     def _begin(self, lane: str, kind: str, version: int | None) -> None:
-        """It goes on already, if two were asked for and the first is not done."""
+        """Of two that were asked for, the second begins when the first does."""
         self._open.setdefault((lane, kind), (self.time, version))
 
     def _end(self, lane: str, kind: str) -> None:
         if (found := self._open.pop((lane, kind), None)) is not None:
             start, version = found
-            self.ended.append(Span(lane, _SHOWN.get(kind, kind), start, self.time, version))
+            self._put(lane, _SHOWN.get(kind, kind), start, self.time, version)
 
-
-class Lane:
-    """Spans of one lane and kind, in order; none begins before another has ended."""
-
-    def __init__(self) -> None:
-        self.starts, self.ends, self.versions = array("d"), array("d"), array("q")
-
-    def put(self, span: Span) -> None:
-        """Add one that ended after all others."""
-        self.starts.append(span.start)
-        self.ends.append(span.end)
-        self.versions.append(-1 if span.version is None else span.version)
-
-    def between(self, start: float, stop: float) -> Lane:
-        """Those that reach into this time."""
-        those = slice(bisect_left(self.ends, start), bisect_right(self.starts, stop))
-        found = Lane()
-        found.starts, found.ends = self.starts[those], self.ends[those]
-        found.versions = self.versions[those]
-        return found
-
-    def __len__(self) -> int:
-        """How many."""
-        return len(self.starts)
+    def _put(self, lane: str, kind: str, start: float, end: float, version: int | None) -> None:
+        self.lanes.setdefault((lane, kind), Lane()).put(start, end, version)
 
 
 class Batch(NamedTuple):
@@ -247,10 +240,11 @@ class Filling:
             self._train(now, body)
         elif kind == "Drop" and body.group is not None:
             self._open.pop(body.group, None)
-        elif body.trajectory is not None and body.trajectory[0] >= 0:  # those below are of suites
-            if kind == "Route":
-                self._open.setdefault(body.trajectory[0], [now])
-            elif (found := self._open.get(body.trajectory[0])) is not None:
+        elif kind in ("Route", "TrajectoryRewarded") and body.trajectory is not None:
+            group, _ = body.trajectory
+            if kind == "Route" and group >= 0:  # those below are of suites
+                self._open.setdefault(group, [now])
+            elif (found := self._open.get(group)) is not None:
                 found.append(now)
 
     def _train(self, now: float, body: Body) -> None:
@@ -265,19 +259,15 @@ class Filling:
 
 
 class Timeline:
-    """The log as far as it was read; `follow` reads on."""
+    """Folds of the log as far as it was read; `follow` reads on."""
 
     def __init__(self, reader: TrajectoryReader) -> None:
         self.reader = reader
-        self.lanes: dict[tuple[str, str], Lane] = {}
-        """By lane and kind, spans that have ended."""
-        self.filling = Filling()
-        self._fold = Fold()
+        self.spans, self.filling = Fold(), Filling()
         self._done = 0
 
     def follow(self, seconds: float) -> float:
-        """Read what the log has more, for about so many seconds; return the share of it that has
-        been read."""
+        """Read on in the log, for about `seconds`; return the share of it that has been read."""
         until = time.monotonic() + seconds
         last, _ = self.reader.last_event()
         while self._done < last:
@@ -286,29 +276,14 @@ class Timeline:
                 break
         return self._done / last if last else 1.0
 
-    def within(self, start: float, stop: float) -> dict[tuple[str, str], Lane]:
-        """By lane and kind, spans that reach into this time; what goes on ends with the last
-        event."""
-        parts = {key: lane.between(start, stop) for key, lane in self.lanes.items()}
-        found = {key: part for key, part in parts.items() if part}
-        for span in self._fold.open():
-            if span.start <= stop and span.end >= start:
-                found.setdefault((span.lane, span.kind), Lane()).put(span)
-        return found
-
     def _take(self, last: int) -> None:
         commands = [self.reader.last_command_upto(each) for each in (self._done, last)]
         decode = msgspec.json.Decoder(Body).decode
-        # Line by line, so that few objects live at once: the garbage collector looks at all there
-        # are in the process each time that many more have come.
+        # Each line is dropped before the next is read: the garbage collector looks at all objects
+        # of the process each time that many more have come.
         for now, kind, text in self.reader.query(_LINES, self._done + 1, last, *commands):
             body = decode(text)
-            if kind in _OF_SPANS:
-                self._fold.take(now, kind, body)
-            if kind in _OF_FILLING:
-                self.filling.take(now, kind, body)
-        ((self._fold.time,),) = self.reader.query("SELECT time FROM events WHERE seq = ?", last)
-        for span in self._fold.ended:
-            self.lanes.setdefault((span.lane, span.kind), Lane()).put(span)
-        self._fold.ended.clear()
+            self.spans.take(now, kind, body)
+            self.filling.take(now, kind, body)
+        ((self.spans.time,),) = self.reader.query("SELECT time FROM events WHERE seq = ?", last)
         self._done = last

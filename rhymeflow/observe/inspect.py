@@ -1,4 +1,4 @@
-"""`rhymeflow inspect`: one question to a run, shown or as JSON; nothing is written."""
+"""`rhymeflow inspect`: one question to a run, answered as text or JSON; nothing is written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -18,7 +20,7 @@ from rich.text import Text
 
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
-from rhymeflow.observe import metrics, overview, query
+from rhymeflow.observe import metrics, query
 from rhymeflow.observe.printable import (
     clock,
     conversation,
@@ -30,25 +32,68 @@ from rhymeflow.observe.printable import (
     table,
 )
 from rhymeflow.observe.query import Kind, Record, TokenTexts
+from rhymeflow.observe.summary import backup_line
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import store_of
 from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.suites.figures import headlines
 
 MAX_GROUPS = 50
-"""Of a step that are shown, those with the widest spread of rewards."""
+"""Groups of a step that are shown, those with the widest spread of rewards."""
 _SCALE = (0.0, 1.0)
-"""Rewards that bars are drawn among, besides those of the step."""
+"""Bars of rewards span at least this range."""
+_NUM_QUANTILES = 5
+_CURVE_WIDTH = 20
+_NAME_WIDTH = 20
+_RESPONSE_LINES = 3
+_NUM_SHOWN = 2
+"""Best and worst responses in the overview of a run."""
+
+_STATES = {
+    "running": "it is running",
+    "ended": "it has ended",
+    "stopped": "it was stopped",
+    "killed": "it was killed",
+}
+
+# Label and name of each metric that is shown besides rewards.
+_CURVES = (
+    ("response tokens", "completions/mean_length"),
+    ("cut at the limit", "completions/clipped_ratio"),
+    ("entropy", "entropy"),
+    ("kl", "kl"),
+    ("mismatch kl", "off_policy/mismatch_kl"),
+    ("gradient norm", "grad_norm"),
+    ("staleness", "staleness/mean"),
+    ("idle rollout", "idle/rollout"),
+    ("idle learner", "idle/learner"),
+)
+# One row per quantile (from 1) of the lengths of all responses with tokens.
+_QUANTILES = f"""
+SELECT MIN(length), MAX(length), COUNT(*), AVG(reward),
+    COALESCE(AVG(reason IN ('length', 'finished_early')), 0),
+    AVG(ending IS 'consumed'), AVG(ending IS 'filtered'), AVG(ending IS 'aborted'),
+    AVG(ending IS NULL)
+FROM (SELECT *, NTILE({_NUM_QUANTILES}) OVER (ORDER BY length, group_id, member) AS quantile
+    FROM responses)
+GROUP BY quantile ORDER BY quantile"""
+_LEFT_OUT = """SELECT ending_reason, COUNT(*) FROM groups
+    WHERE ending_reason IS NOT NULL AND suite IS NULL GROUP BY 1"""
+_DELETED = """SELECT (SELECT COUNT(*) FROM (SELECT DISTINCT group_id, member FROM pruned)),
+    (SELECT COUNT(*) FROM (SELECT DISTINCT group_id, member FROM segments WHERE +group_id >= 0))"""
+
+Steps = dict[int, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Question:
-    """What of a run is asked for; the run, if nothing is given. Raises `UserError` if things
-    do not go together, or are none of what they should be."""
+    """What is asked about a run; the run itself, if nothing is given. Raises `UserError` if options
+    do not go together or have wrong values."""
 
     trajectory: str | None = None
     group: int | None = None
     best: int | None = None
-    """So many responses, of one `step` if that is given."""
+    """This many responses, of `step` if that is given."""
     worst: int | None = None
     step: int | None = None
 
@@ -74,7 +119,7 @@ class Question:
 
 
 def parse(text: str) -> TrajectoryId:
-    """Return the response of this name, `group.member`; `UserError` if it is none."""
+    """Return the response named `group.member`. Raises `UserError` if the name has another form."""
     match = re.fullmatch(r"(-?\d+)\.(\d+)", text)
     if match is None:
         raise UserError(f"--trajectory {text}: is not GROUP.MEMBER, such as 12.3")
@@ -98,11 +143,11 @@ def as_json(run_dir: Path, question: Question) -> str:
 
 
 def inspect(run_dir: Path, question: Question, console: Console) -> None:
-    """Print the answer; errors as of `as_json`."""
+    """Print the answer. Raises the same as `as_json`."""
     with _opened(run_dir) as reader:
         found = _answer(run_dir, reader, question)
         if found is None:
-            overview.show(run_dir, reader, console)
+            _show_run(run_dir, reader, console)
         elif question.trajectory is not None:
             _show_trajectory(found, console)
         elif question.group is not None:
@@ -110,8 +155,7 @@ def inspect(run_dir: Path, question: Question, console: Console) -> None:
         elif question.numbers:
             of = "the run" if question.step is None else f"step {question.step}"
             for kind, responses in found.items():
-                title = f"{kind.capitalize()} responses of {of}"
-                overview.show_responses(title, responses, console)
+                _show_responses(f"{kind.capitalize()} responses of {of}", responses, console)
                 if not responses:
                     console.print(Text(f"No response of {of} has a reward."))
         else:
@@ -119,7 +163,7 @@ def inspect(run_dir: Path, question: Question, console: Console) -> None:
 
 
 def _answer(run_dir: Path, reader: TrajectoryReader, question: Question) -> Record | None:
-    """None: the run itself is asked for."""
+    """None: the question is about the run itself."""
     if question.trajectory is not None:
         return query.response(run_dir, reader, parse(question.trajectory))
     if question.group is not None:
@@ -136,7 +180,285 @@ def _opened(run_dir: Path) -> AbstractContextManager[TrajectoryReader]:
     return open_undamaged(store_of(run_dir))
 
 
-# -- a step ----------------------------------------------------------------------------------------
+# -- the run: what it learned ----------------------------------------------------------------------
+
+
+def _show_run(run_dir: Path, reader: TrajectoryReader, console: Console) -> None:
+    rows = metrics.rows(run_dir)
+    run, steps = query.run(run_dir, reader, rows), metrics.by_step(rows)
+    _show_learned(run, steps, reader, console)
+    _show_last_responses(steps, reader, console)
+    console.print()
+    _show_throughput(steps, reader, console)
+    if (limit := run["limit"]) is not None:
+        console.print(Text(f"Pace: {limit['line']} (last {limit['steps']} steps)"))
+    if staleness := run["staleness"]:
+        total = sum(staleness.values())
+        lines = [(str(age), f"{n:,}", f"{n / total:.1%}") for age, n in staleness.items()]
+        title = "Staleness when trained on"
+        console.print(table(title, ("versions", "trajectories", "share"), lines))
+    _show_drafts(steps, reader, console)
+    _show_lengths(steps, console)
+    _show_endings(reader, console)
+    if (line := backup_line(run_dir, run["events"], run["seconds"])) is not None:
+        console.print(Text(f"Backup: {printable(line)}"))
+    ((gone, left),) = reader.query(_DELETED)
+    if gone:
+        console.print(Text(f"Tokens: of {left:,} responses, those of {gone:,} were deleted"))
+
+
+def _show_learned(run: Record, steps: Steps, reader: TrajectoryReader, console: Console) -> None:
+    """How far the run is, and its rewards."""
+    console.print(Text(_headline(run, max(steps, default=0)), style="bold"), soft_wrap=False)
+    if any(step > 0 for step in steps):
+        console.print(_curves(steps))
+        return
+    ((finished, rewarded, mean),) = reader.query(
+        "SELECT COUNT(*), COUNT(reward), AVG(reward) FROM trajectories WHERE group_id >= 0"
+    )
+    text = f"So far: {run['groups']:,} prompts, {finished:,} finished responses, "
+    text += f"{rewarded:,} rewarded" + (f", mean reward {_value(mean)}" if rewarded else "")
+    console.print(Text(f"No step has been completed. {text}"))
+    if run["held_out"]:
+        before = _value(run["held_out"][0][1])
+        console.print(Text(f"Held-out reward before training: {before}"))
+
+
+def _headline(run: Record, step: int) -> str:
+    config, planned = run["config"], run["max_steps"]
+    name = run["name"]
+    if config:
+        name = f"{config.get('name')}, {config.get('schedule', {}).get('name')}"
+    of = f" of {planned}" if planned is not None else ""
+    after = f" after {clock(run['seconds'])}" if run["events"] else ""
+    is_done = (step, run["state"]) == (planned, "ended")
+    how = "" if is_done else f"; {_STATES[run['state']]}"
+    return printable(f"{name}: step {step}{of}{after}{how}")
+
+
+def _curves(steps: Steps) -> Table:
+    """A row for each metric: first, last, highest, and its curve."""
+    functions = [name for name in steps[max(steps)] if re.fullmatch("rewards/.*/mean", name)]
+    suites = dict.fromkeys(name for row in steps.values() for name in headlines(row))
+    lines = [("held-out reward", "eval/reward")]
+    lines += [(name, f"eval/{'/'.join(name.rsplit(' ', 1))}") for name in suites]
+    lines += [("training reward", "reward")]
+    if len(functions) > 1:  # one alone is the reward
+        lines += [(f"  {n.removeprefix('rewards/').removesuffix('/mean')}", n) for n in functions]
+    lines += _CURVES
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    for _ in range(3):
+        grid.add_column(justify="right", no_wrap=True)
+    grid.add_row(*(Text(each, style="dim") for each in ("", "first", "last", "highest", "")))
+    for label, name in lines:
+        points = [(row[name], step) for step, row in steps.items() if row.get(name) is not None]
+        if not points:
+            continue
+        values = [value for value, _ in points]
+        best, at = max(points, key=lambda point: (point[0], -point[1]))  # the first of equal ones
+        grid.add_row(
+            Text(shortened(label, _NAME_WIDTH)),
+            _value(values[0]),
+            Text(_value(values[-1]), style="bold"),
+            f"{_value(best)} at {at}",
+            Text(sparkline(_means(values, _CURVE_WIDTH))),
+        )
+    return grid
+
+
+def _means(values: Sequence[float], count: int) -> list[float]:
+    """At most `count` means of neighbouring values, of equally many or one more."""
+    count = min(count, len(values))
+    edges = [len(values) * place // count for place in range(count + 1)]
+    return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
+
+
+def _value(value: float) -> str:
+    return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 1000 else f"{value:.3g}"
+
+
+def _show_last_responses(steps: Steps, reader: TrajectoryReader, console: Console) -> None:
+    """The best and the worst responses of the last batch, or of all if no batch is complete."""
+    # A batch that is being trained on has no metrics yet.
+    ((last,),) = reader.query(
+        "SELECT MAX(trained) + 1 FROM trajectories WHERE trained < ?", max(steps, default=0)
+    )
+    count = len(query.rewarded(reader, "best", 2 * _NUM_SHOWN, last)) // 2
+    of = "so far" if last is None else f"of step {last}"
+    for kind in query.KINDS if count else ():
+        title = f"{kind.capitalize()} responses {of}"
+        _show_responses(title, query.rewarded(reader, kind, count, last), console)
+    if count:
+        console.print()
+        console.print(Text("More: --worst N, --best N, --trajectory G.M", style="dim"))
+
+
+# -- the run: how it went --------------------------------------------------------------------------
+
+
+def _show_throughput(steps: Steps, reader: TrajectoryReader, console: Console) -> None:
+    rows = [row for row in steps.values() if row.get("step_time")]
+    if not rows:
+        return
+    seconds, counts = sum(row["step_time"] for row in rows), query.trained(reader)
+    trained = sum(counts.get(row["step"], 0) for row in rows)
+    tokens = sum(
+        counts.get(row["step"], 0) * (row.get("completions/mean_length") or 0.0) for row in rows
+    )
+    said = f"Throughput: {trained / seconds:.1f} trained responses/s, "
+    said += f"{tokens / seconds:,.0f} of their tokens/s, "
+    said += f"median step {median(row['step_time'] for row in rows):.2f} s"
+    console.print(Text(said))
+
+
+def _show_drafts(steps: Steps, reader: TrajectoryReader, console: Console) -> None:
+    epochs = query.drafts_by_epoch(reader)
+    if not any(each["drafted"] for each in epochs):
+        return
+    rows = [
+        [str(each["epoch"]), f"{each['tokens']:,}", number(each["acceptance_length"], ".2f"),
+         f"{each['drafted']:,}", number(each["acceptance_rate"], ".1%")]
+        for each in epochs
+    ]  # fmt: skip
+    headings = ("epoch", "tokens", "acceptance length", "drafted", "accepted")
+    console.print(table("Drafts by epoch", headings, rows))
+    saved = sum(row.get("draft/time_saved") or 0.0 for row in steps.values())
+    console.print(Text(f"Time that drafts saved, as instances estimate it: {saved:.1f} s"))
+
+
+def _show_lengths(steps: Steps, console: Console) -> None:
+    """How well lengths were predicted, by the last step that says."""
+    rows = [{n: v for n, v in row.items() if n.startswith("lengths/")} for row in steps.values()]
+    for row in list(filter(None, rows))[-1:]:
+        found = [
+            f"{name.removeprefix('lengths/').replace('_', ' ')} {number(value, '.2f')}"
+            for name, value in row.items()
+        ]
+        console.print(Text(f"Length prediction: {', '.join(found)}"))
+
+
+def _show_endings(reader: TrajectoryReader, console: Console) -> None:
+    quantiles = [
+        [f"{low}-{high}", f"{count:,}", number(reward, ".3f"), *(f"{each:.1%}" for each in shares)]
+        for low, high, count, reward, *shares in reader.query(_QUANTILES)
+    ]
+    if quantiles:
+        endings = ("cut", "consumed", "filtered", "aborted", "open")
+        headings = ("tokens", "count", "reward", *endings)
+        console.print(table("Endings by length quantile", headings, quantiles))
+    for reason, count in reader.query(_LEFT_OUT):
+        console.print(Text(f"Groups left out ({printable(reason)}): {count:,}"))
+
+
+# -- responses -------------------------------------------------------------------------------------
+
+
+def _show_responses(title: str, responses: Sequence[Record], console: Console) -> None:
+    """Print responses, each with its prompt if it has one, and its text."""
+    if responses:
+        console.print()
+        console.print(Text(title, style="bold"))
+    # Two columns of indentation, nine of labels, and one that stays free.
+    width = console.width - 12
+    for each in responses:
+        where = f"{each['group']}.{each['member']}"
+        line = Text.assemble((where, "bold cyan"), f"  {_said_of(each)}")
+        console.print(line, overflow="fold")
+        parts, text = each["components"] or {}, each["text"]
+        rows = {
+            "rewards": _shares(parts) if len(parts) != 1 else "",  # one alone is the reward
+            "prompt": conversation(each["prompt"]) if "prompt" in each else "",
+            "response": "(no text is stored)" if text is None else text or "(empty)",
+            "columns": _columns(each.get("columns", {})),
+        }
+        grid = Table.grid(padding=0)
+        grid.add_column(width=11, no_wrap=True, style="dim")
+        grid.add_column(width=width, overflow="fold")
+        for label, said in rows.items():
+            room = width * (_RESPONSE_LINES if label == "response" else 1)
+            if said:
+                grid.add_row(f"  {label}", Text(shortened(said, room)))
+        console.print(grid)
+
+
+def _said_of(response: Record) -> str:
+    """Reward, length and ending, on one line."""
+    reason, ending, step = response["reason"], response["ending"], response["step"]
+    tokens = f"{response['length']} token{'' if response['length'] == 1 else 's'}"
+    how = {"stop": "", "length": ", cut at the limit", None: " so far"}.get(reason, f", {reason}")
+    end = {"consumed": "not needed", None: "waits"}.get(ending, str(ending))
+    reward = "-" if response["reward"] is None else _value(response["reward"])
+    said = f"reward {reward}, {tokens}{how}, {end if step is None else f'step {step}'}"
+    if step is not None and "first_version" in response:
+        said += f", staleness {step - 1 - response['first_version']}"
+    return said
+
+
+def _show_trajectory(response: Record, console: Console) -> None:
+    reward, shares = response["reward"], _shares(response["components"] or {})
+    rows = [
+        ("trajectory", f"{response['group']}.{response['member']}"),
+        ("prompt", f"row {response['row']}, {_epoch(response)}"),
+        ("columns", _columns(response["columns"]) or "none"),
+        ("length", _length(response)),
+        ("reward", "none yet" if reward is None else f"{reward:g}" + f" ({shares})" * bool(shares)),
+        ("ending", _ending(response)),
+    ]
+    console.print(facts(rows))
+    console.print(_panel("prompt", conversation(response["prompt"])))
+    if response["text"] is not None:
+        console.print(_panel("response", response["text"]))
+    elif response["segments"] and response["tokens"] is None:
+        console.print(Text("Tokens and text were deleted (run.keep_tokens)."))
+    console.print(_segments(response))
+
+
+def _length(response: Record) -> str:
+    if response["length"] is None:
+        return f"{sum(each['length'] for each in response['segments'])} tokens so far"
+    return f"{response['length']} tokens, ended by {response['reason']}"
+
+
+def _ending(response: Record) -> str:
+    if response["ending"] != "consumed":
+        return _ended(response)
+    if response["step"] is None:
+        return "aborted: its group did not need it"
+    age = response["step"] - 1 - min(each["version"] for each in response["segments"])
+    return f"trained on in step {response['step']}, {age} version{'' if age == 1 else 's'} old"
+
+
+def _segments(response: Record) -> Table:
+    logprobs, rows = response["logprobs"], []
+    for each in response["segments"]:
+        start, count, steps = each["start"], each["length"], each["steps"]
+        mean = None
+        if logprobs and not each["observed"]:
+            mean = sum(logprobs[start : start + count]) / count
+        figures = query.draft_figures(count, steps, each["drafted"]) if steps else {}
+        rows.append([
+            f"{start}-{start + count - 1}", str(each["version"]), each["instance"],
+            number(mean, ".3f"), number(figures.get("acceptance_length"), ".2f"),
+            number(figures.get("drafted"), ",d"), number(figures.get("acceptance_rate"), ".1%"),
+        ])  # fmt: skip
+    drafts = ("acceptance\nlength", "drafted", "accepted")
+    return table("Segments", ("tokens", "version", "instance", "mean\nlogprob", *drafts), rows)
+
+
+def _panel(title: str, text: str) -> Panel:
+    return Panel(Text(printable(text)), title=title, title_align="left")
+
+
+def _shares(components: Record) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in components.items())
+
+
+def _columns(columns: Record) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in columns.items())
+
+
+# -- a step and a group ----------------------------------------------------------------------------
 
 
 def _show_step(step: Record, console: Console) -> None:
@@ -189,17 +511,16 @@ def _figure(value: Any) -> str:
     return f"{value:,.0f}" if is_count else f"{value:.4g}"
 
 
-# -- a group ---------------------------------------------------------------------------------------
-
-
 def _show_group(group: Record, console: Console) -> None:
-    where = f"prompt {group['row']}, {_epoch(group)}, {_ending_of_group(group)}"
+    step = group["step"]
+    ending = _ended(group) if step is None else f"trained on in step {step}"
+    where = f"prompt {group['row']}, {_epoch(group)}, {ending}"
     console.print(Text(printable(f"Group {group['group']}: {where}"), style="bold"))
     console.print(_panel("prompt", conversation(group["prompt"])))
     if group["columns"]:
         console.print(Text(shortened(f"columns  {_columns(group['columns'])}", console.width - 1)))
-    facts = {"group": group["group"], "ending": group["ending"]}
-    overview.show_responses("Responses", [each | facts for each in group["members"]], console)
+    of_group = {"group": group["group"], "ending": group["ending"]}
+    _show_responses("Responses", [each | of_group for each in group["members"]], console)
     if not group["members"]:
         console.print("No token of a response is stored.")
     epochs = [
@@ -210,79 +531,10 @@ def _show_group(group: Record, console: Console) -> None:
     console.print(table("The same prompt", ("group", "epoch", "step", "reward", "tokens"), epochs))
 
 
-def _ending_of_group(group: Record) -> str:
-    if group["step"] is not None:
-        return f"trained on in step {group['step']}"
-    return _ended(group)
-
-
-# -- a response ------------------------------------------------------------------------------------
-
-
-def _show_trajectory(response: Record, console: Console) -> None:
-    reward, parts = response["reward"], response["components"] or {}
-    shares = ", ".join(f"{name} {value:g}" for name, value in parts.items())
-    rows = [
-        ("trajectory", f"{response['group']}.{response['member']}"),
-        ("prompt", f"row {response['row']}, {_epoch(response)}"),
-        ("columns", _columns(response["columns"]) or "none"),
-        ("length", _length(response)),
-        ("reward", "none yet" if reward is None else f"{reward:g}" + f" ({shares})" * bool(shares)),
-        ("ending", _ending(response)),
-    ]
-    console.print(facts(rows))
-    console.print(_panel("prompt", conversation(response["prompt"])))
-    if response["text"] is not None:
-        console.print(_panel("response", response["text"]))
-    elif response["segments"] and response["tokens"] is None:
-        console.print(Text("Tokens and text were deleted (run.keep_tokens)."))
-    console.print(_segments(response))
-
-
 def _epoch(of: Record) -> str:
     return "of a suite" if of["epoch"] is None else f"epoch {of['epoch']}"
 
 
 def _ended(of: Record) -> str:
-    """How a group ended, or that of a response, if it was not trained on."""
+    """The ending of a group that was not trained on, and its reason."""
     return ": ".join(filter(None, (of["ending"], of["ending_reason"]))) or "open"
-
-
-def _length(response: Record) -> str:
-    if response["length"] is None:
-        return f"{sum(each['length'] for each in response['segments'])} tokens so far"
-    return f"{response['length']} tokens, ended by {response['reason']}"
-
-
-def _ending(response: Record) -> str:
-    if response["ending"] != "consumed":
-        return _ended(response)
-    if response["step"] is None:
-        return "aborted: its group did not need it"
-    age = response["step"] - 1 - min(each["version"] for each in response["segments"])
-    return f"trained on in step {response['step']}, {age} version{'' if age == 1 else 's'} old"
-
-
-def _segments(response: Record) -> Table:
-    logprobs, rows = response["logprobs"], []
-    for each in response["segments"]:
-        start, count, steps = each["start"], each["length"], each["steps"]
-        mean = None
-        if logprobs and not each["observed"]:
-            mean = sum(logprobs[start : start + count]) / count
-        figures = query.draft_figures(count, steps, each["drafted"]) if steps else {}
-        rows.append([
-            f"{start}-{start + count - 1}", str(each["version"]), each["instance"],
-            number(mean, ".3f"), number(figures.get("acceptance_length"), ".2f"),
-            number(figures.get("drafted"), ",d"), number(figures.get("acceptance_rate"), ".1%"),
-        ])  # fmt: skip
-    drafts = ("acceptance\nlength", "drafted", "accepted")
-    return table("Segments", ("tokens", "version", "instance", "mean\nlogprob", *drafts), rows)
-
-
-def _panel(title: str, text: str) -> Panel:
-    return Panel(Text(printable(text)), title=title, title_align="left")
-
-
-def _columns(columns: Record) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in columns.items())

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.observe import metrics
-from rhymeflow.observe.query import differences, fields_of, trained
+from rhymeflow.observe.query import differences, fields_of, short_names, trained
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import store_of
 from rhymeflow.store.schema import EVENTS
@@ -99,16 +99,6 @@ def _labels(fields: Sequence[dict[str, Any]], paths: Sequence[Path]) -> list[str
         for name, values in found.items()
     ]
     return [", ".join(each) for each in zip(*parts, strict=True)]
-
-
-def short_names(paths: Sequence[Path]) -> list[str]:
-    """Return what tells the paths apart: as many of their last parts as that takes."""
-    parts = [path.resolve().parts for path in paths]
-    for count in range(1, max(map(len, parts))):
-        names = ["/".join(each[-count:]) for each in parts]
-        if len(set(names)) == len(set(parts)):
-            return names
-    return [str(path) for path in paths]
 
 
 def _shown(value: Any) -> str:

@@ -251,7 +251,7 @@ def step(run_dir: Path, reader: TrajectoryReader, number: int) -> Record:
     }
 
 
-# -- configurations --------------------------------------------------------------------------------
+# -- runs beside each other ------------------------------------------------------------------------
 
 
 def fields_of(path: Path) -> dict[str, Any]:
@@ -282,6 +282,16 @@ def differences(fields: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
         for name, values in found.items()
         if any(type(each) is not type(values[0]) or each != values[0] for each in values)
     }
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Return names that tell the paths apart: as many of their last parts as that takes."""
+    parts = [path.resolve().parts for path in paths]
+    for count in range(1, max(map(len, parts))):
+        names = ["/".join(each[-count:]) for each in parts]
+        if len(set(names)) == len(set(parts)):
+            return names
+    return [str(path) for path in paths]
 
 
 # -- groups ----------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,20 +28,35 @@ from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard import timeline
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.time_view import PARTS, POINTS, found, lanes, limits, shares
-from rhymeflow.dashboard.timeline import (
-    ENVIRONMENTS,
-    LEARNER,
-    Body,
-    Fold,
-    Lane,
-    Span,
-    Timeline,
-)
+from rhymeflow.dashboard.timeline import ENVIRONMENTS, LEARNER, Body, Fold, Lane, Timeline
 from rhymeflow.observe.inspect import Question, as_json
 from rhymeflow.sim.simulate import simulate
 from tests.observe.runs import begun, stored
 
 A, B = "rollout-0", "rollout-1"
+
+
+class Span(NamedTuple):
+    lane: str
+    kind: str
+    start: float
+    end: float
+    version: int = -1
+    """-1: of none."""
+
+
+def spans_in(lanes: Mapping[tuple[str, str], Lane]) -> set[Span]:
+    return {
+        Span(*key, *each)
+        for key, lane in lanes.items()
+        for each in zip(lane.starts, lane.ends, lane.versions, strict=True)
+    }
+
+
+def ended(fold: Fold, *kinds: str) -> list[tuple[str, float, float]]:
+    """Lane, start and end of spans of these kinds, by their ends."""
+    found = [each for each in spans_in(fold.lanes) if each.kind in kinds]
+    return [(s.lane, s.start, s.end) for s in sorted(found, key=lambda s: (s.end, s.start))]
 
 
 def line(time: float, kind: str, **body: Any) -> tuple[float, str, Body]:
@@ -77,8 +92,8 @@ SPANS = {
     Span(A, "generating", 1, 5, 0),
     Span(A, "evaluation", 4, 7, 0),
     Span(LEARNER, "training", 6, 10, 1),
-    Span(A, "waiting", 5, 7.5, None),
-    Span(ENVIRONMENTS, "answering", 5, 7.5, None),
+    Span(A, "waiting", 5, 7.5),
+    Span(ENVIRONMENTS, "answering", 5, 7.5),
     Span(A, "generating", 8, 9, 0),
     Span(A, "pull", 10, 11, 1),
     Span(A, "generating", 12, 13, 1),
@@ -98,8 +113,8 @@ def folded(lines: Iterable[tuple[float, str, Body]]) -> Fold:
 
 def test_what_went_on_when() -> None:
     fold = folded(LOG)
-    assert set(fold.ended) == SPANS
-    assert fold.open() == [Span(f"{A}.1", "there", 14, 19, 1)]
+    assert spans_in(fold.lanes) == SPANS
+    assert spans_in(fold.within(0, 99)) - SPANS == {Span(f"{A}.1", "there", 14, 19, 1)}
 
 
 def test_an_instance_waits_only_while_it_has_nothing_else() -> None:
@@ -122,12 +137,11 @@ def test_an_instance_waits_only_while_it_has_nothing_else() -> None:
             line(13, "EnvironmentFailed", trajectory=[2, 0]),
         ]
     )
-    waits = [(s.lane, s.start, s.end) for s in fold.ended if s.kind in ("waiting", "answering")]
-    assert waits == [
-        *((A, 4, 6), (A, 7, 8), (ENVIRONMENTS, 2, 8)),
+    assert ended(fold, "waiting", "answering") == [
+        *((A, 4, 6), (ENVIRONMENTS, 2, 8), (A, 7, 8)),
         *((B, 11, 12), (ENVIRONMENTS, 11, 13)),
     ]
-    assert {(s.lane, s.kind) for s in fold.open()} == {(A, "there")}
+    assert set(fold.within(13, 13)) == {(A, "there"), (ENVIRONMENTS, "answering")}
 
 
 def test_how_long_an_instance_prefilled_is_known_between_two_reports() -> None:
@@ -141,11 +155,7 @@ def test_how_long_an_instance_prefilled_is_known_between_two_reports() -> None:
             line(5, "Snapshot", instance=B),  # of a log of before there was this
         ]
     )
-    assert [(s.kind, s.start, s.end) for s in fold.ended] == [
-        ("prefill", 1, 1.25),
-        ("prefill", 3, 3.5),
-        ("prefill", 4, 4.5),
-    ]
+    assert ended(fold, "prefill") == [(A, 1, 1.25), (A, 3, 3.5), (A, 4, 4.5)]
 
 
 SPAN = st.tuples(st.integers(0, 40), st.integers(0, 8))
@@ -155,7 +165,7 @@ def spans_of(drawn: list[tuple[int, int]], lane: str, kind: str) -> list[Span]:
     """Spans that do not overlap: gaps and lengths, one after the other."""
     found, time = [], 0
     for gap, length in drawn:
-        found.append(Span(lane, kind, time + gap, time + gap + length, None))
+        found.append(Span(lane, kind, time + gap, time + gap + length))
         time += gap + length
     return found
 
@@ -163,7 +173,7 @@ def spans_of(drawn: list[tuple[int, int]], lane: str, kind: str) -> list[Span]:
 def window(spans: Iterable[Span]) -> dict[tuple[str, str], Lane]:
     found: dict[tuple[str, str], Lane] = {}
     for span in spans:
-        found.setdefault((span.lane, span.kind), Lane()).put(span)
+        found.setdefault((span.lane, span.kind), Lane()).put(*span[2:])
     return found
 
 

@@ -13,8 +13,7 @@ from rhymeflow import cli
 from rhymeflow.core.commands import Finish
 from rhymeflow.core.events import Tick
 from rhymeflow.observe import summary
-from rhymeflow.observe.plot import short_names
-from rhymeflow.observe.query import differences
+from rhymeflow.observe.query import differences, short_names
 from rhymeflow.observe.runs import find, read
 from tests.observe.runs import made, stored
 
