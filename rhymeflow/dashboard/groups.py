@@ -6,9 +6,8 @@ hardly change, so only those are summed up again that the store's `changes` and 
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from rhymeflow.dashboard.run import Run
@@ -69,7 +68,7 @@ _COMPONENTS = f"""INSERT INTO temp.components
 
 
 class Summaries:
-    """Keeps `temp.summaries` and `temp.components` of a reader up to date."""
+    """A reader whose `temp.summaries` and `temp.components` have all groups but those of suites."""
 
     def __init__(self, reader: TrajectoryReader) -> None:
         self.reader = reader
@@ -78,7 +77,7 @@ class Summaries:
         for statement in _TABLES:
             reader.query(statement)
 
-    def refresh(self) -> None:
+    def follow(self) -> None:
         """Sum up again what has changed."""
         (marks,) = self.reader.query(_MARKS)
         if marks == self._marks:
@@ -116,15 +115,6 @@ class Asked(NamedTuple):
     offset: int = 0
 
 
-@contextlib.contextmanager
-def summaries(run: Run) -> Iterator[TrajectoryReader]:
-    """A reader whose `temp.summaries` and `temp.components` have all groups as they are now. Raises
-    `UserError` if the store cannot be read."""
-    with run.kept(Summaries) as found:
-        found.refresh()
-        yield found.reader
-
-
 def listed(run: Run, asked: Asked) -> dict[str, Any]:
     """Groups that fit what is asked, `PAGE` of them from `offset` on, and how many fit. Of equal
     ones those come first that were requested first, or last where the order is descending; those
@@ -135,7 +125,8 @@ def listed(run: Run, asked: Asked) -> dict[str, Any]:
     """
     column = _known(asked.sort, ORDERS, "order")
     direction = "DESC" if asked.descending else "ASC"
-    with summaries(run) as reader, reader.one_state():
+    with run.kept(Summaries) as kept, kept.reader.one_state():
+        reader = kept.reader
         names = reader.query("SELECT DISTINCT name FROM temp.components ORDER BY 1")
         components = [name for (name,) in names]
         where, values = _conditions(asked, components)

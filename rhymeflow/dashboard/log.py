@@ -26,7 +26,7 @@ Place = tuple[int, int, int]
 
 
 class LogNames:
-    """Names that lines of the log have; `follow` looks at the lines that are new."""
+    """Kinds and instances of the log."""
 
     def __init__(self, reader: TrajectoryReader) -> None:
         self.reader = reader
@@ -35,7 +35,7 @@ class LogNames:
         self._events = self._commands = 0
 
     def follow(self) -> None:
-        """Look at what the log has more."""
+        """Look at the lines that are new."""
         ((events, commands),) = self.reader.query(_COUNTS)
         for found, statement, since in (
             (self.kinds, "SELECT DISTINCT kind FROM events WHERE seq > ?", self._events),
@@ -63,7 +63,6 @@ def listed(run: Run, asked: Asked) -> dict[str, Any]:
     """Rows of the log, and where to go on; `kinds` and `instances` are all that there are. Raises
     `UserError` if there is no such kind or instance."""
     with run.kept(LogNames) as names:
-        names.follow()
         known = {"kind": sorted(names.kinds), "instance": sorted(names.instances)}
     for what, name in (("kind", asked.kind), ("instance", asked.instance)):
         if name and name not in known[what]:

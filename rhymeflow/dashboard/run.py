@@ -1,5 +1,5 @@
-"""One run as the dashboard knows it. What is wrong with its files is one `UserError` for whoever
-asks, and does not end the server."""
+"""One run of the dashboard, and what is kept in memory of it. What is wrong with its files is a
+`UserError` of the question, and does not end the server."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ class Kept(Protocol):
 
     reader: TrajectoryReader
 
+    def follow(self) -> None:
+        """Take in what the store has more."""
+
 
 Made = TypeVar("Made", bound=Kept)
 
@@ -31,7 +34,7 @@ class Run:
         self.store = store_of(directory)
         self.directory, self.name = directory, name
         self.metrics = Followed(directory)
-        self._kept: dict[Any, tuple[tuple[int, int], Any]] = {}
+        self._kept: dict[Any, tuple[Any, Any]] = {}
         self._locks: dict[Any, threading.Lock] = {}
 
     @contextlib.contextmanager
@@ -42,17 +45,19 @@ class Run:
 
     @contextlib.contextmanager
     def kept(self, make: Callable[[TrajectoryReader], Made]) -> Iterator[Made]:
-        """What `make` made, kept in memory between questions, for one thread at a time. It is made
-        anew when another file is in the store's place.
+        """What `make` made, up to date, for one thread at a time. It is kept in memory between
+        questions, and made anew when the store is another file.
 
         Raises:
             UserError: the store cannot be read.
         """
         with self._locks.setdefault(make, threading.Lock()), explained(self.store):
             there = self.store.stat() if self.store.exists() else None
-            identity = (there.st_dev, there.st_ino) if there else (0, 0)
+            identity = there and (there.st_dev, there.st_ino)
             if make in self._kept and self._kept[make][0] != identity:
                 self._kept.pop(make)[1].reader.close()
             if make not in self._kept:
                 self._kept[make] = identity, make(TrajectoryReader(self.store))
-            yield self._kept[make][1]
+            found = self._kept[make][1]
+            found.follow()
+            yield found

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymeflow.core.types import HELD_OUT, TrajectoryId
-from rhymeflow.dashboard.groups import summaries
+from rhymeflow.dashboard.groups import Summaries
 from rhymeflow.dashboard.run import Run
 from rhymeflow.learner.algorithms.advantages import decoupled_advantages, group_advantages
 from rhymeflow.observe import query
@@ -140,7 +140,8 @@ def drafts(run: Run) -> dict[str, Any]:
     draft does (`run.token_details`), or else as if the stretch of one instance and version had been
     as quick all along; of the newest groups alone.
     """
-    with summaries(run) as reader:
+    with run.kept(Summaries) as kept:
+        reader = kept.reader
         epochs = drafts_by_epoch(reader, "SELECT * FROM temp.summaries")
         ((last,),) = reader.query("SELECT COALESCE(MAX(group_id), 0) FROM temp.summaries")
         positions = _by_position(reader.query(_STRETCHES, max(last - NEWEST, -1)))

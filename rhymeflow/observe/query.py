@@ -32,23 +32,23 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 Kind = Literal["best", "worst"]
 Texts = Callable[[list[int]], list[str]]
-"""A text for each token."""
+"""Returns the text of each token."""
 State = Literal["running", "ended", "stopped", "killed"]
 """`running`: its controller lives. `ended`: it did all its steps. `stopped`: its controller ended
-it before that, upon Ctrl-C or an error. `killed`: its controller was gone before it could."""
+it before that, upon Ctrl-C or an error. `killed`: its controller died."""
 
 SUMMARY = "summary.json"
 KINDS: tuple[Kind, ...] = ("best", "worst")
 
 NO_DIFFERENCE = ("run.output_dir", "run.backup", "simulation")
-"""Where a run and its copy lie, and what has no part in one."""
+"""Fields that do not tell runs apart."""
 _LACKING = "(no such field)"
 MAX_EPOCHS = 200
-"""Groups of the same prompt that are named, the first ones."""
+"""Groups of the same prompt in the answer about a group: the first ones."""
 MAX_EARLIER = 20
-"""Groups of the same prompt in earlier epochs that are named of a response, the newest ones."""
+"""Groups of the same prompt in earlier epochs in the answer about a response: the newest ones."""
 SHOWN_PROMPT = 200
-"""Characters of the prompt of a group that is one among others."""
+"""Characters of a prompt in lists of groups."""
 
 CHOSEN = "IN (SELECT value FROM json_each(?1))"
 """What `{those}` of a statement may be: groups of a list in JSON."""
@@ -68,7 +68,8 @@ FROM (SELECT group_id, member, SUM(LENGTH(tokens) / 4) AS length,
         FROM pruned WHERE group_id {those} GROUP BY group_id, member) s
 LEFT JOIN trajectories t ON t.group_id = s.group_id AND t.member = s.member"""
 
-_TOLD = "SELECT group_id, member, text, components FROM trajectories WHERE group_id {those}"
+_TOLD_MEMBERS = f"""SELECT m.*, t.text, t.components FROM ({MEMBERS}) m
+    LEFT JOIN trajectories t USING (group_id, member)"""
 
 _ENDED_IN = "SELECT group_id FROM groups WHERE ending_version = ? AND suite IS NULL"
 _SAME_PROMPT = f"""SELECT group_id FROM groups
@@ -138,8 +139,8 @@ _SEGMENT = ("start", "length", "version", "instance", "steps", "drafted")
 
 
 def overview(run_dir: Path, reader: TrajectoryReader, rows: Sequence[metrics.Row]) -> Record:
-    """What the run is, how far it has come, and the names of its metrics, `rows`: what is asked
-    every second while it goes on."""
+    """Configuration, progress and names of metrics (of `rows`): the part of `run` that the pages
+    ask for every second."""
     attempts = reader.attempts()
     config = json.loads(attempts[-1].config) if attempts else {}
     max_steps = config.get("learner", {}).get("max_steps")
@@ -172,7 +173,7 @@ def bound(config: Record) -> int:
 
 
 def run(run_dir: Path, reader: TrajectoryReader, rows: Sequence[metrics.Row]) -> Record:
-    """The same, what has become of it, its last metrics, and what limits it."""
+    """What `overview` says, and the run's state, last metrics, staleness and what limits it."""
     found, steps = overview(run_dir, reader, rows), metrics.by_step(rows)
     limit = limits.of_rows(steps.values(), found["bound"]) if found["attempts"] else None
     return {
@@ -186,7 +187,7 @@ def run(run_dir: Path, reader: TrajectoryReader, rows: Sequence[metrics.Row]) ->
 
 
 def held_out(steps: Mapping[int, metrics.Row]) -> dict[int, float]:
-    """By step the mean held-out reward, where there is one."""
+    """{step: mean held-out reward}, of the steps that have one."""
     return {step: row[REWARD] for step, row in steps.items() if row.get(REWARD) is not None}
 
 
@@ -196,18 +197,19 @@ def staleness(reader: TrajectoryReader) -> dict[int, int]:
 
 
 def totals(reader: TrajectoryReader) -> Record:
-    """Of all responses, held-out ones not counted: `trajectories` that were trained on, their
-    sampled tokens (`trained`), all of these (`generated`), their iterations, and drafted tokens."""
+    """Sums over responses without held-out ones: `trajectories` trained on, their sampled tokens
+    (`trained`); of all responses the sampled tokens (`generated`), iterations (`steps`) and
+    `drafted` tokens."""
     return reader.records(_TOTALS)[0]
 
 
 def trained(reader: TrajectoryReader) -> dict[int, int]:
-    """How many responses each step trained on."""
+    """{step: number of responses that it trained on}."""
     return dict(reader.query(_TRAINED))
 
 
 def state_of(run_dir: Path, reader: TrajectoryReader) -> State:
-    """What has become of the run."""
+    """The state of the run; see `State`."""
     if is_written(run_dir):
         return "running"
     if _has_ended(reader):
@@ -221,8 +223,8 @@ def _has_ended(reader: TrajectoryReader) -> bool:
 
 
 def current_summary(run_dir: Path, seconds: float) -> Record | None:
-    """Return `summary.json` if the run had come to its last event, at `seconds`, when it was
-    written. One that was resumed has that of its attempt before until it ends."""
+    """Return `summary.json`, if it covers the last event, at `seconds`. In a resumed run it is that
+    of the attempt before until the run ends."""
     file = run_dir / SUMMARY
     if not file.is_file():
         return None
@@ -234,7 +236,7 @@ def current_summary(run_dir: Path, seconds: float) -> Record | None:
 
 
 def step(run_dir: Path, reader: TrajectoryReader, number: int) -> Record:
-    """A step's metrics and groups. Raises `UserError` if the run has not come to it."""
+    """A step's metrics and groups. Raises `UserError` if the run has not reached it."""
     steps = metrics.read(run_dir)
     found = groups_of_step(reader, number) if number > 0 else []
     if number not in steps and not found:
@@ -274,7 +276,7 @@ def _flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def differences(fields: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return {path of a field: its value in each run}, of those that differ, in their order."""
+    """Return {path of a field: its value in each run} of the fields that differ."""
     names = dict.fromkeys(name for each in fields for name in each)
     found = {name: [each.get(name, _LACKING) for each in fields] for name in names}
     return {
@@ -297,33 +299,25 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 # -- groups ----------------------------------------------------------------------------------------
 
 
-def groups(reader: TrajectoryReader, chosen: Sequence[int], *, told: bool = False) -> list[Record]:
-    """These groups in ascending order, each with its `members`; `told`: with their texts, and
-    rewards by function."""
-    ids = json.dumps(list(chosen))
-    members: dict[int, list[Record]] = {}
-    for member in reader.records(f"{MEMBERS.format(those=CHOSEN)} ORDER BY 1, 2", ids):
+def groups(reader: TrajectoryReader, chosen: Sequence[int], members: str = MEMBERS) -> list[Record]:
+    """These groups in ascending order, each with its `members`, by this statement."""
+    by_group: dict[int, list[Record]] = {}
+    statement = f"{members.format(those=CHOSEN)} ORDER BY 1, 2"
+    for member in reader.records(statement, json.dumps(list(chosen))):
         del member["has_parts"]
-        members.setdefault(member.pop("group_id"), []).append(member)
-    if told:
-        texts = {(g, m): rest for g, m, *rest in reader.query(_TOLD.format(those=CHOSEN), ids)}
-        for group, found in members.items():
-            for member in found:
-                text, components = texts.get((group, member["member"]), (None, None))
-                parts = None if components is None else json.loads(components)
-                member |= {"text": text, "components": parts}
-    return [each | {"members": members.get(each["group"], [])} for each in _heads(reader, chosen)]
+        by_group.setdefault(member.pop("group_id"), []).append(member)
+    return [each | {"members": by_group.get(each["group"], [])} for each in _heads(reader, chosen)]
 
 
 def _heads(reader: TrajectoryReader, chosen: Sequence[int]) -> list[Record]:
-    """The same without members."""
+    """These groups without members."""
     rows = reader.query(GROUPS.format(those=CHOSEN), json.dumps(list(chosen)))
     return [dict(zip(_GROUP, row, strict=False)) for row in rows]
 
 
 def groups_of_step(reader: TrajectoryReader, step: int) -> list[Record]:
-    """Groups that ended in `step`: its batch, and what was left out while its version was the
-    newest; those with the widest spread of rewards first, and those without rewards last."""
+    """Groups that ended in `step`: its batch, and those left out while its version was the newest.
+    The widest spread of rewards comes first; groups without rewards come last."""
     with reader.one_state():
         ended = reader.query(_ENDED_IN, step - 1)
         found = groups(reader, [group for (group,) in ended])
@@ -339,18 +333,21 @@ def whole_groups(reader: TrajectoryReader, chosen: Sequence[int]) -> list[Record
     """These groups with their whole prompts and columns, and responses with their texts and rewards
     by function."""
     with reader.one_state():
-        found = groups(reader, chosen, told=True)
+        found = groups(reader, chosen, _TOLD_MEMBERS)
         rows = reader.query(
             f"SELECT prompt, columns FROM groups WHERE group_id {CHOSEN} ORDER BY group_id",
             json.dumps(list(chosen)),
         )
     for each, (prompt, columns) in zip(found, rows, strict=True):
         each |= {"prompt": codec.prompt_of(prompt), "columns": json.loads(columns)}
+        for member in each["members"]:
+            member["components"] = _components(member["components"])
     return found
 
 
 def group(reader: TrajectoryReader, number: int) -> Record:
-    """One group, and what became of the same prompt in all epochs. `UserError` if there is none."""
+    """One group, and the groups of the same prompt in all epochs. Raises `UserError` if there is no
+    such group."""
     found = whole_groups(reader, [number])
     if not found:
         ((last,),) = reader.query("SELECT MAX(group_id) FROM groups")
@@ -366,7 +363,7 @@ _ALL_GROUPS = GROUPS.format(those=">= 0")
 
 
 def drafts_by_epoch(reader: TrajectoryReader, among: str = _ALL_GROUPS) -> list[Record]:
-    """What came of drafts in each epoch; `among`: rows of `GROUPS`, as SQL."""
+    """`draft_figures` of each epoch; `among`: rows of `GROUPS`, as SQL."""
     rows = reader.query(
         "SELECT epoch, SUM(sampled), SUM(steps), SUM(drafted)"
         f" FROM ({among}) WHERE steps > 0 GROUP BY epoch ORDER BY epoch"
@@ -375,9 +372,9 @@ def drafts_by_epoch(reader: TrajectoryReader, among: str = _ALL_GROUPS) -> list[
 
 
 def draft_figures(sampled: int, steps: float, drafted: float) -> Record:
-    """Of sampled tokens, their iterations and the tokens drafted in them: `acceptance_length`,
-    tokens for an iteration, and `acceptance_rate` of drafted ones. An iteration makes one token
-    without any draft."""
+    """Figures of sampled tokens, their iterations (`steps`) and the tokens drafted in them:
+    `acceptance_length`, tokens per iteration, and `acceptance_rate` of drafted tokens. An iteration
+    makes one token without any draft."""
     return {
         "tokens": sampled,
         "drafted": round(drafted),
@@ -392,15 +389,15 @@ def draft_figures(sampled: int, steps: float, drafted: float) -> Record:
 def rewarded(
     reader: TrajectoryReader, kind: Kind, number: int, step: int | None = None
 ) -> list[Record]:
-    """So many responses of the best or worst rewards, of one step or (None) of the whole run."""
+    """The `number` responses with the best or worst rewards, of a step or (None) of the run."""
     statement = _BY_REWARD.format(order="ASC" if kind == "worst" else "DESC")
     rows = reader.records(statement, step, number)
     return [_read(row) for row in rows]
 
 
 def response(run_dir: Path, reader: TrajectoryReader, trajectory: TrajectoryId) -> Record:
-    """One response. Lists have an entry for each token, or are None: tokens were deleted
-    (`run.keep_tokens`), or the run kept no details (`run.token_details`).
+    """One response. Lists have an entry per token; None where tokens were deleted
+    (`run.keep_tokens`) or the run kept no details (`run.token_details`).
 
     Raises:
         UserError: there is no such response.
@@ -434,14 +431,16 @@ def response(run_dir: Path, reader: TrajectoryReader, trajectory: TrajectoryId) 
 
 
 def _read(stored: Record) -> Record:
-    """The same with what is stored as JSON."""
-    components = stored["components"]
-    read = {
+    """The same row with its JSON decoded."""
+    return stored | {
         "prompt": codec.prompt_of(stored["prompt"]),
         "columns": json.loads(stored["columns"]),
-        "components": None if components is None else json.loads(components),
+        "components": _components(stored["components"]),
     }
-    return stored | read
+
+
+def _components(stored: str | None) -> Any:
+    return None if stored is None else json.loads(stored)
 
 
 def _learner(
@@ -454,7 +453,7 @@ def _learner(
 
 
 def _accepted(reader: TrajectoryReader, trajectory: TrajectoryId) -> list[int] | None:
-    """1 for a token that was drafted; none of them is known where a segment does not say."""
+    """Per token 1 if it was drafted and accepted; None if any segment does not say."""
     found: list[int] = []
     for accepted, length, steps in reader.query(_ACCEPTED, *trajectory):
         if accepted is None and steps:
@@ -464,7 +463,7 @@ def _accepted(reader: TrajectoryReader, trajectory: TrajectoryId) -> list[int] |
 
 
 def load_texts(model: ModelConfig) -> Texts:
-    """What makes a text of each token; `UserError` if the tokenizer is not on this machine."""
+    """Return what decodes tokens one by one. Raises `UserError` if there is no such tokenizer."""
     from rhymeflow.models.tokenizer import load_tokenizer  # loads transformers
 
     tokenizer = load_tokenizer(model)
@@ -474,15 +473,14 @@ def load_texts(model: ModelConfig) -> Texts:
 
 
 class TokenTexts:
-    """Keeps the tokenizers of runs, each loaded when it is first asked for; for many threads."""
+    """Loads the tokenizers of runs on first use and keeps them; safe for threads."""
 
     def __init__(self, load: Callable[[ModelConfig], Texts] = load_texts) -> None:
         self._load, self._lock = load, threading.Lock()
         self._known: dict[Path, Texts | None] = {}
 
     def of(self, reader: TrajectoryReader, tokens: list[int]) -> list[str] | None:
-        """A text for each token; None if the run's tokenizer cannot be had here: who shows them
-        says that there are numbers only."""
+        """The text of each token; None if the run's tokenizer cannot be loaded here."""
         with self._lock:
             if reader.path not in self._known:
                 if not reader.attempts():

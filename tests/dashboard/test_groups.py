@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard import groups
-from rhymeflow.dashboard.groups import FILTERS, ORDERS, Asked
+from rhymeflow.dashboard.groups import FILTERS, ORDERS, Asked, Summaries
 from rhymeflow.dashboard.run import Run
 from rhymeflow.observe import query
 from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -37,10 +37,11 @@ COMPONENTS = """SELECT key, group_id, MIN(value), MAX(value)
 
 
 def assert_right(run: Run) -> None:
-    with groups.summaries(run) as found:
-        assert found.query(SUMMED_UP) == found.query(BY_HAND)
-        kept = found.query("SELECT * FROM temp.components ORDER BY name, group_id")
-        assert kept == found.query(COMPONENTS)
+    with run.kept(Summaries) as found:
+        query = found.reader.query
+        assert query(SUMMED_UP) == query(BY_HAND)
+        kept = query("SELECT * FROM temp.components ORDER BY name, group_id")
+        assert kept == query(COMPONENTS)
 
 
 @pytest.mark.parametrize("part", [1, 3, 2_000])

@@ -25,10 +25,9 @@ from rhymeflow.core.events import (
     VersionPublished,
 )
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.dashboard import timeline
+from rhymeflow.dashboard import time_view
 from rhymeflow.dashboard.run import Run
-from rhymeflow.dashboard.time_view import PARTS, POINTS, found, lanes, limits, shares
-from rhymeflow.dashboard.timeline import ENVIRONMENTS, LEARNER, Body, Fold, Lane, Timeline
+from rhymeflow.dashboard.time_view import ENVIRONMENTS, LEARNER, Body, Fold, Lane, Timeline
 from rhymeflow.observe.inspect import Question, as_json
 from rhymeflow.sim.simulate import simulate
 from tests.observe.runs import begun, stored
@@ -192,22 +191,24 @@ def test_shares_of_parts(drawn: list[tuple[int, int]], start: int, width: int, p
     edges = np.linspace(start, start + width, parts + 1)
     expected = [covered(spans, low, high) / (high - low) for low, high in itertools.pairwise(edges)]
     lane = window(spans)[A, "pull"]
-    assert shares(lane, edges) == pytest.approx(expected)
+    assert time_view.shares(lane, edges) == pytest.approx(expected)
     inside = [s for s in spans if s.end >= start and s.start <= start + width]
     part = lane.between(start, start + width)
     assert list(zip(part.starts, part.ends, strict=True)) == [(s.start, s.end) for s in inside]
     if inside:
-        assert shares(part, edges) == pytest.approx(expected)
+        assert time_view.shares(part, edges) == pytest.approx(expected)
 
 
 def test_a_lane_of_many_spans_is_given_by_shares() -> None:
-    spans = [Span(A, "pull", i, i + 0.5, i) for i in range(PARTS + 1)]
+    spans = [Span(A, "pull", i, i + 0.5, i) for i in range(time_view.PARTS + 1)]
     spans += [Span(f"rollout-{n}", "pull", 0, 1, 1) for n in (10, 2)]
-    found = lanes(window([*spans, Span(LEARNER, "training", 0, 100, 1)]), 0, PARTS + 1)
+    found = time_view.lanes(
+        window([*spans, Span(LEARNER, "training", 0, 100, 1)]), 0, time_view.PARTS + 1
+    )
     assert [each["name"] for each in found] == [LEARNER, A, "rollout-2", "rollout-10"]
     assert found[0]["spans"] == [["training", 0, 100, 1]]
-    assert len(found[1]["shares"]["pull"]) == PARTS
-    assert sum(found[1]["shares"]["pull"]) / PARTS == pytest.approx(0.5, abs=0.01)
+    assert len(found[1]["shares"]["pull"]) == time_view.PARTS
+    assert sum(found[1]["shares"]["pull"]) / time_view.PARTS == pytest.approx(0.5, abs=0.01)
 
 
 @given(
@@ -241,7 +242,7 @@ def test_what_limits_a_run(
             name = {(1, 1): "both", (1, 0): "learner", (0, 1): "instances", (0, 0): "neither"}
             is_asked = works(lane, second, ("waiting",)) and not (learner or instance)
             counts["environments" if is_asked else name[learner, instance]] += 1
-    found = limits(window(spans), start, start + width)
+    found = time_view.limits(window(spans), start, start + width)
     assert sum(found.values()) == pytest.approx(1)
     assert found == pytest.approx({k: v / sum(counts.values()) for k, v in counts.items()})
 
@@ -267,7 +268,7 @@ def test_what_limits_a_run_is_what_the_terminal_says(tmp_path: Path) -> None:
             row = {"step": version + 1, "time": start + 10, "step_time": 10.0}
             rows.append(row | {"idle/rollout": 0.5, "idle/learner": 0.2, "staleness/max": 1.0})
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    limit = found(Run(tmp_path, "one"))["limits"]
+    limit = time_view.found(Run(tmp_path, "one"))["limits"]
     terminal = json.loads(as_json(tmp_path, Question()))["limit"]
     assert (limit["line"], limit["steps"]) == (terminal["line"], terminal["steps"])
     assert limit["line"] == "limited by the learner: instances idle 50%, learner 20%"
@@ -299,13 +300,13 @@ FROM groups g WHERE ending = 'consumed' ORDER BY 1, 2, 3"""
 
 def test_how_batches_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is read in many small parts, of which each answer reads one more."""
-    monkeypatch.setattr(timeline, "EVENTS_AT_ONCE", 7)
-    monkeypatch.setattr("rhymeflow.dashboard.time_view.READING_SECONDS", 0.0)
+    monkeypatch.setattr(time_view, "EVENTS_AT_ONCE", 7)
+    monkeypatch.setattr(time_view, "READING_SECONDS", 0.0)
     simulate(read_config("demo", FIELDS), output=tmp_path / "run")
     run = Run(tmp_path / "run", "run")
-    reads = [found(run)["read"]]
+    reads = [time_view.found(run)["read"]]
     while reads[-1] < 1:
-        reads.append(found(run)["read"])
+        reads.append(time_view.found(run)["read"])
     assert reads == sorted(reads)
     assert len(reads) > 10
     with run.kept(Timeline) as whole:
@@ -314,14 +315,16 @@ def test_how_batches_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert whole.filling.open() == [], "every group has ended"
     filled = [(b.version, *group, b.trained) for b in batches for group in b.groups]
     assert sorted(filled) == expected
-    assert [each["version"] for each in found(run)["batches"]] == list(range(4, 12)), "the newest"
+    assert [each["version"] for each in time_view.found(run)["batches"]] == list(range(4, 12)), (
+        "the newest"
+    )
     second = batches[1]
     start, end = min(second.groups)[0], second.trained + 0.01
-    shown = {each["version"]: each for each in found(run, start, end)["batches"]}
+    shown = {each["version"]: each for each in time_view.found(run, start, end)["batches"]}
     assert 11 not in shown
     batch = shown[1]
     assert (batch["size"], batch["trained"]) == (4, second.trained)
     assert (batch["begun"][-1], batch["complete"][-1]) == (4, 4)
     middle = len(batch["begun"]) // 2
-    time = start + (end - start) * middle / (POINTS - 1)
+    time = start + (end - start) * middle / (time_view.POINTS - 1)
     assert batch["complete"][middle] == sum(complete <= time for _, complete in second.groups)

@@ -36,42 +36,73 @@ def shown(run_dir: Path, width: int = 100, **options: Any) -> str:
     return file.getvalue()
 
 
-def cells(text: str) -> list[list[str]]:
-    return [row.split() for row in text.splitlines()]
+def assert_shows(run_dir: Path, *parts: str, width: int = 120, **options: Any) -> None:
+    """Each part is within a line, whatever the width of its blanks, or of a text over lines."""
+    lines = [" ".join(line.split()) for line in shown(run_dir, width, **options).splitlines()]
+    for part in parts:
+        assert part in "\n".join(lines), part
 
 
 def ids(text: str) -> list[str]:
-    return [row[0] for row in cells(text) if len(row) > 1 and row[1] == "reward"]
+    return re.findall(r"^(\S+) +reward ", text, re.MULTILINE)
 
 
 # -- the run --------------------------------------------------------------------------------------
 
 
-def test_tables_of_a_run(tmp_path: Path) -> None:
-    text = shown(make_run(tmp_path))
-    rows = cells(text)
-    for row in (
-        "held-out reward 0.250 0.750 0.750 at 4 ▁█",
-        "training reward 0.100 0.400 0.400 at 4 ▁▃▆█",
-        "exact 0.100 0.400 0.400 at 4 ▁▃▆█",
-        "short 0.500 0.500 0.500 at 1 ▁▁▁▁",
-        "mismatch kl 0.013 0.013 0.013 at 1 ▁▁▁▁",  # with the sampler, not a reference
-        "idle learner 0.300 0.300 0.300 at 1 ▁▁▁▁",
-        "0 10 62.5%",  # staleness
-        "1 6 37.5%",
-        "0 1,190 1.52 832 48.9%",  # drafts, all in one epoch
-        # 20 responses: 10..19 tokens (stopped, reward 1), 100..109 (cut, reward 0). Groups 8 and 9
-        # of each kind are the longest: aborted and open.
-        "10-13 4 1.000 0.0% 100.0% 0.0% 0.0% 0.0%",
-        "18-101 4 0.500 50.0% 50.0% 0.0% 25.0% 25.0%",
-        "106-109 4 0.000 100.0% 50.0% 0.0% 25.0% 25.0%",
-    ):
-        assert row.split() in rows, row
-    assert "Groups left out (reward failed: boom): 1" in text
-    throughput = "Throughput: 0.4 trained responses/s, 22 of their tokens/s"
-    assert throughput in text, "of 55 sampled tokens each, what environments answered left out"
-    assert "estimate it: 6.0 s" in text
-    assert "Length prediction: explained variance 0.64, rank correlation -" in text
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({}, (
+            "held-out reward 0.250 0.750 0.750 at 4 ▁█",
+            "training reward 0.100 0.400 0.400 at 4 ▁▃▆█",
+            "exact 0.100 0.400 0.400 at 4 ▁▃▆█",
+            "short 0.500 0.500 0.500 at 1 ▁▁▁▁",
+            "mismatch kl 0.013 0.013 0.013 at 1 ▁▁▁▁",  # with the sampler, not a reference
+            "idle learner 0.300 0.300 0.300 at 1 ▁▁▁▁",
+            "\n0 10 62.5%",  # staleness
+            "\n1 6 37.5%",
+            "\n0 1,190 1.52 832 48.9%",  # drafts, all in one epoch
+            # 20 responses: 10..19 tokens (stopped, reward 1), 100..109 (cut, reward 0). Groups 8
+            # and 9 of each kind are the longest: aborted and open.
+            "\n10-13 4 1.000 0.0% 100.0% 0.0% 0.0% 0.0%",
+            "\n18-101 4 0.500 50.0% 50.0% 0.0% 25.0% 25.0%",
+            "\n106-109 4 0.000 100.0% 50.0% 0.0% 25.0% 25.0%",
+            "Groups left out (reward failed: boom): 1",
+            # Of 55 sampled tokens each; what environments answered is left out.
+            "Throughput: 0.4 trained responses/s, 22 of their tokens/s",
+            "estimate it: 6.0 s",
+            "Length prediction: explained variance 0.64, rank correlation -",
+        )),
+        # Members have rewards 1 and 0; group 2 has 12 and 102 tokens, of versions 0 and 1.
+        ({"step": 2}, (
+            "Step 2, over after 0:20", "\nreward 0.2",
+            "\n2 █▁ 0.500 57 102 1 consumed 1 2: [b]what is 2?",
+            "\n8 █▁ 0.500 63 108 - aborted 1 8: [b]what is 8?",
+        )),
+        ({"step": 0}, ("No group belongs to it.",)),
+        ({"step": 2, "best": 1}, ("Best responses of step 2",)),
+        ({"step": 77, "worst": 1}, ("No response of step 77 has a reward.",)),
+        ({"worst": 3}, ("8.1 reward 0.000, 108 tokens, cut at the limit, aborted",)),
+        ({"group": 4}, (
+            "Group 4: prompt 4, epoch 0, trained on in step 3", "[b]what is 4?", "answer = 4",
+            "4.0 reward 1.000, 14 tokens, step 3, staleness 1", "[/red] it is 4",
+            "4.1 reward 0.000, 104 tokens, cut at the limit, step 3", "exact 1, short 0.5",
+            "\n4 0 3 0.500 59",
+        )),
+        ({"group": 8}, ("aborted: reward failed: boom",)),
+        ({"trajectory": "4.0"}, (
+            "row 4, epoch 0", "answer = 4", "14 tokens, ended by stop", "1 (exact 1, short 0.5)",
+            "trained on in step 3, 1 version old", "[b]what is 4?", "[/red] it is 4",
+            "\n0-4 1 rollout-0 -0.500 1.67 5 40.0%", "\n5-13 2 rollout-0 -0.500 1.80 9 44.4%",
+        )),
+        ({"trajectory": "8.1"}, ("aborted: reward failed: boom",)),
+        ({"trajectory": "9.0"}, ("open",)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_shown(tmp_path: Path, options: dict[str, Any], parts: tuple[str, ...]) -> None:
+    assert_shows(make_run(tmp_path), *parts, **options)
 
 
 def test_members_that_were_not_needed_count_with_the_length_they_came_to(tmp_path: Path) -> None:
@@ -84,19 +115,15 @@ def test_members_that_were_not_needed_count_with_the_length_they_came_to(tmp_pat
                 reason = "finished_early" if member else "stop"
                 finished(store, (0, member), length, 1.0, reason)
         store.put_consumed(0, version=0, members=(0, 1, 2))
-    rows = cells(shown(tmp_path))
-    for row in (
-        "3-3 1 1.000 0.0% 100.0% 0.0% 0.0% 0.0%",
-        "6-6 1 1.000 100.0% 0.0% 0.0% 100.0% 0.0%",
-        "60-60 1 - 0.0% 0.0% 0.0% 100.0% 0.0%",
-    ):
-        assert row.split() in rows, row
-    for member, ending in (
-        (4, "aborted: its group did not need it"),
-        (3, "aborted: its group did not need it"),
-        (2, "trained on in step 1, 0 versions old"),
-    ):
-        assert ending in shown(tmp_path, trajectory=f"0.{member}")
+    assert_shows(
+        tmp_path,
+        "\n3-3 1 1.000 0.0% 100.0% 0.0% 0.0% 0.0%",
+        "\n6-6 1 1.000 100.0% 0.0% 0.0% 100.0% 0.0%",
+        "\n60-60 1 - 0.0% 0.0% 0.0% 100.0% 0.0%",
+    )
+    for member in (3, 4):
+        assert_shows(tmp_path, "aborted: its group did not need it", trajectory=f"0.{member}")
+    assert_shows(tmp_path, "trained on in step 1, 0 versions old", trajectory="0.2")
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -122,9 +149,8 @@ def test_figures_of_any_size_fit(tmp_path: Path) -> None:
     assert "-1e+05" in text
     assert "…" not in text
     assert max(map(cell_len, text.splitlines())) <= 80
-    figures = cells(shown(tmp_path, width=60, step=12345))
-    for figure in (["large", "1e+300"], ["small", "-1.5e-09"], ["none", "-"]):
-        assert figure in figures
+    parts = "\nlarge 1e+300", "\nsmall -1.5e-09", "\nnone -"
+    assert_shows(tmp_path, *parts, width=60, step=12345)
 
 
 def test_it_opens_with_what_was_learned(tmp_path: Path) -> None:
@@ -189,19 +215,6 @@ def test_how_far_the_run_is(tmp_path: Path) -> None:
 # -- steps, groups and responses ------------------------------------------------------------------
 
 
-def test_a_step_has_its_metrics_and_its_groups(tmp_path: Path) -> None:
-    text = shown(make_run(tmp_path), step=2, width=120)
-    assert "Step 2, over after 0:20" in text
-    assert ["reward", "0.2"] in cells(text)
-    # Members have rewards 1 and 0; group 2 has 12 and 102 tokens, of versions 0 and 1.
-    for row in (
-        "2 █▁ 0.500 57 102 1 consumed 1 2: [b]what is 2?",
-        "8 █▁ 0.500 63 108 - aborted 1 8: [b]what is 8?",
-    ):
-        assert row.split() in cells(text)
-    assert "No group belongs to it." in shown(tmp_path, step=0)
-
-
 def test_a_wide_spread_comes_first_and_bars_are_of_the_whole_step(tmp_path: Path) -> None:
     with stored(tmp_path) as store:
         for number, rewards in enumerate([(1.0, 1.0), (0.5, 0.0), (None, None), (1.0, -1.0)]):
@@ -211,29 +224,25 @@ def test_a_wide_spread_comes_first_and_bars_are_of_the_whole_step(tmp_path: Path
                 finished(store, (number, member), 1, reward)
             store.put_consumed(number, version=0, members=(0, 1))
     text = shown(tmp_path, step=1)
-    found = [row[:2] for row in cells(text) if row and row[0].isdigit()]
-    assert found == [["3", "█▁"], ["1", "▆▅"], ["0", "██"], ["2", "··"]]
+    found = re.findall(r"^ *(\d) +([▁-█·]+)", text, re.MULTILINE)
+    assert found == [("3", "█▁"), ("1", "▆▅"), ("0", "██"), ("2", "··")]
     assert "bars from -1 to 1" in text
     assert "It has no metrics yet." in text
 
 
-def test_a_group(tmp_path: Path) -> None:
+def test_a_prompt_again_and_segments_of_an_environment(tmp_path: Path) -> None:
     make_run(tmp_path)
     with stored(tmp_path) as store:
         group(store, 20, row=4, epoch=1, prompt=[{"role": "user", "content": "hi"}])
-    text = shown(tmp_path, group=4, width=80)
-    for part in (
-        "Group 4: prompt 4, epoch 0, trained on in step 3", "[b]what is 4?", "answer = 4",
-        "4.0  reward 1.000, 14 tokens, step 3, staleness 1", "[/red] it is 4",
-        "4.1  reward 0.000, 104 tokens, cut at the limit, step 3", "exact 1, short 0.5",
-    ):  # fmt: skip
-        assert part in text
-    assert ["4", "0", "3", "0.500", "59"] in cells(text)
-    assert ["20", "1", "-", "-", "-"] in cells(text)
-    assert "epoch 1, open" in shown(tmp_path, group=20)
-    assert "user: hi" in shown(tmp_path, group=20)
-    assert "No token of a response is stored." in shown(tmp_path, group=20)
-    assert "aborted: reward failed: boom" in shown(tmp_path, group=8)
+        group(store, 10)
+        for start, length, steps in ((0, 6, 4), (9, 2, 2)):
+            segment(store, (10, 0), length, start=start, steps=steps, drafted=steps)
+        store.put_observed(TrajectoryId(10, 0), start=6, version=0, tokens=[7] * 3)
+    assert_shows(tmp_path, "\n20 1 - - -", group=4)
+    nothing = "No token of a response is stored."
+    assert_shows(tmp_path, "epoch 1, open", "user: hi", nothing, group=20)
+    made = "\n0-5 0 rollout-0 -0.500 1.50 4 50.0%"
+    assert_shows(tmp_path, made, f"\n6-8 0 {ENVIRONMENT} - - - -", width=80, trajectory="10.0")
 
 
 def test_the_worst_and_the_best_can_be_listed(tmp_path: Path) -> None:
@@ -242,30 +251,6 @@ def test_the_worst_and_the_best_can_be_listed(tmp_path: Path) -> None:
     assert ids(shown(tmp_path, worst=3)) == ["9.1", "8.1", "7.1"]
     assert ids(shown(tmp_path, best=12)) == [*(f"{g}.0" for g in range(9, -1, -1)), "9.1", "8.1"]
     assert ids(shown(tmp_path, worst=9, step=3)) == ["5.1", "4.1", "5.0", "4.0"]
-    assert "8.1  reward 0.000, 108 tokens, cut at the limit, aborted" in shown(tmp_path, worst=3)
-    assert "Best responses of step 2" in shown(tmp_path, step=2, best=1)
-    assert "No response of step 77 has a reward." in shown(tmp_path, worst=1, step=77)
-
-
-def test_one_trajectory_in_full(tmp_path: Path) -> None:
-    text = shown(make_run(tmp_path), trajectory="4.0")
-    for part in (
-        "row 4, epoch 0", "answer = 4", "14 tokens, ended by stop", "1 (exact 1, short 0.5)",
-        "trained on in step 3, 1 version old", "[b]what is 4?", "[/red] it is 4",
-    ):  # fmt: skip
-        assert part in text
-    assert ["0-4", "1", "rollout-0", "-0.500", "1.67", "5", "40.0%"] in cells(text)
-    assert ["5-13", "2", "rollout-0", "-0.500", "1.80", "9", "44.4%"] in cells(text)
-    assert "aborted: reward failed: boom" in shown(tmp_path, trajectory="8.1")
-    assert "open" in shown(tmp_path, trajectory="9.0")
-    with stored(tmp_path) as store:
-        group(store, 10)
-        for start, length, steps in ((0, 6, 4), (9, 2, 2)):
-            segment(store, (10, 0), length, start=start, steps=steps, drafted=steps)
-        store.put_observed(TrajectoryId(10, 0), start=6, version=0, tokens=[7] * 3)
-    rows = cells(shown(tmp_path, trajectory="10.0", width=80))
-    assert ["0-5", "0", "rollout-0", "-0.500", "1.50", "4", "50.0%"] in rows
-    assert f"6-8 0 {ENVIRONMENT} - - - -".split() in rows
 
 
 def test_a_group_of_a_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
