@@ -33,19 +33,28 @@ PUBLISHED = """SELECT json_extract(body, '$.version') FROM events
 LOCK = "writer.lock"
 """Is locked while a controller carries the run on, and names it. The lock ends with the process."""
 
-# docs/run-directory.md describes each table, and has queries.
+# docs/run-directory.md describes each table and column, with queries. Comments stand here and not
+# in the statements, whose text SQLite stores.
 #
-# An attempt's events are those from `first_event` on. Blobs are little-endian: int32 tokens,
-# float32 log-probabilities. A command belongs to the event upon which it was given (for most, a
-# `Tick`). `trained` is the batch a trajectory was trained on in; a member that its consumed group
-# did not need counts as aborted. `steps` is the number of iterations that generated a segment's
-# tokens, none for what an environment answered, `drafted` of the tokens that were proposed in them.
-# Groups below 0 are of a suite: they answer its prompts for the evaluation of version `evaluates`;
-# the view `evaluations` has the answers of those that are over, and no other view has any.
-# `segments.accepted` and `token_details` are of `run.token_details` (`learner/token_details.py`).
-# `pruned` has what is left of segments whose tokens were deleted (`pruning.py`), `spans` is both
-# together, but for environments' answers. `changes` names each row, outside the tables that only
-# grow, that was put, changed or taken out (`backup.py`); an `a` and `b` of 0 may mean none.
+# attempts: An attempt is a start of the run; its events are those from `first_event` on.
+# events: Each event is what the coordinator was told, `body` holds its fields as JSON.
+# commands: A command belongs to the event upon which it was given, for most a `Tick`.
+# snapshots: The coordinator's state after an event; the last two are kept.
+# groups: A prompt and what became of its group. Groups below 0 belong to a suite: they answer its
+#     prompts for the evaluation of version `evaluates`.
+# segments: Tokens that one instance generated under one version. Blobs are little-endian: int32
+#     tokens, float32 log-probabilities. `steps` counts the iterations that generated them, none for
+#     what an environment answered; `drafted` counts the tokens that were proposed in them;
+#     `accepted` is stored with `run.token_details`.
+# trajectories: A complete response. `trained` is the batch that it was trained on in.
+# token_details: What the learner found of each token, with `run.token_details`.
+# pruned: What is left of segments whose tokens were deleted (`pruning.py`).
+# changes: Each row, outside the tables that only grow, that was put, changed or taken out, for
+#     `backup.py`. `a` and `b` are its key, 0 where the key has no such part.
+# spans: All that instances generated, from `segments` and `pruned`.
+# responses: Every response of which a token was stored, but for suites'. Members that a consumed
+#     group did not need count as aborted.
+# evaluations: Rewarded answers of evaluations that are over. No other view has answers to suites.
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value);
 CREATE TABLE attempts (attempt INTEGER PRIMARY KEY, first_event INTEGER NOT NULL,

@@ -104,14 +104,13 @@ class SqliteTrajectoryStore:
         self._attempt += 1
         with self._transaction.writing():
             schema.note_writer(self._connection)
-        self._put(sql.ATTEMPT, self._attempt, self._last_seq + 1, now, started, config)
-        self._note("attempts", self._attempt)
+        values = self._attempt, self._last_seq + 1, now, started, config
+        self._change("attempts", (self._attempt,), sql.ATTEMPT, *values)
         return self._attempt
 
     def put_config(self, config: str) -> None:
         """Store this attempt's configuration as JSON text, in place of the one it began with."""
-        self._put(sql.CONFIG, config, self._attempt)
-        self._note("attempts", self._attempt)
+        self._change("attempts", (self._attempt,), sql.CONFIG, config, self._attempt)
 
     def digests(self) -> dict[str, str]:
         """What the rows were that the run began with, by what they are for."""
@@ -127,19 +126,17 @@ class SqliteTrajectoryStore:
 
     def forget_groups(self, first: GroupId) -> None:
         """Take out groups from `first` on: their prompts were stored, and no event names them."""
-        self._transaction.write()
         gone = "DELETE FROM groups WHERE group_id >= ? RETURNING group_id"
-        for (group,) in self._connection.execute(gone, (first,)).fetchall():
-            self._note("groups", group)
+        for (group,) in self._ask(gone, first):
+            self._changed["groups", group, 0] = None
 
     def endings(self) -> dict[str, int]:
         """How many groups ended in each way."""
-        self._transaction.write()
-        found = self._connection.execute(
+        found = self._ask(
             "SELECT ending, COUNT(*) FROM groups"
             " WHERE ending IS NOT NULL AND suite IS NULL GROUP BY 1"
         )
-        return dict(found.fetchall())
+        return dict(found)
 
     def record(self, now: float, events: Sequence[Event]) -> int:
         """Append events in this order; return the number of the first. `now` is the time since the
@@ -176,47 +173,38 @@ class SqliteTrajectoryStore:
         """Store a prompt that was requested. Chat messages and columns are kept as JSON."""
         text = prompt if isinstance(prompt, str) else codec.to_json(prompt)
         given = text, _int32(prompt_tokens), codec.to_json(columns)
-        self._put(sql.GROUP, group, row, epoch, *given, suite, version)
-        self._note("groups", group)
+        self._change("groups", (group,), sql.GROUP, group, row, epoch, *given, suite, version)
 
     def suite_groups(self) -> tuple[GroupId, dict[GroupId, tuple[SuiteName, Version]]]:
         """The lowest number of a suite's group, and those that have not ended."""
-        self._transaction.write()
-        (lowest,) = self._connection.execute("SELECT MIN(group_id) FROM groups").fetchone()
-        going_on = self._connection.execute(
+        ((lowest,),) = self._ask("SELECT MIN(group_id) FROM groups")
+        going_on = self._ask(
             "SELECT group_id, suite, evaluates FROM groups WHERE group_id < 0 AND ending IS NULL"
         )
         return min(lowest or 0, 0), {group: (suite, v) for group, suite, v in going_on}
 
     def origin(self, group: GroupId) -> tuple[int, int]:
         """The row and epoch of a group that was requested."""
-        self._transaction.write()
-        found = self._connection.execute(
-            "SELECT row, epoch FROM groups WHERE group_id = ?", (group,)
-        ).fetchone()
+        found = self._ask("SELECT row, epoch FROM groups WHERE group_id = ?", group)
         assert found, f"group {group} was never requested"
-        row, epoch = found
+        row, epoch = found[0]
         return row, epoch
 
     def progress(self, groups: Iterable[GroupId]) -> dict[GroupId, Progress]:
         """How far groups that were stored have come."""
-        self._transaction.write()
-        wanted = (json.dumps(list(groups)),)
+        wanted = json.dumps(list(groups))
         found = {
             group: Progress(row, epoch, prompt, array("i", tokens).tolist(), {}, {}, {}, {})
-            for group, row, epoch, prompt, tokens in self._connection.execute(
-                sql.PROMPTS_OF, wanted
-            )
+            for group, row, epoch, prompt, tokens in self._ask(sql.PROMPTS_OF, wanted)
         }
-        rows = self._connection.execute(sql.TOKENS_OF, wanted)
-        for group, member, blob, version, is_observed in rows:
+        for group, member, blob, version, is_observed in self._ask(sql.TOKENS_OF, wanted):
             tokens = found[group].tokens.setdefault(member, array("i"))
             found[group].versions[member] = version
             before = len(tokens)
             tokens.frombytes(blob)
             if is_observed:
                 found[group].turns.setdefault(member, []).append((before, len(tokens)))
-        for group, member, reason in self._connection.execute(sql.FINISHED_OF, wanted):
+        for group, member, reason in self._ask(sql.FINISHED_OF, wanted):
             found[group].finished[member] = reason
         return found
 
@@ -271,39 +259,34 @@ class SqliteTrajectoryStore:
     ) -> None:
         """Store who generated so many tokens, but not which: as of tokens that were deleted."""
         values = start, length, version, instance, steps, drafted
-        self._put(sql.SPAN, *trajectory, *values)
-        self._note("pruned", trajectory.group)
+        self._change("pruned", (trajectory.group,), sql.SPAN, *trajectory, *values)
 
     def put_finished(self, trajectory: TrajectoryId, *, length: int, reason: FinishReason) -> None:
         """Store that the response is complete with `length` tokens."""
-        self._put(sql.FINISHED, *trajectory, length, reason)
-        self._note("trajectories", *trajectory)
+        self._change("trajectories", trajectory, sql.FINISHED, *trajectory, length, reason)
 
     def put_text(self, trajectory: TrajectoryId, text: str) -> None:
         """Store the text of a finished response."""
-        self._put(sql.TEXT, text, *trajectory)
-        self._note("trajectories", *trajectory)
+        self._change("trajectories", trajectory, sql.TEXT, text, *trajectory)
 
     def put_reward(
         self, trajectory: TrajectoryId, *, reward: float, components: Mapping[str, float]
     ) -> None:
         """Store a finished response's weighted sum of rewards, and each by its function's name."""
-        self._put(sql.REWARD, float(reward), codec.to_json(components), *trajectory)
-        self._note("trajectories", *trajectory)
+        values = float(reward), codec.to_json(components)
+        self._change("trajectories", trajectory, sql.REWARD, *values, *trajectory)
 
     def put_consumed(self, group: GroupId, *, version: Version, members: Sequence[int]) -> None:
         """Store that these members of the group are trained on as part of batch `version`."""
         self._end(group, "consumed", version, None)
         for member in members:
-            self._put(sql.TRAINED, version, group, member)
-            self._note("trajectories", group, member)
+            self._change("trajectories", (group, member), sql.TRAINED, version, group, member)
 
     def put_token_details(
         self, trajectory: TrajectoryId, logprobs: bytes | None, flags: bytes
     ) -> None:
         """Store what the learner found and did, token by token (`learner/token_details.py`)."""
-        self._put(sql.TOKEN_DETAILS, *trajectory, logprobs, flags)
-        self._note("token_details", *trajectory)
+        self._change("token_details", trajectory, sql.TOKEN_DETAILS, *trajectory, logprobs, flags)
 
     def put_ending(self, group: GroupId, ending: Ending, *, version: Version, reason: str) -> None:
         """Store that the group was left out for `reason` when `version` was the newest."""
@@ -342,16 +325,22 @@ class SqliteTrajectoryStore:
         self._transaction.close_if_missing()
 
     def _end(self, group: GroupId, ending: str, version: Version, reason: str | None) -> None:
-        self._put(sql.ENDING, ending, version, reason, group)
-        self._note("groups", group)
+        self._change("groups", (group,), sql.ENDING, ending, version, reason, group)
         if group >= 0:
             self._pruner.ended(group, version)
 
-    def _note(self, table: str, a: int, b: int = 0) -> None:
-        self._changed[table, a, b] = None
+    def _change(self, table: str, key: tuple[int, ...], statement: str, *values: Any) -> None:
+        """Put a row for `statement`, which makes or changes the row `key` of a table."""
+        self._changed[table, key[0], key[1] if len(key) > 1 else 0] = None
+        self._put(statement, *values)
+
+    def _ask(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Rows of a statement, with all that was put."""
+        self._transaction.write()
+        return self._connection.execute(statement, values).fetchall()
 
     def _last(self, table: str, column: str = "seq") -> int:
-        (last,) = self._connection.execute(f"SELECT MAX({column}) FROM {table}").fetchone()
+        ((last,),) = self._ask(f"SELECT MAX({column}) FROM {table}")
         return last or 0
 
 
