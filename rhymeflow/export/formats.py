@@ -1,6 +1,6 @@
-"""Rows to a file: JSON lines, Parquet, or a directory that `datasets.load_from_disk` reads.
+"""Writes rows as JSON lines, Parquet, or a directory that `datasets.load_from_disk` reads.
 
-What is written is complete, or not there; rows are held in memory a part at a time. In Parquet
+The output appears only when it is complete; rows are held in memory a part at a time. In Parquet
 and datasets a column has one type: the data's columns are JSON text, and reward components have a
 field each.
 """
@@ -26,19 +26,12 @@ _VALUES_AT_ONCE = 500_000
 """Characters and tokens of rows that are held at once."""
 
 _SAID = ("prompt", "completion", "chosen", "rejected")
-_TYPES = {
-    **dict.fromkeys(("reward", "chosen_reward", "rejected_reward"), "float64"),
-    **dict.fromkeys((*_SAID, "response", "columns"), "string"),
-    **dict.fromkeys(("ending", "ending_reason", "reason"), "string"),
-}
-"""Of columns that are not int64."""
-_OF_TOKENS = dict.fromkeys(("prompt_tokens", "tokens", "versions"), "int32")
-_OF_TOKENS |= {"logprobs": "float32", "observed": "bool_"}
+"""Columns of text or messages."""
 
 
 def format_of(path: Path, given: str | None, force: bool) -> str:
-    """Return the format to write to `path`, by its ending if none is given. Raises `UserError` if
-    the ending says nothing, or there is something that is not to be replaced."""
+    """Return the format to write to `path`, by its suffix if none is given. Raises `UserError` if
+    the suffix names none, or there is something that is not to be replaced."""
     found = given or {".jsonl": "jsonl", ".parquet": "parquet"}.get(path.suffix)
     if found is None:
         raise UserError(f"--output {path}: say --format {', '.join(FORMATS)}")
@@ -104,19 +97,14 @@ class _Tables:
 
     def write(self, path: Path, first: Record, rows: Iterable[Record]) -> int:
         """Write to `path`; `first` has the types."""
-        # Parquet has no structure without fields.
-        names = [name for name in first if name != "components" or self._components]
-        schema = self._pa.schema([(name, self._type(name, first[name])) for name in names])
+        schema = self._schema(first)
         if self._kind == "parquet":
             parquet: Any = extra("pyarrow.parquet", "--format parquet", "data")
             with parquet.ParquetWriter(path, schema) as writer:
                 return self._fill(writer, rows, schema)
         arrow = path.with_name(f"{path.name}.arrow")
         try:
-            with (
-                self._pa.OSFile(str(arrow), "wb") as file,
-                self._pa.ipc.new_stream(file, schema) as writer,
-            ):
+            with self._pa.ipc.new_stream(str(arrow), schema) as writer:
                 number = self._fill(writer, rows, schema)
             self._datasets.disable_progress_bars()
             self._datasets.Dataset.from_file(str(arrow)).save_to_disk(str(path))
@@ -131,18 +119,25 @@ class _Tables:
             number += len(part)
         return number
 
-    def _type(self, name: str, value: Any) -> Any:
+    def _schema(self, first: Record) -> Any:
         pa = self._pa
-        if name in _SAID and not isinstance(value, str):
-            return pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
-        if name == "components":
-            return pa.struct([(each, pa.float64()) for each in self._components])
-        if name == "turns":
-            turn = [("role", pa.string()), ("text", pa.string()), ("length", pa.int64())]
-            return pa.list_(pa.struct(turn))
-        if name in _OF_TOKENS:
-            return pa.list_(getattr(pa, _OF_TOKENS[name])())
-        return getattr(pa, _TYPES.get(name, "int64"))()
+        text, number = pa.string(), pa.float64()
+        of_text = ("response", "columns", "ending", "ending_reason", "reason")
+        turn = pa.struct([("role", text), ("text", text), ("length", pa.int64())])
+        messages = pa.list_(pa.struct([("role", text), ("content", text)]))
+        types = {
+            **dict.fromkeys(of_text, text),
+            **{name: text if isinstance(first.get(name), str) else messages for name in _SAID},
+            **dict.fromkeys(("reward", "chosen_reward", "rejected_reward"), number),
+            **dict.fromkeys(("prompt_tokens", "tokens", "versions"), pa.list_(pa.int32())),
+            "logprobs": pa.list_(pa.float32()),
+            "observed": pa.list_(pa.bool_()),
+            "components": pa.struct([(each, number) for each in self._components]),
+            "turns": pa.list_(turn),
+        }
+        # Parquet has no structure without fields.
+        names = [name for name in first if name != "components" or self._components]
+        return pa.schema([(name, types.get(name, pa.int64())) for name in names])
 
     def _plain(self, row: Record, schema: Any) -> Record:
         for name in row.keys() & set(_SAID):
