@@ -13,7 +13,7 @@ from rhymeflow import cli
 from rhymeflow.core.commands import Finish
 from rhymeflow.core.events import Tick
 from rhymeflow.observe import summary
-from rhymeflow.observe.query import differences, short_names
+from rhymeflow.observe.query import differences
 from rhymeflow.observe.runs import find, read
 from tests.observe.runs import made, stored
 
@@ -80,8 +80,3 @@ def test_the_list_is_by_time_and_names_what_cannot_be_read(
 def test_differences_know_types_and_missing_fields() -> None:
     found = differences([{"a": 1, "b": 2, "c": True}, {"a": 1, "b": 3, "c": 1, "d": None}])
     assert found == {"b": [2, 3], "c": [True, 1], "d": ["(no such field)", None]}
-
-
-def test_names_are_as_short_as_they_tell_apart() -> None:
-    assert short_names([Path("/x/a"), Path("/x/b")]) == ["a", "b"]
-    assert short_names([Path("/x/a/run"), Path("/x/b/run")]) == ["a/run", "b/run"]
