@@ -1,7 +1,7 @@
-"""The view of groups: those of a step, a prompt or the whole run, chosen, sorted, page by page.
+"""The view of groups: those of a step, a prompt or the whole run, filtered, sorted, page by page.
 
-What is asked of all groups is answered from sums in memory, a row for each. Groups that have ended
-hardly change, so only those are summed up again that the store's `changes` and new segments name.
+Questions about all groups are answered from sums in memory, a row per group. Only groups that the
+store's `changes` or new segments name are summed again.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 PAGE = 50
 _SEARCHED = 2_000
-"""Characters of a prompt."""
+"""Characters of a prompt in which a text is looked for."""
 GROUPS_AT_ONCE = 2_000
-"""Summed up within one read transaction, which holds up the writer's checkpoints."""
+"""Summed in one read transaction, which delays the writer's checkpoints."""
 
 FILTERS = {
     "right": "rewarded = responses AND reward_min = reward_max AND reward >= 1",
@@ -73,12 +73,12 @@ class Summaries:
     def __init__(self, reader: TrajectoryReader) -> None:
         self.reader = reader
         self._marks: tuple[int, int] | None = None
-        """Up to which row of `segments` and of `changes` it was looked."""
+        """The last rows of `segments` and of `changes` that are taken in."""
         for statement in _TABLES:
             reader.query(statement)
 
     def follow(self) -> None:
-        """Sum up again what has changed."""
+        """Sum again what has changed."""
         (marks,) = self.reader.query(_MARKS)
         if marks == self._marks:
             return
@@ -99,26 +99,25 @@ class Summaries:
             self.reader.query(_COMPONENTS, groups)
 
 
-class Asked(NamedTuple):
-    """Which groups are to be listed."""
+class GroupQuery(NamedTuple):
+    """Which groups to list, and in which order."""
 
     step: int | None = None
     row: int | None = None
     filters: tuple[str, ...] = ()
     text: str = ""
-    """Their prompts have it, whatever the case."""
+    """Part of the prompt; ASCII letters match in either case."""
     component: str = ""
-    """A reward function, by whose values alone groups are chosen."""
+    """A reward function; `of_component` filters by its values alone."""
     of_component: str = "mixed"
     sort: str = "order"
     descending: bool = False
     offset: int = 0
 
 
-def listed(run: Run, asked: Asked) -> dict[str, Any]:
-    """Groups that fit what is asked, `PAGE` of them from `offset` on, and how many fit. Of equal
-    ones those come first that were requested first, or last where the order is descending; those
-    that have no such figure come at the end.
+def listed(run: Run, asked: GroupQuery) -> dict[str, Any]:
+    """Matching groups, `PAGE` of them from `offset` on, and how many match. Equal ones are ordered
+    by their numbers, descending if the order is; those without the figure come at the end.
 
     Raises:
         UserError: there is no such filter, order or reward function.
@@ -147,8 +146,8 @@ def listed(run: Run, asked: Asked) -> dict[str, Any]:
     }
 
 
-def _conditions(asked: Asked, components: list[str]) -> tuple[str, list[Any]]:
-    """What is asked as a condition on `temp.summaries`, and its values."""
+def _conditions(asked: GroupQuery, components: list[str]) -> tuple[str, list[Any]]:
+    """The condition on `temp.summaries`, and its values."""
     where = [_known(name, FILTERS, "filter") for name in asked.filters]
     values: list[Any] = []
     for name, value in (("row", asked.row), ("step", asked.step)):
@@ -160,7 +159,8 @@ def _conditions(asked: Asked, components: list[str]) -> tuple[str, list[Any]]:
             "group_id IN (SELECT group_id FROM main.groups"
             f" WHERE SUBSTR(prompt, 1, {_SEARCHED}) LIKE ? ESCAPE '\\')"
         )
-        values.append(like(asked.text))
+        text = asked.text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+        values.append(f"%{text}%")
     if asked.component:
         _known(asked.component, dict.fromkeys(components), "reward function")
         condition = _known(asked.of_component, OF_COMPONENT, "filter of a reward function")
@@ -169,11 +169,6 @@ def _conditions(asked: Asked, components: list[str]) -> tuple[str, list[Any]]:
         )
         values.append(asked.component)
     return " AND ".join(f"({each})" for each in where) or "1", values
-
-
-def like(text: str) -> str:
-    """The pattern of what has the text, with the escape character '\\'."""
-    return "%" + text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
 
 
 def _known(name: str, known: Mapping[str, T], what: str) -> T:

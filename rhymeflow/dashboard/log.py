@@ -1,6 +1,6 @@
-"""The view of the log: events, and the commands that were given upon each, in the order in which
-things happened. An answer has at most `PAGE` rows, looks at `LOOKED_AT` events, and says from where
-to go on; the SQL that comes with it finds the same rows."""
+"""The view of the log: events, each followed by the commands that it caused. An answer has at most
+`PAGE` rows of `LOOKED_AT` events, says where the next one continues, and has the SQL that finds the
+same rows."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ class LogNames:
         self._events, self._commands = events, commands
 
 
-class Asked(NamedTuple):
-    """Which rows are wanted."""
+class LogQuery(NamedTuple):
+    """Which rows to list."""
 
     kind: str = ""
     group: int | None = None
     instance: str = ""
     text: str = ""
-    """The row's fields have it, as JSON, whatever the case."""
+    """Part of the row's fields as JSON; ASCII letters match in either case."""
     time: float | None = None
-    """Seconds of the run: from there on."""
+    """The first second of the run."""
     after: Place | None = None
 
 
-def listed(run: Run, asked: Asked) -> dict[str, Any]:
-    """Rows of the log, and where to go on; `kinds` and `instances` are all that there are. Raises
-    `UserError` if there is no such kind or instance."""
+def listed(run: Run, asked: LogQuery) -> dict[str, Any]:
+    """Rows of the log, `after` which the next page continues, and all `kinds` and `instances`.
+    Raises `UserError` if there is no such kind or instance."""
     with run.kept(LogNames) as names:
         known = {"kind": sorted(names.kinds), "instance": sorted(names.instances)}
     for what, name in (("kind", asked.kind), ("instance", asked.instance)):
@@ -81,8 +81,8 @@ def listed(run: Run, asked: Asked) -> dict[str, Any]:
     }
 
 
-def sql(asked: Asked) -> str:
-    """The question as SQL to `events.db`."""
+def sql(asked: LogQuery) -> str:
+    """The query as SQL for `events.db`."""
     conditions = _conditions(asked)
     if asked.time is not None:
         conditions.append(f"time >= {asked.time:g}")
@@ -96,8 +96,8 @@ def sql(asked: Asked) -> str:
     )
 
 
-def _conditions(asked: Asked) -> list[str]:
-    """What `kind` and `body` of a line must be. Values stand in them: they are shown too."""
+def _conditions(asked: LogQuery) -> list[str]:
+    """Conditions on `kind` and `body` of a line, with their values in them, as `sql` shows them."""
     where = []
     if asked.kind:
         where.append(f"kind = {_quoted(asked.kind)}")
@@ -131,16 +131,16 @@ def _row(event: int, is_command: int, number: int, time: float, kind: str, body:
     }
 
 
-def _found(reader: TrajectoryReader, asked: Asked) -> tuple[list[tuple[Any, ...]], Place | None]:
-    """The first lines from where is asked, and the place up to which was looked, `LOOKED_AT` events
-    further; None: to the end of the log."""
+def _found(reader: TrajectoryReader, asked: LogQuery) -> tuple[list[tuple[Any, ...]], Place | None]:
+    """The first lines from the start of the query, and the place, `LOOKED_AT` events further, where
+    the search ended; None: the end of the log."""
     event, is_command, number = _begin(reader, asked)
     first = event + (is_command or number >= event)
     done = number if is_command else reader.last_command_upto(event - 1)
     last = first + LOOKED_AT - 1
     upto = reader.last_command_upto(last)
     ((newest, _),) = reader.query(_COUNTS)
-    # Reading JSON takes long: lines that have not even the digits are left out first.
+    # Reading JSON takes long: lines without the digits are left out first.
     digits = [f"INSTR(body, '{asked.group}')"] if asked.group is not None else []
     condition = "".join(f" AND {each}" for each in digits + _conditions(asked))
     rows = reader.query(
@@ -156,8 +156,8 @@ def _found(reader: TrajectoryReader, asked: Asked) -> tuple[list[tuple[Any, ...]
     return sorted(rows)[:PAGE], None if last >= newest else (last, 1, upto)
 
 
-def _begin(reader: TrajectoryReader, asked: Asked) -> Place:
-    """The place after which rows are wanted."""
+def _begin(reader: TrajectoryReader, asked: LogQuery) -> Place:
+    """The place after which the query starts."""
     if asked.after is not None:
         return asked.after
     if asked.time is None:

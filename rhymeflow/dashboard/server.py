@@ -1,8 +1,8 @@
-"""The web server of the dashboard: who may ask, and what is answered.
+"""The web server of the dashboard: access control, routes and parameters.
 
-It answers `GET` alone, and nobody without the token of this start, a page of another origin, or
-under the name of another host, which a hostile page could have pointed at this machine. No answer
-may load or send anything elsewhere. What is wrong is one line of JSON and no traceback.
+It answers only `GET`, only with the token of this start, and no pages of other origins. It refuses
+the names of other hosts, which a hostile page could have pointed at this machine. Pages may load
+nothing from elsewhere and send nothing there. A mistake is answered by one line of JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -47,20 +47,20 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
 class Guard(BaseHTTPMiddleware):
-    """Lets through what has the token and comes from here."""
+    """Lets requests pass that have the token and come from these pages."""
 
     def __init__(self, app: ASGIApp, token: str, hosts: frozenset[str] | None) -> None:
         super().__init__(app)
         self._token, self._hosts = token, hosts
 
     async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
-        """Answer, or hand on."""
+        """Refuse the request or pass it on."""
         response = self._refused(request) or await call_next(request)
         response.headers.update(HEADERS)
         return response
 
     def _refused(self, request: Request) -> Response | None:
-        """What to answer instead; None: it may pass."""
+        """The answer to a request that may not pass."""
         host = re.sub(r":\d*$", "", request.headers.get("host", ""))
         if self._hosts is not None and host not in self._hosts:
             return PlainTextResponse(f"no page of the host {host!r} is here", 421)
@@ -70,7 +70,7 @@ class Guard(BaseHTTPMiddleware):
             return PlainTextResponse("not for other pages", 403)
         given = request.query_params.get("token")
         if given is not None and self._is_right(given):
-            # From here on the browser shows an address without it.
+            # The browser then shows an address without the token.
             response = RedirectResponse(request.url.remove_query_params("token").path, 303)
             response.set_cookie(COOKIE, given, httponly=True, samesite="strict")
             return response
@@ -121,11 +121,11 @@ def make_app(
         "": _overview,
         "/metrics": lambda run, request: views.metrics(run, request.query_params.getlist("name")),
         "/time": _time,
-        "/groups": lambda run, request: groups.listed(run, _asked(request)),
+        "/groups": lambda run, request: groups.listed(run, _group_query(request)),
         "/groups/{group}": _group,
         "/trajectories/{group}/{member}": response,
         "/drafts": lambda run, request: views.drafts(run),
-        "/log": lambda run, request: log.listed(run, _lines(request)),
+        "/log": lambda run, request: log.listed(run, _log_query(request)),
         "/advice": advice,
     }
 
@@ -136,7 +136,7 @@ def make_app(
         Route("/api/runs", _json(all_runs)),
         Route("/api/differences", _json(differences)),
         *(Route(f"/api/runs/{{run}}{path}", about(each)) for path, each in answers.items()),
-        Route("/", _page),
+        Route("/", lambda request: FileResponse(STATIC / "index.html")),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     guard = Middleware(Guard, token=token, hosts=hosts)
@@ -157,12 +157,8 @@ def _time(run: Run, request: Request) -> Any:
     return time_view.found(run, *(_seconds(request.query_params, name) for name in ("from", "to")))
 
 
-def _page(request: Request) -> Response:
-    return Response((STATIC / "index.html").read_bytes(), media_type="text/html")
-
-
 def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
-    """What answers with the JSON of `answer`, in a thread of its own."""
+    """An endpoint that sends the JSON of `answer`. Starlette runs it in a thread."""
 
     def endpoint(request: Request) -> Response:
         try:
@@ -174,9 +170,9 @@ def _json(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
     return endpoint
 
 
-def _asked(request: Request) -> groups.Asked:
+def _group_query(request: Request) -> groups.GroupQuery:
     given = request.query_params
-    return groups.Asked(
+    return groups.GroupQuery(
         step=_number(given, "step"),
         row=_number(given, "row"),
         filters=tuple(given.getlist("filter")),
@@ -189,13 +185,13 @@ def _asked(request: Request) -> groups.Asked:
     )
 
 
-def _lines(request: Request) -> log.Asked:
+def _log_query(request: Request) -> log.LogQuery:
     given = request.query_params
     after = given.get("after", "")
     parts = [_number({"after": each}, "after") or 0 for each in after.split(",")]
     if after and len(parts) != 3:
         raise UserError(f"after = {after!r}: is no place in the log")
-    return log.Asked(
+    return log.LogQuery(
         kind=given.get("kind", ""),
         group=_group_number(given),
         instance=given.get("instance", ""),

@@ -320,8 +320,8 @@ class Timeline:
 
 
 def found(run: Run, start: float | None = None, end: float | None = None) -> dict[str, Any]:
-    """Lanes from `start` to `end`, seconds of the run; None: its beginning and its end. `read` is
-    the share of the log that was read so far, which the answer is of.
+    """Lanes from `start` to `end`, seconds of the run; None: its beginning and its end. The answer
+    covers `read`, the share of the log that was read so far.
 
     Raises:
         UserError: the end is not after the start.
@@ -343,8 +343,9 @@ def found(run: Run, start: float | None = None, end: float | None = None) -> dic
 
 
 def batches(filling: Filling, start: float, end: float) -> list[dict[str, Any]]:
-    """Of each batch, the oldest first and last what is in none yet: how many of its groups had
-    begun and how many were complete, at `POINTS` times of the window until it was trained on."""
+    """Of each batch, the oldest first: how many of its groups had begun and how many were complete,
+    at `POINTS` times of the window until it was trained on. The last entry is of groups without a
+    batch yet."""
     edges = np.linspace(start, end, POINTS)
     found: list[dict[str, Any]] = []
     for batch in reversed(filling.batches):
@@ -376,7 +377,7 @@ def _counts(times: Sequence[float], edges: NDArray[np.float64]) -> list[int]:
 
 
 def lanes(window: Window, start: float, end: float) -> list[dict[str, Any]]:
-    """By lane, the learner first: its spans, or of too many the shares of `PARTS` parts."""
+    """By lane, the learner first: its spans, or if they are many the shares of `PARTS` parts."""
     by_name: dict[str, dict[str, Lane]] = {}
     for (name, kind), lane in window.items():
         by_name.setdefault(name, {})[kind] = lane
@@ -401,8 +402,7 @@ def _lane(kinds: Mapping[str, Lane], start: float, end: float) -> dict[str, Any]
 def shares(lane: Lane, edges: NDArray[np.float64]) -> NDArray[np.float64]:
     """[parts], the share of each part between two `edges` that the lane's spans cover."""
     starts, ends = np.array(lane.starts), np.array(lane.ends)
-    # Time covered until each edge: all of the spans that have ended, and of the one that has not
-    # what has passed.
+    # Time covered until each edge: spans that began before it, less what of the last lies after.
     lengths = np.concatenate([[0.0], np.cumsum(ends - starts)])
     begun = np.searchsorted(starts, edges, "right")
     last = np.maximum(begun - 1, 0)
@@ -412,8 +412,8 @@ def shares(lane: Lane, edges: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _latest(run: Run, timeline: Timeline) -> dict[str, Any] | None:
-    """What limits the run, in the terminal's words, and the shares of those steps' time; None
-    before the first."""
+    """What limits the run, as the terminal says it, and the shares of the time of those steps; None
+    before the first step."""
     rows = [row for row in run.metrics.rows()[-_ROWS:] if row.get("step_time")]
     attempts = timeline.reader.attempts()
     limit = of_rows(rows, query.bound(json.loads(attempts[-1].config))) if attempts else None
@@ -426,16 +426,16 @@ def _latest(run: Run, timeline: Timeline) -> dict[str, Any] | None:
 
 
 def limits(window: Window, start: float, end: float) -> dict[str, float]:
-    """Shares of the time from `start` to `end` in which there are instances, a mean over them:
-    `both` work, the `learner` alone (the instance has nothing to generate that the bound allows, or
-    pulls), the `instances` alone (the learner waits for them), no one because the instance waits
-    for `environments`, `neither` for another reason."""
+    """Shares of the time from `start` to `end` in which instances exist, as a mean over them:
+    `both` work; only the `learner` (the bound lets the instance generate nothing, or it pulls);
+    only the `instances` (the learner waits for them); none, because the instance waits for
+    `environments`; `neither`, for another reason."""
     ends = [np.array([*lane.starts, *lane.ends]) for lane in window.values()]
     edges = np.unique(np.clip(np.concatenate([[start, end], *ends]), start, end))
     lengths, middles = np.diff(edges), (edges[1:] + edges[:-1]) / 2
 
     def during(name: str, *kinds: str) -> NDArray[np.bool_]:
-        """Between which edges one of these goes on."""
+        """Whether one of these kinds is on, between each pair of edges."""
         found = np.zeros(len(middles), bool)
         for lane in (window[name, kind] for kind in kinds if (name, kind) in window):
             begun = np.searchsorted(lane.starts, middles)

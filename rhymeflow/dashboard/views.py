@@ -1,4 +1,4 @@
-"""Smaller views of a run: its curves, drafts, a response, what the simulator would change."""
+"""Smaller views of a run: curves, drafts, a response, and advice by the simulator."""
 
 from __future__ import annotations
 
@@ -36,21 +36,20 @@ if TYPE_CHECKING:
 # -- curves ----------------------------------------------------------------------------------------
 
 POINTS = 1_000
-"""Of a curve, in one answer; where there are more rows, a point is the mean of those it stands for
-(over their time, if it is a share of that), with the least and the greatest beside it."""
+"""The most points of a curve. Where there are more rows, a point is the mean of several (weighted
+by their time, if the metric is a share of it), with the least and the greatest value."""
 _NORMAL_95 = 1.96
 """Standard errors to either side of a mean that a 95% interval has."""
 
-# Of one suite, by version: of the mean rewards of its prompts their number, sum and sum of squares.
+# Of a suite, by version: number, sum and sum of squares of the mean rewards of its prompts.
 _EVALUATIONS = """SELECT version, COUNT(*), SUM(mean), SUM(mean * mean) FROM
     (SELECT version, AVG(reward) AS mean FROM evaluations WHERE suite = ? GROUP BY version, row)
     GROUP BY version"""
 
 
 def metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
-    """Points of each metric: `step`, `time`, `value`, and `low` and `high` where it is a mean. Of
-    held-out rewards these are the 95% confidence interval of the mean over prompts, where there are
-    no more than `POINTS`."""
+    """Points of each metric: `step`, `time`, `value`, and `low` and `high` where a point is a mean.
+    For up to `POINTS` held-out rewards these are the 95% interval of the mean over prompts."""
     rows = run.metrics.rows()
 
     def column(name: str) -> NDArray[np.float64]:
@@ -68,8 +67,8 @@ def metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _intervals(points: dict[str, list[float]], reader: TrajectoryReader) -> dict[str, Any]:
-    """`low` and `high` of each point of held-out rewards; nothing if one has no answers stored, or
-    a single prompt."""
+    """`low` and `high` of each point of held-out rewards; empty if answers of a point are not
+    stored, or are to a single prompt."""
     widths = {
         version: _NORMAL_95 * math.sqrt(max(squares - total**2 / count, 0) / (count - 1) / count)
         for version, count, total, squares in reader.query(_EVALUATIONS, HELD_OUT)
@@ -91,7 +90,8 @@ def _points(
     every: NDArray[np.float64],
     seconds: NDArray[np.float64] | None,
 ) -> dict[str, list[float]]:
-    """`seconds`: weights in means of what is a share of them, or a rate; they are `weight` then."""
+    """`seconds`: weights of the means, of a metric that is a share of time or a rate; `weight` in
+    the answer."""
     known = np.flatnonzero(~np.isnan(every))
     every, width = every[known], -(-len(known) // POINTS) or 1
     weights = np.ones(len(known)) if seconds is None else np.maximum(seconds[known], 1e-9)
@@ -111,16 +111,16 @@ def _points(
 # -- drafts ----------------------------------------------------------------------------------------
 
 NEWEST = 500
-"""Groups that positions are taken from."""
+"""Groups whose positions are counted."""
 PROMPTS = 20
-"""Prompts that are listed of the best, and of the worst."""
+"""Listed of the best, and of the worst."""
 
 EDGES = (0, 16, 64, 256, 1024, 4096, 16384)
 _STRETCHES = """SELECT start, LENGTH(tokens) / 4, steps, drafted, accepted FROM segments
         WHERE group_id > ?1 AND steps > 0
     UNION ALL SELECT start, length, steps, drafted, NULL FROM pruned
         WHERE group_id > ?1 AND steps > 0"""
-# The prompts are looked up for the few rows that are listed alone.
+# Prompts are looked up only for the rows that are listed.
 _BY_PROMPT = f"""SELECT d.row, (SELECT SUBSTR(prompt, 1, {SHOWN_PROMPT}) FROM main.groups g
         WHERE g.row = d.row AND g.suite IS NULL ORDER BY group_id LIMIT 1), epoch, newest, sampled,
     steps, drafted
@@ -132,13 +132,10 @@ _BY_PROMPT = f"""SELECT d.row, (SELECT SUBSTR(prompt, 1, {SHOWN_PROMPT}) FROM ma
 
 
 def drafts(run: Run) -> dict[str, Any]:
-    """What came of drafts by epoch, by position in a response and by prompt, each with
-    `acceptance_length` (tokens for an iteration) and `acceptance_rate` (of drafted tokens; `None`
-    where there were none).
+    """`draft_figures` by epoch, by position in a response (of the newest groups) and by prompt.
 
-    Tokens count where they stand in the response, their iterations where the token made without a
-    draft does (`run.token_details`), or else as if the stretch of one instance and version had been
-    as quick all along; of the newest groups alone.
+    An iteration counts at the position of its token without a draft (`run.token_details`); where
+    that is not known, iterations are spread evenly over a stretch of one instance and version.
     """
     with run.kept(Summaries) as kept:
         reader = kept.reader
@@ -155,7 +152,7 @@ def drafts(run: Run) -> dict[str, Any]:
 
 
 def _by_position(stretches: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """From each of `EDGES` on that has any: tokens, their iterations, tokens drafted in them."""
+    """(edge, tokens, iterations, drafted tokens) of each interval of `EDGES` that has tokens."""
     found = {edge: [0, 0.0, 0.0] for edge in EDGES}
     for start, length, steps, drafted, accepted in stretches:
         for low, high in pairwise((*EDGES, sys.maxsize)):
@@ -185,8 +182,8 @@ _BATCH = """SELECT group_id, member, reward, components FROM trajectories
 
 
 def response(run: Run, trajectory: TrajectoryId, texts: TokenTexts) -> dict[str, Any]:
-    """What `query.response` says, texts of its tokens, its advantage, and the command that asks the
-    same again. Raises `UserError` if there is no such response."""
+    """`query.response` with texts of tokens, the advantage, and the command that asks the same.
+    Raises `UserError` if there is no such response."""
     with run.reader() as reader:
         found = query.response(run.directory, reader, trajectory)
         return {
@@ -198,8 +195,8 @@ def response(run: Run, trajectory: TrajectoryId, texts: TokenTexts) -> dict[str,
 
 
 def command(directory: Path, reader: TrajectoryReader, prompt: Any) -> str | None:
-    """The `rhymeflow generate` line that asks the run's newest checkpoint, or the model that it
-    began with, the same; `None` of a conversation, which one line cannot give it."""
+    """The `rhymeflow generate` line that gives the prompt to the run's newest checkpoint, or to its
+    first model; `None` for a conversation, which one line cannot give."""
     if not isinstance(prompt, str):
         if [message["role"] for message in prompt] != ["user"]:
             return None
@@ -217,7 +214,7 @@ def command(directory: Path, reader: TrajectoryReader, prompt: Any) -> str | Non
 def _advantage(
     reader: TrajectoryReader, trajectory: TrajectoryId, step: int | None
 ) -> float | None:
-    """What the learner gave each token of it, of the rewards of its batch; `None` of what was not
+    """The advantage of the response's tokens, by the rewards of its batch; `None` if it was not
     trained on."""
     if step is None:
         return None
@@ -242,18 +239,18 @@ _NICENESS = 10
 
 
 class Advisor:
-    """Says what the simulator would change about a run. It works in another process, one run at a
-    time: it takes seconds of a core, for which neither the run nor other questions should wait."""
+    """Asks the simulator what to change about a run. Advice takes seconds of a core, so it is found
+    in another process of low priority, one run at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pool: ProcessPoolExecutor | None = None
-        """Is started by the first question."""
+        """Started by the first question."""
         self._asked: dict[str, Future[Advice]] = {}
 
     def found(self, run: Run, *, anew: bool = False) -> dict[str, Any]:
-        """`{"working": True}`, or what was found; with `anew` it is found again. Raises `UserError`
-        if the run cannot be simulated."""
+        """`{"working": True}`, or the advice; `anew`: find it again. Raises `UserError` if the run
+        cannot be simulated."""
         with self._lock:
             asked = self._asked.get(run.name)
             if asked is None or (anew and asked.done()):

@@ -1,8 +1,8 @@
-"""What limits a run: its learner, rollout, or that the staleness bound lets neither go ahead.
+"""What limits a run: its learner, rollout, or the staleness bound, which lets neither continue.
 
-The rule. Of the last `WINDOW` steps, weighted by the time they took, r is the share of time for
-which instances stood idle, and l the learner. The first step is left out as soon as there is
-another: it has the time that everything took to start.
+The rule. Over the last `WINDOW` steps, weighted by their time, r is the share of time for which
+instances were idle, and l that of the learner. The first step is left out once there is another,
+since it contains the start of everything.
 
 - r and l below `BUSY`: `balanced`.
 - r - l >= `BUSY`: `learner`; instances wait for it.
@@ -10,9 +10,9 @@ another: it has the time that everything took to start.
 - otherwise both idle, about as long. If a response was as old as the bound allows, they take turns:
   `bound`. If none was, both wait for something else: `elsewhere` (rewards, environments, weights).
 
-What was found is left only where it would not be found either with `MARGIN` more or less than
-`BUSY`, so a run near a line does not flicker. Steps of a run at a bound of one or more come in
-turns, a long one and a short one; a mean over an even number of them does not.
+A verdict is kept if the rule gives it with `MARGIN` more or less than `BUSY`, so that it does not
+flicker near a threshold. At a bound of one or more, long and short steps alternate; a mean over an
+even number of them does not.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SAID: Mapping[Verdict, str] = {
 
 @dataclass(frozen=True)
 class Limit:
-    """What limits the run, and the shares that say so, 0 to 1, of so many `steps`."""
+    """What limits the run, and the idle shares (0 to 1) over this many `steps`."""
 
     verdict: Verdict
     idle_rollout: float
@@ -61,7 +61,7 @@ class Limit:
 
 
 class Limits:
-    """Takes in step by step; `now` is what limits the run, None before the first."""
+    """Takes in the metrics of each step; `now` is what limits the run, None before the first."""
 
     def __init__(self, bound: int) -> None:
         """`bound`: of the staleness."""
@@ -71,7 +71,7 @@ class Limits:
         self.now: Limit | None = None
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """A step has ended, with these metrics; what lacks its times says nothing."""
+        """Take in the metrics of a step; rows without its times are ignored."""
         step = tuple(map(row.get, ("step_time", "idle/rollout", "idle/learner")))
         if None in step:
             return
@@ -93,7 +93,7 @@ class Limits:
 
 
 def verdict(rollout: float, learner: float, *, is_at_bound: bool, busy: float = BUSY) -> Verdict:
-    """What limits a run whose instances and learner idle for these shares of the time."""
+    """What limits a run, by the idle shares of instances and learner."""
     if max(rollout, learner) < busy:
         return "balanced"
     if abs(rollout - learner) >= busy:
@@ -102,7 +102,7 @@ def verdict(rollout: float, learner: float, *, is_at_bound: bool, busy: float = 
 
 
 def of_rows(rows: Iterable[Mapping[str, Any]], bound: int) -> Limit | None:
-    """What limits a run of these metrics by step and this staleness bound; None: no step says."""
+    """What limits a run, by the metrics of its steps; None: no step has idle shares."""
     limits = Limits(bound)
     for row in rows:
         limits.add(row)

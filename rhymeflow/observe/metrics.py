@@ -1,8 +1,8 @@
-"""Metrics to `metrics.jsonl` and to the trackers the user asked for.
+"""Metrics: written to `metrics.jsonl` and to trackers, and read back.
 
 A row is one JSON object on one line, with `step`, `time` (seconds since the run began) and metrics
-by name, readable as soon as `write` returns. Rows of one step add up: held-out rewards come in a
-row of their own. Trackers get the same under the same names, in one run of theirs.
+by name, readable as soon as `write` returns. Rows of one step add up: held-out rewards have their
+own row. Trackers get the same names and values.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from rhymeflow.utils.extras import EXTRAS
 
 FILE = "metrics.jsonl"
 EXTRA = "extra.jsonl"
-"""What reward functions keep besides rewards (`log_extra`)."""
+"""Values that reward functions keep (`log_extra`)."""
 RUNS = "trackers.json"
-"""What trackers call their runs of this run, by the tracker's name."""
+"""{tracker: its name or id of this run}."""
 PROJECT = "rhymeflow"
 
 Row = dict[str, Any]
@@ -39,7 +39,7 @@ _OF_TIME = {
 
 
 def is_of_time(name: str) -> bool:
-    """Whether the metric is a share of a step's time, or a rate in it: means are weighted by it."""
+    """Whether the metric is a share of a step's time or a rate: means are weighted by that time."""
     return name in _OF_TIME
 
 
@@ -57,8 +57,7 @@ class MetricsWriter:
     ) -> None:
         """Open `metrics.jsonl` at its end, and the trackers (names among `TRACKERS`).
 
-        `first_step`: of what will be written, but for evaluations. A run that is resumed does steps
-        again that an earlier attempt has shown TensorBoard.
+        `first_step`: from which on TensorBoard hides what an earlier attempt wrote.
 
         Raises:
             UserError: a tracker that was asked for is not installed.
@@ -71,7 +70,7 @@ class MetricsWriter:
         self._file = (run_dir / FILE).open("ab")
 
     def write(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
-        """Write one row. A number that is infinite or none is written as null."""
+        """Write one row. Infinite numbers and NaN are written as null."""
         row = {"step": step, "time": round(time, 3), **metrics}
         self._file.write(msgspec.json.encode(row) + b"\n")
         self._file.flush()
@@ -79,7 +78,7 @@ class MetricsWriter:
             tracker.write(step, metrics)
 
     def keep(self, row: Mapping[str, Any]) -> None:
-        """Write a line to `extra.jsonl`, which is made by the first: what reward functions keep."""
+        """Append a line to `extra.jsonl`."""
         with (self._run_dir / EXTRA).open("ab") as file:
             file.write(msgspec.json.encode(row) + b"\n")
 
@@ -97,7 +96,7 @@ class _TensorBoard:
         self, run_dir: Path, name: str, config: Mapping[str, Any], first_step: int
     ) -> None:
         self._folder, self._first_step = str(run_dir / "tensorboard"), first_step
-        self._writer: Any = None  # its import takes a second and has time until there is a row
+        self._writer: Any = None  # imported with the first row: that takes a second
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._writer is None:
@@ -119,13 +118,13 @@ class _WeightsAndBiases:
     ) -> None:
         module = importlib.import_module("wandb")
         known = _runs(run_dir).get("wandb")
-        # "allow": there is no run of this id if none of its rows was ever delivered.
+        # "allow": if no row was ever delivered, there is no run of this id.
         again = {"id": known, "resume": "allow", "allow_val_change": True} if known else {}
         self._run = module.init(
             project=PROJECT, name=name, dir=str(run_dir), config=dict(config), **again
         )
         _remember(run_dir, "wandb", self._run.id)
-        # Its own step counter takes no row of an earlier step, and held-out rewards come late.
+        # wandb's own step counter refuses earlier steps, and held-out rewards come late.
         self._run.define_metric("*", step_metric="step")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -143,7 +142,7 @@ class _Trackio:
         known = _runs(run_dir).get("trackio")
         how = {"name": known, "resume": "allow"} if known else {"name": name, "resume": "never"}
         run = self._module.init(project=PROJECT, config=dict(config), **how)
-        _remember(run_dir, "trackio", run.name)  # another one where this name was taken
+        _remember(run_dir, "trackio", run.name)  # differs from `name` where that was taken
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._module.log(dict(metrics), step=step)
@@ -160,10 +159,10 @@ TRACKERS: dict[str, Callable[[Path, str, Mapping[str, Any], int], Any]] = {
 
 
 def check_installed(report_to: Sequence[str]) -> None:
-    """Raise `UserError` if a tracker is not there; `report_to`: names among `TRACKERS`."""
+    """Raise `UserError` if a tracker is not installed; `report_to`: names among `TRACKERS`."""
     for tracker in report_to:
         spec = None if tracker in sys.modules else importlib.util.find_spec(tracker)
-        # A folder of this name in the working directory is found, and is no tracker.
+        # A folder of this name in the working directory has a spec without an origin.
         if tracker not in sys.modules and (spec is None or spec.origin is None):
             package = f"rhymeflow[{tracker}]" if tracker in EXTRAS else tracker
             raise UserError(
@@ -183,28 +182,26 @@ def _runs(run_dir: Path) -> dict[str, str]:
 
 
 def _remember(run_dir: Path, tracker: str, run: str) -> None:
-    """So that another attempt at the run goes on in the same place."""
     text = json.dumps(_runs(run_dir) | {tracker: run}, indent=2)
     disk.replace(run_dir / RUNS, f"{text}\n".encode())
 
 
 def mean(rows: Iterable[Mapping[str, Any]], name: str) -> float | None:
-    """The mean over a run of a share or rate of steps' time: weighted by how long each took, so it
-    is time over time. None: no step says."""
+    """The mean of a share or rate of steps' time, weighted by that time. None: no step has it."""
     known = [row for row in rows if row.get(name) is not None and row.get("step_time")]
     seconds = sum(row["step_time"] for row in known)
     return sum(row[name] * row["step_time"] for row in known) / seconds if known else None
 
 
 def read(run_dir: Path) -> dict[int, Row]:
-    """{step: its metrics}, see `by_step`; without a file: empty. Raises `UserError` if the file
-    holds something else."""
+    """{step: its metrics}, see `by_step`; empty if there is no file. Raises `UserError` if a line
+    is no row."""
     return by_step(rows(run_dir))
 
 
 def by_step(rows: Iterable[Row]) -> dict[int, Row]:
-    """{step: its metrics} in ascending order; rows of one step are joined, later ones win, but its
-    `time` is that of the first: when it ended, not when it was evaluated."""
+    """{step: its metrics}, ascending. Rows of a step are joined, later ones win, but `time` is of
+    the first: when the step ended, not when it was evaluated."""
     steps: dict[int, Row] = {}
     for row in rows:
         known = steps.get(row["step"], row)
@@ -213,7 +210,7 @@ def by_step(rows: Iterable[Row]) -> dict[int, Row]:
 
 
 def forget_after(run_dir: Path, step: int) -> None:
-    """Take out rows of later steps, and a half line at the end: what a resumed run does again."""
+    """Delete rows of later steps and a half line at the end, which a resumed run writes again."""
     path = run_dir / FILE
     if not path.is_file():
         return
@@ -226,13 +223,12 @@ def forget_after(run_dir: Path, step: int) -> None:
 
 
 def rows(run_dir: Path) -> list[Row]:
-    """The rows of a run in the order they were written, those of one step apart. A half line at the
-    end (the run is writing, or was killed) is left out."""
+    """The rows of a run as they were written, without a half line at the end."""
     return Followed(run_dir).rows()
 
 
 class Followed:
-    """Rows of a run that goes on: what was read once is not read again. Threads may share it."""
+    """The rows of a live run. Each line is read once; safe for threads."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path, self._lock = run_dir / FILE, threading.Lock()
@@ -240,7 +236,7 @@ class Followed:
         self._read, self._identity = 0, (0, b"")
 
     def rows(self) -> list[Row]:
-        """Those that there are now; all are read anew where a resumed run took some out."""
+        """The rows so far; all are read anew where a resumed run deleted some."""
         with self._lock, contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
             status = self._path.stat()
             begin = file.read(min(self._read, 256))

@@ -1,7 +1,7 @@
-"""`rhymeflow plot`: metrics of runs as curves, a panel a metric.
+"""`rhymeflow plot`: metrics of runs as curves, one panel per metric.
 
-Runs that differ only in their seed are one line with a band, the mean and one standard deviation to
-either side, where all of these runs have something to say: so a mean does not jump where one ends.
+Runs that differ only in their seed are one line, their mean, with a band of one standard deviation
+to either side. It is drawn where all of them have values, so that it does not jump where one ends.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ METRICS = {
     "staleness/mean": "staleness (versions)",
     STEPS_PER_S: "steps/s",
 }
-"""What is drawn where nothing is asked for, with what it is called."""
+"""What is drawn by default, with its titles."""
 
 _SEED = "run.seed"
 _MOST_FIELDS = 2
-"""Fields that a label names; where more differ it is the directory."""
+"""Fields in a label; where more differ, the label is the directory."""
 _UNITS = ((2 * 86_400.0, "days", 86_400.0), (7_200.0, "hours", 3_600.0), (600.0, "minutes", 60.0))
 
 Values = NDArray[np.float64]
@@ -68,13 +68,13 @@ class Curve:
 
 
 def unit_of(end: float) -> tuple[str, float]:
-    """The unit that so many seconds are shown in, and its seconds."""
+    """The unit for a time axis that ends at `end` seconds, and its seconds."""
     return next(((name, scale) for above, name, scale in _UNITS if end > above), ("seconds", 1.0))
 
 
 def grouped(paths: Sequence[Path]) -> dict[str, list[Path]]:
-    """Put runs together that differ in `run.seed` and nothing else, by what tells them from the
-    others. Raises `UserError` if one of them is no run."""
+    """Group runs that differ in `run.seed` and nothing else, by labels that tell the groups apart.
+    Raises `UserError` if a path is no run."""
     found: dict[str, list[Path]] = {}
     fields: dict[str, dict[str, Any]] = {}
     for path in dict.fromkeys(paths):
@@ -102,7 +102,7 @@ def _labels(fields: Sequence[dict[str, Any]], paths: Sequence[Path]) -> list[str
 
 
 def _shown(value: Any) -> str:
-    """A field's value as a configuration has it."""
+    """A field's value as in a configuration."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -119,10 +119,10 @@ class Points:
             self.names.add(STEPS_PER_S)
 
     def curve(self, name: str, smooth: int) -> Curve | None:
-        """Return the metric, if the run has it. `smooth`: a point is the mean of the last so many,
-        over their time if it is a rate or share of that; evaluations, which are few, are left as
-        they are."""
-        points = {}  # of a step that was done again, the later
+        """Return the metric, if the run has it. `smooth`: a point is the mean of the last `smooth`,
+        weighted by their time if the metric is a rate or share of it; evaluations are few and stay
+        as they are."""
+        points = {}  # a step that was done again keeps the later value
         for row, value, seconds in self._values(name):
             if value is not None and (x := self._x(row)) is not None:
                 points[x] = value, seconds
@@ -134,7 +134,7 @@ class Points:
         return Curve(np.array(list(points), float), smoothed)
 
     def _values(self, name: str) -> list[tuple[dict[str, Any], Any, float]]:
-        """Of rows the value, and its weight in a mean."""
+        """Rows with their values, and the weights of these in a mean."""
         if name != STEPS_PER_S:
             is_of_time = metrics.is_of_time(name)
             return [
@@ -155,14 +155,14 @@ class Points:
 
 
 def _trained_until(run_dir: Path) -> dict[int, int]:
-    """{step: trajectories that were trained on until its end}."""
+    """{step: trajectories trained on until its end}."""
     with open_undamaged(run_dir / EVENTS) as reader:
         counts = trained(reader)
     return {0: 0} | dict(zip(counts, accumulate(counts.values()), strict=True))
 
 
 def _smoothed(y: Values, count: int, weights: Values) -> Values:
-    """Each value as the mean of it and those before it, `count` in all, at the beginning fewer."""
+    """Running means of the last `count` values, at the beginning of fewer."""
     if count == 1:
         return y
     sums, total = (np.concatenate([[0.0], np.cumsum(each)]) for each in (y * weights, weights))
@@ -173,8 +173,8 @@ def _smoothed(y: Values, count: int, weights: Values) -> Values:
 
 
 def mean(curves: Sequence[Curve]) -> Curve | None:
-    """Return the mean of several curves where all of them are, and the sample standard deviation.
-    Between its points a curve is a straight line. `None`: they are nowhere all."""
+    """Return the mean of the curves and the sample standard deviation, where all of them have
+    values; in between, a curve is linear. `None`: there is no such place."""
     if len(curves) == 1:
         return curves[0]
     low, high = max(each.x[0] for each in curves), min(each.x[-1] for each in curves)
@@ -210,10 +210,10 @@ def plot(
     axis: Axis = "step",
     smooth: int = 1,
 ) -> None:
-    """Draw metrics of runs to `output`, a PNG or an SVG, in place of what is there.
+    """Draw metrics of runs to `output`, a PNG or an SVG, which is replaced.
 
-    `names`: of metrics as in `metrics.jsonl`, and `steps/s`; none: `METRICS`. `smooth`: a point is
-    the mean of so many, it and those before it, but for evaluations.
+    `names`: of metrics as in `metrics.jsonl`, and `steps/s`; empty: `METRICS`. `smooth`: see
+    `Points.curve`.
 
     Raises:
         UserError: a path is no run, no run has such a metric, or the file cannot be written.
@@ -266,7 +266,7 @@ def _draw(
     scale: float,
     label: str,
 ) -> None:
-    """One line; of curves that have no x in common, each."""
+    """Draw one line, or each of curves that have no x in common."""
     together = mean(curves) if curves else None
     for curve in [together] if together is not None else curves:
         x = curve.x / scale

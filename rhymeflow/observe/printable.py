@@ -1,5 +1,5 @@
-"""What is printed on a terminal: text of models and data that does not act on it and fits, and how
-figures, times and tables look."""
+"""Formatting for the terminal: text of models and data without control characters and at most as
+wide as allowed, figures, times and tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def printable(text: str) -> str:
-    """The text with its line ends; every other character that does not print is escaped."""
+    """The text with line ends kept and all other unprintable characters escaped."""
     return "".join(
         char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
         for char in text.replace("\r\n", "\n").expandtabs(4)
@@ -27,10 +27,10 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """The text on one line of at most `width` columns, its middle left out if it is longer. A wide
-    character takes two columns."""
+    """The text on one line of at most `width` columns, with its middle left out if it is longer.
+    Wide characters take two columns."""
     is_cut = len(text) > 4 * width
-    if is_cut:  # what is left out need not be looked at, and a response can be long
+    if is_cut:  # a response can be long
         text = text[: 2 * width] + text[-2 * width :]
     line = printable(text).replace("\n", _LINE_END)
     if not is_cut and cell_len(line) <= width:
@@ -42,7 +42,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def _start(line: str, width: int) -> str:
-    """As much of the beginning as fits."""
+    """The longest beginning that fits."""
     taken = 0
     for place, char in enumerate(line):
         taken += cell_len(char)
@@ -52,7 +52,7 @@ def _start(line: str, width: int) -> str:
 
 
 def conversation(prompt: str | list[dict[str, Any]]) -> str:
-    """A prompt, as it is stored or as messages, as a person reads it."""
+    """A prompt, as it is stored or as messages, for reading."""
     found = codec.prompt_of(prompt) if isinstance(prompt, str) else prompt
     if isinstance(found, str):
         return found
@@ -60,7 +60,7 @@ def conversation(prompt: str | list[dict[str, Any]]) -> str:
 
 
 def number(value: float | None, spec: str) -> str:
-    """The value, or a dash where there is none."""
+    """The value, or a dash for None."""
     return "-" if value is None else format(value, spec)
 
 
@@ -80,7 +80,7 @@ def sparkline(values: Sequence[float], among: Sequence[float] | None = None) -> 
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Table:
-    """A label a line, and beside it what is said."""
+    """Labels and texts in two columns."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column(overflow="fold")
@@ -90,7 +90,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table whose cells are text, all to the right."""
+    """A table of right-aligned text."""
     found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
     for heading in headings:
         found.add_column(heading, justify="right", overflow="fold")

@@ -1,7 +1,7 @@
-"""The live display of a run: `ProgressState` in, text out, without a clock or a thread.
+"""The live display of a run: renders a `ProgressState`, without a clock or a thread.
 
-No line is wider than the terminal at 60 columns or more, and no number is cut there: what does not
-fit is said more shortly.
+On a terminal of 60 columns or more no line wraps and no number is cut: what does not fit is said in
+fewer words.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ _SPARKLINE_STEPS = 24
 
 @dataclass
 class ProgressState:
-    """What is shown. `None` is a number that is not known yet; times are in seconds, shares from 0
-    to 1."""
+    """What is shown. `None`: not known yet; times are in seconds, shares from 0 to 1."""
 
     name: str
     num_steps: int
@@ -41,16 +40,16 @@ class ProgressState:
     elapsed: float = 0.0
     """Since the run began, loading included."""
     first_step_at: float | None = None
-    """`elapsed` when training could begin: loading is not part of the time left."""
+    """`elapsed` when training could begin, from which the time left is estimated."""
     resumed_at: int = 0
     """`step` that earlier attempts at the run had reached."""
     rewards: list[float] = field(default_factory=list)
     eval_rewards: list[float] = field(default_factory=list)
     """Held-out mean rewards, the first being of the untrained policy."""
     suites: dict[str, float] = field(default_factory=dict)
-    """What came last of each other suite, by what it is called."""
+    """The last figures of the other suites, by label."""
     latest: dict[str, float] = field(default_factory=dict)
-    """Metrics, each as the last step said that had it."""
+    """Metrics, each of the last step that had it."""
     trained_tokens_per_s: float | None = None
     has_drafts: bool = False
     limit: Limit | None = None
@@ -69,8 +68,8 @@ class ProgressState:
 
 
 class Progress:
-    """Shows a run on a console, from `with` to its end: on a terminal and in a notebook redrawn in
-    place, else as lines."""
+    """Shows a run on a console within its `with` block: redrawn in place on a terminal and in a
+    notebook, else as lines."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -96,7 +95,7 @@ class Progress:
         self._open.close()
 
     def update(self, state: ProgressState) -> None:
-        """Show `state`, unless it was shown a moment ago and no step has ended since."""
+        """Show `state`, unless that was done a moment ago and no step has ended since."""
         self._latest = state
         is_new_step = state.step != self._shown_step
         if self._draw is None:
@@ -107,7 +106,7 @@ class Progress:
         self._shown_step = state.step
 
     def warn(self, message: str) -> None:
-        """Print a line that stays: something happened that the user should know of."""
+        """Print a line that stays on the screen."""
         self._say(f"warning: {message}")
         self._shown_message = message  # once is enough
 
@@ -123,7 +122,7 @@ class Progress:
 
 
 def line(state: ProgressState) -> str:
-    """One step as one plain line."""
+    """A step on one plain line."""
     parts = [f"step {state.step}/{state.num_steps}"]
     if state.rewards:
         parts.append(f"reward {state.rewards[-1]:.3f}")
@@ -146,7 +145,7 @@ def line(state: ProgressState) -> str:
 
 
 class Fitted:
-    """The first of some forms of a text that fits on a line, or the last one, which is cut."""
+    """The first form of a text that fits on the line, or the last, which is cut."""
 
     def __init__(self, *forms: str | Text) -> None:
         """`forms`: from the longest to the shortest."""
@@ -162,7 +161,7 @@ class Fitted:
 
 
 def render(state: ProgressState) -> RenderableType:
-    """The display: a bar, then one line per matter."""
+    """The display: a progress bar, then labelled lines."""
     head = Table.grid(expand=True, padding=(0, 1))
     head.add_column(no_wrap=True)
     head.add_column(ratio=1)

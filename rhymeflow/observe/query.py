@@ -214,7 +214,7 @@ def state_of(run_dir: Path, reader: TrajectoryReader) -> State:
         return "running"
     if _has_ended(reader):
         return "ended"
-    return "stopped" if current_summary(run_dir, reader.last_event()[1]) is not None else "killed"
+    return "stopped" if _is_summarized(run_dir, reader.last_event()[1]) else "killed"
 
 
 def _has_ended(reader: TrajectoryReader) -> bool:
@@ -222,17 +222,16 @@ def _has_ended(reader: TrajectoryReader) -> bool:
     return last == [("Finish",)]
 
 
-def current_summary(run_dir: Path, seconds: float) -> Record | None:
-    """Return `summary.json`, if it covers the last event, at `seconds`. In a resumed run it is that
-    of the attempt before until the run ends."""
+def _is_summarized(run_dir: Path, seconds: float) -> bool:
+    """Whether `summary.json` covers the last event, at `seconds`. In a resumed run it is that of
+    the attempt before until the run ends."""
     file = run_dir / SUMMARY
     if not file.is_file():
-        return None
+        return False
     try:
-        found: Record = json.loads(file.read_text())
+        return bool(json.loads(file.read_text())["seconds"] >= round(seconds, 3))
     except ValueError as error:
         raise UserError(f"{file}: is not JSON: {error}") from None
-    return found if found["seconds"] >= round(seconds, 3) else None
 
 
 def step(run_dir: Path, reader: TrajectoryReader, number: int) -> Record:

@@ -49,8 +49,8 @@ def _below(directory: Path, levels: int) -> Iterator[Path]:
 
 
 def read(path: Path) -> Record:
-    """Return what there is to say of the run in `path` in a line. `trajectories`: responses trained
-    on; `seconds`: without the time between attempts; `started`: date and time (UTC) of the first.
+    """Return the figures of the run in `path`. `trajectories`: responses trained on; `seconds`:
+    without the time between attempts; `started`: date and time (UTC) of the first attempt.
 
     Raises:
         UserError: it cannot be read.
@@ -61,9 +61,7 @@ def read(path: Path) -> Record:
             raise UserError(f"{path}: the run has not begun")
         config = json.loads(attempts[-1].config)
         seconds = reader.last_event()[1]
-        state = query.state_of(path, reader)
-        summary = query.current_summary(path, seconds)
-        trained = summary["trajectories"] if summary else sum(query.trained(reader).values())
+        state, trained = query.state_of(path, reader), sum(query.trained(reader).values())
     rows = metrics.read(path)
     rewards = [*query.held_out(rows).values()]
     return {
@@ -97,7 +95,7 @@ def as_json(directories: Sequence[Path]) -> list[Record]:
 
 
 def show(directories: Sequence[Path], console: Console) -> None:
-    """Print a table of the same."""
+    """Print them as a table."""
     found = as_json(directories)
     if runs := [run for run in found if "problem" not in run]:
         console.print(_table(runs))

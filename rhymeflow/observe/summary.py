@@ -1,5 +1,5 @@
-"""What a run came to: `summary.json` and the panel that closes it, made of the run directory alone,
-so at any time, also of a run that was killed."""
+"""The results of a run: `summary.json` and the panel at its end. They are computed from the run
+directory alone, so also of a run that was killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ENDINGS = """SELECT COALESCE(ending, 'unfinished'), COUNT(*) FROM groups
 
 @dataclass(frozen=True)
 class Drafts:
-    """What drafting came to, held-out answers not counted but in the time."""
+    """Results of drafting. Held-out answers count only in the time."""
 
     mean_acceptance_length: float
     """Tokens generated for each iteration that generated any; 1 without drafts."""
@@ -37,7 +37,7 @@ class Drafts:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run in numbers. `None` is what the run never came to."""
+    """A run in numbers. `None`: the run did not get that far."""
 
     steps: int
     seconds: float
@@ -67,12 +67,11 @@ class Summary:
     drafts: Drafts | None
     """`None` of a run that drafted nothing."""
     backup: str | None
-    """How much of the run is there; `None` of a run without one."""
+    """How much of the run is in its backup; `None` of a run without one."""
 
 
 def summarize(run_dir: Path) -> Summary:
-    """Fold the run directory. Raises `UserError` if there is no run in it, or what it says cannot
-    be read."""
+    """Compute the summary. Raises `UserError` if there is no run, or it cannot be read."""
     with open_undamaged(run_dir / EVENTS) as reader:
         ((steps,),) = reader.query(PUBLISHED) or [(0,)]
         num_events, seconds = reader.last_event()
@@ -106,7 +105,7 @@ def summarize(run_dir: Path) -> Summary:
 
 
 def backup_line(run_dir: Path, num_events: int, seconds: float) -> str | None:
-    """How much of a run, whose log has so many events until `seconds`, is in its backup."""
+    """How much of a run is in its backup; the log has `num_events`, the last at `seconds`."""
     found = copied(run_dir)
     if found is None:
         return None
@@ -117,7 +116,7 @@ def backup_line(run_dir: Path, num_events: int, seconds: float) -> str | None:
 
 
 def write(run_dir: Path) -> Summary:
-    """Write `summary.json` from the run directory and return what it says."""
+    """Write `summary.json` and return the summary."""
     summary = summarize(run_dir)
     text = msgspec.json.format(msgspec.json.encode(asdict(summary)), indent=2)
     disk.replace(run_dir / query.SUMMARY, text + b"\n")
@@ -125,7 +124,7 @@ def write(run_dir: Path) -> Summary:
 
 
 def panel(summary: Summary, run_dir: Path) -> Panel:
-    """What the user reads at the end."""
+    """The panel at the end of a run."""
     where = [("run directory", str(run_dir)), ("look closer", f"rhymeflow inspect {run_dir}")]
     grid = facts([*_lines(summary), *where])
     return Panel(grid, title="done", title_align="left", padding=(0, 1), expand=False)
@@ -134,7 +133,7 @@ def panel(summary: Summary, run_dir: Path) -> Panel:
 def _evaluations(
     rows: Mapping[Version, Mapping[str, Any]],
 ) -> dict[str, dict[Version, dict[str, float]]]:
-    """What metrics say of suites but the held-out prompts."""
+    """{suite: {version: its figures}}, without the held-out prompts."""
     found: dict[str, dict[Version, dict[str, float]]] = {}
     for version, row in rows.items():
         for suite, figures in figures_of(row).items():
@@ -151,7 +150,7 @@ def _drafts(totals: query.Record, rows: Iterable[Mapping[str, Any]]) -> Drafts |
 
 
 def _held_out(summary: Summary) -> str:
-    """What was measured; a version that is not the last one is named."""
+    """Held-out rewards before and after; a version that is not the last is named."""
     before = summary.eval_reward_before
     said = "" if before is None else f"{before:.3f} before"
     if summary.eval_reward_after is None:
@@ -163,7 +162,7 @@ def _held_out(summary: Summary) -> str:
 
 
 def _suite_lines(suite: str, versions: Mapping[Version, dict[str, float]]) -> list[tuple[str, str]]:
-    """The first and the last of what is shown first of a suite."""
+    """The headline figures of a suite, at the first and the last version."""
     first, last = min(versions), max(versions)
     before, after = (headlines(metrics_of(suite, versions[each])) for each in (first, last))
     return [(name, f"{before[name]:.3f} at {first}, {after[name]:.3f} at {last}") for name in after]

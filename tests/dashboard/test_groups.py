@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard import groups
-from rhymeflow.dashboard.groups import FILTERS, ORDERS, Asked, Summaries
+from rhymeflow.dashboard.groups import FILTERS, ORDERS, GroupQuery, Summaries
 from rhymeflow.dashboard.run import Run
 from rhymeflow.observe import query
 from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -171,7 +171,7 @@ def test_groups_are_listed_as_by_hand(
     listed_run: Run, known: list[dict[str, Any]], step: int | None, row: int | None,
     filters: tuple[str, ...], text: str, sort: str, descending: bool, offset: int,
 ) -> None:  # fmt: skip
-    asked = Asked(step, row, filters, text, sort=sort, descending=descending, offset=offset)
+    asked = GroupQuery(step, row, filters, text, sort=sort, descending=descending, offset=offset)
     found = groups.listed(listed_run, asked)
     lower = str.maketrans({chr(i): chr(i + 32) for i in range(65, 91)})  # as LIKE: ASCII alone
     chosen = [

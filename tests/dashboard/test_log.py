@@ -24,7 +24,7 @@ from rhymeflow.core.events import (
 )
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard import log
-from rhymeflow.dashboard.log import Asked, listed
+from rhymeflow.dashboard.log import LogQuery, listed
 from rhymeflow.dashboard.run import Run
 from rhymeflow.errors import UserError
 from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -50,7 +50,7 @@ COMMANDS = st.one_of(
 )
 LOGS = st.lists(st.tuples(EVENTS, st.lists(COMMANDS, max_size=3)), max_size=12)
 QUESTIONS = st.builds(
-    Asked,
+    LogQuery,
     kind=st.sampled_from(["", "", "Route", "Tick", "Train", "Abort", "InstanceLeft"]),
     group=st.none() | IDS,
     instance=st.sampled_from(["", "", "rollout-1"]),
@@ -70,7 +70,7 @@ def write(path: Path, lines: list[tuple[Event, list[Command]]], *, first: int = 
     store.close()
 
 
-def paged(run: Run, asked: Asked) -> list[tuple[int, bool, int, float, str]]:
+def paged(run: Run, asked: LogQuery) -> list[tuple[int, bool, int, float, str]]:
     """All rows, page by page."""
     names, found = ("event", "command", "number", "time", "kind"), []
     while True:
@@ -81,13 +81,13 @@ def paged(run: Run, asked: Asked) -> list[tuple[int, bool, int, float, str]]:
         asked = asked._replace(after=tuple(answer["after"]))
 
 
-def rows_of(path: Path, asked: Asked) -> list[tuple[Any, ...]]:
+def rows_of(path: Path, asked: LogQuery) -> list[tuple[Any, ...]]:
     """What the SQL of the question finds."""
     with closing(sqlite3.connect(path)) as connection:
         return connection.execute(log.sql(asked)).fetchall()
 
 
-def fits(asked: Asked, time: float, kind: str, body: str) -> bool:
+def fits(asked: LogQuery, time: float, kind: str, body: str) -> bool:
     fields = json.loads(body)
     groups = {fields.get("trajectory", [None])[0], fields.get("group"), *fields.get("groups", [])}
     groups |= {group for group, _ in fields.get("trajectories", [])}
@@ -106,7 +106,7 @@ def test_the_same_as_by_hand_and_by_sql(
     tmp_path_factory: pytest.TempPathFactory,
     lines: Any,
     more: Any,
-    questions: list[Asked],
+    questions: list[LogQuery],
     size: int,
 ) -> None:
     run_dir, run = tmp_path_factory.mktemp("run"), None
@@ -117,12 +117,12 @@ def test_the_same_as_by_hand_and_by_sql(
             write(run_dir / "events.db", part, first=first)
             run = run or Run(run_dir, "a")  # the same one finds what is new
             for asked in questions:
-                known = listed(run, Asked())
+                known = listed(run, LogQuery())
                 if asked.kind not in ("", *known["kinds"]):
                     asked = asked._replace(kind="")
                 if asked.instance not in ("", *known["instances"]):
                     asked = asked._replace(instance="")
-                rows = rows_of(run.store, Asked())
+                rows = rows_of(run.store, LogQuery())
                 expected = [row for row in rows if fits(asked, *row[3:])]
                 assert rows_of(run.store, asked) == expected, asked
                 shown = [(seq, bool(is_command), *rest) for seq, is_command, *rest, _ in expected]
@@ -136,7 +136,7 @@ def test_no_answer_looks_at_many_lines(tmp_path: Path, monkeypatch: Any) -> None
                   for i in range(40)]  # fmt: skip
     write(tmp_path / "events.db", [*lines, (InstanceLeft("rollout-0", "gone"), [])])
     run = Run(tmp_path, "a")
-    for asked in (Asked(text="[39,0]"), Asked(kind="TrajectoryRewarded", text="[39,0]")):
+    for asked in (LogQuery(text="[39,0]"), LogQuery(kind="TrajectoryRewarded", text="[39,0]")):
         pages = [listed(run, asked)]
         while (after := pages[-1]["after"]) is not None:
             pages.append(listed(run, asked._replace(after=after)))
@@ -148,8 +148,8 @@ def test_what_the_log_has_not(tmp_path: Path) -> None:
     write(tmp_path / "events.db", [(Tick(), [Drop(1, "aborted", "x")])])
     run = Run(tmp_path, "a")
     with pytest.raises(UserError, match="the log has no kind 'Tik'; did you mean Tick"):
-        listed(run, Asked(kind="Tik"))
+        listed(run, LogQuery(kind="Tik"))
     with pytest.raises(UserError, match="the log has no instance 'rollout-9'"):
-        listed(run, Asked(instance="rollout-9"))
-    found = listed(run, Asked(group=1))
+        listed(run, LogQuery(instance="rollout-9"))
+    found = listed(run, LogQuery(group=1))
     assert [(each["kind"], each["body"]["reason"]) for each in found["rows"]] == [("Drop", "x")]

@@ -116,7 +116,7 @@ def test_everything_that_looks_at_runs_can_look_at_it(tmp_path: Path) -> None:
     kinds = {span[0] for span in lanes["rollout-0"].get("spans", ())}
     kinds |= lanes["rollout-0"].get("shares", {}).keys()
     assert kinds == {"there", "generating", "waiting", "prefill", "pull"}
-    listed = groups.listed(seen, groups.Asked(step=2))["groups"]
+    listed = groups.listed(seen, groups.GroupQuery(step=2))["groups"]
     assert len(listed) == 4
     with seen.reader() as reader:
         whole = query.group(reader, listed[0]["group"])
@@ -129,7 +129,7 @@ def test_everything_that_looks_at_runs_can_look_at_it(tmp_path: Path) -> None:
     assert any(segment["observed"] for each in every for segment in each["segments"])
     assert all(each["tokens"] is None for each in every)
     assert views.drafts(seen)["epochs"]
-    assert log.listed(seen, log.Asked(kind="Train"))["rows"]
+    assert log.listed(seen, log.LogQuery(kind="Train"))["rows"]
     assert read(tmp_path / "run")["state"] == "ended"
     rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     times = [json.loads(row)["step_time"] for row in rows]
