@@ -1,7 +1,7 @@
 """From a prompt to the tokens the policy is given.
 
-One text, tokenized once, from the first system message to the beginning of the answer. Nothing is
-cut or lost; it begins with one beginning of sequence at most, and does not end with one's end.
+One text, from the first system message to the beginning of the answer, is tokenized once. Nothing
+is cut or lost; it has one beginning of sequence at most, and no end of one after it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Schema = dict[str, Any]
 """Of a tool, as `apply_chat_template(tools=...)` takes it."""
 
 Tools = list[Schema] | dict[str, list[Schema]] | None
-"""Of all rows, or by what stands in their column `environment`; None: there are none."""
+"""Of all rows, or by the value of their column `environment`; None: there are none."""
 
 
 class PromptEncoder:
     """Encodes prompts of one run: messages, and strings if `data.chat_template` says so, by the
     chat template, other strings as they are.
 
-    A prompt whose last message is the assistant's is continued there. `room`: tokens that the
-    model's context leaves for a prompt, if that is looked at. `tools`: for the template to tell.
+    The answer continues a prompt whose last message is the assistant's. `room`: the most tokens of
+    a prompt; None: any number. `tools`: described by the chat template.
     """
 
     def __init__(
@@ -58,10 +58,8 @@ class PromptEncoder:
         return self._wraps or not isinstance(prompt, str)
 
     def encode(self, prompt: Prompt, tools: list[Schema] | None = None) -> list[int]:
-        """Return the prompt's token ids, at least one. `tools`: of this prompt alone.
-
-        `UserError` if it does not fit the chat template, or is too long.
-        """
+        """Return the prompt's token ids, at least one. `tools`: of this prompt alone. Raises
+        `UserError` if it does not fit the chat template, or is too long."""
         is_rendered = self.wraps(prompt.prompt)
         text = self._rendered(prompt, tools) if is_rendered else self._bare(prompt)
         text += self._config.assistant_prefix or ""
@@ -83,14 +81,14 @@ class PromptEncoder:
         return ids
 
     def conversation(self, prompt: Prompt) -> list[Message] | None:
-        """The messages that the chat template is given; `None` for text that goes without it."""
+        """The messages that the chat template is given; `None` for text that is taken as it is."""
         if isinstance(prompt.prompt, str) and not self._wraps:
             return None
         return messages_of(prompt, self._config)
 
     def seen(self, prompt: str | list[Message]) -> str | list[Message]:
-        """The prompt as the policy is given it: text, or the messages that the chat template is
-        given, with what `data.assistant_prefix` begins the answer by."""
+        """The prompt with `data.assistant_prefix`: text, or the messages that the chat template is
+        given."""
         prefix = self._config.assistant_prefix or ""
         messages = self.conversation(Prompt(0, prompt, {}))
         if messages is None:
@@ -142,7 +140,8 @@ class PromptEncoder:
         return text
 
     def _is_rendered(self, prompt: str | list[Message]) -> bool:
-        """Whether text looks as if the chat template had made it, and nobody said what to do."""
+        """Whether text looks as if the chat template had made it, and `data.chat_template` does not
+        say how to take it."""
         if self._config.chat_template or not isinstance(prompt, str) or not self._marks:
             return False
         return all(mark in prompt for mark in self._marks)

@@ -1,6 +1,6 @@
 """Rows of a file (CSV, TSV, JSON, JSONL, Parquet) or a directory saved by Hugging Face `datasets`.
 
-Every row carries its line, or its number from 0. Values of CSV and TSV are text.
+Each row has its place: its line, or its number from 0. Values of CSV and TSV are text.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def read_rows(path: Path, field: str) -> list[Row]:
 
 
 def check_source(path: Path, field: str) -> None:
-    """Look whether there is such a file of a kind that can be read; opens nothing."""
+    """Check that there is such a file, of a kind that can be read, without opening it."""
     if not path.exists():
         is_of_hub = str(path).count("/") == 1 and not path.suffix
         hint = "; a dataset of the Hugging Face hub is fetched with `datasets` and saved by "

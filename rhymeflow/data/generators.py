@@ -1,5 +1,5 @@
-"""Problems that are generated, not read: reasoning-gym's datasets, the tasks of recipes, and the
-solved problems that their checkpoints were taught.
+"""Problems that are generated: reasoning-gym's datasets, the tasks of recipes, and the solved
+problems that their checkpoints were taught.
 
 The same name, options, seed and numbers give the same problems. Those held out differ, by prompt,
 from each other and from every training problem.
@@ -67,7 +67,7 @@ def task_module(name: str, field: str) -> ModuleType:
 def _of_recipe(
     name: str, field: str, modules: tuple[str, ...], function: str, what: str
 ) -> ModuleType:
-    """The first of these modules that there is and that has this function."""
+    """The first of these modules that exists and has this function."""
     if not name.isidentifier():
         raise UserError(f"{field}: {name!r} is no name of a recipe")
     for module in (f"rhymeflow.recipes.{each}" for each in modules):
@@ -83,8 +83,8 @@ def _of_recipe(
 
 
 def reasoning_gym(needed_for: str) -> ModuleType:
-    """Import reasoning-gym, also without pycosat, which needs a C compiler to be installed: then
-    the one of its hundred datasets that uses it is refused."""
+    """Import reasoning-gym, also without pycosat, whose installation needs a C compiler: only one
+    of a hundred datasets uses it, and is refused then."""
     if "pycosat" not in sys.modules and importlib.util.find_spec("pycosat") is None:
         sys.modules["pycosat"] = ModuleType("pycosat")
     try:
@@ -96,15 +96,13 @@ def reasoning_gym(needed_for: str) -> ModuleType:
 
 
 def derived_seed(*parts: object) -> int:
-    """Return a seed below 2**31 that nearby inputs do not share."""
+    """Return a seed below 2**31 that differs between nearby inputs."""
     return xxhash.xxh3_64_intdigest(repr(parts).encode()) >> 33
 
 
 def exact_entry(item: dict[str, Any]) -> str | None:
-    """Write a reasoning-gym item as Python literals, or None if it is made of anything else.
-
-    Its scorers tell tuples from lists and keys that are numbers from text, which JSON does not.
-    """
+    """Write a reasoning-gym item as Python literals; None if it holds anything else. Its scorers
+    tell tuples from lists and keys that are numbers from text, which JSON does not."""
     text = repr(_builtin(item))
     try:
         same = ast.literal_eval(text) == item
@@ -198,7 +196,7 @@ def _identity(row: Row) -> str:
 
 
 def _builtin(value: Any) -> Any:
-    """Python's own types in place of NumPy's scalars, which some items hold."""
+    """Replace NumPy's scalars, which some items hold, by Python's."""
     if isinstance(value, dict):
         return {_builtin(key): _builtin(each) for key, each in value.items()}
     if isinstance(value, list):

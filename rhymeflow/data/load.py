@@ -1,4 +1,4 @@
-"""From `DataConfig` to what a run trains on, and what it holds out.
+"""From `DataConfig` to the prompts that a run trains on and those that it holds out.
 
 The same configuration, seed and tokenizer give the same prompts in the same order; no row of a file
 is in both parts.
@@ -22,20 +22,20 @@ from rhymeflow.data.stream import MixedStream, PromptStream
 from rhymeflow.errors import UserError
 
 LOOKED_AT = 10_000
-"""Prompts whose length is looked at before a run begins: about a second. Others in their turn."""
+"""Prompts that are encoded before a run begins, in about a second; others when it is their turn."""
 
 GENERATED_COLUMN = "prompt"
 """`data.prompt_column` is about files; generators call it this."""
 
 MOST_GENERATED = 1_000_000
-"""Problems that a generator may be asked for. All are made before the run begins and stay in
-memory, since those held out must differ from each: half a minute and 1 GB for the demo's task."""
+"""Problems that a generator makes at most. All are made before the run begins and stay in memory,
+since those held out must differ from each: half a minute and 1 GB for the demo's task."""
 
 EVAL_SIZE = 64
-"""Held-out prompts if `data.eval_size` says nothing."""
+"""Held-out prompts by default."""
 
 EVAL_SHARE = 10
-"""Then, of a file's rows that are not trained on for it, at most one in so many."""
+"""By default at most one in so many of a file's rows is held out."""
 
 
 class RunPrompts(NamedTuple):
@@ -49,15 +49,15 @@ class RunPrompts(NamedTuple):
 
     @classmethod
     def none(cls) -> RunPrompts:
-        """Of a run that trains on nothing: nobody asks for a prompt."""
+        """Of a run that trains on nothing."""
         return cls([], None, None, [])  # type: ignore[arg-type]
 
     @classmethod
     def load(
         cls, config: Config, tokenizer: Tokenizer, max_length: int, tools: Tools = None
     ) -> RunPrompts:
-        """Read what the configuration names, and look whether prompts fit the model's context of
-        `max_length` tokens; `tools` are told to the chat template."""
+        """Read the data, and check that the first prompts fit the model's context of `max_length`
+        tokens; the chat template describes `tools`."""
         room = max_length - config.rollout.max_completion_length
         if room <= 0:
             raise UserError(
@@ -87,7 +87,7 @@ def _stream(train: list[Prompt], config: Config) -> PromptStream | MixedStream:
 
 
 def digest(prompts: Sequence[Prompt]) -> str:
-    """How many rows, and 32 hexadecimal digits of what they are."""
+    """The number of rows, and 32 hexadecimal digits of their contents."""
     encode = msgspec.msgpack.Encoder(order="deterministic").encode
     content = xxhash.xxh3_128()
     for each in prompts:
@@ -96,7 +96,7 @@ def digest(prompts: Sequence[Prompt]) -> str:
 
 
 def check_same(what: str, source: str, before: str, now: str) -> None:
-    """Raise `UserError` unless rows of `source` are as they were, by their digests."""
+    """Raise `UserError` unless digests of the rows of `source` are equal."""
     if now == before:
         return
     was, are = (each.partition(" ")[0] for each in (before, now))
@@ -118,7 +118,7 @@ def load_prompts(config: DataConfig, seed: int) -> tuple[list[Prompt], list[Prom
 
 
 def load_rows(config: DataConfig, seed: int) -> tuple[list[Row], list[Row]]:
-    """The same rows as they were read, whatever their columns are."""
+    """The same rows as they were read, unchecked."""
     _check_numbers(config)
     source, eval_source = config.source, config.eval_source
     is_apart = eval_source not in (None, source)
@@ -139,7 +139,8 @@ def load_rows(config: DataConfig, seed: int) -> tuple[list[Row], list[Row]]:
 
 
 def check_sources(config: DataConfig) -> None:
-    """Look whether files are there and can be meant, without reading them; else `UserError`."""
+    """Check that files exist and are of a kind that can be read, without reading them. Raises
+    `UserError`."""
     _check_numbers(config)
     for field, source in (("source", config.source), ("eval_source", config.eval_source)):
         if source is not None and not is_generator(source):
@@ -147,7 +148,7 @@ def check_sources(config: DataConfig) -> None:
 
 
 def _check_numbers(config: DataConfig) -> None:
-    """A generator is told how many problems, not too many; files are given no options."""
+    """Check that a generator has a number of problems, not too many, and a file no options."""
     if config.options and not any(map(is_generator, (config.source, config.eval_source or ""))):
         raise UserError(
             f"data.options: {', '.join(config.options)} given, but {config.source} is a file; "

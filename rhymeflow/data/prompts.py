@@ -1,7 +1,7 @@
-"""A prompt, and the check that turns one row of data into one.
+"""A prompt, and the check that makes one of a row of data.
 
-A `Prompt` that came through `checked` has text or a well-formed list of messages, and columns of
-JSON's types, which reach a reward process unchanged.
+A `Prompt` from `checked` has text or a well-formed list of messages, and columns of JSON's types,
+which reach a reward process unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RESERVED = frozenset({"prompts", "completions", "completion_ids"})
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Raw values, and the place they were read from, such as `sums.jsonl:12`."""
+    """Values as they were read, and from where, such as `sums.jsonl:12`."""
 
     where: str
     values: dict[str, Any]
@@ -44,7 +44,7 @@ class Prompt:
     prompt: str | list[Message]
     columns: dict[str, Any]
     where: str = "prompt"
-    """Where it was read, for messages to the user."""
+    """Where it was read, for messages."""
 
 
 def checked(rows: Iterable[Row], prompt_column: str) -> list[Prompt]:
@@ -182,7 +182,7 @@ def opening_of(prompt: str | list[Message], stored: str) -> str | None:
 
 
 def plain(value: Any, where: str) -> Any:
-    """Return the value made of JSON's types; `UserError` if that cannot be said of it."""
+    """Return the value as JSON's types. Raises `UserError` if they cannot hold it."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, float):
@@ -213,7 +213,7 @@ def plain(value: Any, where: str) -> Any:
 
 def _as_json(value: Any) -> Any:
     """Return arrays and numbers of NumPy as lists and numbers, times as ISO text, durations in
-    seconds, decimals as text. The value itself: it is none of these."""
+    seconds, decimals as text, and any other value as it is."""
     if hasattr(value, "dtype") and hasattr(value, "tolist"):  # NumPy's, torch's
         found = value.tolist()
         return _as_json(found) if isinstance(found, _TIMES) else found

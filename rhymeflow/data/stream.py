@@ -1,13 +1,14 @@
 """The order in which prompts are requested.
 
-`at(number)` is a pure function of (rows, shares, seed, shuffle, number), so a run is resumed by one
-integer. The order is made of hashes, so it does not change with a library of random numbers.
+`at(number)` is a pure function of (rows, shares, seed, shuffle, number), so one integer resumes it.
+The order is made of hashes, so it does not change with a library of random numbers.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
 
 import xxhash
 
@@ -15,24 +16,19 @@ from rhymeflow.data.prompts import Prompt
 
 
 class PromptStream:
-    """An endless sequence of prompts: epoch after epoch of every row once, each in an order of its
-    own, or without `shuffle` in the source's."""
+    """An endless sequence of prompts: every row once an epoch, with `shuffle` in another order each
+    time, else in the source's."""
 
     def __init__(self, source: Sequence[Prompt], seed: int, shuffle: bool) -> None:
         assert len(source) > 0, "no prompts"
-        self._source, self._seed, self._shuffle = source, seed, shuffle
-        self._epoch = -1
-        self._order: list[int] = []
+        self._source, self._shuffle = source, shuffle
+        self._order = lru_cache(1)(partial(order, len(source), seed))
 
     def at(self, number: int) -> tuple[int, Prompt]:
         """Return (epoch, prompt) of the request with this number; both count from 0."""
         assert number >= 0
         epoch, position = divmod(number, len(self._source))
-        if not self._shuffle:
-            return epoch, self._source[position]
-        if epoch != self._epoch:  # remembered, not state: the same epoch gives the same order
-            self._epoch, self._order = epoch, order(len(self._source), self._seed, epoch)
-        return epoch, self._source[self._order[position]]
+        return epoch, self._source[self._order(epoch)[position] if self._shuffle else position]
 
 
 def order(size: int, seed: int, epoch: int) -> list[int]:
@@ -51,8 +47,7 @@ BLOCK = 100
 
 
 class MixedStream:
-    """An endless sequence of prompts of several kinds, each of which goes through its own rows,
-    epoch after epoch.
+    """An endless sequence of prompts of several kinds, each with epochs of its own.
 
     `kinds` has the rows of each kind, at least one, and `shares` how many of the prompts are to be
     of it, relative to the others.
@@ -69,26 +64,24 @@ class MixedStream:
         self._seed, self._counts = seed, counts(shares)
         parts = [[source[row] for row in rows] for rows in kinds]
         self._streams = [PromptStream(part, seed, shuffle) for part in parts]
-        self._block = -1
-        self._order: list[int] = []
+        self._order = lru_cache(1)(self._ordered)
 
     def at(self, number: int) -> tuple[int, Prompt]:
         """Return (epoch of its kind, prompt) of the request with this number, from 0."""
         assert number >= 0
         block, place = divmod(number, BLOCK)
-        if block != self._block:  # remembered, not state: the same block gives the same order
-            self._block, self._order = block, self._ordered(block)
-        kind = self._order[place]
-        before = self._order[:place].count(kind)
+        order = self._order(block)
+        kind, before = order[place], order[:place].count(order[place])
         return self._streams[kind].at(block * self._counts[kind] + before)
 
     def _ordered(self, block: int) -> list[int]:
+        """The kind of each prompt of a block."""
         kinds = [kind for kind, count in enumerate(self._counts) for _ in range(count)]
         return [kinds[slot] for slot in _sorted(BLOCK, f"mix {self._seed} {block} ")]
 
 
 def counts(shares: Sequence[float]) -> list[int]:
-    """Of each kind, its prompts in a block: whole numbers, at least 1, as near as may be."""
+    """Of each kind, its prompts in a block: whole numbers of at least 1, as near as possible."""
     total = sum(shares)
     exact = [share / total * BLOCK for share in shares]
     found = [max(1, int(each)) for each in exact]

@@ -1,8 +1,7 @@
-"""What a tokenizer makes of text: a conversation by its chat template, and token ids.
+"""A tokenizer's chat template and its token ids.
 
-Whatever the template raises is a `TemplateError`. Every character that is no blank has part in a
-token, and no id is beyond the model's embeddings (`num_embeddings` of the tokenizer, if it says),
-or there is an `Unwritable`.
+Whatever the template raises is a `TemplateError`. A character that is no blank and in no token is
+`Unwritable`, and so is an id beyond the model's embeddings (`num_embeddings` of the tokenizer).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _ASKED = [{"role": "user", "content": "a question"}]
 
 
 class TemplateError(ValueError):
-    """The chat template does not write the conversation; the text says why, in one line."""
+    """The chat template refuses the conversation; the text says why, in one line."""
 
 
 def rendered(
@@ -30,8 +29,8 @@ def rendered(
     continues: bool = False,
     variables: Mapping[str, Any] = NOTHING,
 ) -> str:
-    """Return the conversation as the template writes it, with the beginning of an answer where it
-    `opens`. `continues`: its last message is to be that beginning. `variables`: of the template."""
+    """Return the conversation as the template writes it; with `opens` it ends with the beginning of
+    an answer, which `continues` takes from the last message. `variables`: of the template."""
     import jinja2  # the tokenizer's template engine, which is what the error below is of
 
     try:
@@ -49,7 +48,7 @@ def rendered(
         raise TemplateError(_why(error, tokenizer.chat_template, continues)) from None
     assert isinstance(text, str)
     if continues and not text.endswith(begun := messages[-1]["content"]):
-        kept = begun.rstrip()  # some templates trim blanks, after which the answer is to go on
+        kept = begun.rstrip()  # some templates trim blanks, after which the answer continues
         text += begun[len(kept) :] if text.endswith(kept) else ""
     return text
 
@@ -71,20 +70,20 @@ def _line(error: Exception) -> str:
 
 
 def marks(tokenizer: Any, variables: Mapping[str, Any]) -> list[str]:
-    """Return what text that the template made has: the special tokens after a user's message, or
-    what else stands there."""
+    """Return what any text that the template made contains: the special tokens after a user's
+    message, or whatever stands there."""
     try:
         asked = rendered(tokenizer, [{"role": "user", "content": _SAID}], variables=variables)
     except TemplateError:
-        return []  # it is said of the first prompt
+        return []  # the first prompt raises it again
     after = asked.rpartition(_SAID)[2].strip()
     found = [each for each in special_tokens(tokenizer) if each in after]
     return found or [after] * bool(after)
 
 
 def left_to_begin(tokenizer: Any, variables: Mapping[str, Any]) -> str:
-    """Return what the template writes before what the assistant says, where it does not write that
-    after a question; empty if it does, or if there is nothing."""
+    """Return what the template writes before an answer of the assistant but not after a question,
+    so that the policy would have to write it; empty if there is nothing."""
     said = [*_ASKED, {"role": "assistant", "content": _SAID}]
     try:
         asked = rendered(tokenizer, _ASKED, variables=variables)
@@ -105,8 +104,8 @@ class Unwritable(ValueError):  # noqa: N818 - it is what is wrong with the text
 class TokenIds:
     """Token ids of texts.
 
-    Only a tokenizer that loses a rare character is asked what it made of each: those of bytes, and
-    those with a token for what is unknown, lose nothing.
+    Only a tokenizer that loses a rare character has its offsets checked: those of bytes, and those
+    with a token for unknown characters, lose nothing.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -120,7 +119,7 @@ class TokenIds:
         return self._known(ids)
 
     def begun(self, text: str) -> list[int]:
-        """The same after the tokenizer's beginning of sequence, where the text has none."""
+        """The same with the tokenizer's beginning of sequence before, if the text has none."""
         ids, begin = self(text), self._begin
         return ids if not begin or ids[: len(begin)] == begin else self._known([*begin, *ids])
 
@@ -136,7 +135,7 @@ class TokenIds:
 
     @cached_property
     def _begin(self) -> list[int]:
-        """What the tokenizer puts before a text; after it some put the end of sequence."""
+        """What the tokenizer puts before a text; some also put an end of sequence after it."""
         bare, whole = self("a"), self._tokenizer("a", add_special_tokens=True)["input_ids"]
         place = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
         return [int(token) for token in whole[:place]]
@@ -144,11 +143,11 @@ class TokenIds:
     @cached_property
     def _loses(self) -> bool:
         if not getattr(self._tokenizer, "is_fast", False):
-            return False  # it does not say which characters a token is of
+            return False  # it has no offsets
         try:
             return self._encoded(_RARE, looks=True)[1] is not None
         except Unwritable:
-            return False  # it says so by itself
+            return False  # it raises by itself
 
     def _encoded(self, text: str, *, looks: bool) -> tuple[list[int], str | None]:
         more = {"return_offsets_mapping": True} if looks else {}
@@ -169,6 +168,6 @@ class TokenIds:
 
 
 def special_tokens(tokenizer: Any) -> list[str]:
-    """Every special token as text, those too that the tokenizer's configuration does not name."""
+    """Every special token as text, including those that the configuration does not name."""
     added = [str(each) for each in tokenizer.added_tokens_decoder.values() if each.special]
     return list(dict.fromkeys([*tokenizer.all_special_tokens, *added]))

@@ -25,7 +25,7 @@ from rhymeflow.store.schema import EVENTS
 from rhymeflow.suites.suite import Suite, chosen
 
 PROGRESS_SECONDS = 1.0
-"""How often a terminal is told how far it is."""
+"""Between two lines of progress on a terminal."""
 
 _PROMPTS = "SELECT suite, COUNT(*) FROM groups WHERE suite IS NOT NULL GROUP BY 1"
 _SECONDS = """SELECT json_extract(c.body, '$.suite'), MAX(o.time) - MIN(e.time)
@@ -35,7 +35,7 @@ _SECONDS = """SELECT json_extract(c.body, '$.suite'), MAX(o.time) - MIN(e.time)
 
 
 class Result(NamedTuple):
-    """What came of a suite."""
+    """The figures of a suite."""
 
     suite: Suite
     num_prompts: int
@@ -60,11 +60,11 @@ def evaluate(
 
 
 def _without_training(config: Config, suites: Sequence[Suite]) -> Config:
-    """The run that evaluates a model on these suites, on this machine."""
+    """The configuration of a run that only evaluates a model on these suites, on this machine."""
     names = "runtime", "learner", "schedule", "simulation", "weights", "run"
     default = Config()
     own = {name: getattr(default, name) for name in names}
-    # What no suite has of the run need not be there.
+    # Sections of the run that no suite uses need not be valid here.
     if all(each.section.functions is not None for each in suites):
         own["reward"] = suites[0].config.reward
     if all(each.section.environments is not None for each in suites):
@@ -87,8 +87,8 @@ def _without_training(config: Config, suites: Sequence[Suite]) -> Config:
 
 @contextmanager
 def _directory(named: Path | None) -> Iterator[Path]:
-    """Where the run is: a temporary directory, unless one is named. It stays where a worker died,
-    since its log is in it."""
+    """The run's directory: the one named, or a temporary one, which stays if a worker died, since
+    the worker's log is in it."""
     path = named or Path(tempfile.mkdtemp(prefix="rhymeflow-eval-"))
     try:
         yield path
@@ -134,7 +134,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def as_json(config: Config, results: Sequence[Result]) -> dict[str, Any]:
-    """Return all figures, and how they were made."""
+    """Return all figures, with the model, the seed and each suite's sampling."""
     suites = {each.suite.name: _suite_as_json(each) for each in results}
     return {"model": config.model.name, "seed": config.run.seed, "suites": suites}
 
@@ -162,7 +162,7 @@ def write(path: Path, found: dict[str, Any]) -> None:
 
 
 class _Shown(Progress):
-    """Says on a terminal how many answers have their reward, in a line that it takes back."""
+    """Shows on a terminal how many answers have their reward, in a line that it removes."""
 
     def __init__(self) -> None:
         super().__init__(Console(stderr=True))
@@ -175,7 +175,7 @@ class _Shown(Progress):
         self._put("")
 
     def update(self, state: ProgressState) -> None:
-        """Show how far it is, if that was not done a moment ago."""
+        """Show the progress, at most once in `PROGRESS_SECONDS`."""
         if state.elapsed >= self._next and sys.stderr.isatty():
             self._next = state.elapsed + PROGRESS_SECONDS
             self._put(state.message)

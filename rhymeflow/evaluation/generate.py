@@ -1,7 +1,7 @@
-"""`rhymeflow generate`: one prompt, or a conversation, answered by a model; text as it comes.
+"""`rhymeflow generate`: a model answers one prompt or a conversation, and its text is streamed.
 
-The tokens are those of the engine for the same prompt, seed and sampling. In a conversation every
-answer has noise of its own.
+Tokens are those of the engine for the same prompt, seed and sampling. Each answer of a conversation
+has other noise.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from rhymeflow.models.rope import settled
 from rhymeflow.models.tokenizer import max_length
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""What a tokenizer makes of bytes that are no character yet."""
+"""A tokenizer's text for bytes that are not a whole character."""
 
 
 class TextStream:
-    """Makes text of tokens; `decode` makes text of all of them at once."""
+    """Decodes tokens piece by piece; `decode` makes text of all of them at once."""
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
         self._handed_out = ""
 
     def more(self, tokens: list[int]) -> str:
-        """Return what is new in the text of `tokens`, which are all that there are by now."""
+        """Return the text that is new with `tokens`, which are all so far."""
         text = self._decode(tokens).rstrip(INCOMPLETE)
-        # Where it does not begin so, the next token may say more of it.
+        # Where it does not begin so, the next token may complete it.
         return self._new(text) if text.startswith(self._handed_out) else ""
 
     def rest(self, tokens: list[int]) -> str:
-        """The same where no more tokens come."""
+        """The same when no more tokens come."""
         return self._new(self._decode(tokens))
 
     def _new(self, text: str) -> str:
@@ -77,8 +77,8 @@ class Generator:
 
     @cached_property
     def _model(self) -> PreTrainedModel:
-        """The model with its weights, loaded when it is first asked for."""
-        logging.disable_progress_bar()  # the terminal is for what the policy says
+        """The model with its weights, loaded at its first use."""
+        logging.disable_progress_bar()  # the terminal is for the policy's text
         section = self._config.model
         device = resolve_device(section)
         dtype = resolve_dtype(section, device)
@@ -147,7 +147,7 @@ def answer_one(generator: Generator, prompt: str, write: Callable[[str], None]) 
 
 
 def chat(generator: Generator, said: Iterable[str], write: Callable[[str], None]) -> None:
-    """Answer what is said, turn after turn; each sees all before. Raises `UserError` if the model
+    """Answer the user's messages one by one, each with all before. Raises `UserError` if the model
     has no chat template, or the conversation has become too long."""
     if not generator.encoder.wraps("text"):
         raise UserError("--chat: the model's tokenizer has no chat template; give one prompt")

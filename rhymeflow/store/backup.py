@@ -474,11 +474,11 @@ class BackupThread:
         made = Backup(state, version, files, rows, where)
         self._put(f"{place}/backup.json", made)
         self._last, self._there, self._number, self._problem = made, files, number, None
-        self._write_state()
         for old in filter(str.isdigit, self._storage.names(own)):
             is_needed = any(file.name.startswith(f"{own}/{old}/") for file in files.values())
             if int(old) <= number - KEPT and not is_needed:
                 self._storage.remove(f"{own}/{old}")
+        self._write_state()
 
 
 def _continues(connection: sqlite3.Connection, state: State) -> bool:

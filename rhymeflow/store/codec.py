@@ -57,8 +57,8 @@ def prompt_of(stored: str) -> str | list[dict[str, Any]]:
 
 
 def to_json(value: Any) -> str:
-    """JSON text of a data row's columns, for people to read and SQL to search. What JSON does not
-    know is written as its list (arrays) or its text (dates, paths); not-a-number becomes null."""
+    """JSON text of a data row's columns. Arrays become lists, other values that JSON does not have
+    (dates, paths) their text; not-a-number becomes null."""
     return msgspec.json.encode(value, enc_hook=_readable).decode()
 
 

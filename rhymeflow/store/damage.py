@@ -1,7 +1,7 @@
 """Reading an event store whose file may be damaged: a disk that failed, a copy cut short.
 
-What cannot be read because of the file is one `UserError`; an error that an undamaged file gives is
-a defect and keeps its traceback. Damage is what SQLite finds, and text that does not decode.
+An error because of the file becomes a `UserError`; an error with an undamaged file is a defect and
+keeps its traceback. Damage is what SQLite finds, and text that does not decode.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ERRORS = (
     *(sqlite3.DatabaseError, msgspec.DecodeError, struct.error, IncompleteBatch),
     *(ValueError, TypeError, LookupError, AttributeError, AssertionError),
 )
-"""What damage may lead to. Whether it did is looked at then."""
+"""What damage may lead to; the file is checked when one of them is raised."""
 
 
 @contextlib.contextmanager
@@ -42,11 +42,11 @@ def open_undamaged(path: Path) -> Iterator[TrajectoryReader]:
 
 def damage_of(path: Path, error: Exception) -> str | None:
     """What is wrong with the file, in a line; None if nothing is. Reads all of it."""
-    # What was trained on was whole then, and what is in the log was encoded.
+    # Batches were whole when they were trained on, and the log's text was encoded.
     if isinstance(error, IncompleteBatch | msgspec.DecodeError):
         return str(error)
     found = _quick_check(path)
-    # What is asked of an index may be wrong where each page by itself is right.
+    # An index may be wrong where each page by itself is right.
     if found == "ok" and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT:
         found = str(error)
     return None if found == "ok" else " ".join(found.replace("*", "").split())
@@ -57,7 +57,7 @@ def explained(
     path: Path, look: Callable[[Path, Exception], str | None] = damage_of
 ) -> Iterator[None]:
     """Raise a `UserError` for an error in the block if the store at `path` is damaged. `look` is
-    `damage_of`, or has it called where the file is."""
+    `damage_of`, or calls it on the machine that has the file."""
     try:
         yield
     except UserError:
@@ -76,7 +76,7 @@ def check_log(run_dir: Path) -> None:
     """Raise `UserError` if the run's log is damaged, with what is left of the run."""
     path = run_dir / EVENTS
     if not path.is_file():
-        return  # what is said of that is said elsewhere
+        return  # another check refuses that
     if (found := _quick_check(path)) != "ok":
         found = " ".join(found.split())
         raise UserError(f"{path}: is damaged ({found}), cannot be resumed; {_left(run_dir)}")

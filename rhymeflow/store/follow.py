@@ -1,8 +1,8 @@
 """Following a run's event store as it grows: new segments and rewards.
 
-Every segment from where following begins is given once, in the order in which they were stored; a
-reward with the response's segments if it is there when they are read, and else once, later. A
-follower that is slower than its run prunes is given none of a group that is gone.
+Each segment is given once, in the order in which they were stored. A reward comes with the
+response's segments if it is stored when they are read, else once, later. Groups that were pruned
+before they were read are left out.
 """
 
 from __future__ import annotations

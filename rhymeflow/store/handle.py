@@ -1,7 +1,7 @@
-"""How a worker reaches a run's store: as a file, or by asking the process that has the file.
+"""How a worker reads a run's store: as a file, or on Ray by asking the process that has the file.
 
-    serve()                       in the process beside the file
-    store_reader(config, dir)     anywhere: both readers answer alike
+    serve()                       in the process that has the file
+    store_reader(config, dir)     in any process; both readers answer alike
 
 A batch that several ranks ask for is read once, and fetched once to each node.
 """
@@ -60,7 +60,7 @@ def serve() -> None:
 
 
 class RemoteTrajectoryReader:
-    """A view of a store that `owner` answers for; the same questions as of `TrajectoryReader`."""
+    """A store that the process `owner` reads; methods are those of `TrajectoryReader`."""
 
     def __init__(self, owner: str, path: Path) -> None:
         self.path = path
@@ -92,7 +92,7 @@ class RemoteTrajectoryReader:
 
 
 Reader = TrajectoryReader | RemoteTrajectoryReader
-"""What workers ask a store by."""
+"""What workers read a store by."""
 
 
 def store_reader(config: Config, run_dir: Path) -> Reader:
@@ -104,8 +104,8 @@ def store_reader(config: Config, run_dir: Path) -> Reader:
 
 
 def explained(reader: Reader) -> AbstractContextManager[None]:
-    """Raise a `UserError` for an error in the block if the store is damaged; who has the file looks
-    at it."""
+    """Raise a `UserError` for an error in the block if the store is damaged, by the process that
+    has the file."""
     if isinstance(reader, TrajectoryReader):
         return damage.explained(reader.path)
     return damage.explained(reader.path, lambda _, error: reader.ask("damage_of", error))

@@ -1,6 +1,6 @@
 """A previous run, by its directory: its store and the configuration it ran with.
 
-The configuration takes long to import, and is so to read one only.
+Importing the configuration takes long, so it is imported only to read one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PreviousRun(NamedTuple):
-    """A run that may be over."""
+    """A run, which may still write to its store."""
 
     config: Config
     reader: TrajectoryReader
@@ -56,13 +56,13 @@ def store_of(run_dir: Path) -> Path:
 
 
 def config_in_force(reader: TrajectoryReader) -> Config:
-    """The configuration of the run's last attempt. Raises `UserError` if it has none yet, or none
-    for this version of Rhymeflow."""
+    """The configuration of the run's last attempt. Raises `UserError` if there is none yet, or this
+    version of Rhymeflow cannot read it."""
     return config_of(last_attempt(reader), reader.path)
 
 
 def last_attempt(reader: TrajectoryReader) -> Attempt:
-    """Of a run that has begun, else `UserError`."""
+    """Return the last attempt. Raises `UserError` if there is none yet."""
     attempts = reader.attempts()
     if not attempts:
         raise UserError(f"{reader.path}: the run has not begun")
@@ -70,12 +70,9 @@ def last_attempt(reader: TrajectoryReader) -> Attempt:
 
 
 def section_in_force(reader: TrajectoryReader, name: str) -> Any:
-    """One section of the configuration of the run's last attempt, for who only looks at the run:
-    it may have fields that are gone since.
-
-    Raises:
-        UserError: it has none yet, or a value that this version does not know.
-    """
+    """One section of the configuration of the run's last attempt, to be shown: fields that this
+    version does not have are ignored. Raises `UserError` if there is no attempt yet, or a value
+    that this version does not know."""
     from pydantic import ValidationError
 
     from rhymeflow.config import Config
@@ -95,8 +92,8 @@ def section_in_force(reader: TrajectoryReader, name: str) -> Any:
 
 
 def config_of(attempt: Attempt, path: Path) -> Config:
-    """The configuration of an attempt in the log at `path`. Raises `UserError` if it is none for
-    this version of Rhymeflow."""
+    """The configuration of an attempt in the log at `path`. Raises `UserError` if this version of
+    Rhymeflow cannot read it."""
     from rhymeflow.config.load import config_from_json
 
     where = f"{path}: the configuration of attempt {attempt.number}"

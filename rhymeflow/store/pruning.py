@@ -1,8 +1,8 @@
-"""Deleting tokens that a run does not need any more, so that its log takes a bounded room.
+"""Deleting tokens that a run does not need any more, so that its log takes bounded space.
 
-Of a group that has ended, all that grows with its tokens goes, whole and in one transaction. Who
-generated how many of them under which version stays (table `pruned`), for the audit and statistics.
-SQLite writes new rows to the pages that become free.
+All that grows with the tokens of a group that has ended is deleted in one transaction. Which
+instance generated how many of them under which version stays (table `pruned`), for the audit and
+statistics. SQLite writes new rows to the pages that become free.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 from rhymeflow.core.types import GroupId, Version
 
 ROWS_AT_ONCE = 256
-"""Segments that are deleted with one commit, beside twice those that came since the last one: so a
-commit never takes much longer than without, and pruning never falls behind."""
+"""Segments that are deleted with one commit, beside twice those that came since the last one. So a
+commit takes little longer than without pruning, and pruning never falls behind."""
 
 _ENDED = """SELECT ending_version, group_id FROM groups WHERE ending IS NOT NULL AND suite IS NULL
     AND group_id IN (SELECT DISTINCT group_id FROM segments) ORDER BY 1, 2"""
@@ -51,8 +51,8 @@ _MARK = "INSERT OR REPLACE INTO meta VALUES ('pruned_before', ?)"
 
 
 class Pruner:
-    """What of the store behind `connection` can go. Rows that are put are told to it, and `prune`
-    is called with all of them in the transaction."""
+    """Knows which rows of the store behind `connection` can go. It is told of each row that is put;
+    `prune` is called when all of them are in the transaction."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection

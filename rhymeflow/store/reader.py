@@ -1,7 +1,7 @@
 """Reading a run's event store: the learner's batches, replay, and what `inspect` shows.
 
-Every answer is one consistent state of the store, while the controller goes on writing. A batch
-comes whole or not at all.
+Each answer is of one state of the store, also while the controller writes. A batch is whole or
+refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rhymeflow.store import codec, schema
 
 
 class IncompleteBatch(RuntimeError):  # noqa: N818 - it is what happened
-    """A group that was to be read whole is not: the message says which trajectory lacks what."""
+    """A batch is not whole; the message says which trajectory lacks what."""
 
 
 class Recorded(NamedTuple):
@@ -56,8 +56,8 @@ class RecordedCommand(NamedTuple):
 
 
 ROWS_AT_ONCE = 4096
-"""Of a log that is read from its beginning. No read transaction stays open between two such parts,
-however long what is read takes to be worked on: it would hold up the writer's checkpoints."""
+"""Rows of a log that are read in one transaction, since one that stays open holds up the writer's
+checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ class TrajectoryReader:
 
     @contextlib.contextmanager
     def one_state(self) -> Iterator[None]:
-        """What is read in the block is of one state of the store. To be short: a read transaction
-        holds up the writer's checkpoints."""
+        """Read one state of the store in the block, which should be short: a read transaction holds
+        up the writer's checkpoints."""
         self._connection.execute("BEGIN")
         try:
             yield
@@ -128,13 +128,13 @@ class TrajectoryReader:
             self._connection.execute("COMMIT")
 
     def events(self, first: int = 1) -> Iterator[Recorded]:
-        """The log from event number `first` to where it ends now, in order."""
+        """The log from event number `first` to its present end, in order."""
         for seq, time, kind, body in self._rows("seq, time, kind, body", "events", first):
             yield Recorded(seq, time, codec.decode(kind, body))
 
     def commands(self, after: int = 0) -> Iterator[RecordedCommand]:
-        """What was commanded upon later events than the one of this number, in order."""
-        # The numbers of events rise with those of commands, which alone have an index.
+        """Commands that were given upon events after the one of this number, in order."""
+        # Commands have an index by their own numbers, and those of events rise with them.
         first = 1 + self.last_command_upto(after)
         for seq, event, kind, body in self._rows("seq, event, kind, body", "commands", first):
             yield RecordedCommand(seq, event, codec.decode(kind, body))
@@ -162,7 +162,7 @@ class TrajectoryReader:
             ]
 
     def segments(self, trajectory: TrajectoryId) -> list[StoredSegment]:
-        """What is stored of a response's tokens, in one piece where one instance generated them
+        """What is stored of a response, a segment for each stretch that one instance generated
         under one version; without tokens where these were deleted."""
         return _joined(self._segments(trajectory)) or self._pruned(trajectory)
 
@@ -206,7 +206,7 @@ class TrajectoryReader:
         return self.query("SELECT event, state FROM snapshots ORDER BY event")
 
     def _rows(self, columns: str, table: str, first: int) -> Iterator[tuple[Any, ...]]:
-        """Rows of a log, which only grows, so parts of it read one by one are one state of it."""
+        """Rows of a log. It only grows, so parts that are read one by one are of one state."""
         ((last,),) = self.query(f"SELECT COALESCE(MAX(seq), 0) FROM {table}")
         for start in range(first, last + 1, ROWS_AT_ONCE):
             yield from self.query(
@@ -281,7 +281,7 @@ class TrajectoryReader:
 
 
 def _joined(segments: Sequence[StoredSegment]) -> list[StoredSegment]:
-    """Without the cuts where what one instance generated under one version was stored in parts."""
+    """Join neighbours of one instance and version, which were stored in parts."""
     found: list[StoredSegment] = []
     for part in segments:
         if found and (found[-1].version, found[-1].instance) == (part.version, part.instance):

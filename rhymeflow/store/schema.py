@@ -19,19 +19,18 @@ from rhymeflow.errors import UserError, to_resume
 from rhymeflow.utils.source_version import source_version
 
 ENVIRONMENT = "environment"
-"""Stands for an instance where tokens were not generated: an environment answered them."""
+"""In the place of an instance: an environment answered these tokens."""
 
 EVENTS = "events.db"
 
 SCHEMA_VERSION = 18
-"""Of the tables and of what events and commands hold: a log that cannot be read is refused by its
-number."""
+"""Of the tables and of the fields of events and commands; a store of another version is refused."""
 
 PUBLISHED = """SELECT json_extract(body, '$.version') FROM events
     WHERE kind = 'VersionPublished' ORDER BY seq DESC LIMIT 1"""
 
 LOCK = "writer.lock"
-"""Is locked while a controller carries the run on, and names it. The lock ends with the process."""
+"""Locked by the controller of the run, which it names. The lock ends with the process."""
 
 # docs/run-directory.md describes each table and column, with queries. Comments stand here and not
 # in the statements, whose text SQLite stores.
@@ -128,8 +127,6 @@ NOTED: Mapping[str, tuple[str, ...]] = {
 def open_for_writing(path: Path, *, is_new: bool) -> tuple[sqlite3.Connection, int]:
     """Open or create the store; return the connection and the descriptor that holds the lock.
 
-    The lock is on a file beside it, so that no second controller works in one run directory.
-
     Raises:
         UserError: no such directory, another process writes here, the file is not ours, or there is
             one although it was to be new.
@@ -154,7 +151,7 @@ def open_for_writing(path: Path, *, is_new: bool) -> tuple[sqlite3.Connection, i
 
 
 def refuse_another(path: Path) -> None:
-    """Raise `UserError` if there is a store, where a run is to begin."""
+    """Raise `UserError` if there is a store where a run is to begin."""
     if path.exists():
         goes_on = f"`{to_resume(path.parent)}` goes on with it, or"
         what = "a run, which goes on;" if is_written(path.parent) else f"a run already; {goes_on}"
@@ -197,7 +194,7 @@ def is_written(run_dir: Path) -> bool:
 
 
 def _may_live(text: str) -> bool:
-    """Whether the process that locked last, as it wrote of itself, may still be there."""
+    """Whether the process that the lock names may still be there."""
     named = re.fullmatch(r"process (\d+) on (.*)", text)
     if named is not None and named[2] == socket.gethostname():
         try:
@@ -220,8 +217,8 @@ def _is_there(descriptor: int, path: Path) -> bool:
 def create(connection: sqlite3.Connection) -> None:
     """Make the tables in an empty file."""
     # The journal mode stays with the file. The tables come in one transaction, so that a crash
-    # leaves all of them or an empty file, which the next opening fills. They go into the
-    # file at once: whatever becomes of the `-wal`, it is a store.
+    # leaves all of them or an empty file, which the next opening fills. The checkpoint makes the
+    # file a store without its `-wal`.
     connection.execute("PRAGMA journal_mode = WAL")
     connection.executescript(
         f"BEGIN; {_TABLES} INSERT INTO meta VALUES ('schema_version', {SCHEMA_VERSION}); COMMIT;"
@@ -256,7 +253,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise `UserError` if the file's schema is not one that this code reads and writes."""
+    """Raise `UserError` if the file is no store of this schema."""
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     if "meta" not in tables or "events" not in tables:
         raise UserError(f"{path}: is a database, but not an event store of Rhymeflow")
@@ -275,7 +272,7 @@ def written_by(connection: sqlite3.Connection) -> str:
 
 
 def note_writer(connection: sqlite3.Connection) -> None:
-    """Within a transaction: who writes from now on."""
+    """Store, within a transaction, which Rhymeflow writes."""
     written_by = f"Rhymeflow {source_version()}"
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('written_by', ?)", (written_by,))
 

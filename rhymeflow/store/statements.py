@@ -1,4 +1,4 @@
-"""What the writer of a store says and asks in SQL, and in which order it says it."""
+"""The statements of a store's writer, and the order in which they are executed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ORDER = (
     OLD_SNAPSHOTS,
     CHANGE,
 )
-"""In which rows of one transaction are written: what changes a row after what makes it."""
+"""Of the statements of one transaction: what changes a row comes after what makes it."""
 
 CHANGES_ONE = {CONFIG, TEXT, REWARD, TRAINED, ENDING}
-"""Statements that are about a row that must be there."""
+"""Statements that must each find their row."""

@@ -1,8 +1,8 @@
-"""What the writer of a store has put and not committed yet, and the file that it goes to.
+"""The transactions of a store's writer, and the file that they go to.
 
-Rows are kept and written at once, statement by statement: a fifth of what row by row would cost.
-Everything between two commits is there whole or not at all; after a fault of the disk nothing more
-is written, and each try says what it was. In the end the file alone is the whole store.
+Rows are collected and written statement by statement, which costs a fifth of row by row. All that
+is put between two commits is stored or nothing of it. After a fault of the disk nothing more is
+written, and each try raises that fault. After `close` the file alone is the whole store.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from rhymeflow.store import statements as sql
 from rhymeflow.utils.disk import fault_of, flush
 
 WAIT_SECONDS = 5.0
-"""For readers in the middle of something. The run's own are done within milliseconds."""
+"""How long `close` waits for readers. Those of the run take milliseconds."""
 
 
 class Transaction:
-    """The one that is open, and after each commit the next one."""
+    """The open transaction of a store; a commit begins the next one."""
 
     def __init__(self, path: Path, *, is_new: bool = False) -> None:
-        """Create the store or, unless it is to be new, open it to go on. For errors see
-        `schema.open_for_writing`."""
+        """See `schema.open_for_writing`."""
         self._path = path
         self.connection, self._lock = schema.open_for_writing(path, is_new=is_new)
         self._rows: dict[str, list[tuple[Any, ...]]] = {}
@@ -37,24 +36,24 @@ class Transaction:
         self._is_open = True
 
     def put(self, statement: str, *values: Any) -> None:
-        """Keep a row for `statement`, one of `statements.ORDER`."""
+        """Collect the values of a row for `statement`, one of `statements.ORDER`."""
         self._rows.setdefault(statement, []).append(values)
 
     def write(self) -> None:
-        """Bring all that was put into the transaction, so that this connection sees it."""
+        """Execute what was put, so that `connection` sees it."""
         with self._faults():
             self._execute()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """For statements on `connection` that change more than what was put."""
+        """Execute statements on `connection` in the transaction, in the block."""
         with self._faults():
             self._begin()
             yield
 
     def commit(self, *, durable_seq: int | None = None) -> None:
-        """End the transaction. `durable_seq`, the last event: also against the loss of power.
-        Raises `StorageError`: the disk is full, or the file was deleted or damaged."""
+        """End the transaction; with `durable_seq`, the last event, it survives a loss of power.
+        Raises `StorageError` if the disk is full, or the file was deleted or damaged."""
         with self._faults():
             self._file.check()
             self._execute()
@@ -64,10 +63,10 @@ class Transaction:
                 self._flush(durable_seq)
 
     def close(self) -> None:
-        """Release the file, which then is whole without its `-wal`.
+        """Close the file, which then is whole without its `-wal`; what was not committed is lost.
 
-        What was not committed is dropped, as in a crash. After a fault of the disk file and `-wal`
-        may be needed together; a file that was deleted is written again.
+        After a fault of the disk, file and `-wal` may be needed together. A file that was deleted
+        is written again.
         """
         if not self._is_open:
             return
@@ -87,13 +86,13 @@ class Transaction:
             os.close(self._lock)
 
     def close_if_missing(self) -> None:
-        """Close the store if its file was deleted, and so write it again; readers find it then."""
+        """Close the store if its file was deleted, which writes the file again."""
         if self._is_open and self._file.is_missing:
             self.close()
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
-        """Raise what the disk did as a `StorageError`, and again at any later try to write."""
+        """Raise a fault of the disk as a `StorageError`, and again at each later try to write."""
         if self._fault is not None:
             raise self._fault
         try:
@@ -139,15 +138,15 @@ class Transaction:
 
 
 def make_whole(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring everything into the file at `path`; `connection`, its only writer, may be closed then.
+    """Bring everything into the file at `path`, of which `connection` is the only writer.
 
     SQLite keeps what was written last in `events.db-wal` until a checkpoint brings it into the
-    file, which a transaction that reads an older state hinders. Such a reader is waited for; if it
-    stays, a copy of the whole store takes the file's place.
+    file. A transaction that reads an older state prevents that: it is waited for, and if it stays,
+    a copy of the whole store takes the file's place.
 
     Raises:
-        sqlite3.Error, OSError: there is no room for a copy, where one is needed. Nothing is lost:
-            file and `-wal` together are the store.
+        sqlite3.Error, OSError: there is no room for the copy. File and `-wal` together are the
+            whole store then.
     """
     connection.execute(f"PRAGMA busy_timeout = {WAIT_SECONDS * 1000:.0f}")
     is_busy, in_wal, copied = connection.execute("PRAGMA wal_checkpoint(FULL)").fetchone()

@@ -1,8 +1,8 @@
-"""The trajectory store: the run's events and the tokens beside them, in one SQLite file.
+"""The trajectory store: a run's events and tokens in one SQLite file.
 
-One process writes; any number read meanwhile (`reader.py`). Everything between two commits is one
-transaction (`transaction.py`). What a message names (a batch to train on, a published version) is
-committed before the message is sent, so that whatever a reader looks for is there.
+One process writes, any number read (`reader.py`). All between two commits is one transaction
+(`transaction.py`). What a message names (a batch to train on, a published version) is committed
+before the message is sent, so the receiver finds it.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Progress(NamedTuple):
     prompt: str
     prompt_ids: list[int]
     tokens: dict[int, array[int]]
-    """Of each member that there is anything of."""
+    """Of each member that has some."""
     finished: dict[int, FinishReason]
     versions: dict[int, Version]
-    """Of each of these members, the version that generated its last token, as far as one did."""
+    """Of each of these members, the version that generated its last token."""
     turns: dict[int, list[tuple[int, int]]]
-    """Of each member that was answered by an environment: for each answer, in order, how many
-    tokens there were before it and with it."""
+    """Of each member that an environment answered: for each answer, in order, how many tokens
+    there were before it and with it."""
 
 
 _Class = TypeVar("_Class", bound=type)
@@ -79,12 +79,8 @@ class SqliteTrajectoryStore:
     """The one writer of a run's `events.db`. What is delivered twice is stored once."""
 
     def __init__(self, path: str | Path, *, is_new: bool = False) -> None:
-        """Create the store or, unless it is to be new, open it to go on.
-
-        Raises:
-            UserError: the directory is missing or in use, the file is of another schema, or there
-                is one although it was to be new.
-        """
+        """Open the store, or create it. Raises `UserError` if the directory is missing or in use,
+        the file is of another schema, or there is one and `is_new`."""
         self.path = Path(path)
         self.seconds = 0.0
         """Time spent in here: what storing costs the run."""
@@ -113,19 +109,19 @@ class SqliteTrajectoryStore:
         self._change("attempts", (self._attempt,), sql.CONFIG, config, self._attempt)
 
     def digests(self) -> dict[str, str]:
-        """What the rows were that the run began with, by what they are for."""
+        """Digests of the rows that the run began with, by what they are for."""
         found = self._connection.execute("SELECT value FROM meta WHERE key = 'rows'").fetchone()
         return json.loads(found[0]) if found else {}
 
     def put_digests(self, digests: Mapping[str, str]) -> None:
-        """Store what rows are."""
+        """Store digests of rows."""
         with self._transaction.writing():
             self._connection.execute(
                 "INSERT OR REPLACE INTO meta VALUES ('rows', ?)", (json.dumps(digests),)
             )
 
     def forget_groups(self, first: GroupId) -> None:
-        """Take out groups from `first` on: their prompts were stored, and no event names them."""
+        """Delete groups from `first` on, whose prompts were stored and which no event names."""
         gone = "DELETE FROM groups WHERE group_id >= ? RETURNING group_id"
         for (group,) in self._ask(gone, first):
             self._changed["groups", group, 0] = None
@@ -191,7 +187,7 @@ class SqliteTrajectoryStore:
         return row, epoch
 
     def progress(self, groups: Iterable[GroupId]) -> dict[GroupId, Progress]:
-        """How far groups that were stored have come."""
+        """What is stored of these groups."""
         wanted = json.dumps(list(groups))
         found = {
             group: Progress(row, epoch, prompt, array("i", tokens).tolist(), {}, {}, {}, {})
@@ -224,9 +220,9 @@ class SqliteTrajectoryStore:
         """Store the tokens from position `start` on that `instance` generated under `version`.
 
         It took `steps` iterations, in which `drafted` tokens were proposed and verified.
-        `accepted`, where it is known: for each token 1 if it was drafted, else 0. A segment that
-        grew is delivered again from the same start: the longer one stays, in whichever order they
-        come. One without tokens leaves no trace.
+        `accepted`, where it is known: for each token 1 if it was drafted, else 0. Of segments with
+        the same start, which grew between two deliveries, the longest stays. One without tokens is
+        not stored.
         """
         assert len(tokens) == len(logprobs), f"{trajectory}: {len(tokens)} != {len(logprobs)}"
         assert accepted is None or len(accepted) == len(tokens), f"{trajectory}: {len(accepted)}"
@@ -257,7 +253,7 @@ class SqliteTrajectoryStore:
         steps: int,
         drafted: int,
     ) -> None:
-        """Store who generated so many tokens, but not which: as of tokens that were deleted."""
+        """Store which instance generated how many tokens without the tokens, as if deleted."""
         values = start, length, version, instance, steps, drafted
         self._change("pruned", (trajectory.group,), sql.SPAN, *trajectory, *values)
 
@@ -297,20 +293,15 @@ class SqliteTrajectoryStore:
         self._end(group, "evaluated", version, None)
 
     def prune(self, *, before: Version, history_tokens: int) -> None:
-        """Delete tokens that nobody needs, some with each commit; see `pruning.py`."""
+        """Delete tokens that are not needed, some with each commit; see `pruning.py`."""
         self._transaction.write()
         with self._transaction.writing():
             self._pruner.prune(before, history_tokens)
 
     def commit(self, *, durable: bool = False) -> None:
-        """End the transaction: readers see it, and it survives the death of this process.
-
-        `durable`: also the loss of power, and with it all before. Costs a disk flush, so it is for
-        version boundaries.
-
-        Raises:
-            StorageError: the disk is full, or the file was deleted or damaged.
-        """
+        """End the transaction: readers see it, and it survives the death of this process; with
+        `durable`, which costs a disk flush, also a loss of power. Raises `StorageError` if the disk
+        is full, or the file was deleted or damaged."""
         for change in self._changed:
             self._put(sql.CHANGE, *change)
         self._changed.clear()

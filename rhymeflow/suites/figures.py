@@ -1,5 +1,5 @@
-"""What is said of a suite's answers: avg@k, pass@k, maj@k, lengths; means over prompts; and what
-these are called among a run's metrics."""
+"""Figures of a suite's answers: avg@k, pass@k, maj@k and lengths, as means over prompts, and their
+names among a run's metrics."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rhymeflow.core.types import HELD_OUT, SuiteName
 
 @dataclass(frozen=True)
 class Judged:
-    """An answer as figures see it."""
+    """What figures need of an answer."""
 
     reward: float
     length: int
     is_cut: bool
     said: Hashable
-    """What is counted in the vote."""
+    """Its vote in maj@k."""
 
 
 def pass_at_k(num_answers: int, num_passed: int, k: int) -> float:
@@ -34,8 +34,8 @@ def pass_at_k(num_answers: int, num_passed: int, k: int) -> float:
 
 
 def majority(answers: Sequence[Judged]) -> float:
-    """The reward of what was said most often; of what was said equally often, that of the first:
-    samples are exchangeable, so that favours none. The mean, where rewards of it differ."""
+    """The mean reward of the answers with the most frequent vote; of equally frequent ones,
+    of the first: samples are exchangeable, so that favours none."""
     said: dict[Hashable, list[float]] = {}
     for answer in answers:
         said.setdefault(answer.said, []).append(answer.reward)
@@ -77,8 +77,8 @@ def counted(n: int) -> list[int]:
 
 
 def said(text: str, pattern: str | None) -> str:
-    """Return what a text counts as in the vote: the pattern's last match or its first group, else
-    the whole text; without the blanks around it."""
+    """Return a text's vote, without blanks around it: the pattern's last match or its first group;
+    without a pattern the whole text."""
     if pattern is None:
         return text.strip()
     *_, match = (None, *re.finditer(pattern, text))

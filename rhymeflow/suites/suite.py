@@ -1,4 +1,4 @@
-"""From section `eval` to suites as they are carried out: a configuration and prompts for each.
+"""From section `eval` to suites: a configuration and prompts for each.
 
 What a suite does not say is as in the run, whose reward worker and environment worker serve it.
 """
@@ -100,7 +100,7 @@ def of_run(config: Config) -> list[Suite]:
 
 
 def _configuration(config: Config, suite: EvalSuite) -> Config:
-    """What the suite says, put over what the run says."""
+    """The run's configuration with the suite's fields put over it."""
     sampling = {
         name: value
         for name in ("temperature", "top_p", "top_k", "max_completion_length")
@@ -120,8 +120,8 @@ def _configuration(config: Config, suite: EvalSuite) -> Config:
 
 
 def check_best_metric(config: Config) -> None:
-    """Raise `UserError` unless a run of `config` finds the metric that its best checkpoint has most
-    of. Where nothing is evaluated, the default means that no checkpoint is the best."""
+    """Raise `UserError` unless a run of `config` has the metric by which its best checkpoint is
+    chosen. Where nothing is evaluated, the default means that no checkpoint is the best."""
     given, names = config.run.best_metric, [REWARD]
     for suite in of_run(config):
         figures = [f"avg@{suite.n}", *(f"pass@{k}" for k in counted(suite.n))]
@@ -137,8 +137,8 @@ def check_best_metric(config: Config) -> None:
 # -- of a run and its suites -----------------------------------------------------------------------
 
 RUN: SuiteName = ""
-"""Names what the run itself has: no suite has this name, and one that brings no reward functions or
-environments of its own is judged and answered by the run's."""
+"""Names the run itself, in the place of a suite. Its reward functions and environments serve suites
+that have none of their own."""
 
 
 def reward_sections(config: Config) -> dict[SuiteName, tuple[RewardFunction, ...]]:
@@ -150,7 +150,7 @@ def reward_sections(config: Config) -> dict[SuiteName, tuple[RewardFunction, ...
 
 
 def functions_of(config: Config, suite: SuiteName) -> range:
-    """Return the places of a suite's functions among all, in the order of `reward_sections`."""
+    """Return the indices of a suite's functions among all those of `reward_sections`."""
     sections = reward_sections(config)
     wanted, first = suite if suite in sections else RUN, 0
     for name, functions in sections.items():
