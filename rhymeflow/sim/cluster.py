@@ -20,7 +20,7 @@ from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import Event
 from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
-from rhymeflow.sim.audit import Audit, Step, Tokens
+from rhymeflow.sim.audit import Audit, RequestedGroup, Step, Tokens
 from rhymeflow.sim.continuous_batching import Hardware
 from rhymeflow.sim.faults import Deaths, Failure, Recovery
 from rhymeflow.sim.instance import Instance
@@ -39,7 +39,7 @@ _HOLDING = events.Pulled, events.InstanceJoined
 
 
 @dataclass(slots=True)
-class Place:
+class Site:
     """Where instances are, one after the other."""
 
     instance: InstanceId | None = None
@@ -86,7 +86,7 @@ class Cluster:
         self.num_instances = num_instances
         row = None if timeline is None else timeline.learner
         self.learner = Learner(hardware.cost, recovery, row)
-        self.places = [Place() for _ in range(num_instances)]
+        self.sites = [Site() for _ in range(num_instances)]
         self.live: dict[InstanceId, Instance] = {}
         self.all_instances: list[Instance] = []
         """Those that ever were, in the order they joined."""
@@ -96,13 +96,13 @@ class Cluster:
         self._num_queued = 0
         self._versions: dict[InstanceId, Version] = {}
         """The version that each instance holds for the coordinator: reported, or commanded."""
-        self._requests = self._groups = 0
+        self._requests = 0
         self._tick_due = self._look_due = False
         self._last_tick = -latencies.tick_seconds
         self._finished = False
         self.report([events.LearnerReady(0)])
-        for place in range(num_instances):
-            self.join((place, 0))
+        for number in range(num_instances):
+            self.join((number, 0))
         self.deaths.expect()
 
     def run(self) -> None:
@@ -148,13 +148,11 @@ class Cluster:
     # -- the coordinator ---------------------------------------------------------------------
 
     def _hear(self, happened: list[Event]) -> None:
-        handle, versions = self.coordinator.handle, self._versions
+        versions = self._versions
         for event in happened:
             if isinstance(event, _HOLDING):
                 versions[event.instance] = max(versions.get(event.instance, 0), event.version)
-            if self._log is not None:
-                self._log.hear(self, event)
-            if given := handle(event):
+            if given := self._handled(event):
                 self._obey(given)
         self.events += len(happened)
         if not self._tick_due:
@@ -167,12 +165,15 @@ class Cluster:
         self.ticks += 1
         given: list[Command] = []
         while True:
-            if self._log is not None:
-                self._log.hear(self, events.Tick())
-            given += self.coordinator.handle(events.Tick())
+            given += self._handled(events.Tick())
             if not self.coordinator.state.has_more:
                 break
         self._obey(given)
+
+    def _handled(self, event: Event) -> list[Command]:
+        if self._log is not None:
+            self._log.hear(self, event)
+        return self.coordinator.handle(event)
 
     def _obey(self, given: list[Command]) -> None:
         self.commands += len(given)
@@ -191,10 +192,9 @@ class Cluster:
                 case commands.RequestPrompts(count):
                     self.report([self._request() for _ in range(count)], 0.0)
                 case commands.RetryPrompt(group):
-                    self.report([self._requested(self.audit.prompt(group), group)], 0.0)
+                    self.report([self._requested(self.audit.groups[group].prompt, group)], 0.0)
                 case commands.FinishEarly(trajectory):
-                    self.audit.complete(trajectory)
-                    self._score([trajectory], self.latencies.reward_seconds)
+                    self._complete([trajectory], self.latencies.reward_seconds)
                 case commands.Accumulate() | commands.Train():
                     self._send(self._learn, command)
                 case commands.Drop():
@@ -214,30 +214,23 @@ class Cluster:
         return self._requested(self.workload.prompt(self._requests - 1), None)
 
     def _requested(self, prompt: Prompt, repeats: GroupId | None) -> Event:
-        group, self._groups = self._groups, self._groups + 1
-        self.audit.request(group, prompt)
+        self.audit.groups.append(RequestedGroup(prompt))
+        group = len(self.audit.groups) - 1
         return events.GroupCreated(group, prompt.row, prompt.epoch, prompt.tokens, repeats)
 
     def _begin(self, trajectory: TrajectoryId, version: Version) -> None:
         """It is there from when it is first routed."""
         if trajectory in self.audit.responses:
             return
-        row, epoch, tokens = self.audit.prompt(trajectory.group)
-        length = self.workload.length(row, epoch, trajectory.member)
-        answers = self.workload.answers(row, epoch, trajectory.member, length)
+        row, epoch, tokens = self.audit.groups[trajectory.group].prompt
+        spec = self.workload.response(row, epoch, trajectory.member)
         known = epoch > 0 and self.hardware.drafts.max_draft > 0
-        response = Response(trajectory, tokens, length, known=known, answers=answers)
-        response.routed_version = version
-        self.audit.admit(response)
+        self.audit.admit(Response(trajectory, tokens, *spec, known=known, routed_version=version))
 
-    def _score(self, trajectories: list[TrajectoryId], seconds: float) -> None:
-        rewarded: list[Event] = []
-        for trajectory in trajectories:
-            row, epoch, _ = self.audit.prompt(trajectory.group)
-            reward = self.workload.reward(row, epoch, trajectory.member)
-            self.audit.reward(trajectory, reward)
-            rewarded.append(events.TrajectoryRewarded(trajectory, reward))
-        self.report(rewarded, seconds)
+    def _complete(self, trajectories: list[TrajectoryId], seconds: float) -> None:
+        """They are complete, and the coordinator hears of their rewards so much later."""
+        complete = map(self.audit.complete, trajectories)
+        self.report([events.TrajectoryRewarded(each.id, each.reward) for each in complete], seconds)
 
     # -- instances ---------------------------------------------------------------------------
 
@@ -269,17 +262,14 @@ class Cluster:
                 self._at(self.now + answer.seconds, _WORLD, self._answer, event)
         done = [each.trajectory for each in happened if isinstance(each, events.TrajectoryFinished)]
         if done:
-            for trajectory in done:
-                self.audit.complete(trajectory)
-            self._score(done, self.latencies.message_seconds + self.latencies.reward_seconds)
+            self._complete(done, self.latencies.message_seconds + self.latencies.reward_seconds)
 
     def _answer(self, ended: events.TurnEnded) -> None:
         """An environment says what it has to, if anybody still waits for it."""
-        if self.audit.is_open(ended.trajectory):
-            response = self.audit.responses[ended.trajectory]
+        response = self.audit.responses[ended.trajectory]
+        if self.audit.is_open(response):
             response.observe()
-            answered = events.Observed(ended.trajectory, ended.turn, response.generated)
-            self.report([answered])
+            self.report([events.Observed(response.id, ended.turn, response.generated)])
 
     def _look(self, _: None) -> None:
         """Busy instances say how they are; with none, until there is one."""
@@ -290,16 +280,16 @@ class Cluster:
             self.report([i.snapshot(self.now) for i in busy if not i.pulling])
 
     def join(self, started: tuple[int, int]) -> None:
-        """One is up that was started at this place when the place had had so many losses."""
+        """One is up that was started at this site when the site had had so many losses."""
         number, losses = started
-        place, hardware = self.places[number], self.hardware
-        if losses != place.losses:
+        site, hardware = self.sites[number], self.hardware
+        if losses != site.losses:
             return
-        place.is_ready = not self.learner.is_there
-        if place.is_ready:
+        site.is_ready = not self.learner.is_there
+        if site.is_ready:
             return
-        assert place.instance is None, f"place {number} is taken"
-        name = f"rollout-{number}.{place.joined}" if place.joined else f"rollout-{number}"
+        assert site.instance is None, f"site {number} is taken"
+        name = f"rollout-{number}.{site.joined}" if site.joined else f"rollout-{number}"
         instance = self.live[name] = Instance(
             name,
             hardware,
@@ -309,7 +299,7 @@ class Cluster:
             published=lambda: self.published,
             row=None if self._timeline is None else self._timeline.join(name, self.now),
         )
-        place.instance, place.joined = name, place.joined + 1
+        site.instance, site.joined = name, site.joined + 1
         self.all_instances.append(instance)
         capacities = hardware.capacity, hardware.kv_capacity
         self.report([events.InstanceJoined(name, instance.version, *capacities)])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 HOUR = 3600.0
 DETECTION = 10.0  # seconds from a death to when it is noticed
 Victim = int | Literal["learner", "devices", "controller"]
-"""What dies: the instance at this place; the learner; all instances and the learner; these and the
+"""What dies: the instance at this site; the learner; all instances and the learner; these and the
 controller."""
 
 
@@ -129,8 +129,8 @@ class Deaths:
         else:
             self._lose_learner(recovery)
         if victim in ("devices", "controller"):
-            for place in range(self._cluster.num_instances):
-                self._lose_instance(place, recovery)
+            for number in range(self._cluster.num_instances):
+                self._lose_instance(number, recovery)
         self.expect()
 
     def _check_hope(self) -> None:
@@ -143,9 +143,9 @@ class Deaths:
                 "before it"
             )
 
-    def _lose_instance(self, place: int, recovery: Recovery) -> None:
+    def _lose_instance(self, number: int, recovery: Recovery) -> None:
         cluster = self._cluster
-        struck = cluster.places[place]
+        struck = cluster.sites[number]
         struck.losses, struck.is_ready = struck.losses + 1, False
         name, struck.instance = struck.instance, None
         if name is not None:
@@ -154,7 +154,7 @@ class Deaths:
             noticed = recovery.detection + cluster.latencies.message_seconds
             cluster.report([*stored, InstanceLeft(name, "failure")], noticed)
         up = max(cluster.now + recovery.detection + recovery.instance, self.silent_until)
-        cluster.at(up, cluster.join, (place, struck.losses))
+        cluster.at(up, cluster.join, (number, struck.losses))
 
     def _lose_learner(self, recovery: Recovery) -> None:
         cluster = self._cluster
@@ -170,7 +170,7 @@ class Deaths:
         self._restored_at = inf
         cluster.learner.restored(died, cluster.now)
         cluster.report([LearnerReady(cluster.published)])
-        for number, place in enumerate(cluster.places):
-            if place.is_ready:
-                cluster.join((number, place.losses))
+        for number, site in enumerate(cluster.sites):
+            if site.is_ready:
+                cluster.join((number, site.losses))
         cluster.expect_version()

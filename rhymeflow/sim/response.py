@@ -26,8 +26,10 @@ class Response:
     id: TrajectoryId
     prompt_tokens: int
     sampled_length: int  # tokens that the policy will generate, at least 1
-    known: bool = False  # its prompt was answered in an earlier epoch, and drafts come from there
+    reward: float = 0.0
     answers: Sequence[Answer] = ()
+    known: bool = False  # its prompt was answered in an earlier epoch, and drafts come from there
+    is_complete: bool = False  # finished, or concluded early
     turn: int = 0  # turns that the environment has answered
     length: int = 0
     """Tokens, those of answers included, at which the policy's turn will end."""

@@ -127,7 +127,7 @@ def result(
     accepted = sum(tally.accepted for tally in tallies)
     trained = sum(batch.response_tokens for batch in audit.batches)
     sampled = sum(batch.sampled_tokens for batch in audit.batches)
-    prompt_tokens = sum(batch.prompt_tokens for batch in measured)
+    tokens = sum(sum(batch.tokens) for batch in measured)
     response_tokens = sum(batch.response_tokens for batch in measured)
     responses = sum(batch.responses for batch in audit.batches)
     rollout_busy = end.rollout_busy - start.rollout_busy
@@ -144,7 +144,7 @@ def result(
         seconds=steps[-1].time,
         step_seconds=tuple(b - a for a, b in pairwise(times)),
         steps_per_second=len(measured) / seconds,
-        throughput=(prompt_tokens + response_tokens) / seconds,
+        throughput=tokens / seconds,
         response_throughput=response_tokens / seconds,
         trajectories_per_second=sum(batch.responses for batch in measured) / seconds,
         idle_rollout=1 - rollout_busy / (seconds * cluster.num_instances),

@@ -111,6 +111,14 @@ class Prompt(NamedTuple):
     tokens: int
 
 
+class ResponseSpec(NamedTuple):
+    """What a response will be."""
+
+    length: int  # tokens that the policy will generate
+    reward: float
+    answers: list[Answer]  # of its environment; empty without one
+
+
 class Synthetic:
     """Lengths of a configured distribution, with a level of each prompt.
 
@@ -138,19 +146,21 @@ class Synthetic:
         epoch, row = divmod(number, self.config.num_prompts)
         return Prompt(row, epoch, self.config.prompt_tokens)
 
-    def length(self, row: int, epoch: int, member: int) -> int:
-        """By the prompt's level and the response's own score."""
+    def response(self, row: int, epoch: int, member: int) -> ResponseSpec:
+        """A length by the prompt's level and the response's own score."""
         own = _NORMAL.inv_cdf(uniform(self._seed, b"length", row, epoch, member))
-        return self._lengths.at(self._of_prompt * self._level(row, epoch) + self._of_response * own)
+        score = self._of_prompt * self._level(row, epoch) + self._of_response * own
+        length = self._lengths.at(score)
+        answers = self._answers(row, epoch, member, length)
+        return ResponseSpec(length, self._reward(row, epoch, member), answers)
 
-    def reward(self, row: int, epoch: int, member: int) -> float:
-        """0 or 1."""
+    def _reward(self, row: int, epoch: int, member: int) -> float:
         chance = uniform(self._seed, b"chance", row)
         if uniform(self._seed, b"decided", row) < DECIDED:
             return float(chance < 0.5)
         return float(uniform(self._seed, b"reward", row, epoch, member) < chance)
 
-    def answers(self, row: int, epoch: int, member: int, length: int) -> list[Answer]:
+    def _answers(self, row: int, epoch: int, member: int, length: int) -> list[Answer]:
         """Turns of about one length; how many is geometric, and each answer takes its own time."""
         config, where = self.config, (row, epoch, member)
         if config.mean_turns == 1:
@@ -191,7 +201,7 @@ class Recorded:
 
     def __init__(self, run_dir: Path, config: Config, *, newest: int | None = None) -> None:
         """`newest`: so many groups, the last ones with a response that was finished; None: all."""
-        self._seed, self._longest = config.run.seed, config.rollout.max_completion_length
+        self._seed, longest = config.run.seed, config.rollout.max_completion_length
         with open_undamaged(run_dir / EVENTS) as reader:
             first = 0 if newest is None else _first_of(reader, newest)
             groups = reader.query(
@@ -206,20 +216,21 @@ class Recorded:
                 " ORDER BY t.group_id, t.member",
                 first,
             )
-            answers = _recorded_answers(reader)
+            answered = _recorded_answers(reader)
         if not responses:
             raise UserError(f"{run_dir}: no response was finished in this run")
         rows = metrics.read(run_dir).values()
         self.computed_share = fmean([row[COMPUTED] for row in rows if COMPUTED in row] or [1.0])
         self._prompts = [Prompt(*found) for found in dict.fromkeys(groups)]
         self._epochs = 1 + max(prompt.epoch for prompt in self._prompts)
-        self._known: dict[tuple[int, int, int], _Response] = {}
-        self._all: list[_Response] = []
-        self._by_row: dict[int, list[_Response]] = {}
+        self._known: dict[tuple[int, int, int], ResponseSpec] = {}
+        self._all: list[ResponseSpec] = []
+        self._by_row: dict[int, list[ResponseSpec]] = {}
         for row, epoch, member, group, length, reward in responses:
-            heard = answers.get((group, member), [])
-            sampled = length - sum(answer.tokens for answer in heard)
-            response = _Response(min(sampled, self._longest), reward, heard)
+            heard = answered.get((group, member), [])
+            sampled = min(length - sum(answer.tokens for answer in heard), longest)
+            answers = [answer for answer in heard if answer.after < sampled]
+            response = ResponseSpec(sampled, reward, answers)
             self._known[row, epoch, member] = response
             self._all.append(response)
             self._by_row.setdefault(row, []).append(response)
@@ -232,30 +243,12 @@ class Recorded:
         found = self._prompts[index]
         return found._replace(epoch=found.epoch + turn * self._epochs)
 
-    def length(self, row: int, epoch: int, member: int) -> int:
-        """As it was, or as another of its prompt was; its reward and answers are of the same."""
-        return self._response(row, epoch, member).sampled
-
-    def reward(self, row: int, epoch: int, member: int) -> float:
-        """That of the response whose length it is."""
-        return self._response(row, epoch, member).reward
-
-    def answers(self, row: int, epoch: int, member: int, length: int) -> list[Answer]:
-        """Those to the response whose length it is, as far as it goes."""
-        answers = self._response(row, epoch, member).answers
-        return [answer for answer in answers if answer.after < length]
-
-    def _response(self, row: int, epoch: int, member: int) -> _Response:
+    def response(self, row: int, epoch: int, member: int) -> ResponseSpec:
+        """As it was recorded, or another one of its prompt's, or of any prompt's."""
         if (row, epoch, member) in self._known:
             return self._known[row, epoch, member]
         others = self._by_row.get(row, self._all)
         return others[int(uniform(self._seed, b"other", row, epoch, member) * len(others))]
-
-
-class _Response(NamedTuple):
-    sampled: int  # tokens of the policy
-    reward: float
-    answers: list[Answer]
 
 
 def _first_of(reader: TrajectoryReader, newest: int) -> int:

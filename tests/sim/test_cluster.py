@@ -19,14 +19,14 @@ from rhymeflow.config import SimulationConfig
 from rhymeflow.core.commands import Drop, Train
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.sim.audit import Audit, InvariantViolation
+from rhymeflow.sim.audit import Audit, InvariantViolation, RequestedGroup
 from rhymeflow.sim.cluster import Cluster
 from rhymeflow.sim.continuous_batching import Hardware
 from rhymeflow.sim.drafts import Drafts
 from rhymeflow.sim.faults import Failure, Recovery
 from rhymeflow.sim.response import Answer, Response
 from rhymeflow.sim.timeline import Timeline
-from rhymeflow.sim.workload import Prompt, uniform
+from rhymeflow.sim.workload import Prompt, ResponseSpec, uniform
 from tests.core import invariants
 from tests.core.interleaving import a_plan, a_schedule
 
@@ -45,18 +45,15 @@ class Lengths:
     def prompt(self, number: int) -> Prompt:
         return Prompt(number % 7, number // 7, 1 + int(20 * uniform(self.seed, b"p", number % 7)))
 
-    def length(self, row: int, epoch: int, member: int) -> int:
-        return 1 + int(60 * uniform(self.seed, b"l", row, epoch, member) ** 2)
-
-    def reward(self, row: int, epoch: int, member: int) -> float:
-        return float(uniform(self.seed, b"r", row, epoch, member) < 0.4)
-
-    def answers(self, row: int, epoch: int, member: int, length: int) -> list[Answer]:
+    def response(self, row: int, epoch: int, member: int) -> ResponseSpec:
         def draw(turn: int, below: int) -> int:
             return int(below * uniform(self.seed, b"a", row, epoch, member, turn))
 
+        length = 1 + int(60 * uniform(self.seed, b"l", row, epoch, member) ** 2)
+        reward = float(uniform(self.seed, b"r", row, epoch, member) < 0.4)
         ends = sorted({1 + draw(turn, length) for turn in range(draw(9, 4))} - {length})
-        return [Answer(end, draw(end, 7), draw(-end, 3) / 10) for end in ends * self.turns]
+        answers = [Answer(end, draw(end, 7), draw(-end, 3) / 10) for end in ends * self.turns]
+        return ResponseSpec(length, reward, answers)
 
 
 def a_recovery(rng: random.Random) -> Recovery:
@@ -218,15 +215,19 @@ def test_the_mind_plans_no_more_often_than_it_is_to() -> None:
 # -- the audit sees it -----------------------------------------------------------------------------
 
 
+def admit(audit: Audit, response: Response) -> None:
+    if response.id.group == len(audit.groups):
+        audit.groups.append(RequestedGroup(Prompt(0, 0, response.prompt_tokens)))
+    audit.admit(response)
+
+
 def complete(
     audit: Audit, trajectory: TrajectoryId, version: int, *, length: int = 3, reward: float = 1.0
 ) -> None:
     """A response that was begun and ended under this version."""
-    response = Response(trajectory, 5, length, routed_version=version, oldest_version=version)
-    response.generated = length
-    audit.admit(response)
+    response = Response(trajectory, 5, length, reward, oldest_version=version, generated=length)
+    admit(audit, response)
     audit.complete(trajectory)
-    audit.reward(trajectory, reward)
 
 
 def a_ledger(versions: tuple[int, ...], batches: int = 0) -> Audit:
@@ -246,7 +247,7 @@ def test_a_batch_within_the_bound() -> None:
     """Groups whose trained rewards are equal move nothing."""
     audit = a_ledger((2, 1), batches=2)
     batch = audit.train(a_batch(2, 0, 1))
-    assert (batch.responses, batch.response_tokens, batch.prompt_tokens) == (2, 6, 10)
+    assert (batch.responses, batch.response_tokens, batch.tokens) == (2, 6, (0, 16))
     assert audit.staleness == {0: 1, 1: 1}
     audit.close(3)
     audit = Audit(num_generations=2, groups_per_batch=2, max_staleness=0)
@@ -254,8 +255,8 @@ def test_a_batch_within_the_bound() -> None:
         for member, reward in enumerate(rewards):
             complete(audit, TrajectoryId(group, member), 0, length=10 * group + 3, reward=reward)
     batch = audit.train(Train(0, (0, 1), ((0, 1), (0, 1))))  # the third is surplus
-    assert (batch.prompt_tokens, batch.response_tokens) == (20, 32)
-    assert batch.still_tokens == 2 * (5 + 13)
+    assert batch.tokens == (2 * (5 + 3), 2 * (5 + 13))
+    assert batch.response_tokens == 32
 
 
 def dropped(audit: Audit) -> Audit:
@@ -264,7 +265,7 @@ def dropped(audit: Audit) -> Audit:
 
 
 def with_another(audit: Audit, group: int) -> Audit:
-    audit.admit(Response(TrajectoryId(group, 1), 5, 30))
+    admit(audit, Response(TrajectoryId(group, 1), 5, 30))
     return audit
 
 
@@ -275,7 +276,7 @@ VIOLATIONS = {
     "ended twice": (lambda: dropped(a_ledger((0,))).train(a_batch(0, 0)), "ended twice"),
     "begun again": (lambda: with_another(dropped(a_ledger((0,))), 0), "has ended"),
     "not complete": (
-        lambda: with_another(a_ledger((0,)), 1).train(Train(0, (1,), ((1,),))), "not complete"
+        lambda: with_another(a_ledger((0,)), 0).train(Train(0, (0,), ((1,),))), "not complete"
     ),
     "too few": (lambda: a_ledger((0,)).train(Train(0, (), ())), "size"),
 }  # fmt: skip

@@ -23,7 +23,7 @@ from rhymeflow.sim.audit import Outcome
 from rhymeflow.sim.response import Answer
 from rhymeflow.sim.result import Result, quantiles
 from rhymeflow.sim.simulate import run, simulate
-from rhymeflow.sim.workload import Prompt, Recorded, workload
+from rhymeflow.sim.workload import Prompt, Recorded, ResponseSpec, workload
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.observe.runs import make_run
 
@@ -50,14 +50,8 @@ class Constant:
     def prompt(self, number: int) -> Prompt:
         return Prompt(number, 0, PROMPT)
 
-    def length(self, row: int, epoch: int, member: int) -> int:
-        return LENGTH
-
-    def reward(self, row: int, epoch: int, member: int) -> float:
-        return float(member)
-
-    def answers(self, row: int, epoch: int, member: int, length: int) -> list[Answer]:
-        return []
+    def response(self, row: int, epoch: int, member: int) -> ResponseSpec:
+        return ResponseSpec(LENGTH, float(member), [])
 
 
 def a_config(path: Path, **changes: object) -> Config:
@@ -103,7 +97,9 @@ def train_seconds() -> float:
 def test_groups_that_are_trained_on_early_cost_no_time(tmp_path: Path) -> None:
     """Half of a batch is trained on while the other half is generated, of five times the tokens."""
     short = LENGTH // 5
-    uneven = Constant(length=lambda row, epoch, member: LENGTH if row % 2 else short)
+    uneven = Constant(
+        response=lambda row, epoch, member: ResponseSpec(LENGTH if row % 2 else short, member, [])
+    )
     off = run(a_config(tmp_path), uneven)
     on = run(a_config(tmp_path, schedule__accumulate_early=True), uneven)
     early = MEMBERS * (PROMPT + short) * PROFILE.train_token / 4
@@ -117,7 +113,7 @@ def test_groups_that_are_trained_on_early_cost_no_time(tmp_path: Path) -> None:
         ({"computed_share": 0.25}, 0.75 * PROFILE.train_token * GROUPS),
         # Groups with no signal are only measured.
         (
-            {"reward": lambda row, epoch, member: float(member) * (row % 2)},
+            {"response": lambda row, epoch, member: ResponseSpec(LENGTH, member * (row % 2), [])},
             PROFILE.train_token - PROFILE.measure_token,
         ),
     ],
@@ -250,7 +246,11 @@ BOUNDS = {"synchronous": None, "one_step": None, "histopipe": None}
 def test_a_turn_takes_in_what_was_answered_and_keeps_the_rest(tmp_path: Path) -> None:
     config = a_config(tmp_path, learner__groups_per_batch=1)
     # The environment answers once, after 20 tokens: 5 tokens, which take 3 seconds.
-    found = run(config, Constant(most_observed=5, answers=lambda *_: [Answer(20, 5, 3.0)]))
+    answers = [Answer(20, 5, 3.0)]
+    found = run(
+        config,
+        Constant(most_observed=5, response=lambda *of: ResponseSpec(LENGTH, of[2], answers)),
+    )
 
     def turn(before: int, tokens: int, kept: int = 0) -> float:
         seconds = PROFILE.k2 + PROFILE.k4 + PROFILE.k1 * kept
@@ -296,11 +296,15 @@ def test_lengths_as_a_run_recorded_them(tmp_path: Path) -> None:
     recorded = Recorded(run_dir, config)
     assert [recorded.prompt(i).row for i in (0, 1, 9, 10)] == [0, 1, 9, 0]
     assert recorded.prompt(10).epoch == recorded.prompt(0).epoch + 1
-    assert recorded.length(3, 0, 0) == 13
-    assert recorded.length(3, 0, 1) == 103
-    assert recorded.length(3, 7, 5) in (13, 103), "another response to the same prompt"
-    assert recorded.length(77, 0, 0) in {10 + g for g in range(10)} | {100 + g for g in range(10)}
-    assert Recorded(run_dir, a_config(tmp_path)).length(3, 0, 1) == 100, "no longer than allowed"
+    assert recorded.response(3, 0, 0).length == 13
+    assert recorded.response(3, 0, 1).length == 103
+    assert recorded.response(3, 7, 5).length in (13, 103), "another response to the same prompt"
+    assert recorded.response(77, 0, 0).length in {10 + g for g in range(10)} | {
+        100 + g for g in range(10)
+    }
+    assert Recorded(run_dir, a_config(tmp_path)).response(3, 0, 1).length == 100, (
+        "no longer than allowed"
+    )
     assert recorded.computed_share == 1.0, "its metrics do not say"
     with (run_dir / "metrics.jsonl").open("a") as file:
         for step, share in ((1, 0.25), (3, 0.75)):
@@ -327,11 +331,12 @@ def test_turns_as_a_run_recorded_them(tmp_path: Path) -> None:
     store.close()
     config = a_config(tmp_path, **{"rollout.max_completion_length": 500})
     recorded = Recorded(run_dir, config)
-    assert recorded.length(3, 0, 1) == 86
-    assert recorded.answers(3, 0, 1, 86) == [Answer(40, 7, 2.5), Answer(53, 10, 0.5)]
-    assert recorded.answers(3, 0, 0, 12) == [Answer(6, 1, 0.25)]
-    assert recorded.answers(3, 0, 1, 53) == [Answer(40, 7, 2.5)], "it is cut before the second"
-    assert recorded.answers(4, 0, 1, 104) == []
+    assert recorded.response(3, 0, 1).length == 86
+    assert recorded.response(3, 0, 1).answers == [Answer(40, 7, 2.5), Answer(53, 10, 0.5)]
+    assert recorded.response(3, 0, 0).answers == [Answer(6, 1, 0.25)]
+    shorter = Recorded(run_dir, a_config(tmp_path, **{"rollout.max_completion_length": 53}))
+    assert shorter.response(3, 0, 1).answers == [Answer(40, 7, 2.5)], "cut before the second"
+    assert recorded.response(4, 0, 1).answers == []
     assert recorded.most_observed == 17
     config = build_config({"rollout.num_generations": 2}, over=config, where="test")
     found = simulate(config, output=tmp_path / "out", workload=run_dir)

@@ -21,7 +21,8 @@ def a_config(**workload: object) -> Config:
 
 def table(workload: Synthetic, prompts: int, members: int, epoch: int = 0) -> np.ndarray:
     return np.array(
-        [[workload.length(p, epoch, m) for m in range(members)] for p in range(prompts)], float
+        [[workload.response(p, epoch, m).length for m in range(members)] for p in range(prompts)],
+        float,
     )
 
 
@@ -50,17 +51,17 @@ def test_levels_drift_over_epochs_but_keep_their_distribution() -> None:
 
 def test_a_length_depends_on_its_name_and_the_seed_only() -> None:
     one, two = Synthetic(a_config()), Synthetic(a_config())
-    backwards = [one.length(3, 1, m) for m in reversed(range(16))]
-    assert [two.length(3, 1, m) for m in range(16)] == backwards[::-1]
-    assert len({one.length(3, e, 0) for e in range(8)}) > 1
+    backwards = [one.response(3, 1, m).length for m in reversed(range(16))]
+    assert [two.response(3, 1, m).length for m in range(16)] == backwards[::-1]
+    assert len({one.response(3, e, 0).length for e in range(8)}) > 1
     other = Synthetic(build_config({"run.seed": 1}, over=a_config(), where="test"))
-    assert [other.length(3, 1, m) for m in range(16)] != backwards[::-1]
-    assert one.length(3, 1, 5) == 1270, "a change here changes every recorded result"
+    assert [other.response(3, 1, m).length for m in range(16)] != backwards[::-1]
+    assert one.response(3, 1, 5).length == 1270, "a change here changes every recorded result"
 
 
 def test_decided_prompts_have_one_reward() -> None:
     workload = Synthetic(a_config())
-    rewards = [{workload.reward(p, 0, m) for m in range(64)} for p in range(2000)]
+    rewards = [{workload.response(p, 0, m).reward for m in range(64)} for p in range(2000)]
     assert np.mean([len(r) == 1 for r in rewards]) == pytest.approx(0.2 + 2 * 0.8 / 65, abs=0.03)
     assert set().union(*rewards) == {0.0, 1.0}
 
@@ -80,12 +81,13 @@ def test_uniform_is_uniform() -> None:
 
 def test_turns_are_as_many_as_is_said_and_share_the_length() -> None:
     made = Synthetic(a_config(mean_turns=3, observation_tokens=7, environment_seconds=2.0))
-    every = [made.answers(row, 0, 0, 60) for row in range(4000)]
+    specs = [made.response(row, 0, 0) for row in range(4000)]
+    every = [spec.answers for spec in specs]
     assert statistics.fmean(1 + len(each) for each in every) == pytest.approx(3, rel=0.05)
     assert max(1 + len(each) for each in every) <= MOST_TURNS * 3
     assert statistics.fmean(a.seconds for each in every for a in each) == pytest.approx(2, rel=0.05)
     ends = [[a.after for a in each] for each in every]
-    assert all(0 < end < 60 for each in ends for end in each)
+    assert all(0 < end < spec.length for spec in specs for end in [a.after for a in spec.answers])
     assert all(each == sorted(set(each)) for each in ends)
-    assert [made.answers(row, 0, 0, 60) for row in range(4000)] == every
-    assert [made.answers(row, 1, 0, 60) for row in range(4000)] != every
+    assert [made.response(row, 0, 0) for row in range(4000)] == specs
+    assert [made.response(row, 1, 0) for row in range(4000)] != specs
