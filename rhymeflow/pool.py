@@ -35,7 +35,7 @@ FAILED_STARTS = 3
 """Processes in a row that end without having answered a call, before the run is given up."""
 
 GRACE_SECONDS = 2.0
-"""For a process to say what became of a call that it was told to cancel."""
+"""For a process that times its calls to cancel one that takes too long, and to say so."""
 
 RESEND_SECONDS = 0.001
 """Until a process that has not read all that it was sent is sent more."""
@@ -52,10 +52,6 @@ class Message(msgspec.Struct, frozen=True, tag=True):
     """Of pool and process; `id` names a session and is used once."""
 
     id: int
-
-
-class Cancel(Message):
-    """Stop the call in progress, which takes too long."""
 
 
 class Close(Message):
@@ -78,8 +74,10 @@ class Failure(Message):
     error: str
 
 
-class Stuck(Message):
-    """The call cannot be cancelled; other calls go on."""
+class Late(Message):
+    """The call took longer than the configured time; `is_stuck`: it cannot be cancelled."""
+
+    is_stuck: bool
 
 
 encode = msgspec.msgpack.Encoder().encode
@@ -116,7 +114,7 @@ class Task:
         self.part = 0
         """Which of its calls is being made, where tries are counted for each."""
         self.deadline = math.inf
-        self.is_begun = self.is_cancelled = self.is_suspect = False
+        self.is_begun = self.is_suspect = False
         self.failures: Counter[int] = Counter()
 
     def begin(self, earlier: Any) -> Message:
@@ -145,8 +143,8 @@ class Pool:
 
     In each, `setup(*arguments)` imports the user's code and returns a function that serves a
     connection; `replies` is the union of what it answers with. With `max_concurrent`, a process
-    serves so many tasks at once, says what has begun and can cancel. Without it, it serves one, and
-    sessions end with their tasks.
+    serves so many tasks at once, says what has begun, and times and cancels calls. Without it, it
+    serves one, the pool times calls, and sessions end with their tasks.
     """
 
     def __init__(
@@ -162,7 +160,8 @@ class Pool:
         self._config, self._named, self._max_concurrent = config, named, max_concurrent
         self._section = "reward" if isinstance(config, RewardConfig) else "environment"
         self._arguments = (str(log) if log else None, setup, *arguments)
-        every = Imported | Begun | Failure | Stuck | replies
+        self._patience = config.timeout + (0.0 if max_concurrent is None else GRACE_SECONDS)
+        every = Imported | Begun | Failure | Late | replies
         self._decode = msgspec.msgpack.Decoder(every).decode
         self._processes: list[_Process] = []
         self._queue: deque[Task] = deque()
@@ -272,8 +271,13 @@ class Pool:
                     self._replace(process, f"ended its process {process.how_it_ended()}", now)
                 else:
                     self._take(process, self._decode(reply), now)
-            if process in self._processes:
-                self._look_at_deadlines(process, now)
+            if process not in self._processes:
+                continue
+            # After its replies: a caller that is late is never taken for a call that hangs.
+            if process.deadline <= now:
+                self._replace(process, self._slow_start(), now)
+            elif any(task.deadline <= now for task in process.tasks.values()):
+                self._replace(process, self._slow_call(), now)
         self._dispatch(now)
         for process in self._processes:
             if process.flush() and self._max_concurrent is None:
@@ -298,11 +302,14 @@ class Pool:
         match reply:
             case Begun():
                 task.is_begun = True
-            case Stuck():
+            case Late(is_stuck=True):
                 self._replace(process, self._slow_call(), now, charged=task)
+            case Late():
+                self._failed_starts = 0
+                self._charge(task, self._slow_call())
             case Failure(error=error):
                 self._failed_starts = 0
-                self._charge(task, self._slow_call() if task.is_cancelled else error)
+                self._charge(task, error)
             case _:
                 self._failed_starts = 0
                 self._go_on(task, reply, now)
@@ -316,7 +323,7 @@ class Pool:
         if question is not None:
             self._ask(task, question, now)
         elif task.result is None:
-            task.deadline = now + self._config.timeout  # of the next call
+            task.deadline = now + self._patience  # of the next call
         else:
             if task.stays:
                 assert task.process is not None
@@ -328,8 +335,8 @@ class Pool:
 
     def _ask(self, task: Task, question: Message, now: float) -> None:
         assert task.process is not None
-        task.is_begun = task.is_cancelled = False
-        task.deadline = now + self._config.timeout
+        task.is_begun = False
+        task.deadline = now + self._patience
         task.process.tasks[task.id] = task
         task.process.send(question)
 
@@ -357,21 +364,6 @@ class Pool:
 
     def _requeue(self, task: Task) -> None:
         (self._suspects if task.is_suspect else self._queue).appendleft(task)
-
-    def _look_at_deadlines(self, process: _Process, now: float) -> None:
-        """A caller that is late is never taken for a call that hangs: a call is cancelled first,
-        and its process killed only if a later poll finds no word of it."""
-        if process.deadline <= now:
-            self._replace(process, self._slow_start(), now)
-            return
-        for task in process.tasks.values():
-            if task.deadline > now:
-                continue
-            if task.is_cancelled or self._max_concurrent is None:
-                self._replace(process, self._slow_call(), now)
-                return
-            task.is_cancelled, task.deadline = True, now + GRACE_SECONDS
-            process.send(Cancel(task.id))
 
     def _replace(
         self, process: _Process, end: str, now: float, charged: Task | None = None

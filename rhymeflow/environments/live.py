@@ -1,8 +1,8 @@
 """Environments in the process that runs them, in one event loop: user code is called here alone.
 
 `async def` methods are awaited; all others run in a thread of the environment's own, so that what
-waits holds up nobody, and what must stay in one thread does. A call that blocks the loop holds up
-all others: then the pool, which times calls, kills the process.
+waits holds up nobody, and what must stay in one thread does. A call that takes too long is
+cancelled; one that cannot be, or blocks the loop and so all others, is ended with the process.
 """
 
 from __future__ import annotations
@@ -47,10 +47,9 @@ from rhymeflow.errors import UserError, nearest
 from rhymeflow.pool import (
     GRACE_SECONDS,
     Begun,
-    Cancel,
     Close,
     Failure,
-    Stuck,
+    Late,
     clipped,
     encodable,
     encode,
@@ -90,7 +89,8 @@ class LiveEnvironment:
         self._messages: list[dict[str, Any]] = []
         self._begun = ""
         """Of the policy's first turn, what the prompt ends in."""
-        self.call: asyncio.Task[None] | None = None
+        self.call: asyncio.Task[Reply | Failure] | None = None
+        """The latest."""
         self.is_in_thread = False
         """Whether it runs in the thread, and so cannot be cancelled."""
         self.is_cancelled = False
@@ -278,8 +278,8 @@ class _Server:
         self._connection, self._config = connection, config
         self._kinds, self._schemas = kinds, schemas
         self._live: dict[int, LiveEnvironment] = {}
-        self._others: set[asyncio.Task[None]] = set()
-        """Closing, and looking whether what was cancelled ends."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Kept, for a loop does not keep its tasks."""
 
     async def serve(self) -> None:
         """Answer for as long as there is somebody to ask."""
@@ -304,45 +304,27 @@ class _Server:
                 kind = self._kinds[opening.kind]
                 live = LiveEnvironment(id, self._config, kind, self._schemas[opening.kind])
                 self._live[id] = live
-                self._begin(live, live.open(opening))
+                self._begin(self._run(live, live.open(opening)))
             case Step(said=said):
-                self._begin(self._live[id], self._live[id].step(said))
+                self._begin(self._run(self._live[id], self._live[id].step(said)))
             case Judge():
-                self._begin(self._live[id], self._live[id].judge())
-            case Cancel():
-                self._later(self._cancel(self._live[id]))
+                self._begin(self._run(self._live[id], self._live[id].judge()))
             case Close():
-                self._later(self._close(self._live.pop(id)))
-
-    def _begin(self, live: LiveEnvironment, work: Coroutine[Any, Any, Reply]) -> None:
-        live.call = asyncio.create_task(self._run(live, work))
+                self._begin(self._close(self._live.pop(id)))
 
     async def _run(self, live: LiveEnvironment, work: Coroutine[Any, Any, Reply]) -> None:
+        """Send the reply, or, after `timeout` seconds, cancel the call and say so."""
         self._send(Begun(live.id))
-        reply: Reply | Failure
-        try:
-            reply = await work
-        except Failed as error:
-            reply = Failure(live.id, clipped(str(error)))
-        except asyncio.CancelledError:
-            reply = Failure(live.id, "was cancelled")
-        finally:
-            live.call = None
-        self._send(reply)
-
-    async def _cancel(self, live: LiveEnvironment) -> None:
-        """Cancel the call in progress, or say that it does not let itself be."""
-        if (call := live.call) is None:
-            return  # it has just ended
-        if not live.is_in_thread:
-            live.is_cancelled = True
-            call.cancel()
-            await asyncio.wait([call], timeout=GRACE_SECONDS / 2)
-        if not call.done():
-            self._send(Stuck(live.id))
-        elif call.cancelled():  # before it began
-            live.call = None
-            self._send(Failure(live.id, "was cancelled"))
+        live.call = call = asyncio.create_task(_reply(live.id, work))
+        ended, _ = await asyncio.wait([call], timeout=self._config.timeout)
+        if not ended:
+            if not live.is_in_thread:
+                live.is_cancelled = True
+                call.cancel()
+                await asyncio.wait([call], timeout=GRACE_SECONDS / 2)
+            self._send(Late(live.id, is_stuck=not call.done()))
+        elif not call.cancelled():  # else it is closed
+            self._send(call.result())
 
     async def _close(self, live: LiveEnvironment) -> None:
         """Close the environment, after the call in progress, which is not waited for for ever. What
@@ -359,10 +341,17 @@ class _Server:
             what = str(error) or "took too long"
             print(f"closing an environment {what}", file=sys.stderr)
 
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._others.add(task)
-        task.add_done_callback(self._others.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def _send(self, reply: Reply | Begun | Failure | Stuck) -> None:
+    def _send(self, reply: Reply | Begun | Failure | Late) -> None:
         self._connection.send_bytes(encode(reply))
+
+
+async def _reply(id: int, work: Coroutine[Any, Any, Reply]) -> Reply | Failure:
+    try:
+        return await work
+    except Failed as error:
+        return Failure(id, clipped(str(error)))

@@ -1,7 +1,7 @@
 """What passes between a pool and the processes that run environments.
 
 `id` names one environment object in one process, which is asked one thing at a time. Every question
-but `Cancel` and `Close` is answered by `Begun` and then a `Reply` or `Failure`.
+but `Close` is answered by `Begun` and then a `Reply`, `Failure` or `Late`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from rhymeflow.environments.episode import TurnFigures
-from rhymeflow.pool import Cancel, Close, Message
+from rhymeflow.pool import Close, Message
 
 Answer = list[dict[str, Any]] | str | None
 """What `Environment.step` returns."""
@@ -79,5 +79,5 @@ class Rewarded(Message):
     value: float | None
 
 
-Question = Open | Step | Judge | Cancel | Close
+Question = Open | Step | Judge | Close
 Reply = Opened | Answered | Rewarded
