@@ -65,7 +65,7 @@ def validate(values: dict[str, Any], source: Source) -> Config:
         # JSON rules let lists stand for tuples and still refuse `true` for a number.
         return Config.model_validate_json(text, strict=True)
     except ValidationError as error:
-        messages = [_message(dict(details), source) for details in error.errors()]
+        messages = [message(dict(details), source) for details in error.errors()]
         raise UserError("; ".join(messages)) from None
 
 
@@ -183,8 +183,8 @@ def brief(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _message(details: dict[str, Any], source: Source) -> str:
-    """Return one mistake as: where, which field, what was given, what is allowed."""
+def message(details: dict[str, Any], source: Source) -> str:
+    """Return one of pydantic's errors as: where, which field, what was given, what is allowed."""
     path = ".".join(str(part) for part in details["loc"])
     place = source.place(path)
     kind, given = details["type"], brief(details["input"])
@@ -207,6 +207,7 @@ def _allowed(message: str) -> str:
     """Return the validator's sentence in the words of YAML."""
     for jargon, plain in (
         ("Input ", ""),
+        ("String ", ""),
         ("a valid integer", "an integer"),
         ("a valid array", "a list"),
         ("an object", "a mapping"),

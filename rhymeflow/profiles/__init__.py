@@ -8,50 +8,52 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rhymeflow.config.fields import brief
+from pydantic import ConfigDict, Field, PositiveInt, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from rhymeflow.config.fields import Source, message
 from rhymeflow.core.cost import CostModel
 from rhymeflow.errors import UserError, suggestion
 from rhymeflow.utils.disk import check_writable as check_writable_directory
 
 _SHIPPED = Path(__file__).parent
-_TEXTS = ("name", "description", "source")
-_COUNTS = ("devices_per_instance", "kv_capacity")
+
+Text = Annotated[str, Field(min_length=1)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class Profile:
     """The cost of one model on one kind of device. Times in seconds."""
 
-    name: str
-    description: str
+    name: Text
+    description: Text
     """One line: which model, on what."""
-    source: str
+    source: Text
     """Where the numbers come from, and what was assumed."""
-    k1: float
+    k1: Seconds
     """Per KV token and decode iteration; see `core.cost` for this and the next four."""
-    k2: float
-    k3: float
-    c: float
-    k4: float
-    prefill_token: float
+    k2: Seconds
+    k3: Seconds
+    c: Seconds
+    k4: Seconds
+    prefill_token: Seconds
     """Per token that an instance prefills."""
-    train_token: float
+    train_token: Seconds
     """Device-seconds per token trained on: with d devices it takes a d-th of it."""
-    measure_token: float
+    measure_token: Seconds
     """The same of groups whose rewards are all equal, which need no backward pass."""
-    train_step: float
+    train_step: Seconds
     """Per training step, whatever its size and the number of devices."""
-    push: float
+    push: Seconds
     """For the learner to publish a version."""
-    pull: float
+    pull: Seconds
     """For an instance to take a version."""
-    devices_per_instance: int
-    kv_capacity: int
+    devices_per_instance: PositiveInt
+    kv_capacity: PositiveInt
     """Tokens that the KV cache of one instance holds."""
 
     def cost(self, train_devices: int) -> CostModel:
@@ -60,6 +62,9 @@ class Profile:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(CostModel)}
         shared = {name: values[name] / train_devices for name in ("train_token", "measure_token")}
         return CostModel(**values | shared)
+
+
+_PROFILE = TypeAdapter(Profile)
 
 
 def names() -> list[str]:
@@ -107,31 +112,15 @@ def check_writable(path: Path) -> None:
 
 def _read(path: Path) -> Profile:
     try:
-        values = json.loads(path.read_text())
+        return _PROFILE.validate_json(path.read_text(), strict=True)
     except OSError as error:
         raise UserError(f"{path}: the profile cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: is not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: holds {brief(values)}, should be an object of fields")
-    known = [field.name for field in dataclasses.fields(Profile)]
-    for name in values:
-        if name not in known:
-            raise UserError(f"{path}: {name}: there is no such field{suggestion(name, known)}")
-    for name in known:
-        if name not in values:
-            raise UserError(f"{path}: {name}: is missing")
-        if wrong := _mistake(name, values[name]):
-            raise UserError(f"{path}: {name}: given {brief(values[name])}, should be {wrong}")
-    return Profile(**values)
-
-
-def _mistake(name: str, value: Any) -> str | None:
-    """What the field should hold instead, or None."""
-    if name in _TEXTS:
-        return None if isinstance(value, str) and value else "a text"
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if name in _COUNTS:
-        is_right = is_number and isinstance(value, int) and value > 0
-        return None if is_right else "a whole number above 0"
-    return None if is_number and math.isfinite(value) and value >= 0 else "a number, 0 or above"
+    except ValidationError as error:
+        details: dict[str, Any] = dict(error.errors()[0])
+    if details["type"] == "json_invalid":
+        raise UserError(f"{path}: is not JSON: {details['ctx']['error']}")
+    if details["type"] == "unexpected_keyword_argument":
+        name = str(details["loc"][0])
+        hint = suggestion(name, [field.name for field in dataclasses.fields(Profile)])
+        raise UserError(f"{path}: {name}: there is no such field{hint}")
+    raise UserError(message(details, Source(str(path))))
