@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import functools
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks import harness
+from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
 from rhymeflow.sim.simulate import run as simulate
 from rhymeflow.sim.workload import workload
@@ -44,18 +46,23 @@ NOTES = (
 
 def seconds(instances: int) -> float:
     started = time.process_time()
-    config = read_config(
+    config = configure(instances, {"learner.groups_per_batch": str(SIZES[instances][0])})
+    result = simulate(config, workload(config, None))
+    assert max(result.staleness) <= config.schedule.bound
+    return time.process_time() - started
+
+
+def configure(instances: int, settings: Mapping[str, str]) -> Config:
+    """Recipe `cluster` with so many instances and learner ranks, and these settings."""
+    return read_config(
         "cluster",
         {
             "drafting.window": "off",
             "schedule.name": "staleflow",
             "learner.max_steps": "10",
-            "learner.groups_per_batch": str(SIZES[instances][0]),
             "rollout.num_instances": str(instances),
             "learner.num_ranks": str(instances),
             "simulation.workload.mean_length": "4000",
+            **settings,
         },
     )
-    result = simulate(config, workload(config, None))
-    assert max(result.staleness) <= config.schedule.bound
-    return time.process_time() - started

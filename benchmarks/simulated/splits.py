@@ -1,8 +1,8 @@
 """Simulated cases, each at the split of devices between rollout and training where it is fastest.
 
 Equal cases are simulated once; every case is searched in the same way, uphill in both directions
-from the same share of the devices. A direction that the learner alone rules out is not tried. A
-case is settings of recipe `cluster`; the coordinator is the one that drives real runs.
+from the same share of the devices. A case is settings of recipe `cluster`; the coordinator is the
+one that drives real runs.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ Figures = dict[str, Any]
 
 START = (6, 16)
 """The share of devices with which the search begins, unless a case says otherwise."""
-HIDDEN = ("steps/s", "push")
-"""Figures that are no columns of tables."""
 SKIPPED = 4
 """Steps at the beginning that are not counted: the first batches fill buffers and history."""
 NOTES = (
@@ -117,13 +115,8 @@ def uphill(measured: Callable[[int], Figures], one: Case) -> Figures:
         return known[rollout]
 
     def is_better(rollout: int, than: int) -> bool:
-        if not each <= rollout < one.devices:
-            return False
-        if rollout > than and rollout not in known:
-            limit = learner_limit(at(than), one.devices - than, one.devices - rollout)
-            if limit <= at(than)["tokens/s"]:
-                return False
-        return bool(at(rollout)["tokens/s"] > at(than)["tokens/s"])
+        is_split = each <= rollout < one.devices
+        return is_split and bool(at(rollout)["tokens/s"] > at(than)["tokens/s"])
 
     def climbed(here: int, step: int) -> int:
         while is_better(here + step, here):
@@ -137,20 +130,11 @@ def uphill(measured: Callable[[int], Figures], one: Case) -> Figures:
     return at(here)
 
 
-def learner_limit(figures: Figures, devices: int, fewer: int) -> float:
-    """Tokens/s of a learner that is never idle on `fewer` devices, from its load on `devices`."""
-    steps_per_second, push = figures["steps/s"], figures["push"]
-    training = (1 - figures["idle learner"]) / steps_per_second - push
-    tokens = figures["tokens/s"] / steps_per_second
-    return float(tokens / (training * devices / fewer + push))
-
-
 def measure(one: Case, rollout_devices: int | None) -> Figures:
     """Simulate one split; None: all devices alternate."""
     config = configure(one, rollout_devices)
     result = simulate(config, workload(config, None), uncounted=one.uncounted)
-    push = profiles.load(config.schedule.cost_model).push
-    return {**figures_of(result, one, rollout_devices or one.devices), "push": push}
+    return figures_of(result, one, rollout_devices or one.devices)
 
 
 def configure(one: Case, rollout_devices: int | None) -> Config:
@@ -176,7 +160,6 @@ def figures_of(result: Result, one: Case, rollout: int) -> Figures:
     return {
         "rollout devices": rollout,
         "tokens/s": result.throughput,
-        "steps/s": result.steps_per_second,
         "rollout share": share,
         "idle rollout": result.idle_rollout,
         "idle in rollout": in_rollout,
@@ -197,7 +180,7 @@ def table(cells: Iterable[Cell], case: Callable[[Cell], Case], jobs: int) -> lis
     rows = []
     for cell, bases in wanted.items():
         rate = found[cell]["tokens/s"]
-        columns = {n: round(value, 3) for n, value in found[cell].items() if n not in HIDDEN}
+        columns = {n: round(value, 3) for n, value in found[cell].items()}
         columns["tokens/s"] = round(rate)
         ratios = {f"over {n}": round(rate / found[b]["tokens/s"], 4) for n, b in bases.items()}
         rows.append({**cell._asdict(), **columns, **ratios})
