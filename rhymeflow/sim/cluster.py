@@ -307,9 +307,11 @@ class Cluster:
     # -- the learner -------------------------------------------------------------------------
 
     def _learn(self, command: commands.Accumulate | commands.Train) -> None:
-        self._train(command) if isinstance(command, commands.Train) else self._accumulate(command)
-
-    def _accumulate(self, command: commands.Accumulate) -> None:
+        if isinstance(command, commands.Train):
+            token_seconds = self._token_seconds(self.audit.train(command).tokens)
+            self.learner.train(command.version, token_seconds, self.now)
+            self.expect_version()
+            return
         token_seconds = self._token_seconds(self.audit.tokens(command))
         self.learner.accumulate(command.version, token_seconds, self.now)
         if self.learner.accumulated < inf:
@@ -320,11 +322,6 @@ class Cluster:
         if self.learner.accumulated == self.now:  # else it died meanwhile, or trains by now
             self.learner.end_accumulating()
             self.report([event])
-
-    def _train(self, command: commands.Train) -> None:
-        token_seconds = self._token_seconds(self.audit.train(command).tokens)
-        self.learner.train(command.version, token_seconds, self.now)
-        self.expect_version()
 
     def _token_seconds(self, tokens: Tokens) -> float:
         cost = self.hardware.cost

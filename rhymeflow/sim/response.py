@@ -80,8 +80,10 @@ class Response:
         """All that is generated of it is safe."""
         self.stored, self.stored_oldest = self.generated, self.oldest_version
 
-    def lose(self) -> None:
-        """Its instance is gone: what was not stored never was."""
+    def lose(self, length: int) -> None:
+        """Its instance is gone. So much of it is stored by now, if it was not more before."""
+        if length > self.stored:
+            self.stored, self.stored_oldest = length, self.oldest_version
         self.generated, self.oldest_version = self.stored, self.stored_oldest
         while self.parts and self.parts[-1][0] >= self.stored:
             self.parts.pop()

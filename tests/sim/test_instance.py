@@ -51,7 +51,7 @@ def run_fast(hardware, commands, responses):
         reported += [(now, event) for event in instance.advance(now)]
         events += 1
         assert 0 <= instance.snapshot(now).kv_tokens <= hardware.kv_capacity
-    assert not instance._batch.everything()
+    assert not [*instance._batch.running, *instance._batch.waiting]
     assert instance.snapshot(reported[-1][0]).kv_tokens == 0
     assert instance._batch._owed == 0
     return instance, [f for f in reported if not isinstance(f[1], Snapshot)], events
