@@ -20,7 +20,7 @@ from benchmarks.simulated.schedules import EPOCH
 from benchmarks.staleflow import setting
 from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
-from rhymeflow.sim.faults import DETECTION, HOUR, Devices, Failure, Victim, failures
+from rhymeflow.sim.faults import DETECTION, HOUR, Death, Devices, Victim, failures
 from rhymeflow.sim.result import Result
 from rhymeflow.sim.simulate import run as simulate
 from rhymeflow.sim.workload import uniform, workload
@@ -132,7 +132,7 @@ def cost_of(cell: Cell, kind: str, quiet: Result, seeds: int) -> tuple[float, in
     return max(0.0, statistics.median(found)), deaths
 
 
-def one(cell: Cell, dying: Iterator[Failure] | None) -> Result:
+def one(cell: Cell, dying: Iterator[Death] | None) -> Result:
     config = configure(cell)
     result = simulate(config, workload(config, None), dying=dying, uncounted=UNCOUNTED)
     told = ", ".join(f"{n} {kind}" for kind, n in result.deaths.items()) or "no deaths"
@@ -160,15 +160,15 @@ def configure(cell: Cell) -> Config:
     )
 
 
-def apart(cell: Cell, kind: str, seed: int) -> Iterator[Failure]:
+def apart(cell: Cell, kind: str, seed: int) -> Iterator[Death]:
     """Deaths of one kind, one in each `APART` seconds, never two within half of that."""
     for number in itertools.count():
         at = (number + uniform(seed, b"at", number) / 2) * APART
         place = int(uniform(seed, b"place", number) * cell.rollout)
-        yield Failure(at, place if kind == "instance" else cast(Victim, kind))
+        yield Death(at, place if kind == "instance" else cast(Victim, kind))
 
 
-def failures_of(cell: Cell, seed: int) -> Iterator[Failure]:
+def failures_of(cell: Cell, seed: int) -> Iterator[Death]:
     """All deaths at the greatest rate; an instance has one device."""
     devices = Devices(
         num_instances=cell.rollout or cell.devices,

@@ -24,7 +24,7 @@ from rhymeflow.environments.live import imported
 from rhymeflow.environments.messages import (
     Answer,
     Answered,
-    Judge,
+    GiveReward,
     Open,
     Opened,
     Opening,
@@ -86,7 +86,7 @@ class EpisodeTask(Task):
         turns = self.episode.turns
         if self._stepped == len(turns):
             self._doing = "reward"
-            return Judge(self.id)
+            return GiveReward(self.id)
         self._doing = f"turn {self._stepped + 1}"
         return Step(self.id, self._renderer.said(turns[self._stepped]))
 

@@ -32,7 +32,7 @@ from rhymeflow.environments.messages import (
     Answer,
     Answered,
     Call,
-    Judge,
+    GiveReward,
     Open,
     Opened,
     Opening,
@@ -307,7 +307,7 @@ class _Server:
                 self._begin(self._run(live, live.open(opening)))
             case Step(said=said):
                 self._begin(self._run(self._live[id], self._live[id].step(said)))
-            case Judge():
+            case GiveReward():
                 self._begin(self._run(self._live[id], self._live[id].judge()))
             case Close():
                 self._begin(self._close(self._live.pop(id)))

@@ -56,7 +56,7 @@ class Step(Message):
     said: Said
 
 
-class Judge(Message):
+class GiveReward(Message):
     """To give the reward."""
 
 
@@ -79,5 +79,5 @@ class Rewarded(Message):
     value: float | None
 
 
-Question = Open | Step | Judge | Close
+Question = Open | Step | GiveReward | Close
 Reply = Opened | Answered | Rewarded

@@ -22,7 +22,7 @@ from rhymeflow.reward.functions import Judge, NoReward
 from rhymeflow.reward.messages import RewardRequest
 
 
-class Call(Message):
+class RewardCall(Message):
     """Call these functions (by index, in this order) up to the first that gives no reward."""
 
     request: RewardRequest
@@ -65,10 +65,10 @@ class RewardTask(Task):
         self._values: dict[int, list[float | None]] = {}
         self._judged = Judged([{} for _ in request.completions])
 
-    def begin(self, earlier: None) -> Call:
+    def begin(self, earlier: None) -> RewardCall:
         """Ask for what is missing."""
         self.part = self._missing[0]
-        return Call(self.id, self.request, self._missing)
+        return RewardCall(self.id, self.request, self._missing)
 
     def take(self, reply: Value) -> None:
         """Take the rewards of one function."""
@@ -101,7 +101,7 @@ def _imported(config_json: str) -> Callable[[Connection], None]:
 
 
 def _serve(judges: list[Judge], connection: Connection) -> None:
-    decode = msgspec.msgpack.Decoder(Call).decode
+    decode = msgspec.msgpack.Decoder(RewardCall).decode
     with asyncio.Runner() as runner:  # one loop for life, so that its clients stay connected
         while True:
             call = decode(connection.recv_bytes())

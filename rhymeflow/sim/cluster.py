@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import count, islice
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
 from rhymeflow.sim.audit import Audit, RequestedGroup, Step, Tokens
 from rhymeflow.sim.continuous_batching import Hardware
-from rhymeflow.sim.faults import Deaths, Failure, Recovery
+from rhymeflow.sim.faults import Death, Deaths, Recovery
 from rhymeflow.sim.instance import Instance
 from rhymeflow.sim.learner import Learner
 from rhymeflow.sim.response import Response
@@ -66,13 +67,14 @@ class Cluster:
         *,
         num_instances: int,
         recovery: Recovery | None = None,
-        failures: Iterable[Failure] = (),
+        failures: Iterable[Death] = (),
         timeline: Timeline | None = None,
         log: Record | None = None,
     ) -> None:
         assert not plan.eval_steps, "evaluation is not simulated"
         self.plan, self.hardware, self.workload = plan, hardware, workload
         self.latencies = latencies
+        self._prompts = map(workload.prompt, count())
         self.coordinator = Coordinator(plan, schedule)
         self.audit = Audit(
             num_generations=plan.num_generations,
@@ -96,7 +98,6 @@ class Cluster:
         self._num_queued = 0
         self._versions: dict[InstanceId, Version] = {}
         """The version that each instance holds for the coordinator: reported, or commanded."""
-        self._requests = 0
         self._tick_due = self._look_due = False
         self._last_tick = -latencies.tick_seconds
         self._finished = False
@@ -189,10 +190,10 @@ class Cluster:
                     self._begin(trajectory, self._versions[name])
                 case commands.Pull(instance=name, version=version):
                     self._versions[name] = max(self._versions[name], version)
-                case commands.RequestPrompts(count):
-                    self.report([self._request() for _ in range(count)], 0.0)
+                case commands.RequestPrompts(wanted):
+                    self.report([self._created(p) for p in islice(self._prompts, wanted)], 0.0)
                 case commands.RetryPrompt(group):
-                    self.report([self._requested(self.audit.groups[group].prompt, group)], 0.0)
+                    self.report([self._created(self.audit.groups[group].prompt, group)], 0.0)
                 case commands.FinishEarly(trajectory):
                     self._complete([trajectory], self.latencies.reward_seconds)
                 case commands.Accumulate() | commands.Train():
@@ -209,11 +210,7 @@ class Cluster:
 
     # -- prompts and rewards -----------------------------------------------------------------
 
-    def _request(self) -> Event:
-        self._requests += 1
-        return self._requested(self.workload.prompt(self._requests - 1), None)
-
-    def _requested(self, prompt: Prompt, repeats: GroupId | None) -> Event:
+    def _created(self, prompt: Prompt, repeats: GroupId | None = None) -> Event:
         self.audit.groups.append(RequestedGroup(prompt))
         group = len(self.audit.groups) - 1
         return events.GroupCreated(group, prompt.row, prompt.epoch, prompt.tokens, repeats)

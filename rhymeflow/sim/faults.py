@@ -30,7 +30,7 @@ Victim = int | Literal["learner", "devices", "controller"]
 controller."""
 
 
-class Failure(NamedTuple):
+class Death(NamedTuple):
     """Something dies at this second."""
 
     at: float
@@ -80,7 +80,7 @@ def failures(
     *,
     device_mtbf_hours: float | None,
     controller_mtbf_hours: float | None = None,
-) -> Iterator[Failure]:
+) -> Iterator[Death]:
     """All failures, in order, without end; none where both times are None."""
     of_devices = devices.total / (device_mtbf_hours or inf)
     rate = (of_devices + 1 / (controller_mtbf_hours or inf)) / HOUR
@@ -91,9 +91,9 @@ def failures(
         now -= log(uniform(seed, b"failure", number)) / rate
         chosen = uniform(seed, b"victim", number) * rate * HOUR
         if chosen < of_devices:
-            yield Failure(now, devices.victim(int(chosen / of_devices * devices.total)))
+            yield Death(now, devices.victim(int(chosen / of_devices * devices.total)))
         else:
-            yield Failure(now, "controller")
+            yield Death(now, "controller")
 
 
 _HOPELESS = 10_000  # failures without a step between them: the run is given up
@@ -103,7 +103,7 @@ class Deaths:
     """The failures of a run, in order; without `recovery` there are none."""
 
     def __init__(
-        self, cluster: Cluster, recovery: Recovery | None, failures: Iterable[Failure]
+        self, cluster: Cluster, recovery: Recovery | None, failures: Iterable[Death]
     ) -> None:
         self.counts: Counter[str] = Counter()  # by `instance` or another victim
         self.silent_until = 0.0  # the controller hears nothing and commands nothing

@@ -20,15 +20,13 @@ from rhymeflow.profiles import Profile
 from rhymeflow.sim.cluster import Cluster
 from rhymeflow.sim.continuous_batching import Hardware
 from rhymeflow.sim.drafts import Drafts
-from rhymeflow.sim.faults import Devices, Failure, Recovery, failures
+from rhymeflow.sim.faults import Death, Devices, Recovery, failures
 from rhymeflow.sim.record import Record
 from rhymeflow.sim.result import Result, counted, result
 from rhymeflow.sim.timeline import Timeline, draw
 from rhymeflow.sim.workload import Workload
 from rhymeflow.sim.workload import workload as a_workload
 
-_ROWS = 64
-"""Instances that the timeline shows; of more, evenly chosen ones."""
 _WATERMARK = 0.01
 """Share of the KV cache that an admission leaves free, so that what runs can grow."""
 _FAILURE_SEED = 0
@@ -61,7 +59,7 @@ def simulate(
         with closing(Record(directory, config, on_step)) as record:
             found = run(config, lengths, timeline=timeline, log=record)
         (directory / "result.json").write_text(found.json() + "\n")
-        draw(directory / "timeline.png", timeline, found, _ROWS)
+        draw(directory / "timeline.png", timeline, found)
     except OSError as error:
         raise UserError(f"{directory}: cannot be written to: {error.strerror}") from None
     return found
@@ -73,7 +71,7 @@ def run(
     *,
     timeline: Timeline | None = None,
     profile: Profile | None = None,
-    dying: Iterable[Failure] | None = None,
+    dying: Iterable[Death] | None = None,
     uncounted: int = 0,
     log: Record | None = None,
 ) -> Result:

@@ -97,15 +97,16 @@ class Timeline:
 
 _IDLE, _PULL, _PUSH, _RESTORE = "#eeeef2", "#d62728", "#ff7f0e", "#111111"
 _RUNNING, _KV = "#333355", "#b0763b"
+_ROWS = 64
 _ROW_LABELS = 16
 """More names of instances would overlap."""
 
 Rgb = tuple[float, float, float]
 
 
-def draw(path: Path, timeline: Timeline, result: Result, num_rows: int) -> None:
-    """Write a PNG of the learner and of `num_rows` instances, evenly chosen."""
-    rows, end = timeline.sample(num_rows), timeline.end
+def draw(path: Path, timeline: Timeline, result: Result) -> None:
+    """Write a PNG of the learner and of the instances, or of `_ROWS` evenly chosen ones."""
+    rows, end = timeline.sample(_ROWS), timeline.end
     unit, scale = unit_of(end)
     height = min(9.0, max(1.6, 0.16 * len(rows)))
     figure = Figure(figsize=(15, height + 4.2), layout="constrained")

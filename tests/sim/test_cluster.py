@@ -23,7 +23,7 @@ from rhymeflow.sim.audit import Audit, InvariantViolation, RequestedGroup
 from rhymeflow.sim.cluster import Cluster
 from rhymeflow.sim.continuous_batching import Hardware
 from rhymeflow.sim.drafts import Drafts
-from rhymeflow.sim.faults import Failure, Recovery
+from rhymeflow.sim.faults import Death, Recovery
 from rhymeflow.sim.response import Answer, Response
 from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import Prompt, ResponseSpec, uniform
@@ -71,12 +71,12 @@ def a_recovery(rng: random.Random) -> Recovery:
     )
 
 
-def some_failures(rng: random.Random, num_instances: int) -> list[Failure]:
+def some_failures(rng: random.Random, num_instances: int) -> list[Death]:
     """Of each kind, in order; some come together, or to who is away."""
     victims = [*range(num_instances), "learner", "devices", "controller"]
     count = rng.choice([0, 0, 1, 4, 12])
     times = sorted(rng.choice([1.0, rng.uniform(0, 3)]) for _ in range(count))
-    return [Failure(at, rng.choice(victims)) for at in times]
+    return [Death(at, rng.choice(victims)) for at in times]
 
 
 def a_cluster(
@@ -173,7 +173,7 @@ def test_failures_that_come_too_late_change_nothing(seed: int) -> None:
     quiet.run()
     rng = random.Random(seed)
     recovery = replace(a_recovery(rng), checkpoint_copy=0.0)
-    late = (Failure(quiet.now + 1 + k, "learner") for k in range(10**9))
+    late = (Death(quiet.now + 1 + k, "learner") for k in range(10**9))
     watched = a_cluster(seed, can_die=False, recovery=recovery, failures=late)
     watched.run()
     assert story(watched) == story(quiet)

@@ -15,7 +15,7 @@ import pytest
 
 from rhymeflow.errors import UserError
 from rhymeflow.sim import simulate
-from rhymeflow.sim.faults import HOUR, Devices, Failure, Recovery, failures
+from rhymeflow.sim.faults import HOUR, Death, Devices, Recovery, failures
 from rhymeflow.sim.result import Result
 from rhymeflow.sim.simulate import run
 from rhymeflow.sim.timeline import Timeline
@@ -52,7 +52,7 @@ def recovering(**seconds: float | None) -> Iterator[None]:
 
 
 def died(
-    path: Path, dying: Iterable[Failure], seconds: dict[str, Any] | None = None, **changes: object
+    path: Path, dying: Iterable[Death], seconds: dict[str, Any] | None = None, **changes: object
 ) -> Result:
     """Responses are all equally long; two instances, a learner, `synchronous`."""
     with recovering(**(seconds or {})):
@@ -69,7 +69,7 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 def test_a_learner_trains_again_what_no_checkpoint_has(tmp_path: Path, quiet: Result) -> None:
     """It dies while it trains on the third batch, and there is no checkpoint."""
-    found = died(tmp_path, [Failure(THIRD, "learner")])
+    found = died(tmp_path, [Death(THIRD, "learner")])
     lost = 0.1 + 0.25 + 2.0 + 2 * train_seconds()
     assert found.seconds == pytest.approx(quiet.seconds + lost)
     assert (found.deaths, found.batches_retrained) == ({"learner": 1}, 2)
@@ -79,12 +79,12 @@ def test_a_learner_trains_again_what_no_checkpoint_has(tmp_path: Path, quiet: Re
 
 def test_a_checkpoint_is_where_training_again_begins(tmp_path: Path, quiet: Result) -> None:
     copy = {"checkpoint_copy": 0.1}
-    found = died(tmp_path, [Failure(THIRD, "learner")], copy, run__save_steps=2)
+    found = died(tmp_path, [Death(THIRD, "learner")], copy, run__save_steps=2)
     # The copy is made while rollout goes on, which is longer.
     assert found.seconds == pytest.approx(quiet.seconds + 0.1 + 0.25 + 2.0)
     assert found.batches_retrained == 0
     late = {**copy, "checkpoint_write": 1000.0}
-    found = died(tmp_path, [Failure(THIRD, "learner")], late, run__save_steps=2)
+    found = died(tmp_path, [Death(THIRD, "learner")], late, run__save_steps=2)
     assert found.batches_retrained == 2
 
 
@@ -93,13 +93,13 @@ def test_checkpoints_are_due_as_in_real_runs(tmp_path: Path) -> None:
     at = FIRST + STEP + 0.1
     for share, evaluated, retrained in ((0.9, 1, 0), (0.9, 0, 2), (0.6, 0, 0), (1.1, 1, 2)):
         changes = {"run__save_seconds": share * train_seconds(), "run__eval_steps": evaluated}
-        found = died(tmp_path, [Failure(at, "learner")], **changes)
+        found = died(tmp_path, [Death(at, "learner")], **changes)
         assert found.batches_retrained == retrained, (share, evaluated)
 
 
 def test_one_that_dies_again_begins_again(tmp_path: Path, quiet: Result) -> None:
     at = FIRST + PROFILE.pull + 0.01
-    found = died(tmp_path, [Failure(at, "learner"), Failure(at + 1, "learner")])
+    found = died(tmp_path, [Death(at, "learner"), Death(at + 1, "learner")])
     away = 1 + 0.25 + 2.0 + train_seconds()
     assert away > rollout_seconds()
     assert found.seconds == pytest.approx(quiet.seconds + 0.01 + away - rollout_seconds())
@@ -109,7 +109,7 @@ def test_rollout_goes_on_without_a_learner_as_far_as_the_bound_allows(tmp_path: 
     changes = {"schedule__name": "one_step", "learner__max_steps": 8}
     at = FIRST + 2 * (train_seconds() + PROFILE.push) + 0.1
     lost = []
-    for dying in ([], [Failure(at, "learner")]):
+    for dying in ([], [Death(at, "learner")]):
         found = died(tmp_path, dying, **changes)
         lost.append(found.seconds)
         assert max(found.staleness) == 1
@@ -121,12 +121,12 @@ def test_rollout_goes_on_without_a_learner_as_far_as_the_bound_allows(tmp_path: 
 
 def test_what_was_stored_of_a_lost_instance_goes_on_elsewhere(tmp_path: Path) -> None:
     at = rollout_seconds() / 2
-    found = died(tmp_path, [Failure(at, 1)])
+    found = died(tmp_path, [Death(at, 1)])
     assert found.deaths == {"instance": 1}
     assert found.tokens_lost == found.tokens_wasted
-    often = died(tmp_path, [Failure(at, 1)], {"store": 0.005})
+    often = died(tmp_path, [Death(at, 1)], {"store": 0.005})
     assert 0 <= often.tokens_lost <= 2 * RESPONSES // 2, "of each response two iterations at most"
-    never = died(tmp_path, [Failure(at, 1)], {"store": 1e6})
+    never = died(tmp_path, [Death(at, 1)], {"store": 1e6})
     assert never.tokens_lost > 5 * max(1, often.tokens_lost)
     assert often.step_seconds[0] < never.step_seconds[0]
     assert often.tokens_recomputed > never.tokens_recomputed == 0
@@ -136,7 +136,7 @@ def test_another_joins_only_when_there_is_a_learner(tmp_path: Path) -> None:
     timeline = Timeline()
     config = a_config(tmp_path, **FAULTS)
     with recovering():
-        run(config, Constant(), timeline=timeline, dying=[Failure(0.1, "learner"), Failure(0.2, 0)])
+        run(config, Constant(), timeline=timeline, dying=[Death(0.1, "learner"), Death(0.2, 0)])
     rows = {row.name: row for row in timeline.instances}
     assert rows["rollout-0"].left == 0.2
     assert rows["rollout-0.1"].joined == pytest.approx(0.1 + 0.25 + 2.0)
@@ -149,7 +149,7 @@ def test_another_joins_only_when_there_is_a_learner(tmp_path: Path) -> None:
 def test_a_controller_takes_everything_with_it(tmp_path: Path, quiet: Result) -> None:
     """While the second batch is trained on; nothing is in flight, one batch is trained again."""
     at = FIRST + PROFILE.pull + rollout_seconds() + 0.1
-    found = died(tmp_path, [Failure(at, "controller")])
+    found = died(tmp_path, [Death(at, "controller")])
     away = 0.1 + 0.25 + 2.0 + train_seconds()
     # The instances that join hold the newest version by then, and don't pull it before it is there.
     assert found.seconds == pytest.approx(quiet.seconds + away)
@@ -161,14 +161,14 @@ def test_colocated_devices_die_together(tmp_path: Path) -> None:
     changes = {"simulation__colocated": True, "rollout__num_instances": 4}
     without = run(a_config(tmp_path, **changes), Constant())
     at = 0.1
-    found = died(tmp_path, [Failure(at, "devices")], {"store": 0.001}, **changes)
+    found = died(tmp_path, [Death(at, "devices")], {"store": 0.001}, **changes)
     assert found.seconds == pytest.approx(without.seconds + 0.25 + 2.0, abs=0.05)
     assert found.tokens_recomputed > 0
 
 
 def test_a_run_that_never_gets_on_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"simulation\.faults: step 1 is never done: 10,000"):
-        died(tmp_path, (Failure(k * 0.1, "devices") for k in range(10**6)))
+        died(tmp_path, (Death(k * 0.1, "devices") for k in range(10**6)))
 
 
 # -- rates -----------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_failures_come_as_often_as_their_rates_say() -> None:
 
 
 def test_failures_are_those_of_the_seed() -> None:
-    def first(seed: int, devices: Devices = SPLIT) -> list[Failure]:
+    def first(seed: int, devices: Devices = SPLIT) -> list[Death]:
         return list(islice(failures(seed, devices, device_mtbf_hours=100), 50))
 
     assert first(1) == first(1) != first(2)

@@ -13,7 +13,7 @@ import pytest
 from rhymeflow.config.load import build_config
 from rhymeflow.sim import simulate
 from rhymeflow.sim import timeline as plot
-from rhymeflow.sim.faults import Failure, Recovery
+from rhymeflow.sim.faults import Death, Recovery
 from rhymeflow.sim.result import Result
 from rhymeflow.sim.simulate import run
 from rhymeflow.sim.timeline import Span, Timeline
@@ -36,7 +36,7 @@ def watched() -> tuple[Timeline, Result]:
     timeline = Timeline()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulate, "Recovery", partial(Recovery, detection=0.0))
-        found = run(config, workload(config, None), timeline=timeline, dying=[Failure(0.5, 1)])
+        found = run(config, workload(config, None), timeline=timeline, dying=[Death(0.5, 1)])
     return timeline, found
 
 
@@ -68,7 +68,7 @@ def test_of_many_rows_evenly_chosen_ones_are_shown() -> None:
 
 def test_the_picture(tmp_path: Path, watched) -> None:
     timeline, found = watched
-    plot.draw(tmp_path / "timeline.png", timeline, found, 64)
+    plot.draw(tmp_path / "timeline.png", timeline, found)
     image = matplotlib.image.imread(tmp_path / "timeline.png")
     assert image.shape[0] > 400
     assert image.shape[1] > 1000
