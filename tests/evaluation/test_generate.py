@@ -24,7 +24,7 @@ from rhymeflow.evaluation.generate import Generator, TextStream, chat
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
 from rhymeflow.models.load import load_model, load_tokenizer, random_model, stop_token_ids
 from rhymeflow.models.tokenizer import max_length
-from rhymeflow.recipes import characters
+from tests import characters
 
 Capture = pytest.CaptureFixture[str]
 

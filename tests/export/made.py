@@ -8,8 +8,8 @@ from typing import Any
 
 from rhymeflow.config.load import build_config
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.recipes import characters
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from tests import characters
 from tests.store.stores import finished, group, segment
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 +=?[];<>"

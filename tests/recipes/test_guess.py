@@ -78,4 +78,3 @@ def test_a_game_fits_the_recipe():
     assert config.environment.max_turns == task.MAX_TURNS
     longest = task.MAX_TURNS * 3 + (task.MAX_TURNS - 1)  # two digits and <eos>; a hint
     assert longest <= config.rollout.max_completion_length
-    assert len("#00000?") + config.rollout.max_completion_length <= warm_start.MAX_LENGTH

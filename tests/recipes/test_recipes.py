@@ -13,8 +13,8 @@ from rhymeflow.config import ModelConfig
 from rhymeflow.config.load import list_recipes, read_config
 from rhymeflow.data.load import load_prompts
 from rhymeflow.models.load import load_model, load_tokenizer, stop_token_ids
-from rhymeflow.recipes import characters
 from rhymeflow.sft.train import digest
+from tests import characters
 from tests.refused import refusal
 
 SHIPPED = {"demo": 4, "guess": 2, "tools": 2}
@@ -78,7 +78,6 @@ def shapes(model):
 def test_the_shipped_checkpoint_is_the_recorded_one_and_small(name):
     directory = recipes.directory(name)
     task = importlib.import_module(f"rhymeflow.recipes.{name}.task")
-    longest = importlib.import_module(f"rhymeflow.recipes.{name}.warm_start").MAX_LENGTH
     recorded, config = json.loads((directory / "warm_start.json").read_text()), read_config(name)
     assert recorded["sha256"] == digest(directory)
     made = config.run.seed, config.sft.max_steps
@@ -88,6 +87,9 @@ def test_the_shipped_checkpoint_is_the_recorded_one_and_small(name):
     sizes = [each.stat().st_size for each in directory.iterdir() if each.is_file()]
     assert sum(sizes) <= SHIPPED[name] * 1024**2
     model, tokenizer = parts(f"recipe:{name}")
+    longest = model.config.max_position_embeddings
+    prompts = [problem["prompt"] for problem in task.problems(4000, 0)]
+    assert max(map(len, prompts)) + config.rollout.max_completion_length <= longest
     again = characters.make_tokenizer(task.ALPHABET, longest)
     assert tokenizer.get_vocab() == again.get_vocab()
     assert shapes(model) == shapes(LlamaForCausalLM(characters.make_config(again, longest)))

@@ -109,6 +109,3 @@ def test_an_episode_without_mistakes_fits_the_recipe():
     _, messages = play(task.Environment(), problem_of(terms), perfect(terms))
     tokens = sum(len(m["content"]) + (m["role"] == "assistant") for m in messages)
     assert tokens <= config.rollout.max_completion_length
-    assert len(task.write_prompt(terms)) + config.rollout.max_completion_length <= (
-        warm_start.MAX_LENGTH
-    )

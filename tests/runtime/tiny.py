@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rhymeflow.config import Config
 from rhymeflow.observe import metrics
+from tests.characters import make_tokenizer
 
 NUM_PROMPTS = 12
 
@@ -33,17 +33,11 @@ def save_model(
     directory: Path, seed: int = 0, *, unused_ids: int = 0, max_length: int = 128
 ) -> Path:
     """Save a random model. With many `unused_ids`, which mean no text, it hardly ever stops."""
-    vocabulary = {s: i for i, s in enumerate(["<pad>", "<eos>", *"0123456789+=?"])}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    words.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>"
-    )
+    tokenizer = make_tokenizer("0123456789+=?", max_length)
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(vocabulary) + unused_ids,
+            vocab_size=len(tokenizer) + unused_ids,
             hidden_size=32,
             intermediate_size=64,
             num_hidden_layers=2,

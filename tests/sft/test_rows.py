@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rhymeflow.config import DataConfig, SftConfig
 from rhymeflow.data.prompts import Row
 from rhymeflow.learner.sample import Sample
-from rhymeflow.recipes import characters
 from rhymeflow.sft.rows import RowEncoder
+from tests import characters
 from tests.refused import refusal
 
 TEMPLATE = (

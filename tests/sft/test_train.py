@@ -13,8 +13,8 @@ from rhymeflow import cli
 from rhymeflow.config import ModelConfig
 from rhymeflow.config.load import parse_config
 from rhymeflow.models.load import load_tokenizer
-from rhymeflow.recipes import characters
 from rhymeflow.sft.train import digest
+from tests import characters
 
 
 @pytest.fixture

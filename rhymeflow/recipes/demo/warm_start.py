@@ -19,8 +19,6 @@ from typing import Any
 from rhymeflow.recipes.demo import task
 
 FORGOTTEN_CARRIES = 0.5
-MAX_LENGTH = 768
-"""Longest prompt and response together, in tokens: 42 terms take 126 + 441."""
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:

@@ -16,8 +16,6 @@ from typing import Any
 from rhymeflow.recipes.guess import task
 
 SMALL_STEPS = 0.6
-MAX_LENGTH = 64
-"""Longest prompt and game together, in tokens: 7 + 23."""
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:

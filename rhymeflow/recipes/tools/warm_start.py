@@ -18,8 +18,6 @@ from rhymeflow.recipes.tools import task
 FORGOTTEN_SIGNS = 0.6
 EARLY_ANSWERS = 0.3
 DROPPED_CHARACTERS = 0.04
-MAX_LENGTH = 256
-"""Longest prompt and episode together, in tokens: seven numbers take 48 + 141."""
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:

@@ -1,21 +1,13 @@
-"""What the recipes' tiny models have in common: a character tokenizer and a small Llama.
-
-`rhymeflow sft` with `sft.init: config` makes weights for what `save_pretrained` wrote of both.
-"""
+"""Tiny models that read a character at a time: the tokenizer and the Llama of the recipes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from transformers import LlamaConfig, PreTrainedTokenizerFast
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 
 def make_tokenizer(alphabet: str, max_length: int) -> PreTrainedTokenizerFast:
     """One token a character; `<pad>` is 0, `<eos>` is 1."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     vocabulary = {symbol: index for index, symbol in enumerate(["<pad>", "<eos>", *alphabet])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -31,8 +23,6 @@ def make_tokenizer(alphabet: str, max_length: int) -> PreTrainedTokenizerFast:
 
 def make_config(tokenizer: PreTrainedTokenizerFast, max_length: int) -> LlamaConfig:
     """4 layers, hidden 128, 4 heads of 32 with 2 key-value heads: 0.8 million parameters."""
-    from transformers import LlamaConfig
-
     return LlamaConfig(
         architectures=["LlamaForCausalLM"],
         vocab_size=len(tokenizer),
@@ -47,6 +37,6 @@ def make_config(tokenizer: PreTrainedTokenizerFast, max_length: int) -> LlamaCon
         tie_word_embeddings=True,
         initializer_range=0.08,  # about 1 / sqrt(128); the usual 0.02 learns three times slower
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=1,
+        pad_token_id=0,
     )
