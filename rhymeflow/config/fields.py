@@ -1,5 +1,7 @@
-"""The fields of a configuration: their paths, and what is said when one is wrong: one line with
-the place, the field's path, what was given, what is allowed and the nearest existing name."""
+"""Validates nested values and finds fields by name.
+
+Each mistake is one line: place, path of the field, what was given, what is allowed, nearest name.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from rhymeflow.errors import UserError, closest, suggestion
 
 @dataclass(frozen=True)
 class Source:
-    """Where values came from: a text's nodes, and the fields the command line gave."""
+    """Where values come from: a YAML text, and fields given on the command line."""
 
     name: str
     node: Node | None = None
@@ -70,8 +72,10 @@ def validate(values: dict[str, Any], source: Source) -> Config:
 
 
 def written_out(value: Any, kind: Any) -> Any:
-    """A value for a type of field with what may be left out: one value where a list is due is a
-    list of one, and text where a section is due is the field that it is called by, if there is one.
+    """Expand what the type `kind` lets one abbreviate.
+
+    One value where a list is due becomes a list of one; text where a section is due becomes a
+    mapping with the section's `by_name` field.
     """
     if get_origin(kind) in (Union, UnionType):
         kinds = [each for each in get_args(kind) if each is not type(None)]
@@ -94,7 +98,7 @@ def written_out(value: Any, kind: Any) -> Any:
 def every_field(
     section: type[Section] = Config, prefix: str = ""
 ) -> Iterator[tuple[str, FieldInfo]]:
-    """Dotted path and definition of each field; a section stands before those within it."""
+    """Dotted path and definition of each field; a section comes before its own fields."""
     for name, field in section.model_fields.items():
         yield prefix + name, field
         inner = section_of(field.annotation)
@@ -108,14 +112,14 @@ def field_paths() -> list[str]:
 
 
 def is_field_like(name: str) -> bool:
-    """Whether an option's name is a field: has a dot, or is a field outside all sections."""
+    """Whether an option names a field: it has a dot, or is a field outside of sections."""
     top = Config.model_fields
     outside = name in top and section_of(top[name].annotation) is None
     return outside or re.fullmatch(r"\w[\w-]*(\.[\w-]+)+", name) is not None
 
 
 def takes_text(name: str) -> bool:
-    """Whether a field holds text, so that what was typed needs no reading."""
+    """Whether the field takes text, which is not parsed as YAML."""
     field = dict(every_field()).get(name)
     kind = None if field is None else field.annotation
     is_union = get_origin(kind) in (Union, UnionType)
@@ -123,9 +127,10 @@ def takes_text(name: str) -> bool:
 
 
 def only_path(name: str, where: str) -> str:
-    """Return the path of the one field of this name; `UserError` if none or several have it.
+    """Return the path of the only field with this name outside section `sft`.
 
-    Names are those of a run, so `learning_rate` is the learner's and not that of section `sft`.
+    Raises:
+        UserError: no field has it, or several; the message begins with `where`.
     """
     paths = [path for path in field_paths() if not path.startswith("sft.")]
     homes = [path for path in paths if path.rpartition(".")[2] == name]
@@ -149,7 +154,7 @@ _OTHERS = {
     "report_to": "logger wandb", "save_steps": "save_freq", "eval_steps": "eval_freq",
 }  # fmt: skip
 USUAL = {other: name for name, others in _OTHERS.items() for other in others.split()}
-"""What other trainers, and people, call a field: suggested, and never taken for it."""
+"""Names that other trainers use for our fields; suggested in messages, never accepted."""
 
 
 def named(name: str, own: str = "") -> str | None:
@@ -166,7 +171,7 @@ def named(name: str, own: str = "") -> str | None:
 
 
 def nearest_field(path: str, own: str = "") -> str:
-    """Return `; did you mean X?`: the same name in another section, else the most similar name."""
+    """`; did you mean X?` with the same name in another section, else the most similar name."""
     paths = field_paths()
     section, _, name = path.rpartition(".")
     if (elsewhere := named(name, own or section)) is not None:
@@ -178,13 +183,13 @@ def nearest_field(path: str, own: str = "") -> str:
 
 
 def brief(value: Any) -> str:
-    """Return a value as it would be typed, shortened."""
+    """The value as JSON, shortened to 60 characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def message(details: dict[str, Any], source: Source) -> str:
-    """Return one of pydantic's errors as: where, which field, what was given, what is allowed."""
+    """One of pydantic's errors as a line for the user."""
     path = ".".join(str(part) for part in details["loc"])
     place = source.place(path)
     kind, given = details["type"], brief(details["input"])
@@ -204,7 +209,7 @@ def message(details: dict[str, Any], source: Source) -> str:
 
 
 def _allowed(message: str) -> str:
-    """Return the validator's sentence in the words of YAML."""
+    """pydantic's sentence in YAML's terms."""
     for jargon, plain in (
         ("Input ", ""),
         ("String ", ""),
@@ -225,6 +230,6 @@ def _by_last_name(name: str, paths: list[str]) -> str:
 
 
 def section_of(annotation: Any) -> type[Section] | None:
-    """The section that a field's type is, or None."""
+    """The field's type if it is a section."""
     is_section = isinstance(annotation, type) and issubclass(annotation, Section)
     return annotation if is_section else None

@@ -1,4 +1,4 @@
-"""What `--help` says of the configuration: its sections and fields, with meaning and default."""
+"""What `--help` prints of the configuration: sections and fields, with meaning and default."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ their [defaults]; --help=all has every field in full, --help=learner those of a
 section, --help=learner.beta one."""
 
 SHOWN_ALONE = ("simulation", "cluster", "sft", "eval")
-"""Sections that a run does not use: help of their own commands, and `--help=NAME`, show them."""
+"""Sections that training does not use: shown only by `--help=NAME` and their own commands."""
 
 WHOLE = {"simulate": "simulation", "sft": "sft", "eval": "eval"}
-"""The section that is a command's own, which its help shows in full."""
+"""By command, the section that its help shows in full."""
 
 
 class Page(argparse.RawDescriptionHelpFormatter):
-    """80 columns, and options beside what they mean."""
+    """argparse's help in `WIDTH` columns."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=22, width=WIDTH)
 
 
 class Help(argparse.Action):
-    """`--help`: the command's usage and the common fields; `=all`, `=SECTION`, `=FIELD`: those."""
+    """`--help` prints usage and common fields; `=all`, `=SECTION` and `=FIELD` print only those."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: object, values: Any, *_: object
     ) -> None:
-        """Print, and exit with 0."""
+        """Print, then exit with code 0."""
         if values == "common":
             whole = WHOLE.get(parser.prog.rpartition(" ")[2])
             text = f"{parser.format_help()}\n{INTRODUCTION}\n\n{common(whole)}"
@@ -68,23 +68,25 @@ class Help(argparse.Action):
 
 
 def common(whole: str | None = None) -> str:
-    """The sections, and of each the fields that most runs set, by their first sentence.
+    """The fields in `COMMON` by section, each with its first sentence.
 
-    Of the section called `whole`, all fields; of one in `SHOWN_ALONE` otherwise none.
+    The section `whole` is shown with all its fields; others in `SHOWN_ALONE` are left out.
     """
     parts = []
     for name, heading, fields in _sections():
-        is_whole = name == whole != ""
-        if name in SHOWN_ALONE and not is_whole:
-            continue
-        text = _in_short if name else _meaning
-        shown = [_entry(path, f, text(f)) for path, f in fields if path in COMMON or is_whole]
-        parts.append("\n".join([*heading, *shown]))
+        if name not in SHOWN_ALONE or name == whole:
+            text = _in_short if name else _meaning
+            chosen = [each for each in fields if each[0] in COMMON or name == whole]
+            parts.append("\n".join([*heading, *(_entry(path, f, text(f)) for path, f in chosen)]))
     return "\n\n".join(parts)
 
 
 def all_fields(only: str | None = None) -> str:
-    """Every field with all that is said of it; or those of one section, or one field."""
+    """The full description of every field, of those of section `only`, or of field `only`.
+
+    Raises:
+        UserError: there is no such section or field.
+    """
     parts, names = [], []
     for name, heading, fields in _sections():
         names.append(name)
@@ -103,7 +105,7 @@ def all_fields(only: str | None = None) -> str:
 
 
 def _sections() -> Iterator[tuple[str, list[str], list[tuple[str, FieldInfo]]]]:
-    """Name, heading and fields of each section; first, without a name, the fields of none."""
+    """Name, heading and fields of each section; first, named "", the fields outside of sections."""
     top = Config.model_fields.items()
     yield "", [], [(name, field) for name, field in top if section_of(field.annotation) is None]
     for name, field in top:
@@ -115,7 +117,6 @@ def _sections() -> Iterator[tuple[str, list[str], list[tuple[str, FieldInfo]]]]:
 
 
 def _entry(path: str, field: FieldInfo, text: str) -> str:
-    """A field, its default and what is said of it."""
     indent = " " * 6
     return f"  --{path} [{_shown(field.default)}]\n" + textwrap.fill(
         text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
@@ -127,7 +128,7 @@ def _meaning(field: FieldInfo) -> str:
 
 
 def _shown(default: Any) -> str:
-    """A default as YAML would have it."""
+    """The default as it is written in YAML."""
     if isinstance(default, tuple):
         values = [
             each.model_dump(mode="json", exclude_defaults=True) if isinstance(each, Section)
@@ -139,7 +140,7 @@ def _shown(default: Any) -> str:
 
 
 def _in_short(field: FieldInfo) -> str:
-    """What there is to choose from, and the first sentence, unless that is of one choice."""
+    """The first sentence, unless it describes one of the choices, and then the choices."""
     names, text = _choices(field.annotation), _meaning(field)
     # A sentence ends where a blank and a capital or a choice follow.
     found = re.match(r"(.+?)[.;:](?= [A-Z`]|$)", text)

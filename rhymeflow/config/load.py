@@ -1,5 +1,4 @@
-"""Reads a recipe or a YAML file plus command-line overrides into a `Config`, and writes it back:
-`parse_config(dump_config(config)) == config`."""
+"""Reads a recipe or a YAML file plus command-line overrides into a `Config`, and writes it back."""
 
 from __future__ import annotations
 
@@ -21,20 +20,20 @@ SHORT = {
     "schedule": "schedule.name",
     "history": "drafting.history_run",
 }
-"""Options that stand for a field. They are taken out before argparse sees them."""
+"""Short options and the fields that they set; argparse does not see them."""
 
 NEEDED = ("model", "data", "reward")
-"""What must be given to train where there is neither a recipe nor a file."""
+"""Options that training needs where neither a recipe nor a file is given."""
 
 _DATA = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
-"""What a file of prompts is called, and no configuration."""
+"""Suffixes of files of prompts, which users give in the place of a configuration."""
 
 Overrides = Mapping[str, str]
 """Field paths with their values as YAML text, such as `{"learner.learning_rate": "1e-5"}`."""
 
 
 def list_recipes() -> dict[str, str]:
-    """Return the ready configurations: name and the first comment line of its file."""
+    """The recipes: name, and the first line of the file if it is a comment."""
     found = {}
     for path in sorted(RECIPES.glob("*.yaml")):
         first = path.read_text(encoding="utf-8").partition("\n")[0]
@@ -45,10 +44,12 @@ def list_recipes() -> dict[str, str]:
 def read_config(
     recipe_or_file: str | None, overrides: Overrides | None = None, needed: Sequence[str] = NEEDED
 ) -> Config:
-    """Read a recipe by name, or a YAML file, with `overrides` put over it.
+    """Read a recipe by name, or a YAML file, and apply `overrides`.
 
-    With `None` there are the defaults below the overrides, which then give what is `needed`.
-    Raises `UserError` for a name or file that is not there, broken YAML, and each wrong field.
+    With `None` the overrides apply to the defaults and must include the `needed` options.
+
+    Raises:
+        UserError: there is no such recipe or file, it is not YAML, or fields are wrong.
     """
     if recipe_or_file is None:
         _check_complete(overrides or {}, needed)
@@ -62,19 +63,19 @@ def read_config(
 
 
 def parse_config(text: str, overrides: Overrides | None = None, *, where: str = "<text>") -> Config:
-    """Read YAML text, with `overrides` put over it; `where` names the text in messages."""
+    """Read YAML text and apply `overrides`; `where` names the text in messages."""
     node, values = yaml.read(text, where)
     values = {} if node is None else values
     if not isinstance(values, dict):
         raise UserError(f"{where}: should be a mapping of sections, such as `learner:`")
-    # A section whose every line is commented out reads as null, and means its defaults. Through
-    # JSON and back, so that an override of a value does not change its aliases.
+    # A section whose every line is commented out reads as null and means its defaults. The copy
+    # through JSON keeps an override of a value from changing aliases of it.
     values = json.loads(json.dumps({key: v for key, v in values.items() if v is not None}))
     values = fields.written_out(values, Config)
     overrides = overrides or {}
     _make_way(values, overrides)
     for name, value in overrides.items():
-        _override(values, name, value)
+        _put(values, name, _value(value, name), f"--{name}")
     return fields.validate(values, fields.Source(where, node, frozenset(overrides)))
 
 
@@ -88,32 +89,30 @@ def config_from_json(text: str, *, where: str) -> Config:
 
 
 def build_config(given: Mapping[str, Any], over: Config | None = None, *, where: str) -> Config:
-    """Put fields by name over a configuration.
+    """Replace fields of a configuration, by default of the default one.
 
-    A name is a path, `learner.beta`, or its last part where only one field is so called, `beta`.
-    Raises `UserError`, in which `where` names the mapping.
+    A name is a path, `learner.beta`, or its last part if that is unique, `beta`. Raises
+    `UserError`, in which `where` names the mapping.
     """
     values = (over or Config()).model_dump(mode="json")
     for name, value in given.items():
         path = name if "." in name else fields.only_path(name, where)
-        *parents, last = path.split(".")
-        at = values
-        for parent in parents:
-            at = at.setdefault(parent, {})
-        at[last] = value
+        _put(values, path, value, f"{where}: {path}")
     return fields.validate(values, fields.Source(where))
 
 
 def dump_config(config: Config) -> str:
-    """Write a configuration, every field of it, as YAML that loads back equal."""
+    """Every field as YAML; `parse_config` reads it back as an equal configuration."""
     return yaml.write(config.model_dump(mode="json"))
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Part `--section.field VALUE` and `--section.field=VALUE` from the other arguments.
+    """Separate `--section.field VALUE` and `--section.field=VALUE` from the other arguments.
 
-    `--reward` may be given several times: the reward is the sum of the functions.
-    Raises `UserError` for a field given twice or without a value.
+    Several `--reward` options give a reward that is the sum of the functions.
+
+    Raises:
+        UserError: a field is given twice or without a value.
     """
     rest: list[str] = []
     overrides: dict[str, str] = {}
@@ -181,7 +180,7 @@ _EXAMPLES = {"model": "DIR_OR_HUB_NAME", "data": "FILE", "reward": "FILE.py:FUNC
 
 
 def _check_complete(overrides: Overrides, needed: Sequence[str]) -> None:
-    """Without a recipe, the command line says what is trained, on what, by which reward."""
+    """Raise `UserError` unless the overrides include the `needed` options."""
     missing = [
         f"--{option}"
         for option in needed
@@ -201,7 +200,7 @@ def _check_complete(overrides: Overrides, needed: Sequence[str]) -> None:
 
 
 def _make_way(values: dict[str, Any], overrides: Overrides) -> None:
-    """What a recipe or a file says of its own source or model does not hold for another one."""
+    """Drop fields that describe the file's own source or model if an override replaces it."""
     for path, names in (
         ("data.source", ("size", "options", "eval_size")),
         ("model.name", ("gguf_file",)),
@@ -211,22 +210,18 @@ def _make_way(values: dict[str, Any], overrides: Overrides) -> None:
         if not isinstance(own, dict) or overrides.get(path, own.get(field)) == own.get(field):
             continue
         for name in names:
-            # A held-out source of its own still is one, and has its number.
+            # A held-out source of its own stays, and so does its size.
             if name != "eval_size" or not own.get("eval_source"):
                 own.pop(name, None)
 
 
-def _override(values: dict[str, Any], name: str, text: str) -> None:
-    """Put one value into the nested `values`; a number walks into a list."""
-    where = f"--{name}"
-    *parents, last = name.split(".")
+def _put(values: dict[str, Any], path: str, value: Any, where: str) -> None:
+    """Set the value at a dotted path, in which numbers are indices into lists."""
+    *parents, last = path.split(".")
     at: Any = values
     for parent in parents:
         at = at.setdefault(parent, {}) if isinstance(at, dict) else at[_index(at, parent, where)]
-    if isinstance(at, dict):
-        at[last] = _value(text, name)
-    else:
-        at[_index(at, last, where)] = _value(text, name)
+    at[last if isinstance(at, dict) else _index(at, last, where)] = value
 
 
 def _index(at: Any, part: str, where: str) -> int:
@@ -238,7 +233,7 @@ def _index(at: Any, part: str, where: str) -> int:
 
 
 def _value(text: str, name: str) -> Any:
-    """Read an override's text; a field that takes text gets it as it was typed, but for `null`."""
+    """The value of an override: text as typed for fields that take text, except for `null`."""
     if fields.takes_text(name) and text != "null":
         return text
     return yaml.read(text, f"--{name}")[1]

@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.composer import Composer, ComposerError
+from ruamel.yaml.composer import MaxDepthExceededError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.representer import SafeRepresenter
@@ -23,7 +23,7 @@ from rhymeflow.errors import UserError
 _PREFIX = "tag:yaml.org,2002:"
 
 DEEPEST = 50
-"""Levels that lists and mappings may be nested to; Python's recursion ends at a few hundred."""
+"""Greatest depth of nested lists and mappings; Python's recursion ends at a few hundred."""
 
 LONGEST_INTEGER = 100
 """Characters of an integer; Python refuses to read or write those of some thousand digits."""
@@ -43,20 +43,24 @@ _SCALARS = (
 
 
 def read(text: str, where: str) -> tuple[Node | None, Any]:
-    """The text's tree with its line numbers, None for an empty text; and its values: dicts with
-    text keys, lists, text, numbers, booleans, None."""
+    """The text's tree, which has line numbers, and its values; None and None for an empty text.
+
+    Values are dicts with text keys, lists, text, numbers, booleans and None.
+    """
     try:
         node: Node | None = _yaml().compose(text)
         return node, None if node is None else _value(node, ())
     except MarkedYAMLError as error:
         mark, problem = error.problem_mark, " ".join(str(error.problem).split())
+        if isinstance(error, MaxDepthExceededError):
+            problem = f"nested more than {DEEPEST} levels deep"
         raise UserError(f"{where}:{mark.line + 1}:{mark.column + 1}: {problem}") from None
     except YAMLError as error:
         raise UserError(f"{where}: is not YAML: {' '.join(str(error).split())}") from None
 
 
 def write(values: Any) -> str:
-    """Return nested dicts, lists and scalars as YAML, in the order given."""
+    """Nested dicts, lists and scalars as YAML, in the order given."""
     stream = io.StringIO()
     _yaml().dump(values, stream)
     return stream.getvalue()
@@ -71,19 +75,6 @@ class _Resolver(VersionedResolver):
         ]
         for first in {"", *"".join(firsts for _, firsts, _ in _SCALARS)}
     }
-
-
-class _Composer(Composer):
-    depth = 0
-
-    def compose_node(self, parent: Node | None, index: Any) -> Any:
-        if self.depth > DEEPEST:
-            problem = f"nested more than {DEEPEST} levels deep"
-            raise ComposerError(None, None, problem, self.parser.peek_event().start_mark)
-        self.depth += 1
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
 
 
 class _Representer(SafeRepresenter):
@@ -101,14 +92,15 @@ _Representer.add_representer(str, _Representer.represent_str)
 
 def _yaml() -> YAML:
     made = YAML(typ="safe", pure=True)
-    made.Resolver, made.Composer, made.Representer = _Resolver, _Composer, _Representer
+    made.Resolver, made.Representer = _Resolver, _Representer
+    made.max_depth = DEEPEST + 1  # a value within no list has depth 1
     made.default_flow_style = False
     made.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     return made
 
 
 def _value(node: Node, around: tuple[Node, ...]) -> Any:
-    """The value of a node inside of these."""
+    """The value of a node; `around` are the nodes that contain it."""
     if any(node is each for each in around):
         raise _mistake("holds itself", node)
     around, kind = (*around, node), str(node.tag).removeprefix(_PREFIX)

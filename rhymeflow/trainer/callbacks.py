@@ -1,7 +1,7 @@
-"""transformers' `TrainerCallback`s, called as a run goes on, and `state.log_history` for them.
+"""Calls transformers' `TrainerCallback`s during a run, and makes `state.log_history`.
 
-Each call has the state of its own step, also where an evaluation or a checkpoint comes later. What
-`control` asks for is done where the run can (stop, save), and else said. `model` is None.
+Each call has the state of its own step, even if an evaluation or a checkpoint is ready later. Of
+`control`'s requests, stopping and saving have an effect; others are warned about. `model` is None.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ if TYPE_CHECKING:
     from transformers.trainer_callback import TrainerState
 
 _LATEST = ("num_tokens", "learning_rate", "time", "step_time", "endings/", "backup/")
-"""How the names of metrics begin of which the latest value counts."""
+"""Prefixes of metrics whose latest value goes into an entry; of others the mean does."""
 
 
 class Rhythm(NamedTuple):
-    """How rows become entries."""
+    """How often entries are made, and how their steps and epochs count."""
 
     every: int = 1
-    """Versions between two entries; 0: there are none."""
+    """Versions between two entries; 0: none are made."""
     has_first: bool = False
-    """Whether there is one for the first version in any case."""
+    """Whether the first version has an entry in any case."""
     steps_per_version: int = 1
-    """Optimizer steps, which transformers counts."""
+    """Optimizer steps of a version; transformers counts these."""
     versions_per_epoch: float = 0.0
-    """0: not known."""
+    """0 if not known."""
 
     def epoch(self, version: int) -> float:
-        """How often the dataset was gone through."""
+        """Epochs of the dataset up to this version."""
         return version / self.versions_per_epoch if self.versions_per_epoch else 0.0
 
 
 class History:
-    """The entries, in `entries`, of the rows that it is given."""
+    """Makes `entries` from rows of metrics."""
 
     def __init__(self, rhythm: Rhythm) -> None:
         self.entries: list[dict[str, Any]] = []
         self._rhythm, self._rows = rhythm, list[Mapping[str, Any]]()
 
     def trained(self, version: int, row: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Take a version's row; return the entry that it completes."""
+        """Add a version's row; return the entry that it completes, if any."""
         self._rows.append(row)
         every = self._rhythm.every
         is_first = version == 1 and self._rhythm.has_first
@@ -58,11 +58,11 @@ class History:
         return self._add(version, means)
 
     def evaluated(self, version: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Take the metrics of an evaluation; return the entry."""
+        """Add the metrics of an evaluation; return the entry."""
         return self._add(version, {eval_name(name): value for name, value in row.items()})
 
     def read(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
-        """Take the rows of a run, by version."""
+        """Add the rows of a run, by version."""
         for version, row in rows.items():
             evaluation = {k: v for k, v in row.items() if k.startswith("eval/")}
             training = {k: v for k, v in row.items() if k not in (*evaluation, "step", "time")}
@@ -79,8 +79,8 @@ class History:
 
 
 def eval_name(name: str) -> str:
-    """`eval/reward` as transformers writes it, `eval_reward`; of a suite the reward of its only
-    answers, `eval/NAME/avg@1`, as `eval_NAME_reward`."""
+    """The name as transformers writes it: `eval_reward` for `eval/reward`, and `eval_NAME_reward`
+    for a suite's `eval/NAME/avg@1`."""
     if not name.startswith("eval/"):
         return name
     suite, _, figure = name.removeprefix("eval/").rpartition("/")
@@ -105,7 +105,7 @@ def _joined(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Callbacks(Observer):
-    """Calls the callbacks with `args`, the `state`, which has `max_steps`, and the control."""
+    """Calls the callbacks with `args`, `state` (whose `max_steps` is set) and the control."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Callbacks(Observer):
         self._epochs, self._is_in_epoch = 0, False
 
     def begin(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
-        """All is loaded."""
+        """Everything is loaded."""
         self._history.read(rows)
         self._reach(max(rows, default=0))
         self._epochs = int(self.state.epoch or 0)
@@ -158,7 +158,7 @@ class Callbacks(Observer):
             self._call("on_save", checkpoint=path)
 
     def end(self) -> None:
-        """The run is over, and the state has its last entry."""
+        """The run has ended, and the state has its last entry."""
         if self._is_in_epoch:
             self._end_epoch()
         self._call("on_log", logs=dict(self.state.log_history[-1]))
@@ -176,7 +176,7 @@ class Callbacks(Observer):
 
     @contextmanager
     def _as_of(self, version: int) -> Iterator[None]:
-        """The state with the step of this version; others may have ended since."""
+        """Set the state to this version for the block; later versions may have ended already."""
         now = self.state.global_step, self.state.epoch
         self._reach(version)
         try:

@@ -1,5 +1,5 @@
-"""What is handed in as objects, written down in `RUN_DIR/inputs` so that other processes can load
-it, and the run can be repeated.
+"""Objects that a `Trainer` is given, written to `RUN_DIR/inputs` so that other processes can load
+them and the run can be repeated.
 
     model/            a model and its tokenizer
     tokenizer/        a tokenizer for a model that is named
@@ -7,7 +7,7 @@ it, and the run can be repeated.
     train.jsonl       rows
     objects.pickle    functions and classes that no module has
 
-Nothing is written before `write`. What a resumed run began with stays.
+Nothing is written before `write`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -34,22 +33,23 @@ Environments = str | Callable[..., Any] | Mapping[str, Callable[..., Any]]
 Rows = str | os.PathLike[str] | Iterable[Mapping[str, Any]]
 """What a dataset may be."""
 
+OBJECTS = "objects.pickle"
+
 
 class Inputs:
-    """The inputs of one run directory. The methods that take an object say where it will be."""
+    """The inputs of one run directory. Methods take an object and return its future path."""
 
     def __init__(self, run_dir: Path) -> None:
         self.folder = run_dir / "inputs"
-        self._models: list[tuple[str, Any]] = []
-        self._texts: dict[str, str] = {}
-        self._objects: dict[str, Any] = {}
-        self._pickled = b""
+        self.by_value: dict[str, Any] = {}
+        """Functions and classes that no module has, by what they are called."""
         self.tokenizer_of_model: Any = None
         """Of a model that is an object."""
-        self._num_reward_models = 0
+        self._models: list[tuple[str, Any]] = []
+        self._files: dict[str, bytes] = {}
 
     def model(self, model: Any, processing_class: Any) -> str:
-        """Of a model's name or object; its directory has the tokenizer too."""
+        """Take a model by name or as an object, which is saved with its tokenizer."""
         if isinstance(model, str | os.PathLike):
             return os.fspath(model)
         if not hasattr(model, "save_pretrained"):
@@ -60,7 +60,7 @@ class Inputs:
         return self.saved("model", model, self.tokenizer_of_model)
 
     def reward_model(self, model: Any, processing_class: Any) -> str:
-        """Of a reward model's name or object, perhaps with a tokenizer of its own."""
+        """Take a reward model by name, or as an object with its tokenizer."""
         if isinstance(model, str):
             if processing_class is None:
                 return model
@@ -68,20 +68,22 @@ class Inputs:
                 f"Trainer: the reward model {model!r} has a tokenizer of its own in "
                 "reward_processing_classes; load the model, and give both as objects"
             )
-        self._num_reward_models += 1
-        number = self._num_reward_models
-        name = f"reward_model_{number}" if number > 1 else "reward_model"
+        name = _free_name("reward_model", [folder for folder, _ in self._models])
         tokenizer = processing_class or _tokenizer_of(model, "the reward model")
         return self.saved(name, model, tokenizer)
 
     def saved(self, folder: str, *parts: Any) -> str:
-        """Of models and tokenizers that go to one folder."""
+        """Take models and tokenizers that go to one folder."""
         self._models += ((folder, part) for part in parts)
         return str(self.folder / folder)
 
     def rows(self, dataset: Any, name: str, most: int | None = None) -> tuple[str, int | None]:
-        """Of a dataset: the file, and how many rows there are, if they were counted. Of its rows
-        the first `most` are taken, or all; there has to be one."""
+        """Take the first `most` rows of a dataset, or all; return the path of its file and the
+        number of rows, None where they were not counted.
+
+        Raises:
+            UserError: there are no rows, or a value cannot be written as JSON.
+        """
         what = f"{name}_dataset"
         if isinstance(dataset, str | os.PathLike):
             given = os.fspath(dataset)
@@ -93,11 +95,11 @@ class Inputs:
         if not lines:
             raise UserError(f"Trainer: {what} is empty")
         file = f"{quote(name, safe=' ()')}.jsonl"  # a name may have slashes
-        self._texts[file] = "".join(f"{line}\n" for line in lines)
+        self._files[file] = "".join(f"{line}\n" for line in lines).encode()
         return str(self.folder / file), len(lines)
 
     def name(self, given: Any, what: str) -> str:
-        """Of a function or a class: its name, or where it will be by value."""
+        """Take a function or a class; return its name, or where it will be by value."""
         if isinstance(given, str):
             return given
         if not callable(given):
@@ -105,39 +107,38 @@ class Inputs:
         found = name_of(given)
         if found is not None:
             return found
-        title = key = title_of(given)
-        number = 1
-        while key in self._objects:
-            number += 1
-            key = f"{title}_{number}"
-        self._objects[key] = given
-        self._pickled = user_modules.dumped(self._objects)
-        return f"{self.folder / 'objects.pickle'}:{key}"
+        key = _free_name(title_of(given), self.by_value)
+        self.by_value[key] = given
+        self._files[OBJECTS] = user_modules.dumped(self.by_value)
+        return f"{self.folder / OBJECTS}:{key}"
 
-    @property
-    def by_value(self) -> list[str]:
-        """What is written by value."""
-        return list(self._objects)
+    def write(self, folder: Path | None = None, *, begun: bool = False) -> None:
+        """Write all of it, by default where it was said to be; `begun`: a run that has it already
+        is resumed.
 
-    def write(self, *, begun: bool = False) -> None:
-        """Write all of it, if there is anything; `begun`: the run goes on, and has it already."""
-        if begun:
-            for name, text in self._texts.items():
-                _check_same(self.folder / name, text)
-        if self._models or self._texts or self._objects:
-            self.folder.mkdir(parents=True, exist_ok=True)
+        Raises:
+            UserError: that run began with other rows.
+        """
+        folder = folder or self.folder
+        for name, data in self._files.items() if begun else ():
+            path = folder / name
+            if name != OBJECTS and path.exists() and path.read_bytes() != data:
+                raise UserError(
+                    f"Trainer: {path} has other rows than the dataset that is given; a run goes on "
+                    "with the dataset that it began with"
+                )
+        if self._models or self._files:
+            folder.mkdir(parents=True, exist_ok=True)
         for name, part in () if begun else self._models:
-            part.save_pretrained(self.folder / name)
-        for name, text in self._texts.items():
-            (self.folder / name).write_text(text, encoding="utf-8")
-        if self._objects:
-            (self.folder / "objects.pickle").write_bytes(self._pickled)
+            part.save_pretrained(folder / name)
+        for name, data in self._files.items():
+            (folder / name).write_bytes(data)
 
-    def at(self, folder: Path) -> Inputs:
-        """The same, to be written elsewhere."""
-        other = copy(self)
-        other.folder = folder
-        return other
+
+def _free_name(title: str, taken: Collection[str]) -> str:
+    """`title`, or with the first number from 2 on that none of `taken` has."""
+    names = (title if number == 1 else f"{title}_{number}" for number in count(1))
+    return next(each for each in names if each not in taken)
 
 
 def frozen_in(model: Any) -> list[str]:
@@ -148,7 +149,7 @@ def frozen_in(model: Any) -> list[str]:
 
 
 def _tokenizer_of(model: Any, what: str) -> Any:
-    """The tokenizer of where a model was loaded from."""
+    """The tokenizer beside the files that a model was loaded from."""
     name = getattr(getattr(model, "config", None), "_name_or_path", "")
     if not name:
         raise UserError(f"Trainer: {what} is an object that was not loaded by name; give its "
@@ -164,17 +165,8 @@ def _tokenizer_of(model: Any, what: str) -> Any:
         ) from None
 
 
-def _check_same(path: Path, text: str) -> None:
-    """Rows that a run began with are the same, or nothing goes on with that run."""
-    if path.exists() and path.read_text(encoding="utf-8") != text:
-        raise UserError(
-            f"Trainer: {path} has other rows than the dataset that is given; a run goes on with "
-            "the dataset that it began with"
-        )
-
-
 def is_stream(dataset: Any) -> bool:
-    """Whether it is a dataset of `datasets` that streams, perhaps without end."""
+    """Whether it is an `IterableDataset` of `datasets`, which may be infinite."""
     datasets = sys.modules.get("datasets")
     return datasets is not None and isinstance(dataset, datasets.IterableDataset)
 
@@ -199,8 +191,8 @@ def _line(row: Any, where: str) -> str:
 
 
 def name_of(given: Callable[..., Any]) -> str | None:
-    """Name a function or a class, `module.name` or `path/to/file.py:name`; None: it has to go by
-    value, since it is a lambda, a closure, a method, an object, or typed into a prompt."""
+    """Name a function or a class, `module.name` or `path/to/file.py:name`; None if it has to go by
+    value: a lambda, a closure, a method, an object, or one that was typed into a prompt."""
     name = getattr(given, "__qualname__", "")
     is_named = inspect.isroutine(given) or inspect.isclass(given)
     if not is_named or not name.isidentifier():
@@ -219,14 +211,14 @@ def name_of(given: Callable[..., Any]) -> str | None:
 
 
 def title_of(given: Any) -> str:
-    """What to call it in metrics: its name, that of its class, or `lambda`."""
+    """Its name in metrics: its own, that of its class, or `lambda`."""
     while hasattr(given, "func") and not hasattr(given, "__name__"):  # of a functools.partial
         given = given.func
     name = getattr(given, "__name__", type(given).__name__)
     return str(name).strip("<>").replace(".", "_").replace(":", "_")
 
 
-# -- Fields of the configuration -------------------------------------------------------------------
+# -- fields of the configuration -------------------------------------------------------------------
 
 
 def judges(
@@ -293,9 +285,9 @@ def _judges_inside(given: Any) -> bool:
 def reward_function(
     given: Any, inputs: Inputs, weight: float | None = None, tokenizer: Any = None
 ) -> RewardFunction:
-    """What section `reward` says of a reward function, a reward model, or a name of one.
+    """The entry of `reward.functions` for a reward function, a reward model, or the name of one.
 
-    A `functools.partial` with keywords becomes the function's `options`.
+    Keywords of a `functools.partial` become `options`.
     """
     if isinstance(given, RewardFunction):
         named = given
@@ -320,7 +312,7 @@ def _is_json(value: Any) -> bool:
 
 
 def train_fields(inputs: Inputs, dataset: Rows, config: Config) -> dict[str, Any]:
-    """Of a dataset that streams, as many rows are taken as the run trains on."""
+    """Section `data` for a training set. Of one that streams, the rows that the run trains on."""
     needed = config.learner.max_steps * config.learner.groups_per_batch
     source, _ = inputs.rows(dataset, "train", needed if is_stream(dataset) else None)
     return {"data.source": source, "data.options": {}, "data.eval_size": 0}
@@ -329,7 +321,7 @@ def train_fields(inputs: Inputs, dataset: Rows, config: Config) -> dict[str, Any
 def eval_fields(
     inputs: Inputs, dataset: Rows | Mapping[str, Rows], config: Config
 ) -> dict[str, Any]:
-    """Of several datasets each is a suite."""
+    """Fields for held-out prompts, or for a suite of each of several datasets."""
     if not isinstance(dataset, Mapping):
         path, num_rows = inputs.rows(dataset, "eval")
         return {"data.eval_source": path, "data.eval_size": num_rows or config.data.eval_size}

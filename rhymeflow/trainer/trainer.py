@@ -1,14 +1,15 @@
-"""`Trainer`: the same run from Python objects, for a user of TRL's `GRPOTrainer`.
+"""`Trainer`: a run from Python objects, with the interface of TRL's `GRPOTrainer`.
 
-What is handed in as objects is written down or named, so that other processes can load it and the
-run can be repeated. Reward functions, environments and tools run in processes of their own, by name
-or carried over by value: what they change is changed there, and not in this process.
+Objects are written to files or referred to by name, so that other processes can load them and the
+run can be repeated. Reward functions, environments and tools run in other processes; what they
+change there does not change in this process.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import count
@@ -36,8 +37,6 @@ from rhymeflow.trainer.inputs import (
 
 if TYPE_CHECKING:
     from rhymeflow.observe.summary import Summary
-
-_NEWEST = 2**62
 
 
 class Trainer:
@@ -127,13 +126,13 @@ class Trainer:
     def train(self, resume_from_checkpoint: bool | str | None = None) -> Summary:
         """Run to the end and return the summary; the run directory is `self.run_dir`.
 
-        A second call trains on from what the first came to, as a run of its own, in a directory
-        beside the first one's. `resume_from_checkpoint`: go on with the run that `run.output_dir`
-        holds, as `rhymeflow resume` does, under this configuration; a checkpoint's path means the
-        run that it is of. A `UserError` before the first step leaves no run directory.
+        A second call starts a new run from the model that the first one trained, in a directory
+        beside the first one's. `resume_from_checkpoint` resumes the run in `run.output_dir` under
+        this configuration, as `rhymeflow resume` does; the path of a checkpoint means its run. A
+        `UserError` before the first step leaves no run directory.
 
-        Nothing is written before, so of several trainers with one `run.output_dir` the first that
-        trains has it, and another is refused.
+        Nothing is written before this call. Of several trainers with one `run.output_dir` the first
+        to train has it, and the others are refused.
         """
         from rhymeflow.runtime.train import train
 
@@ -142,7 +141,7 @@ class Trainer:
         if self.is_trained:
             self._begin_again()
         config = self.config
-        if not self._is_named:  # else another run may have taken the name meanwhile
+        if not self._is_named:  # another run may have taken the name in the meantime
             config = config.changed(run={"output_dir": None})
         return self._watched(partial(train, config, begin=self._begin))
 
@@ -178,7 +177,10 @@ class Trainer:
             summary = run(observer=observer)
         finally:
             self._has_begun = self._has_begun and self.holds_a_run
-            self._forget()
+            for name in ("model", "processing_class"):
+                self.__dict__.pop(name, None)
+            if observer is None:
+                self._state = None
         self._after_training(summary.seconds)
         if observer is not None:
             observer.end()
@@ -187,7 +189,7 @@ class Trainer:
     # -- while it trains -------------------------------------------------------------------------
 
     def add_callback(self, callback: Any) -> None:
-        """Call this one too; a class is instantiated."""
+        """Add a callback, or an instance of a class of them."""
         self._callbacks.append(callback() if isinstance(callback, type) else callback)
 
     def pop_callback(self, callback: Any) -> Any:
@@ -223,17 +225,19 @@ class Trainer:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The newest one, or the best where that was asked for; None: there is none of this
-        trainer's run."""
+        """The newest checkpoint of this trainer's run, or with `takes_best` the best one."""
         if not self._has_begun:
             return None
-        there = checkpoints_up_to(self.run_dir / CHECKPOINTS, _NEWEST)
+        there = self._checkpoints()
         best = self._best(there) if self.takes_best else None
         return there[best[1] if best else max(there)] if there else None
 
+    def _checkpoints(self) -> dict[int, Path]:
+        return checkpoints_up_to(self.run_dir / CHECKPOINTS, sys.maxsize)
+
     def _best(self, there: Mapping[int, Path]) -> tuple[float, int] | None:
-        """Most of `run.best_metric` that one of these checkpoints has, and which; the newest of
-        equal ones, None if it was found of none."""
+        """The greatest `run.best_metric` of these checkpoints and its version, the newest of equal
+        ones; None if it is not known of any."""
         rows, by = metrics.read(self.run_dir), self.config.run.best_metric
         return max(((rows[v][by], v) for v in there if by in rows.get(v, {})), default=None)
 
@@ -254,8 +258,8 @@ class Trainer:
 
     @cached_property
     def model(self) -> Any:
-        """The policy, a `PreTrainedModel`: as trained, or as it was given. An object that was given
-        has the trained weights."""
+        """The policy as it is now, a `PreTrainedModel`. An object that was given gets the trained
+        weights."""
         if self._given_model is not None and not self.is_trained:
             return self._given_model
         from rhymeflow.models.load import load_model, resolve_dtype
@@ -283,20 +287,19 @@ class Trainer:
     def evaluate(
         self, eval_dataset: Any = None, metric_key_prefix: str = "eval", **_: Any
     ) -> dict[str, float]:
-        """Answer held-out prompts, or the configuration's suites where there are none, or those of
-        another dataset, with the policy as it is.
+        """Evaluate the policy on `eval_dataset`; by default on the held-out prompts, or on the
+        configuration's suites if there are none.
 
         Return `eval_reward`, `eval_completions/mean_length` and `eval_completions/clipped_ratio`,
-        and with several datasets the reward of each.
+        with several datasets these of each, `eval_NAME_reward` and so on.
         """
         from rhymeflow.evaluation.evaluate import evaluate
 
         given = self.config.model_copy(update={"model": self._model_config()})
         with TemporaryDirectory() as folder:
-            inputs = self._inputs.at(Path(folder))
             if not self._has_begun:
-                inputs.write()
-                given = _with_inputs(given, self._inputs.folder, inputs.folder)
+                self._inputs.write(Path(folder))
+                given = _with_inputs(given, self._inputs.folder, Path(folder))
             suites = [EvalSuite(name="held_out")]
             if eval_dataset is not None:
                 suites = _suites(eval_dataset, Path(folder))
@@ -381,29 +384,23 @@ class Trainer:
         self.config = self.config.changed(run={"output_dir": str(run_dir)})
         self.run_dir = run_dir
 
-    def _forget(self) -> None:
-        for name in ("model", "processing_class"):
-            self.__dict__.pop(name, None)
-        if not self._callbacks:
-            self._state = None
-
     def _after_training(self, seconds: float) -> None:
-        """The run is over; its last entry says how it was as a whole."""
+        """Add the last entry, of the whole run, and note the best checkpoint."""
         self.is_trained = True
         state, rows = self.state, metrics.read(self.run_dir).values()
         losses = [row["loss"] for row in rows if row.get("loss") is not None]
         whole = {"train_runtime": seconds, "train_loss": sum(losses) / max(len(losses), 1)}
         state.log_history.append({**whole, "epoch": state.epoch, "step": state.global_step})
-        there = checkpoints_up_to(self.run_dir / CHECKPOINTS, _NEWEST)
+        there = self._checkpoints()
         if (best := self._best(there)) is not None:
             state.best_metric, version = best
             state.best_global_step = version * self.rhythm.steps_per_version
             state.best_model_checkpoint = str(there[version])
         if self._given_model is not None:
-            _ = self.model  # which was given, and now has the trained weights
+            _ = self.model  # puts the trained weights into the model that was given
 
     def _begin_again(self) -> None:
-        """A run of its own, from what this one came to, beside it."""
+        """Prepare a new run from the model that was trained, in a directory beside this one."""
         run_dir, self.is_trained = self.run_dir, False
         if self.checkpoint is None:
             raise UserError(f"Trainer: {run_dir} has no checkpoint to train on from")
@@ -413,13 +410,13 @@ class Trainer:
 
 
 def beside(run_dir: Path) -> Path:
-    """A directory beside this one that holds no run: `NAME-2`, or the next number."""
+    """The first of `NAME-2`, `NAME-3` and so on that holds no run."""
     named = (run_dir.with_name(f"{run_dir.name}-{number}") for number in count(2))
     return next(each for each in named if not (each / EVENTS).exists())
 
 
 def latest(run_dir: Path) -> Path:
-    """The last of this run directory and those that `beside` made of it."""
+    """The newest run directory among this one and those that `beside` named after it."""
     free = beside(run_dir)
     number = int(free.name.rpartition("-")[2])
     return run_dir if number == 2 else run_dir.with_name(f"{run_dir.name}-{number - 1}")
@@ -437,7 +434,7 @@ def _suites(given: Any, folder: Path) -> list[EvalSuite]:
 
 
 def _with_inputs(config: Config, old: Path, new: Path) -> Config:
-    """The configuration with paths below `old` below `new`."""
+    """The configuration with `new` in the place of `old` in all paths."""
     before, after = (json.dumps(f"{each}/")[:-1] for each in (old, new))
     text = json.dumps(config.model_dump(mode="json")).replace(before, after)
     return Config.model_validate(json.loads(text))

@@ -1,5 +1,6 @@
-"""`GRPOConfig`, TRL's own with one field more, and what becomes of every field: the table that
-docs/from-trl.md shows. A field that is in no part of it is refused unless it has TRL's default.
+"""`GRPOConfig`, TRL's own with one field more, and the table of its fields in docs/from-trl.md.
+
+A field that is in no part of the table is refused unless it has TRL's default.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ REMOVED = {
     "with its row, not cut",
     "warmup_ratio": "warmup_steps takes a share below 1, too",
 }
-"""Fields that scripts for earlier versions of TRL give, and what to do."""
+"""Fields of earlier versions of TRL, and what to do instead."""
 
 
 @dataclasses.dataclass(init=False)
@@ -60,7 +61,7 @@ SAME: Mapping[str, str] = {
     "rollout": "num_generations max_completion_length temperature top_p top_k",
     "run": "seed",
 }  # fmt: skip
-"""Fields that are called the same in this section of ours, and take the same values."""
+"""By section of ours, fields that have the same name and values there."""
 
 MAPPED: Mapping[str, str] = {
     "run.output_dir": "output_dir",
@@ -93,7 +94,7 @@ MAPPED: Mapping[str, str] = {
     "the model is pushed when train() is over":
         "push_to_hub hub_token hub_private_repo hub_model_id hub_revision",
 }  # fmt: skip
-"""Fields by what they set: other fields of ours, or what a trainer does."""
+"""By what they set, fields that set other fields of ours or what the trainer does."""
 
 PASSED_OVER: Mapping[str, str] = {
     "a run places and starts its processes itself, without torch.distributed":
@@ -144,7 +145,7 @@ PASSED_OVER: Mapping[str, str] = {
         "entropy_coef_max entropy_coef_delta entropy_target sapo_temperature_neg "
         "sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
 }  # fmt: skip
-"""Fields that change nothing in what is learned, by why: said where one is given."""
+"""By the reason, fields that do not change what is learned; a notice says so if one is given."""
 
 REFUSED: Mapping[str, str] = {
     "leave it out: the three schedules have none": "lr_scheduler_kwargs",
@@ -170,7 +171,7 @@ REFUSED: Mapping[str, str] = {
     "the reference is the policy the run started from (beta), or give beta=0": "sync_ref_model",
     "schedule.max_staleness bounds how old responses are": "off_policy_mask_threshold",
 }  # fmt: skip
-"""Fields with which a run would be another than what was asked for, by what to do instead."""
+"""By what to do instead, fields that ask for a run that cannot be had."""
 
 _SAME: Mapping[str, tuple[Any, ...]] = {
     "disable_dropout": (True,), "disable_tqdm": (False,), "log_completions": (True,),
@@ -179,7 +180,7 @@ _SAME: Mapping[str, tuple[Any, ...]] = {
     "lr_scheduler_kwargs": ({},), "optim_args": ("",), "fsdp": ("", []), "min_p": (0.0,),
     "router_aux_loss_coef": (0.0,), "generation_kwargs": ({},),
 }  # fmt: skip
-"""Further values that mean what TRL's default means."""
+"""Values that mean the same as TRL's default."""
 
 
 def check_one_process() -> None:
@@ -193,8 +194,11 @@ def check_one_process() -> None:
 
 
 def values_of(args: Any) -> tuple[dict[str, Any], list[str]]:
-    """The fields of a `GRPOConfig` by name, in plain types, and what is to be said of those that
-    have no effect."""
+    """The fields of a `GRPOConfig` by name, in plain types, and notices about those without effect.
+
+    Raises:
+        UserError: a field is refused.
+    """
     if not isinstance(args, trl.GRPOConfig):
         raise UserError(
             f"GRPOTrainer: args is a {type(args).__name__}, should be a GRPOConfig of "
@@ -225,7 +229,7 @@ def values_of(args: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def ours(args: Any) -> dict[str, Any]:
-    """Fields of ours that the configuration gives; text, from a command line, is JSON."""
+    """The field `rhymeflow`: fields of ours. Text, from a command line, is read as JSON."""
     given = getattr(args, "rhymeflow", None)
     if isinstance(given, str):
         try:
@@ -241,12 +245,12 @@ def ours(args: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Enumerations as their values, at any depth of lists."""
+    """Enumerations replaced by their values, also in lists."""
     if isinstance(value, enum.Enum):
         return value.value
     return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def by_name(table: Mapping[str, str]) -> dict[str, str]:
-    """A part of the table with a field in each entry."""
+    """A part of the table turned round: the text for each field."""
     return {name: text for text, names in table.items() for name in names.split()}

@@ -1,7 +1,7 @@
 """`GRPOTrainer` with TRL's arguments: a `Trainer` whose configuration comes from a `GRPOConfig`.
 
-What TRL's trainer takes is carried over, or refused in one line that says what to do; what has no
-effect is printed.
+Each argument and field has its effect, is refused in one line that says what to do, or is printed
+as having none.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class GRPOTrainer(Trainer):
     def train(  # type: ignore[override]
         self, resume_from_checkpoint: bool | str | None = None, **_: Any
     ) -> TrainOutput:
-        """Run to the end; see `Trainer.train`. Where `output_dir` holds a run that is not gone on
-        with, this one goes to a directory beside it."""
+        """Run to the end; see `Trainer.train`. If `output_dir` holds a run and is not to be
+        resumed, this run goes to a directory beside it."""
         if self.holds_a_run and not self.is_trained:
             self._choose_run_dir(resumes=bool(resume_from_checkpoint))
         summary = super().train(resume_from_checkpoint)
@@ -143,11 +143,11 @@ class GRPOTrainer(Trainer):
         self.state.save_to_json(str(self.run_dir / "trainer_state.json"))
 
     def is_world_process_zero(self) -> bool:
-        """There is one process."""
+        """True: there is one process."""
         return True
 
     def _differences(self) -> list[str]:
-        """What is otherwise than in TRL in this run, and worth a line."""
+        """Lines about how this run differs from TRL's."""
         found = []
         if bound := self.config.schedule.bound:
             found.append(
@@ -163,7 +163,7 @@ class GRPOTrainer(Trainer):
         return found
 
     def _choose_run_dir(self, resumes: bool) -> None:
-        """TRL's scripts give one `output_dir` however often they are run."""
+        """Take the newest run of this name, or a new name: scripts keep their `output_dir`."""
         there = self.run_dir
         if resumes:
             if latest(there) != there:
@@ -177,7 +177,7 @@ class GRPOTrainer(Trainer):
 
 
 def _rhythm(given: Values, steps: Steps, max_steps: int, num_rows: int | None) -> Rhythm:
-    """When `on_log` is called, and how steps and epochs are counted."""
+    """When `on_log` is called, and how steps and epochs count."""
     every, strategy = given["logging_steps"], given["logging_strategy"]
     per_epoch = num_rows / steps.groups_per_batch if num_rows else 0.0
     if strategy == "no":
@@ -194,7 +194,7 @@ def _num_rows(dataset: Any) -> int | None:
 
 
 def _reward_models(given: Any) -> Any:
-    """A name is that of a reward model, in TRL."""
+    """In TRL a name is that of a reward model."""
     if isinstance(given, list):
         return [_reward_models(each) for each in given]
     if isinstance(given, str):

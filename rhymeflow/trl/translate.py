@@ -1,9 +1,9 @@
-"""From the values of a `GRPOConfig` to a run's fields, and TRL's batches and steps to ours.
+"""Fields of a run from those of a `GRPOConfig`, and TRL's batches and steps in ours.
 
-TRL generates for `steps_per_generation` micro-batches at a time and passes over them
-`num_iterations` times, `gradient_accumulation_steps` of them to an optimizer step. Here a batch
-makes a version: `num_minibatches` parts, passed over `num_iterations` times, with an optimizer step
-for each. So an optimizer step has as many responses as in TRL, and a version as many steps.
+TRL generates `steps_per_generation` micro-batches at a time and passes over them `num_iterations`
+times, with `gradient_accumulation_steps` of them to an optimizer step. Here a batch makes a
+version: `num_minibatches` parts, each an optimizer step, passed over `num_iterations` times. An
+optimizer step has as many responses as in TRL, and a version as many steps.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rhymeflow.errors import UserError
 from rhymeflow.trl.fields import SAME, by_name
 
 Values = Mapping[str, Any]
-"""Of TRL's fields, by name."""
+"""Of TRL's fields by name."""
 
 SCHEDULES = {"constant_with_warmup": "constant"}
 SCHEDULES |= {name: name for name in ("constant", "linear", "cosine")}
-"""transformers' learning rate schedules, and ours."""
+"""Ours by the name of transformers' learning rate schedule."""
 
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
 
@@ -31,13 +31,13 @@ UNLIMITED_TURNS = 1_000_000
 
 
 class Steps(NamedTuple):
-    """What a version is made of."""
+    """What a version consists of."""
 
     groups_per_batch: int
     num_minibatches: int
     num_iterations: int
     generations: int = 1
-    """Of TRL's generations, how many a batch has the responses of."""
+    """How many of TRL's generations make a batch."""
 
     @property
     def per_version(self) -> int:
@@ -45,13 +45,16 @@ class Steps(NamedTuple):
         return self.num_minibatches * self.num_iterations
 
     def versions(self, optimizer_steps: float) -> int:
-        """Versions of so many of TRL's steps; a version that is begun is made."""
+        """Versions that so many of TRL's steps need, rounded up."""
         return max(1, math.ceil(optimizer_steps / self.per_version))
 
 
 def steps_in(given: Values) -> Steps:
-    """Bring TRL's five numbers to ours; `UserError` where a step would end within a group or a
-    generation batch."""
+    """TRL's five numbers in ours.
+
+    Raises:
+        UserError: a step would end within a group or a generation batch.
+    """
     num_generations, num_iterations = given["num_generations"], given["num_iterations"]
     batch_size, per_generation = (
         given["per_device_train_batch_size"],
@@ -83,7 +86,7 @@ def steps_in(given: Values) -> Steps:
 
 
 def steps_per_epoch(steps: Steps, num_rows: int) -> int:
-    """TRL's optimizer steps in an epoch: prompts that make no whole batch are left to the next."""
+    """TRL's optimizer steps in an epoch, without the prompts at its end that fill no batch."""
     generations = num_rows // (steps.groups_per_batch // steps.generations)
     batches = math.ceil(generations / steps.generations)
     if not batches:
@@ -106,7 +109,7 @@ def _uneven(per_generation: int, accumulation: int, num_iterations: int) -> str:
 
 
 def optimizer_steps(given: Values, steps: Steps, num_rows: int | None) -> int:
-    """How many of TRL's steps the run has; `num_rows` is None where nobody can say."""
+    """How many of TRL's steps the run has; `num_rows` is None if unknown."""
     if given["max_steps"] > 0:
         return int(given["max_steps"])
     if num_rows is None:
@@ -118,8 +121,8 @@ def optimizer_steps(given: Values, steps: Steps, num_rows: int | None) -> int:
 
 
 def run_fields(given: Values, steps: Steps, max_steps: int, num_rows: int | None) -> dict[str, Any]:
-    """The run's fields by path; `max_steps` are TRL's. What TRL has by default and we do not (a
-    linear schedule, `epsilon_high` as `epsilon`, seed 42) is set."""
+    """The run's fields by path; `max_steps` counts TRL's steps. TRL's defaults are set where ours
+    differ, such as a linear schedule and seed 42."""
     fields = {f"{section}.{name}": given[name] for name, section in by_name(SAME).items()}
     fields |= {
         "learner.groups_per_batch": steps.groups_per_batch,
@@ -165,7 +168,7 @@ def _optimization(given: Values, steps: Steps, max_steps: int) -> dict[str, Any]
 
 
 def _model(given: Values) -> dict[str, Any]:
-    """bfloat16 is what TRL trains in by default, and `auto` is that where it pays."""
+    """TRL trains in bfloat16 by default, and so does `auto` where the device computes in it."""
     options = dict(given["model_init_kwargs"] or {})
     dtype = options.pop("dtype", options.pop("torch_dtype", None))
     named = str(dtype).removeprefix("torch.") if dtype is not None else None
@@ -199,11 +202,11 @@ def _engine(given: Values) -> dict[str, Any]:
 
 
 def _saving(given: Values, steps: Steps, max_steps: int, num_rows: int | None) -> dict[str, Any]:
-    """As often as TRL saves and no more: by default all checkpoints stay."""
+    """When to evaluate, save and report, as in TRL: by default all checkpoints stay."""
     evaluates = given["eval_strategy"], given["eval_steps"] or given["logging_steps"]
     saves = given["save_strategy"], given["save_steps"]
     if saves[0] == "best":
-        saves = evaluates  # when it is known which is; the best one stays
+        saves = evaluates  # an evaluation tells which is the best
     reports = [each for each in given["report_to"] or () if each != "none"]
     for each in reports:
         if each not in TRACKERS:
@@ -239,7 +242,7 @@ def _best_metric(given: Values) -> str:
 def _interval(
     field: str, strategy: str, every: float, steps: Steps, max_steps: int, num_rows: int | None
 ) -> int:
-    """Versions between two times, by transformers' words; 0: never."""
+    """Versions between two evaluations or checkpoints, from transformers' strategy; 0: never."""
     if strategy == "no":
         return 0
     if strategy == "epoch":
