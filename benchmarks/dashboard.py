@@ -28,13 +28,13 @@ from benchmarks import harness
 from benchmarks.logs.made_up import METRICS, Size, add_run_argument, kept
 from benchmarks.training.train import ROOT
 from rhymeflow.core.events import VersionPublished
-from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard.groups import FILTERS, ORDERS
 from rhymeflow.dashboard.server import COOKIE
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from tests.store import stores
 
 OPENS, FOLLOWS = 1.0, 2.0
 """Seconds."""
@@ -156,15 +156,9 @@ def _add_step(board: Dashboard, folder: Path) -> tuple[int, float]:
     now = board.ask()
     step, group = now["steps"], now["groups"]
     with closing(SqliteTrajectoryStore(folder / EVENTS)) as store:
-        one = TrajectoryId(group, 0)
-        store.put_group(group, row=0, epoch=99, prompt="new", prompt_tokens=[1], columns={})
-        store.put_segment(
-            one, start=0, version=step, instance="rollout-0", steps=1, drafted=0, tokens=[1],
-            logprobs=[-0.5],
-        )  # fmt: skip
-        store.put_finished(one, length=1, reason="stop")
-        store.put_text(one, "1")
-        store.put_reward(one, reward=1.0, components={})
+        stores.group(store, group, row=0, epoch=99, prompt="new")
+        stores.segment(store, (group, 0), 1, version=step)
+        stores.finished(store, (group, 0), 1, 1.0, text="1")
         store.put_consumed(group, version=step, members=(0,))
         store.record(now["seconds"] + 1, [VersionPublished(step + 1)])
         store.commit()

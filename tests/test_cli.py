@@ -228,16 +228,3 @@ def test_a_short_demo_and_a_look_at_it(tmp_path: Path) -> None:
     again = command("train", "demo", *options, "--run.output_dir", "run", cwd=tmp_path)
     assert again.returncode == 2
     assert again.stderr.splitlines()[-1].startswith("rhymeflow: run.output_dir: run holds a run")
-
-
-@pytest.mark.parametrize("more", [[], ["--dry-run"]])
-def test_a_history_that_is_none_is_named_before_anything_is_loaded(
-    tmp_path: Path, more: list[str], refused: Refused
-) -> None:
-    (tmp_path / "events.db").write_text("birds")
-    run = ["--run.output_dir", str(tmp_path / "run")]
-    for given, said in (("nowhere", "no such directory"), ("", "it has no config.yaml")):
-        line = refused("train", "demo", *more, *run, "--history", str(tmp_path / given))
-        assert line.startswith(f"rhymeflow: drafting.history_run: {tmp_path}")
-        assert said in line
-    assert not (tmp_path / "run").exists()

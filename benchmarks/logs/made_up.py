@@ -25,7 +25,6 @@ from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config, read_config
 from rhymeflow.core import commands as c
 from rhymeflow.core import events as e
-from rhymeflow.core.types import TrajectoryId
 from rhymeflow.data.load import RunPrompts
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.data.stream import PromptStream
@@ -35,6 +34,7 @@ from rhymeflow.runtime.event_log import EventLog
 from rhymeflow.runtime.replay import beginning
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from tests.store import stores
 
 CAPACITY = 64
 """Responses that an instance decodes at a time."""
@@ -310,28 +310,18 @@ class Cluster:
                 self.store.put_ending(group, ending, version=version, reason=reason)
             case c.Evaluate(instance, _, version, suite):
                 for row in range(16):
-                    self.evaluate(instance, version, suite, row)
+                    self.evaluate(version, suite, row)
                 yield e.Evaluated(instance, version, 0.5, suite, version)
             case c.Accumulate():
                 pass
             case _:
                 raise AssertionError(f"{command} is not to be had with this configuration")
 
-    def evaluate(self, instance: str, version: int, suite: str, row: int) -> None:
-        store, group, prompt = self.store, -1 - row - 16 * version, str(self.prompts[row].prompt)
-        store.put_group(
-            group, row=row, epoch=0, prompt=prompt, prompt_tokens=[1] * 20, columns={},
-            suite=suite, version=version,
+    def evaluate(self, version: int, suite: str, row: int) -> None:
+        stores.answered(
+            self.store, -1 - row - 16 * version, [0.5], suite=suite, version=version,
+            tokens=[1] * 8, row=row, prompt=str(self.prompts[row].prompt), prompt_tokens=[1] * 20,
         )  # fmt: skip
-        one = TrajectoryId(group, 0)
-        store.put_segment(
-            one, start=0, version=version, instance=instance, steps=8, drafted=0, tokens=[1] * 8,
-            logprobs=[-1.0] * 8,
-        )  # fmt: skip
-        store.put_finished(one, length=8, reason="stop")
-        store.put_text(one, "7 = 7")
-        store.put_reward(one, reward=0.5, components={"correct": 0.5})
-        store.put_evaluated(group, version)
 
     def interrupt(self, instance: str, number: int, stopped: set[Any]) -> Iterator[e.Event]:
         """A part of each is stored, in a varied run; it goes on later, or elsewhere."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rhymeflow.errors import UserError
+from rhymeflow.observe.metrics import TRACKERS
 from rhymeflow.trl.fields import SAME, by_name
 
 Values = Mapping[str, Any]
@@ -23,8 +24,6 @@ SCHEDULES |= {name: name for name in ("constant", "linear", "cosine")}
 """Ours by the name of transformers' learning rate schedule."""
 
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
-
-TRACKERS = ("tensorboard", "wandb", "trackio")
 
 UNLIMITED_TURNS = 1_000_000
 """TRL's default has no limit; `max_completion_length` ends every response."""
@@ -56,11 +55,9 @@ def steps_in(given: Values) -> Steps:
         UserError: a step would end within a group or a generation batch.
     """
     num_generations, num_iterations = given["num_generations"], given["num_iterations"]
-    batch_size, per_generation = (
-        given["per_device_train_batch_size"],
-        given["steps_per_generation"],
-    )
+    per_generation = given["steps_per_generation"]
     accumulation = given["gradient_accumulation_steps"]
+    batch_size = given["per_device_train_batch_size"]
     generated = batch_size * per_generation
     if num_generations < 2 or generated % num_generations:  # set after TRL looked at it
         raise UserError(
@@ -68,13 +65,17 @@ def steps_in(given: Values) -> Steps:
             f"the {generated} responses that are generated at a time "
             f"(per_device_train_batch_size times {per_generation})"
         )
+    is_split = max(per_generation, accumulation) % min(per_generation, accumulation) > 0
+    if is_split or (per_generation < accumulation and num_iterations > 1):
+        raise UserError(
+            f"GRPOConfig: with steps_per_generation = {per_generation}, "
+            f"gradient_accumulation_steps = {accumulation} and num_iterations = {num_iterations} "
+            "an optimizer step would take parts of several generations; let steps_per_generation "
+            "be a multiple of gradient_accumulation_steps, or leave it out"
+        )
     if per_generation <= accumulation:  # one optimizer step takes all that was generated, or more
-        if accumulation % per_generation or (per_generation < accumulation and num_iterations > 1):
-            raise UserError(_uneven(per_generation, accumulation, num_iterations))
         groups = batch_size * accumulation // num_generations
         return Steps(groups, 1, num_iterations, accumulation // per_generation)
-    if per_generation % accumulation:
-        raise UserError(_uneven(per_generation, accumulation, num_iterations))
     if batch_size * accumulation % num_generations:
         raise UserError(
             f"GRPOConfig: an optimizer step has {batch_size * accumulation} responses, which are "
@@ -97,15 +98,6 @@ def steps_per_epoch(steps: Steps, num_rows: int) -> int:
             "steps_per_generation over num_generations)"
         )
     return batches * steps.per_version
-
-
-def _uneven(per_generation: int, accumulation: int, num_iterations: int) -> str:
-    return (
-        f"GRPOConfig: with steps_per_generation = {per_generation}, gradient_accumulation_steps = "
-        f"{accumulation} and num_iterations = {num_iterations} an optimizer step would take parts "
-        "of several generations; let steps_per_generation be a multiple of "
-        "gradient_accumulation_steps, or leave it out"
-    )
 
 
 def optimizer_steps(given: Values, steps: Steps, num_rows: int | None) -> int:

@@ -12,9 +12,9 @@ from benchmarks import harness, resume, schedules, simulator
 from benchmarks.logs.made_up import Size, kept
 from benchmarks.schedules import Evaluation, Reached, Run
 from rhymeflow.core import events as e
-from rhymeflow.core.types import TrajectoryId
 from rhymeflow.runtime import event_log
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from tests.store import stores
 
 
 def arguments(module, *given: str) -> argparse.Namespace:
@@ -32,14 +32,9 @@ def test_a_run_is_read_from_its_log(tmp_path: Path) -> None:
     store.record(5.0, [e.LearnerReady(0)])
     store.record(7.5, [e.InstanceJoined("rollout-0", 0, 8, 100)])
     store.record(8.0, [e.InstanceJoined("rollout-1", 0, 8, 100)])
-    store.put_group(0, row=0, epoch=0, prompt="?", prompt_tokens=[1], columns={})
-    trajectory = TrajectoryId(0, 0)
-    store.put_segment(
-        trajectory, start=0, version=0, instance="rollout-0", steps=3, drafted=0,
-        tokens=[7] * 3, logprobs=[-0.5] * 3,
-    )  # fmt: skip
-    store.put_finished(trajectory, length=3, reason="stop")
-    store.put_reward(trajectory, reward=1.0, components={})
+    stores.group(store, 0)
+    stores.segment(store, (0, 0), 3)
+    stores.finished(store, (0, 0), 3, 1.0)
     store.put_consumed(0, version=0, members=(0,))
     store.record(9.0, [e.VersionPublished(1)])
     store.record(9.5, [e.Evaluated("rollout-0", 1, 0.5)])

@@ -9,10 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rhymeflow.config import ModelConfig
-from rhymeflow.errors import UserError
 from rhymeflow.models import converted as module
 from rhymeflow.models.converted import converted
 from rhymeflow.models.load import load_model, load_tokenizer, num_parameters
+from tests.refused import refusal
 
 gguf = pytest.importorskip("gguf")
 CPU = torch.device("cpu")
@@ -117,12 +117,9 @@ def test_missing_package_bad_file_and_unwritable_cache_are_named(gguf_file, tmp_
     bad = tmp_path / "bad" / "bad.gguf"
     bad.parent.mkdir()
     bad.write_bytes(b"not a model")
-    with pytest.raises(UserError, match=r"bad\.gguf cannot be read as a GGUF model"):
-        converted(bad)
+    assert "bad.gguf cannot be read as a GGUF model" in refusal(converted, bad)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(UserError, match="XDG_CACHE_HOME"):
-        converted(gguf_file)
+    assert "XDG_CACHE_HOME" in refusal(converted, gguf_file)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="pip install gguf"):
-        converted(gguf_file)
+    assert "pip install gguf" in refusal(converted, gguf_file)
