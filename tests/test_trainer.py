@@ -209,6 +209,8 @@ def with_x(value: Any) -> dict[str, Any]:
         ({"reward_funcs": 3}, "the reward function is a int, not a function"),
         ({"reward_funcs": waits_for_it()}, "lambda cannot be carried.*lock.*inside of it"),
         ({"reward_funcs": longest, "reward_weights": [1, 2]}, "2 reward_weights .* 1 reward_funcs"),
+        ({"reward_funcs": RewardFunction(function="reward_model", options={"model": "org/judge"}),
+          "reward_processing_classes": object()}, "model 'org/judge' has a tokenizer of its own"),
         ({"train_dataset": ["a"]}, "train_dataset, row 0: is a str"),
         ({"train_dataset": []}, "train_dataset is empty"),
         ({"train_dataset": [{"prompt": "a"}], "eval_dataset": []}, "eval_dataset is empty"),
@@ -223,7 +225,7 @@ def with_x(value: Any) -> dict[str, Any]:
         (with_x(b"2"), "row 1: column 'x': holds bytes"),
         (with_x({1, "a"}), "row 1: column 'x': holds set"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_one_clear_line(tmp_path: Path, arguments: dict[str, Any], part: str) -> None:
     if arguments.get("config") != 3:
         arguments["config"] = {"output_dir": str(tmp_path / "run"), **arguments.get("config", {})}

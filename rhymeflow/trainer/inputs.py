@@ -26,6 +26,7 @@ from urllib.parse import quote
 from rhymeflow.config import Config, RewardFunction
 from rhymeflow.data.files import extra
 from rhymeflow.data.prompts import plain
+from rhymeflow.environments.judged import judged_by, wants_environments
 from rhymeflow.errors import UserError
 from rhymeflow.utils import child, user_modules
 
@@ -60,14 +61,7 @@ class Inputs:
         return self.saved("model", model, self.tokenizer_of_model)
 
     def reward_model(self, model: Any, processing_class: Any) -> str:
-        """Take a reward model by name, or as an object with its tokenizer."""
-        if isinstance(model, str):
-            if processing_class is None:
-                return model
-            raise UserError(
-                f"Trainer: the reward model {model!r} has a tokenizer of its own in "
-                "reward_processing_classes; load the model, and give both as objects"
-            )
+        """Take a reward model, which is an object, and its tokenizer if it is not the model's."""
         name = _free_name("reward_model", [folder for folder, _ in self._models])
         tokenizer = processing_class or _tokenizer_of(model, "the reward model")
         return self.saved(name, model, tokenizer)
@@ -165,12 +159,6 @@ def _tokenizer_of(model: Any, what: str) -> Any:
         ) from None
 
 
-def is_stream(dataset: Any) -> bool:
-    """Whether it is an `IterableDataset` of `datasets`, which may be infinite."""
-    datasets = sys.modules.get("datasets")
-    return datasets is not None and isinstance(dataset, datasets.IterableDataset)
-
-
 def from_hub(name: str, what: str) -> Any:
     """The split `train` of a dataset of the Hugging Face hub."""
     datasets = extra("datasets", f"Trainer: {what} = {name!r}: a dataset of the hub", "data")
@@ -242,8 +230,8 @@ def judges(
     apart: list[tuple[Any, float]] = []
     functions = []
     for given, weight, tokenizer in zip(several, given_weights, tokenizers, strict=True):
-        if environments is not None and _judges_inside(given):
-            apart.append((given, weight or 1.0))
+        if environments is not None and wants_environments(given):
+            apart.append((given, 1.0 if weight is None else weight))
         else:
             functions.append(reward_function(given, inputs, weight, tokenizer))
     fields: dict[str, Any] = {}
@@ -257,8 +245,6 @@ def judges(
 def _environments(
     inputs: Inputs, given: Environments, judged_inside: list[tuple[Any, float]]
 ) -> list[dict[str, Any]]:
-    from rhymeflow.environments.judged import judged_by
-
     found = []
     for name, each in given.items() if isinstance(given, Mapping) else [(None, given)]:
         made = each
@@ -276,12 +262,6 @@ def _environments(
     return found
 
 
-def _judges_inside(given: Any) -> bool:
-    from rhymeflow.environments.judged import wants_environments
-
-    return not isinstance(given, str | RewardFunction) and wants_environments(given)
-
-
 def reward_function(
     given: Any, inputs: Inputs, weight: float | None = None, tokenizer: Any = None
 ) -> RewardFunction:
@@ -291,6 +271,11 @@ def reward_function(
     """
     if isinstance(given, RewardFunction):
         named = given
+        if named.function == "reward_model" and tokenizer is not None:
+            raise UserError(
+                f"Trainer: the reward model {named.options.get('model')!r} has a tokenizer of its "
+                "own in reward_processing_classes; load the model, and give both as objects"
+            )
     elif isinstance(given, str):
         named = RewardFunction(function=given)
     elif hasattr(given, "save_pretrained"):
@@ -313,8 +298,10 @@ def _is_json(value: Any) -> bool:
 
 def train_fields(inputs: Inputs, dataset: Rows, config: Config) -> dict[str, Any]:
     """Section `data` for a training set. Of one that streams, the rows that the run trains on."""
+    datasets = sys.modules.get("datasets")
+    streams = datasets is not None and isinstance(dataset, datasets.IterableDataset)
     needed = config.learner.max_steps * config.learner.groups_per_batch
-    source, _ = inputs.rows(dataset, "train", needed if is_stream(dataset) else None)
+    source, _ = inputs.rows(dataset, "train", needed if streams else None)
     return {"data.source": source, "data.options": {}, "data.eval_size": 0}
 
 

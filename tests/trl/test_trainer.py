@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from operator import attrgetter
@@ -172,6 +173,11 @@ def test_environments_that_functions_are_handed_judge_themselves(tmp_path: Path)
     (kind,) = config.environment.classes
     assert (kind.name, kind.reward_name) == ("score", "score")
     assert [each.weight for each in config.reward.functions] == [2.0]
+    unweighted = made(tmp_path, given, reward_weights=[0.0, 2.0])
+    (judged,) = unweighted._inputs.by_value.values()
+    game = judged()
+    game.reset()
+    assert asyncio.run(game.get_reward()) == 0.0
     several = made(tmp_path, {"environment_factory": {"a": Game, "b": Game}, "reward_funcs": None})
     assert [each.name for each in several.config.environment.classes] == ["a", "b"]
 
