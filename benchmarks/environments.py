@@ -12,13 +12,13 @@ import asyncio
 import math
 import os
 import random
-import tempfile
-from collections.abc import Callable
 from contextlib import closing
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from benchmarks import harness
-from benchmarks.training.train import train
+from benchmarks.training.train import repeated, train
 from rhymeflow.config.load import read_config
 from rhymeflow.recipes.smollm2_tools import task
 from rhymeflow.store.reader import TrajectoryReader
@@ -56,44 +56,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    seconds: dict[float, list[float]] = {args.seconds: [], 0.0: []}
-
-    def measure(mean: float) -> Callable[[], float]:
-        def once() -> float:
-            rate, took = trained(mean, args)
-            seconds[mean].append(took)
-            return rate
-
-        return once
-
-    sides = {f"{mean:g} s": mean for mean in seconds}
-    measured = {name: measure(mean) for name, mean in sides.items()}
-    values = harness.interleave(measured, args.repeats, "tokens/s")
+    sides = {f"{mean:g} s": partial(trained, mean, args) for mean in (args.seconds, 0.0)}
+    found = repeated(sides, args.repeats, lambda run: run.speed)
+    speeds = {name: [run.speed for run in runs] for name, runs in found.items()}
     rows = []
-    for name, mean in sides.items():
-        row = {"bound": args.bound, **harness.side_row(name, values[name], "tokens/s")}
-        rows.append({**row, **harness.spread("s an answer", seconds[mean], 2)})
-    slow, quick = (values[name] for name in sides)
-    ratio = harness.median_ratio(slow, quick)
+    for name, runs in found.items():
+        row = {"bound": args.bound, **harness.side_row(name, speeds[name], "tokens/s")}
+        rows.append(row | harness.spread("s an answer", [run.answer for run in runs], 2))
+    ratio = harness.median_ratio(*speeds.values())
     targets = [harness.Target("environments/tokens-per-s", ratio, LEAST)]
     return harness.report("environments", rows, targets, args)
 
 
-def trained(mean: float, args: argparse.Namespace) -> tuple[float, float]:
-    """Trained tokens per second of a run, and the mean seconds of an answer."""
-    with tempfile.TemporaryDirectory(prefix="rhymeflow-bench-") as folder:
-        fields = {
-            "learner.max_steps": str(args.steps),
-            "schedule.max_staleness": str(args.bound),
-            "run.output_dir": f"{folder}/run",
-            "run.eval_steps": "0",
-        }
-        if mean:
-            os.environ[MEAN] = str(mean)
-            fields["environment.tools"] = "[benchmarks.environments.calculate]"
-        run_dir = train(read_config("smollm2_tools", fields))
-        with closing(TrajectoryReader(run_dir / "events.db")) as log:
-            times = [seconds for (seconds,) in log.query(_TIMES)]
-            ((tokens,),), ((answer,),) = log.query(_TOKENS), log.query(_ANSWERS)
+class Trained(NamedTuple):
+    speed: float
+    """Trained tokens per second."""
+    answer: float
+    """Mean seconds of an answer."""
+
+
+def trained(mean: float, args: argparse.Namespace, _: int, run_dir: Path) -> Trained:
+    fields = {
+        "learner.max_steps": str(args.steps),
+        "schedule.max_staleness": str(args.bound),
+        "run.output_dir": str(run_dir),
+        "run.eval_steps": "0",
+    }
+    if mean:
+        os.environ[MEAN] = str(mean)
+        fields["environment.tools"] = "[benchmarks.environments.calculate]"
+    train(read_config("smollm2_tools", fields))
+    with closing(TrajectoryReader(run_dir / "events.db")) as log:
+        times = [seconds for (seconds,) in log.query(_TIMES)]
+        ((tokens,),), ((answer,),) = log.query(_TOKENS), log.query(_ANSWERS)
     assert len(times) == args.steps
-    return tokens / (times[-1] - times[0]), answer
+    return Trained(tokens / (times[-1] - times[0]), answer)

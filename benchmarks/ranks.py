@@ -16,13 +16,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from benchmarks import harness
+from benchmarks.training.train import repeated
 from rhymeflow.config import LearnerConfig, ModelConfig, RolloutConfig
 from rhymeflow.learner.ranks import Ranks
 from tests.learner.rank_jobs import on_ranks
@@ -40,16 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    found: dict[int, list[list[dict[str, float]]]] = {1: [], args.ranks: []}
-
-    def side(num_ranks: int) -> float:
-        with TemporaryDirectory() as out:
-            found[num_ranks].append(on_ranks(num_ranks, measure, vars(args), out, timeout=3600.0))
-        return found[num_ranks][-1][0]["train s"]
-
-    seconds = harness.interleave(
-        {f"{n} rank{'s' * (n > 1)}": lambda n=n: side(n) for n in found}, args.repeats, "train s"
-    )
+    sides = {count: partial(measured, count, vars(args)) for count in (1, args.ranks)}
+    found = repeated(sides, args.repeats, lambda ranks: ranks[0]["train s"])
     rows = [
         {
             "learner": f"rank {rank} of {count}",
@@ -58,7 +51,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for count, runs in found.items()
         for rank, of in enumerate(zip(*runs, strict=True))
     ]
-    one, many = seconds.values()
+    one, many = ([ranks[0]["train s"] for ranks in runs] for runs in found.values())
     print(f"a step on one rank takes {harness.median_ratio(one, many):.2f} of the time on many")
     first, *others = (row for row in rows if row["learner"].endswith(f"of {args.ranks}"))
     name = "ranks/memory that publishing takes, in blocks"
@@ -77,6 +70,11 @@ NOTES = (
     "moments as counted. Measured: `held` between steps, peaks while loading and training, and by "
     "how much publishing and saving exceed `held`."
 )
+
+
+def measured(count: int, args: dict[str, Any], _: int, out: Path) -> list[dict[str, float]]:
+    """The figures of each of so many ranks."""
+    return on_ranks(count, measure, args, str(out), timeout=3600.0)
 
 
 def measure(ranks: Ranks, args: dict[str, Any], out: str) -> dict[str, float]:

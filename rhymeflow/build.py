@@ -1,7 +1,4 @@
-"""From a configuration to what the coordinator gets: the size of the run, and its rules.
-
-Names and functions of the user's are resolved here and nowhere else.
-"""
+"""Makes a coordinator's plan and schedule of a configuration; resolves names of rules."""
 
 from __future__ import annotations
 
@@ -26,15 +23,15 @@ from rhymeflow.utils.user_modules import imported
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 FILTERED_BATCHES = 4
-"""Batches' worth of groups that may be filtered between two steps; then they pass."""
+"""Batches' worth of groups that may be filtered between two steps; further ones pass."""
 STUCK_GROUPS = 1
-"""Groups that may be missing for a batch to count as stuck."""
+"""A batch is stuck if at most this many of its groups are missing."""
 RETRIES = 2
-"""Times a prompt is retried because of `schedule.on_stuck`; then it is waited for."""
+"""How often `schedule.on_stuck: retry` retries a prompt; then the learner waits for it."""
 
 
 def plan(config: Config) -> Plan:
-    """The size of the run, and the parameters of the protocol."""
+    """The size of the run and the parameters of the protocol."""
     rules, groups_per_batch = rules_in_force(config), config.learner.groups_per_batch
     assert rules.batch_order is not None
     assert rules.accumulate_early is not None
@@ -59,10 +56,10 @@ def plan(config: Config) -> Plan:
 
 
 def schedule(config: Config) -> Schedule:
-    """The rules of the run: the bundle of this name, with the pieces that were replaced.
+    """The rules of the run: those of the named bundle, except for the ones that were replaced.
 
-    Raises `UserError` for a piece or a cost model that is not there or cannot be used as such, and
-    where responses would have nothing to be compared with.
+    Raises:
+        UserError: a rule or the cost model cannot be had, or all advantages would be 0.
     """
     if config.rollout.temperature == 0 and config.learner.is_used:
         raise UserError(
@@ -95,11 +92,11 @@ def schedule(config: Config) -> Schedule:
 
 
 def with_cost_model(config: Config) -> Config:
-    """The configuration with what a simulation takes as cost model: as given; or, where the default
-    is not of this model, the shipped profile of its model, GPUs and instances.
+    """The configuration with a cost model for a simulation: the given one, or if the default is of
+    another model the shipped profile of its model, GPUs and instances.
 
     Raises:
-        UserError: none is.
+        UserError: there is no such profile.
     """
     given, name = config.schedule.cost_model, config.model.name
     is_given = config.simulation.profile or given != type(config.schedule)().cost_model
@@ -119,7 +116,7 @@ def with_cost_model(config: Config) -> Config:
 
 
 def rules_in_force(config: Config) -> ScheduleConfig:
-    """Section `schedule` with what it leaves to its schedule filled in: no field is `None` then."""
+    """Section `schedule` with each `None` replaced by what its schedule has."""
     chosen, bundle = config.schedule, SCHEDULES[config.schedule.name]
     needs_whole_batch = bool(config.learner.needs_whole_batch) or config.simulation.colocated
     own = {
@@ -141,7 +138,7 @@ def _name(rule: Callable[..., Any], known: Mapping[str, Rule]) -> str:
 
 
 def _piece(field: str, given: str | None, known: Mapping[str, Rule], arguments: str) -> Rule:
-    """The rule of this name, or the user's function."""
+    """The rule of this name, or the user's function, which has to take these arguments."""
     assert given is not None
     if given in known:
         return known[given]
@@ -165,7 +162,7 @@ def _piece(field: str, given: str | None, known: Mapping[str, Rule], arguments: 
 
 
 def _is_pythons_own(function: Callable[..., Any]) -> bool:
-    """Whether it is of the standard library: `os.system` takes one argument too."""
+    """Whether it is in the standard library, as `os.system`, which takes one argument too."""
     if not (inspect.isroutine(function) or inspect.isclass(function)):
         return False  # a `partial` of the user's function
     return (function.__module__ or "").partition(".")[0] in sys.stdlib_module_names

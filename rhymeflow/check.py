@@ -1,7 +1,6 @@
-"""What can be wrong with a configuration, found out before a run begins. Nothing is written.
+"""Finds what is wrong with a configuration before a run begins. Nothing is written.
 
-`before_start` takes milliseconds, runs no code of a reward function, reads no weights and loads no
-torch.
+`before_start` takes milliseconds: it runs no reward function, reads no weights and loads no torch.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ from rhymeflow.utils.cores import can_stay_on
 from rhymeflow.utils.user_modules import check_file, names_file
 
 LEAST_PROCESS = 200_000_000
-"""Bytes of its own that an instance or a rank takes at least, for Python and torch alone."""
+"""Least bytes of a process of an instance or a rank: Python and torch alone."""
 LEAST_SEQUENCE = 1_000
-"""Bytes that an instance sets aside at least for each response it may decode at a time."""
+"""Least bytes that an instance reserves for each response that it may decode at a time."""
 LEAST_HISTORY = 58
-"""Bytes that the index of history takes at least for each token."""
+"""Least bytes of the index of history for each token."""
 
 
 class Loaded(NamedTuple):
-    """What a run would begin with."""
+    """What a run would load."""
 
     tokenizer: Tokenizer
     prompts: RunPrompts
@@ -56,14 +55,14 @@ class Loaded(NamedTuple):
     longest_prompt: int
     """In tokens."""
     rewards: list[str]
-    """What each reward function, of suites too, returned when it was tried."""
+    """What each reward function, also of suites, returned when it was tried."""
     unseen: str | None
-    """What rewards do not see of responses, see `models.tokenizer.unseen_tokens`."""
+    """What reward functions do not see of responses, from `models.tokenizer.unseen_tokens`."""
 
 
 def before_start(config: Config) -> None:
-    """Look for what the configuration names: files, functions, the cost model, the strategies.
-    Raises `UserError` for what is not there."""
+    """Raise `UserError` unless all that the configuration names is there: files, functions, the
+    cost model and the strategies."""
     if config.runtime == "ray" and config.rollout.python is not None:
         raise UserError(
             "rollout.python: with runtime = 'ray' an instance runs under the Python of its node"
@@ -86,8 +85,11 @@ def before_start(config: Config) -> None:
 
 
 def everything(config: Config) -> Loaded:
-    """Load what a run would load, but for the weights; `before_start` is to have passed. Raises
-    `UserError` if none would start."""
+    """Load what a run would load, except for the weights, after `before_start` has passed.
+
+    Raises:
+        UserError: the run would not start.
+    """
     if not config.learner.is_used:
         raise UserError("learner.max_steps = 0: nothing is trained, and `rhymeflow eval` evaluates")
     from rhymeflow.environments.episodes import Episodes
@@ -104,7 +106,7 @@ def everything(config: Config) -> Loaded:
     tokenizer = load_tokenizer(config.model)
     check_end(config.model, tokenizer)
     prove(config, has_engine=config.rollout.engine == "native")
-    # What a user's file prints is no part of the configuration that is printed.
+    # What a user's file prints must not mix with the configuration on stdout.
     with contextlib.redirect_stdout(sys.stderr):
         judges = list(map(Judge, config.reward.functions))
         tools = environments.all_tool_schemas(config)
@@ -129,7 +131,7 @@ def everything(config: Config) -> Loaded:
 def _tried(
     config: Config, tokenizer: Any, prompts: RunPrompts, suites: dict[str, SuitePrompts]
 ) -> list[str]:
-    """Try reward functions on the first prompt that they judge."""
+    """Try each reward function on the first prompt of its data."""
     encode = partial(tokenizer.encode, add_special_tokens=False)
     said = []
     for name, functions in reward_sections(config).items():
@@ -139,7 +141,11 @@ def _tried(
 
 
 def prove(config: Config, *, has_engine: bool) -> None:
-    """Try the learner, and the engine, on a small model of this kind, with random weights."""
+    """Prove the learner, and the engine if there is one here, on a small random model of this kind.
+
+    Raises:
+        UserError: they do not compute what the model does.
+    """
     from rhymeflow.engine.native.engine import Engine
     from rhymeflow.learner.policy import Policy
     from rhymeflow.models.load import resolve_device, small_model
@@ -154,10 +160,8 @@ def prove(config: Config, *, has_engine: bool) -> None:
 
 
 def check_machine(config: Config) -> None:
-    """Compare cores, processes, what they decode at a time, and history with this machine.
-
-    Refuses only what cannot work here; what is merely more than enough is for a dry run to show.
-    """
+    """Raise `UserError` for cores, processes, `max_num_seqs` or history that this machine cannot
+    have. Whether they fit together is for a dry run to show."""
     rollout, ranks = config.rollout, config.learner.num_ranks
     if config.learner.cpus is not None:
         can_stay_on(config.learner.cpus, "learner.cpus")
@@ -183,11 +187,11 @@ def _check_name(function: RewardFunction) -> None:
     if names_file(spec):
         check_file(spec, f"reward function {spec}")
     elif spec not in BUILT_IN and "." not in spec.strip("."):
-        Judge(function)  # a recipe's, or a name that means nothing
+        Judge(function)  # a recipe's, or an unknown name
 
 
 def _check_rows(config: Config, prompts: list[Prompt], judges: Iterable[Judge]) -> None:
-    """Look whether each row has the columns that environments and reward functions take."""
+    """Raise `UserError` unless each row has the columns that environments and judges take."""
     environments.check_rows(config, prompts)
     for judge in judges:
         for each in prompts:

@@ -1,4 +1,4 @@
-"""Looks the machine over: what it can run, what is missing, how to get it."""
+"""Examines the machine: what it can run, what is missing, how to get it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Starts the commands that benchmarks measure, and reads the metrics of training runs.
 
-Holds true: a run that is stopped early ends as Ctrl-C ends it, after the current step, so its
-directory is complete. While a run is watched, only its small metrics file is read, once a second.
+A run that is stopped early ends as by Ctrl-C, after the current step, so its directory is complete.
 """
 
 from __future__ import annotations

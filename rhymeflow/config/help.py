@@ -8,9 +8,10 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
+from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
-from rhymeflow.config import Config, Section
+from rhymeflow.config import Config
 from rhymeflow.config.fields import brief, every_field, nearest_field, section_of
 from rhymeflow.errors import UserError, suggestion
 
@@ -118,25 +119,17 @@ def _sections() -> Iterator[tuple[str, list[str], list[tuple[str, FieldInfo]]]]:
 
 def _entry(path: str, field: FieldInfo, text: str) -> str:
     indent = " " * 6
-    return f"  --{path} [{_shown(field.default)}]\n" + textwrap.fill(
+    # Defaults of fields that are lists of sections are left out, too.
+    as_json = TypeAdapter(field.annotation).dump_python
+    default = as_json(field.default, mode="json", exclude_defaults=True)
+    shown = default if isinstance(default, str) else brief(default)
+    return f"  --{path} [{shown}]\n" + textwrap.fill(
         text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
     )
 
 
 def _meaning(field: FieldInfo) -> str:
     return " ".join((field.description or "").split())
-
-
-def _shown(default: Any) -> str:
-    """The default as it is written in YAML."""
-    if isinstance(default, tuple):
-        values = [
-            each.model_dump(mode="json", exclude_defaults=True) if isinstance(each, Section)
-            else each
-            for each in default
-        ]  # fmt: skip
-        return brief(values)
-    return default if isinstance(default, str) else brief(default)
 
 
 def _in_short(field: FieldInfo) -> str:

@@ -1,9 +1,9 @@
-"""Ready configurations: `NAME.yaml`, and what a recipe ships in `NAME/`.
+"""Recipes: configurations `NAME.yaml`, with files that a recipe ships in `NAME/`.
 
 A recipe's directory may hold a checkpoint (`model.name: recipe:NAME`), a `task.py` (`data.source:
 recipe:NAME`, `reward.functions[].function: recipe:NAME`, and with a class `Environment`
 `environment.classes[].environment: recipe:NAME`) and a `warm_start.py` with the rows that the
-checkpoint was taught (`sft.source: warm_start:NAME`).
+checkpoint was trained on (`sft.source: warm_start:NAME`).
 """
 
 from __future__ import annotations

@@ -160,6 +160,13 @@ def test_weights_that_are_no_numbers_or_not_there_are_named(checkpoint, value):
     assert said in message
 
 
+def test_weights_that_do_not_fit_are_named(checkpoint):
+    sizes = {**SIZES, "num_hidden_layers": 3, "tie_word_embeddings": True}
+    LlamaConfig(**sizes).save_pretrained(checkpoint)
+    message = refusal(load_model, config_of(checkpoint), dtype=torch.float32, device=CPU)
+    assert "the weights do not fit its config.json: has no model.layers.2." in message
+
+
 def test_hub_name_offline_says_what_was_tried_and_what_to_do(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     message = refusal(load_config, ModelConfig(name="no-such-owner/no-such-model"))

@@ -47,17 +47,3 @@ def test_of_several_runs_with_one_directory_one_has_it(tmp_path: Path) -> None:
         begin()
     assert (path / "config.yaml").read_text() == "first"
     assert (path / "events.db").is_file()
-
-
-def test_what_somebody_else_put_there_stays(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-
-    def fail() -> None:
-        with claimed(Config(), path):
-            (path / "notes.txt").write_text("mine")
-            (path / "config.yaml").write_text("")
-            raise UserError("late")
-
-    with pytest.raises(UserError, match="late"):
-        fail()
-    assert [each.name for each in path.iterdir()] == ["notes.txt"]

@@ -64,8 +64,8 @@ def read_prompt(prompt: str) -> list[int]:
 def solution(digits: Sequence[int], forgets: Callable[[], bool] = lambda: False) -> str:
     """The reference response, all running totals written out.
 
-    `forgets` is asked at each carry, and where it says so the carry is left out, as a careless
-    teacher would: 7 + 5 is 2, 17 + 5 is 12.
+    `forgets` is called at each carry; if it returns true the carry is left out: 7 + 5 is 2, and
+    17 + 5 is 12.
     """
     total, steps = 0, []
     for label, digit in zip(LABELS, digits, strict=False):

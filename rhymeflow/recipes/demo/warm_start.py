@@ -1,10 +1,10 @@
-"""What the demo's checkpoint was taught: the solutions of a careless teacher.
+"""Training data of the demo's checkpoint: the solutions of a careless teacher.
 
     rhymeflow sft demo --sft.output_dir DIRECTORY
 
-The teacher forgets every other carry. So the model knows how a sum is written out, finds each term
-and ends in time, but is right only about four times in ten: what is left for reinforcement
-learning, which sees nothing but the final answer, is to find out that carries matter.
+The teacher forgets every other carry. So the model knows how to write out a sum, finds each term
+and ends in time, but is right only about four times in ten. Reinforcement learning, which sees only
+the final answer, has to find out that carries matter.
 
 The shipped weights were made by an earlier command with other batches of the same solutions, in
 1600 steps; `warm_start.json` has their digest. Another CPU or torch may round differently and so
@@ -24,9 +24,8 @@ FORGOTTEN_CARRIES = 0.5
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
     """Draw `count` sums with the careless teacher's solutions: `prompt` and `completion`.
 
-    Three quarters of the tokens are of sums as long as the task draws them, the others of lengths
-    that are all as likely, so that every length is covered. A longer sum has more tokens, so it is
-    drawn less often.
+    Three quarters of the tokens are of sums with the task's distribution of lengths; in the others
+    every length is equally likely. Longer sums have more tokens, so they are drawn less often.
     """
     noise = random.Random(f"rhymeflow demo, careless {seed}")
     lengths = [problem["terms"] for problem in task.problems(4096, seed)]

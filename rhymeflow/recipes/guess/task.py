@@ -7,9 +7,9 @@
     answer      >
     turn        25
 
-The hint is the hidden number's side of the guess: `<` says that it is smaller. What is no number is
-answered by `?`. The episode ends with the right guess, or after six turns: just enough for who
-always halves what is left. A prompt's number means nothing, it only makes prompts distinct.
+The hint says where the hidden number is: `<` means that it is smaller than the guess. A turn that
+is not a number is answered by `?`. The episode ends with the right guess, or after six turns, which
+is just enough if each guess halves what is left. The number in a prompt only makes it distinct.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 ALPHABET = string.digits + "#?<>"
 LARGEST = 63
-"""Numbers from 1 to this one are guessed."""
+"""The hidden number is from 1 to this one."""
 
 MAX_TURNS = 6
 """2^6 - 1 = 63: halving finds every number within so many turns."""
@@ -35,7 +35,7 @@ def problems(count: int, seed: int) -> list[dict[str, Any]]:
     """Draw `count` problems with distinct prompts: `prompt` and `hidden`, the number.
 
     The same arguments give the same list, and a shorter list is its beginning. Raises `ValueError`
-    if there are not so many prompts.
+    for a `count` above 50,000.
     """
     if count > 50_000:
         raise ValueError(f"there are not {count} distinct games, but 50000")
@@ -48,7 +48,7 @@ def problems(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def hint(guess: int, hidden: int) -> str:
-    """The side of a wrong guess on which the hidden number is."""
+    """Whether the hidden number is smaller (`<`) or greater (`>`) than a wrong guess."""
     return "<" if hidden < guess else ">"
 
 
@@ -56,7 +56,7 @@ class Environment:
     """One game."""
 
     def reset(self, *, hidden: int, **_: Any) -> None:
-        """Begin with the problem whose columns these are."""
+        """Start a problem, given its columns."""
         self._hidden = hidden
         self._turns = 0
         self._reward = 0.0

@@ -1,11 +1,10 @@
-"""What the checkpoint of `guess` was taught: the games of a careless teacher.
+"""Training data of the checkpoint of `guess`: the games of a careless teacher.
 
     rhymeflow sft guess --sft.output_dir DIRECTORY
 
-The teacher begins in the middle and heeds every hint, but more often than not it goes only one step
-to the side that a hint points to. Otherwise it halves what is left. So the model knows the rules
-and the middles, and finds a third of the numbers in time; what is left for reinforcement learning
-is to find out that halving is quicker.
+The teacher begins in the middle and follows every hint, but mostly goes only one step in its
+direction; otherwise it halves what is left. So the model knows the rules and the middles, and finds
+a third of the numbers in time. Reinforcement learning has to find out that halving is quicker.
 """
 
 from __future__ import annotations

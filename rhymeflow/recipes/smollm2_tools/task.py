@@ -1,7 +1,4 @@
-"""A calculator as a plain function, which the policy calls by a JSON object in its turn.
-
-Nothing but arithmetic is carried out.
-"""
+"""A calculator for arithmetic as a plain function, which the policy calls by a JSON object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add and subtract numbers that are too long to do in one's head, with a calculator.
+"""Add and subtract numbers with a calculator, since they are too long for mental arithmetic.
 
     prompt      a48213 b+9977 c-31415?
     turn        [a48213 b+9977]
@@ -7,9 +7,8 @@
     answer      26775
     turn        =26775
 
-A call is one operation; two to seven numbers take one to six calls. What is in brackets and is no
-call is answered by `?`, and the episode goes on; a turn that begins with `=` ends it. Only the
-final number is judged.
+A call is one operation; two to seven numbers take one to six calls. A turn that begins with `=`
+ends the episode, and its number is judged. Any other turn that is not a call is answered by `?`.
 """
 
 from __future__ import annotations
@@ -35,10 +34,9 @@ def problems(
 ) -> list[dict[str, Any]]:
     """Draw `count` distinct problems: `prompt`, `answer` (a decimal string) and `calls`.
 
-    Short sums are somewhat likelier than long ones. Two thirds of the numbers that can be taken
-    away are: no running total is negative. The same arguments give the same list, and a shorter
-    list is its beginning.
-    Raises `ValueError` if the bounds are impossible.
+    Short sums are somewhat likelier than long ones. Of the numbers that would not make the running
+    total negative two thirds are subtracted. The same arguments give the same list, and a shorter
+    list is its beginning. Raises `ValueError` if the bounds are impossible.
     """
     if not 2 <= min_numbers <= max_numbers <= len(LABELS):
         raise ValueError(
@@ -62,7 +60,7 @@ def problems(
 
 
 def _number(noise: random.Random) -> int:
-    """Of three to five digits, each as likely."""
+    """A number of three to five digits, each length equally likely."""
     return noise.randrange(10 ** (digits := noise.randint(2, MOST_DIGITS - 1)), 10 * 10**digits)
 
 
@@ -74,7 +72,7 @@ def write_prompt(terms: Sequence[int]) -> str:
 
 
 def write_term(label: str, number: int) -> str:
-    """A number that is added or taken away, in prompts and in calls."""
+    """A number that is added or subtracted, in prompts and in calls."""
     return f"{label}{number:+d}"
 
 
@@ -96,7 +94,7 @@ class Environment:
     """One episode: a problem and the calls made for it."""
 
     def reset(self, *, answer: str, **_: Any) -> None:
-        """Begin with the problem whose columns these are."""
+        """Start a problem, given its columns."""
         self._answer = answer
         self._reward = 0.0
 

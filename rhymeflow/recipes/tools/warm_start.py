@@ -1,11 +1,11 @@
-"""What the checkpoint of `tools` was taught: the turns of a careless teacher.
+"""Training data of the checkpoint of `tools`: the turns of a careless teacher.
 
     rhymeflow sft tools --sft.output_dir DIRECTORY
 
-The teacher adds more often than not what it should take away, sometimes answers before all numbers
-are in, and now and then drops a character of a call. So the model knows how to call, copies numbers
-and ends in time, but is right only about three times in ten: what is left for reinforcement
-learning is to find out that signs matter, and that all numbers do.
+The teacher mostly adds what it should subtract, sometimes answers before it has used all numbers,
+and now and then drops a character of a call. So the model knows how to call, copies numbers and
+ends in time, but is right only about three times in ten: reinforcement learning has to find out
+that signs matter, and all numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def rows(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def played(terms: list[int], noise: random.Random) -> list[dict[str, str]]:
-    """The careless teacher's turns and what was answered; the last turn ends the episode."""
+    """The careless teacher's turns and the answers; the last turn ends the episode."""
     messages: list[dict[str, str]] = []
     total = str(terms[0])
     left = f"a{total}"
