@@ -46,7 +46,7 @@ LEAST_HISTORY = 58
 """Least bytes of the index of history for each token."""
 
 
-class Loaded(NamedTuple):
+class Checked(NamedTuple):
     """What a run would load."""
 
     tokenizer: Tokenizer
@@ -84,7 +84,7 @@ def before_start(config: Config) -> None:
     check_installed(config)
 
 
-def everything(config: Config) -> Loaded:
+def everything(config: Config) -> Checked:
     """Load what a run would load, except for the weights, after `before_start` has passed.
 
     Raises:
@@ -125,7 +125,7 @@ def everything(config: Config) -> Loaded:
     lengths += [len(ids) for suite in suites.values() for ids in suite.prompt_ids]
     rewards = _tried(config, tokenizer, prompts, suites)
     unseen = unseen_tokens(config.model, tokenizer)
-    return Loaded(tokenizer, prompts, suites, max(lengths), rewards, unseen)
+    return Checked(tokenizer, prompts, suites, max(lengths), rewards, unseen)
 
 
 def _tried(

@@ -19,7 +19,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.utils.cores import cores_of_ranks, usable_cores
 
 if TYPE_CHECKING:
-    from rhymeflow.check import Loaded
+    from rhymeflow.check import Checked
     from rhymeflow.learner.sample import Sample
     from rhymeflow.memory import Model
 
@@ -130,7 +130,7 @@ def _check_room(config: Config, model: Model, run_dir: Path) -> None:
         )
 
 
-def _what_is_trained_on(config: Config, loaded: Loaded) -> list[str]:
+def _what_is_trained_on(config: Config, loaded: Checked) -> list[str]:
     from rhymeflow.observe.printable import shortened  # loads rich
 
     train, held_out = loaded.prompts.train, loaded.prompts.held_out

@@ -21,7 +21,7 @@ from rhymeflow.errors import UserError, closest, suggestion
 
 
 @dataclass(frozen=True)
-class Source:
+class Origin:
     """Where values come from: a YAML text, and fields given on the command line."""
 
     name: str
@@ -57,17 +57,17 @@ class Source:
         return line
 
 
-def validate(values: dict[str, Any], source: Source) -> Config:
+def validate(values: dict[str, Any], origin: Origin) -> Config:
     """Make a `Config` of nested values; raises `UserError` with every mistake in one line."""
     try:
         text = json.dumps(written_out(values, Config))
     except TypeError as error:
-        raise UserError(f"{source.name}: {error}") from None
+        raise UserError(f"{origin.name}: {error}") from None
     try:
         # JSON rules let lists stand for tuples and still refuse `true` for a number.
         return Config.model_validate_json(text, strict=True)
     except ValidationError as error:
-        messages = [message(dict(details), source) for details in error.errors()]
+        messages = [message(dict(details), origin) for details in error.errors()]
         raise UserError("; ".join(messages)) from None
 
 
@@ -188,10 +188,10 @@ def brief(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def message(details: dict[str, Any], source: Source) -> str:
+def message(details: dict[str, Any], origin: Origin) -> str:
     """One of pydantic's errors as a line for the user."""
     path = ".".join(str(part) for part in details["loc"])
-    place = source.place(path)
+    place = origin.place(path)
     kind, given = details["type"], brief(details["input"])
     if kind == "extra_forbidden":
         return f"{place}: there is no such field (given {given}){nearest_field(path)}"

@@ -76,7 +76,7 @@ def parse_config(text: str, overrides: Overrides | None = None, *, where: str = 
     _make_way(values, overrides)
     for name, value in overrides.items():
         _put(values, name, _value(value, name), f"--{name}")
-    return fields.validate(values, fields.Source(where, node, frozenset(overrides)))
+    return fields.validate(values, fields.Origin(where, node, frozenset(overrides)))
 
 
 def config_from_json(text: str, *, where: str) -> Config:
@@ -85,7 +85,7 @@ def config_from_json(text: str, *, where: str) -> Config:
         values = json.loads(text)
     except ValueError as error:
         raise UserError(f"{where}: is not JSON: {error}") from None
-    return fields.validate(values, fields.Source(where))
+    return fields.validate(values, fields.Origin(where))
 
 
 def build_config(given: Mapping[str, Any], over: Config | None = None, *, where: str) -> Config:
@@ -98,7 +98,7 @@ def build_config(given: Mapping[str, Any], over: Config | None = None, *, where:
     for name, value in given.items():
         path = name if "." in name else fields.only_path(name, where)
         _put(values, path, value, f"{where}: {path}")
-    return fields.validate(values, fields.Source(where))
+    return fields.validate(values, fields.Origin(where))
 
 
 def dump_config(config: Config) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, PositiveInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from rhymeflow.config.fields import Source, message
+from rhymeflow.config.fields import Origin, message
 from rhymeflow.core.cost import CostModel
 from rhymeflow.errors import UserError, suggestion
 from rhymeflow.utils.disk import check_writable as check_writable_directory
@@ -123,4 +123,4 @@ def _read(path: Path) -> Profile:
         name = str(details["loc"][0])
         hint = suggestion(name, [field.name for field in dataclasses.fields(Profile)])
         raise UserError(f"{path}: {name}: there is no such field{hint}")
-    raise UserError(message(details, Source(str(path))))
+    raise UserError(message(details, Origin(str(path))))
