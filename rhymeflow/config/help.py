@@ -120,8 +120,8 @@ def _sections() -> Iterator[tuple[str, list[str], list[tuple[str, FieldInfo]]]]:
 def _entry(path: str, field: FieldInfo, text: str) -> str:
     indent = " " * 6
     # Defaults of fields that are lists of sections are left out, too.
-    as_json = TypeAdapter(field.annotation).dump_python
-    default = as_json(field.default, mode="json", exclude_defaults=True)
+    kind: TypeAdapter[Any] = TypeAdapter(field.annotation or Any)
+    default = kind.dump_python(field.default, mode="json", exclude_defaults=True)
     shown = default if isinstance(default, str) else brief(default)
     return f"  --{path} [{shown}]\n" + textwrap.fill(
         text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
