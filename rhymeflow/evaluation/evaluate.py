@@ -166,7 +166,7 @@ class _Shown(Progress):
 
     def __init__(self) -> None:
         super().__init__(Console(stderr=True))
-        self._width, self._next = 0, PROGRESS_SECONDS
+        self._next = PROGRESS_SECONDS
 
     def __enter__(self) -> Progress:
         return self
@@ -176,7 +176,7 @@ class _Shown(Progress):
 
     def update(self, state: ProgressState) -> None:
         """Show the progress, at most once in `PROGRESS_SECONDS`."""
-        if state.elapsed >= self._next and sys.stderr.isatty():
+        if state.elapsed >= self._next:
             self._next = state.elapsed + PROGRESS_SECONDS
             self._put(state.message)
 
@@ -186,6 +186,5 @@ class _Shown(Progress):
         print(f"warning: {message}", file=sys.stderr)
 
     def _put(self, line: str) -> None:
-        if self._width or line:
-            print(f"\r{' ' * self._width}\r{line}", end="", file=sys.stderr, flush=True)
-        self._width = len(line)
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)  # in place of the last

@@ -24,13 +24,6 @@ _SEGMENTS = """SELECT s.rowid, group_id, member, start, tokens, length, reward
 _REWARDS = "SELECT kind, body FROM events WHERE seq > ? AND seq <= ? AND kind = ? ORDER BY seq"
 
 
-class GroupPrompt(NamedTuple):
-    """A group's prompt, and the epoch it was requested in."""
-
-    epoch: int
-    prompt_ids: list[int]
-
-
 class NewSegment(NamedTuple):
     """Tokens from position `start` on; `tokens` is int32 [n]. `length` and `reward` are of the
     whole response, where it is finished and rewarded."""
@@ -68,12 +61,12 @@ class Follower:
         rows = self._reader.query(_REWARDS, before, self._seq, kind)
         return [codec.decode(kind, body) for kind, body in rows]
 
-    def prompt(self, group: GroupId) -> GroupPrompt:
-        """The prompt of a group that a segment is stored of."""
+    def prompt(self, group: GroupId) -> tuple[int, list[int]]:
+        """The epoch in which the prompt of a stored group was requested, and its tokens."""
         ((epoch, prompt),) = self._reader.query(
             "SELECT epoch, prompt_tokens FROM groups WHERE group_id = ?", group
         )
-        return GroupPrompt(epoch, np.frombuffer(prompt, "<i4").tolist())
+        return epoch, np.frombuffer(prompt, "<i4").tolist()
 
     def _last_event(self) -> int:
         ((seq,),) = self._reader.query("SELECT COALESCE(MAX(seq), 0) FROM events")

@@ -16,7 +16,7 @@ from typing import Any
 
 from rhymeflow.errors import StorageError, to_resume
 from rhymeflow.store import schema
-from rhymeflow.store import statements as sql
+from rhymeflow.store.statements import Statement
 from rhymeflow.utils.disk import fault_of, flush
 
 WAIT_SECONDS = 5.0
@@ -30,13 +30,13 @@ class Transaction:
         """See `schema.open_for_writing`."""
         self._path = path
         self.connection, self._lock = schema.open_for_writing(path, is_new=is_new)
-        self._rows: dict[str, list[tuple[Any, ...]]] = {}
+        self._rows: dict[Statement, list[tuple[Any, ...]]] = {}
         self._file = OnDisk(path)
         self._fault: StorageError | None = None
         self._is_open = True
 
-    def put(self, statement: str, *values: Any) -> None:
-        """Collect the values of a row for `statement`, one of `statements.ORDER`."""
+    def put(self, statement: Statement, *values: Any) -> None:
+        """Collect the values of a row."""
         self._rows.setdefault(statement, []).append(values)
 
     def write(self) -> None:
@@ -120,7 +120,7 @@ class Transaction:
     def _execute(self) -> None:
         if self._rows:
             self._begin()
-        for statement in sql.ORDER:
+        for statement in Statement:
             rows = self._rows.pop(statement, None)
             if rows is None:
                 continue
@@ -129,7 +129,7 @@ class Transaction:
             except sqlite3.Error as error:
                 error.add_note(f"while writing to {self._path}")
                 raise
-            assert statement not in sql.CHANGES_ONE or changed == len(rows), (
+            assert not statement.startswith("UPDATE") or changed == len(rows), (
                 f"{statement}: {len(rows)} rows were to change, and {changed} did"
             )
 

@@ -28,9 +28,9 @@ from rhymeflow.core.types import (
     Version,
 )
 from rhymeflow.store import codec, schema
-from rhymeflow.store import statements as sql
 from rhymeflow.store.pruning import Pruner
 from rhymeflow.store.schema import ENVIRONMENT
+from rhymeflow.store.statements import FINISHED_OF, PROMPTS_OF, TOKENS_OF, Statement
 from rhymeflow.store.transaction import Transaction
 
 
@@ -101,12 +101,12 @@ class SqliteTrajectoryStore:
         with self._transaction.writing():
             schema.note_writer(self._connection)
         values = self._attempt, self._last_seq + 1, now, started, config
-        self._change("attempts", (self._attempt,), sql.ATTEMPT, *values)
+        self._change("attempts", (self._attempt,), Statement.ATTEMPT, *values)
         return self._attempt
 
     def put_config(self, config: str) -> None:
         """Store this attempt's configuration as JSON text, in place of the one it began with."""
-        self._change("attempts", (self._attempt,), sql.CONFIG, config, self._attempt)
+        self._change("attempts", (self._attempt,), Statement.CONFIG, config, self._attempt)
 
     def digests(self) -> dict[str, str]:
         """Digests of the rows that the run began with, by what they are for."""
@@ -140,18 +140,18 @@ class SqliteTrajectoryStore:
         first = self._last_seq + 1
         for event in events:
             self._last_seq += 1
-            self._put(sql.EVENT, self._last_seq, now, *codec.encode(event))
+            self._put(Statement.EVENT, self._last_seq, now, *codec.encode(event))
         return first
 
     def record_command(self, event: int, command: Command) -> None:
         """Append what was commanded upon the event of this number."""
         self._last_command += 1
-        self._put(sql.COMMAND, self._last_command, event, *codec.encode(command))
+        self._put(Statement.COMMAND, self._last_command, event, *codec.encode(command))
 
     def put_snapshot(self, event: int, state: bytes) -> None:
         """Store the coordinator's state after this event; all but the last two are dropped."""
-        self._put(sql.SNAPSHOT, event, state)
-        self._put(sql.OLD_SNAPSHOTS, self._last_snapshot)
+        self._put(Statement.SNAPSHOT, event, state)
+        self._put(Statement.OLD_SNAPSHOTS, self._last_snapshot)
         self._last_snapshot = event
 
     def put_group(
@@ -169,7 +169,7 @@ class SqliteTrajectoryStore:
         """Store a prompt that was requested. Chat messages and columns are kept as JSON."""
         text = prompt if isinstance(prompt, str) else codec.to_json(prompt)
         given = text, _int32(prompt_tokens), codec.to_json(columns)
-        self._change("groups", (group,), sql.GROUP, group, row, epoch, *given, suite, version)
+        self._change("groups", (group,), Statement.GROUP, group, row, epoch, *given, suite, version)
 
     def suite_groups(self) -> tuple[GroupId, dict[GroupId, tuple[SuiteName, Version]]]:
         """The lowest number of a suite's group, and those that have not ended."""
@@ -191,16 +191,16 @@ class SqliteTrajectoryStore:
         wanted = json.dumps(list(groups))
         found = {
             group: Progress(row, epoch, prompt, array("i", tokens).tolist(), {}, {}, {}, {})
-            for group, row, epoch, prompt, tokens in self._ask(sql.PROMPTS_OF, wanted)
+            for group, row, epoch, prompt, tokens in self._ask(PROMPTS_OF, wanted)
         }
-        for group, member, blob, version, is_observed in self._ask(sql.TOKENS_OF, wanted):
+        for group, member, blob, version, is_observed in self._ask(TOKENS_OF, wanted):
             tokens = found[group].tokens.setdefault(member, array("i"))
             found[group].versions[member] = version
             before = len(tokens)
             tokens.frombytes(blob)
             if is_observed:
                 found[group].turns.setdefault(member, []).append((before, len(tokens)))
-        for group, member, reason in self._ask(sql.FINISHED_OF, wanted):
+        for group, member, reason in self._ask(FINISHED_OF, wanted):
             found[group].finished[member] = reason
         return found
 
@@ -230,7 +230,7 @@ class SqliteTrajectoryStore:
             return
         made_by = version, instance, steps, drafted
         given = _int32(tokens), struct.pack(f"<{len(logprobs)}f", *logprobs), accepted
-        self._put(sql.SEGMENT, *trajectory, start, *made_by, *given)
+        self._put(Statement.SEGMENT, *trajectory, start, *made_by, *given)
         self._pruner.put(len(tokens))
 
     def put_observed(
@@ -239,7 +239,9 @@ class SqliteTrajectoryStore:
         """Store the tokens from position `start` on, which an environment answered. They took no
         iteration and have no log-probabilities."""
         blob = _int32(tokens)
-        self._put(sql.SEGMENT, *trajectory, start, version, ENVIRONMENT, 0, 0, blob, b"", None)
+        self._put(
+            Statement.SEGMENT, *trajectory, start, version, ENVIRONMENT, 0, 0, blob, b"", None
+        )
         self._pruner.put(len(tokens))
 
     def put_span(
@@ -255,34 +257,36 @@ class SqliteTrajectoryStore:
     ) -> None:
         """Store which instance generated how many tokens without the tokens, as if deleted."""
         values = start, length, version, instance, steps, drafted
-        self._change("pruned", (trajectory.group,), sql.SPAN, *trajectory, *values)
+        self._change("pruned", (trajectory.group,), Statement.SPAN, *trajectory, *values)
 
     def put_finished(self, trajectory: TrajectoryId, *, length: int, reason: FinishReason) -> None:
         """Store that the response is complete with `length` tokens."""
-        self._change("trajectories", trajectory, sql.FINISHED, *trajectory, length, reason)
+        self._change("trajectories", trajectory, Statement.FINISHED, *trajectory, length, reason)
 
     def put_text(self, trajectory: TrajectoryId, text: str) -> None:
         """Store the text of a finished response."""
-        self._change("trajectories", trajectory, sql.TEXT, text, *trajectory)
+        self._change("trajectories", trajectory, Statement.TEXT, text, *trajectory)
 
     def put_reward(
         self, trajectory: TrajectoryId, *, reward: float, components: Mapping[str, float]
     ) -> None:
         """Store a finished response's weighted sum of rewards, and each by its function's name."""
         values = float(reward), codec.to_json(components)
-        self._change("trajectories", trajectory, sql.REWARD, *values, *trajectory)
+        self._change("trajectories", trajectory, Statement.REWARD, *values, *trajectory)
 
     def put_consumed(self, group: GroupId, *, version: Version, members: Sequence[int]) -> None:
         """Store that these members of the group are trained on as part of batch `version`."""
         self._end(group, "consumed", version, None)
         for member in members:
-            self._change("trajectories", (group, member), sql.TRAINED, version, group, member)
+            self._change("trajectories", (group, member), Statement.TRAINED, version, group, member)
 
     def put_token_details(
         self, trajectory: TrajectoryId, logprobs: bytes | None, flags: bytes
     ) -> None:
         """Store what the learner found and did, token by token (`learner/token_details.py`)."""
-        self._change("token_details", trajectory, sql.TOKEN_DETAILS, *trajectory, logprobs, flags)
+        self._change(
+            "token_details", trajectory, Statement.TOKEN_DETAILS, *trajectory, logprobs, flags
+        )
 
     def put_ending(self, group: GroupId, ending: Ending, *, version: Version, reason: str) -> None:
         """Store that the group was left out for `reason` when `version` was the newest."""
@@ -303,7 +307,7 @@ class SqliteTrajectoryStore:
         `durable`, which costs a disk flush, also a loss of power. Raises `StorageError` if the disk
         is full, or the file was deleted or damaged."""
         for change in self._changed:
-            self._put(sql.CHANGE, *change)
+            self._put(Statement.CHANGE, *change)
         self._changed.clear()
         self._transaction.commit(durable_seq=self._last_seq if durable else None)
 
@@ -316,11 +320,11 @@ class SqliteTrajectoryStore:
         self._transaction.close_if_missing()
 
     def _end(self, group: GroupId, ending: str, version: Version, reason: str | None) -> None:
-        self._change("groups", (group,), sql.ENDING, ending, version, reason, group)
+        self._change("groups", (group,), Statement.ENDING, ending, version, reason, group)
         if group >= 0:
             self._pruner.ended(group, version)
 
-    def _change(self, table: str, key: tuple[int, ...], statement: str, *values: Any) -> None:
+    def _change(self, table: str, key: tuple[int, ...], statement: Statement, *values: Any) -> None:
         """Put a row for `statement`, which makes or changes the row `key` of a table."""
         self._changed[table, key[0], key[1] if len(key) > 1 else 0] = None
         self._put(statement, *values)
