@@ -1,7 +1,7 @@
-"""Which command is meant, what it returns, and how a mistake is said.
+"""Parses the command line, runs the command, and reports mistakes with an exit code.
 
-Commands that only look at runs are found without the others, whose options are the configuration's:
-to import that takes longer than to look.
+Commands that only look at runs are added without the others, whose options are the configuration's:
+importing that takes longer than to look.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _is_output_closed():
             raise
-        # `| head` has read enough. What is left to be written at exit goes nowhere.
+        # `| head` has read enough; what is still buffered is dropped at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except UserError as error:
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_output_closed() -> bool:
-    """Whether standard output is a pipe that nobody reads any more."""
+    """Whether standard output is a pipe without a reader."""
     poll = select.poll()
     poll.register(sys.stdout, 0)
     return any(happened & select.POLLERR for _, happened in poll.poll(0))
@@ -107,13 +107,13 @@ def _add_all(add: Add, arguments: list[str]) -> tuple[list[str], dict[str, str]]
 _TAKES_FIELDS = ("train", "simulate", "sft", "eval")
 _HELP = {"--help": "--help=common", "-h": "--help=common"}
 _WITHOUT_VALUE = {**_HELP, "--dry-run": "--dry-run=full"}
-"""What an option means that may have a value: it is not to take what follows it for one."""
+"""Options whose value may be left out, with a value, so that they do not take the next argument."""
 
 
 def _hint(
     given: str, args: argparse.Namespace, commands: Mapping[str, argparse.ArgumentParser]
 ) -> str:
-    """What may be meant by an argument that is none."""
+    """What the user may have meant by an unknown argument."""
     option = given.partition("=")[0]
     name = option.lstrip("-")
     elsewhere = [each for each, sub in commands.items() if option in sub._option_string_actions]
@@ -155,7 +155,7 @@ def recipes(args: argparse.Namespace) -> None:
 
 
 def doctor(args: argparse.Namespace) -> None:
-    """Say what this machine can run, what is missing and how to get it."""
+    """Print what this machine can run, what is missing and how to get it."""
     from rhymeflow.doctor import examine
 
     print(examine())

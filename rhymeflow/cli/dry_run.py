@@ -1,7 +1,7 @@
-"""What a dry run shows: what would be trained on, what it needs, and the configuration.
+"""A dry run: prints what would be trained on, what it needs, and the configuration.
 
-All but the configuration are comments, so what is printed is a file that loads back equal; text of
-data and templates does not act on the terminal.
+All but the configuration are comments, so the output is a file that loads back equal. Text of data
+and templates is escaped.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from rhymeflow.memory import Model
 
 _LINES, _WIDTH = 24, 300
-"""Of a text, so many are shown: half of the lines its first ones, half its last."""
+"""Lines of a text that are shown, the first and the last half, and their width."""
 
 
 def dry_run(config: Config, *, is_full: bool) -> None:
-    """Print what `config` would do, its data read if `is_full`; raise what `train` would raise."""
+    """Print what `config` would do; `is_full`: read the data too. Raises what `train` would."""
     from rhymeflow import check
     from rhymeflow.runtime.start import check_run_dir, check_start, choose_run_dir
 
@@ -87,7 +87,7 @@ def _needs(config: Config, model: Model, longest_prompt: int | None) -> str:
 
 
 def placement(config: Config, device: str) -> list[tuple[str, str]]:
-    """Each process that computes, with its device, threads and cores."""
+    """(process, its device, threads and cores), of each process that computes."""
     rollout, learner = config.rollout, config.learner
     share = max(1, usable_cores() // (learner.num_ranks + rollout.num_instances))
     cores = rollout.cpus or (None,) * rollout.num_instances
@@ -112,7 +112,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def _check_room(config: Config, model: Model, run_dir: Path) -> None:
-    """Refuse what a run refuses once the model's size is known."""
+    """Raise the `UserError` of a run that finds too little room for the model."""
     from rhymeflow import memory
     from rhymeflow.runtime import disk_space
     from rhymeflow.utils import shared_memory
@@ -150,7 +150,7 @@ def _what_is_trained_on(config: Config, loaded: Checked) -> list[str]:
 
 
 def sft_dry_run(config: Config) -> None:
-    """Print what `sft` would learn, and how; raise what it would raise before its first step."""
+    """Print what `sft` would learn, and how. Raises what it would before its first step."""
     from rhymeflow import memory  # loads torch
     from rhymeflow.check import prove
     from rhymeflow.models.tokenizer import load_tokenizer
@@ -178,7 +178,7 @@ def sft_dry_run(config: Config) -> None:
 
 
 def _parts(row: Sample) -> Iterable[tuple[str, list[int]]]:
-    """What is read of a row, and what is learnt, in turn."""
+    """The parts of a row, each with whether it is read or learnt."""
     yield "read", row.prompt_ids
     observed = row.observed or [False] * len(row.completion_ids)
     for is_read, part in groupby(zip(observed, row.completion_ids, strict=True), itemgetter(0)):
@@ -186,7 +186,7 @@ def _parts(row: Sample) -> Iterable[tuple[str, list[int]]]:
 
 
 def _comments(tokenizer: Any, parts: Iterable[tuple[str, Sequence[int]]]) -> list[str]:
-    """Tokens as text with its special tokens, each line behind what its part is called."""
+    """Comment lines of tokens as text with special tokens, labelled by part."""
     from rhymeflow.observe.printable import printable  # loads rich
 
     parts = list(parts)

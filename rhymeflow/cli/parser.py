@@ -12,12 +12,12 @@ import rhymeflow
 from rhymeflow.errors import UserError, suggestion
 
 Add = Callable[..., argparse.ArgumentParser]
-"""Makes a command: its name, its function, whether it takes fields of the configuration as
-options, and options of its parser."""
+"""Adds a command: name, function, whether it takes fields of the configuration, and options of its
+parser."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, as every other mistake is said."""
+    """Raises mistakes as `UserError`, in one line."""
 
     commands: Mapping[str, argparse.ArgumentParser] = {}
     """By their names."""
@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (see `{self.prog} --help`)")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """As argparse does, and with the nearest of the choices."""
+        """Check as argparse does, and suggest the nearest choice."""
         if action.choices is not None and value not in action.choices:
             names = [str(each) for each in action.choices]
             hint = suggestion(str(value), names)
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Reads the installed version only when it is asked for."""
+    """Prints the version, which is read only then."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(nargs=0, **options)
@@ -48,7 +48,7 @@ class _Version(argparse.Action):
 
 
 def with_commands() -> tuple[Parser, Add]:
-    """A parser of `rhymeflow` without commands, and what adds one."""
+    """A parser of `rhymeflow` without commands, and the function that adds one."""
     parser = Parser(
         prog="rhymeflow", description="Asynchronous RL post-training of language models."
     )
@@ -78,7 +78,7 @@ positive = partial(whole, least=1)
 
 
 def as_number(text: str) -> float:
-    """NaN where it is none."""
+    """The number, NaN if the text is none."""
     try:
         return float(text)
     except ValueError:

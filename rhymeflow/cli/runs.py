@@ -1,6 +1,6 @@
-"""The commands that look at runs: `inspect`, `dashboard`, `runs`, `plot`, `export`.
+"""The commands that look at runs and change none: `inspect`, `dashboard`, `runs`, `plot`, `export`.
 
-None of them changes a run directory. To add them imports no configuration, which takes long.
+Adding them imports no configuration, which takes long.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from rhymeflow.cli.parser import Add, as_number, positive, whole
 
 _EXPORT = """Writes what a run generated, also while it goes on (docs/inspecting.md):
 rows of all that is stored, rows for `rhymeflow sft`, or preference pairs."""
-
+_PLOT = """Runs that differ only in run.seed are one line: their mean, and in the band one
+standard deviation to either side."""
 
 NAMES = ("inspect", "dashboard", "runs", "plot", "export")
 
@@ -30,9 +31,8 @@ def add_commands(add: Add) -> None:
 def _add_looking(add: Add) -> None:
     sub = add("inspect", inspect, help="show what happened in a run")
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
-    sub.add_argument(
-        "--trajectory", metavar="G.M", help="one response in full: member M of group G"
-    )
+    what = "one response in full: member M of group G"
+    sub.add_argument("--trajectory", metavar="G.M", help=what)
     for kind in ("worst", "best"):
         which = f"the N responses with the {kind} rewards (5 if no number is given)"
         sub.add_argument(f"--{kind}", metavar="N", type=int, nargs="?", const=5, help=which)
@@ -48,31 +48,18 @@ def _add_looking(add: Add) -> None:
     sub.add_argument("--host", default="127.0.0.1", help=what)
     sub.add_argument("--port", metavar="N", type=_port, help="default: the first free from 8750 on")
     sub = add("runs", runs, help="list runs with their results")
-    sub.add_argument(
-        "directories", metavar="DIR", type=Path, nargs="*", help="where runs are (default: runs)"
-    )
+    what = "where runs are (default: runs)"
+    sub.add_argument("directories", metavar="DIR", type=Path, nargs="*", help=what)
     sub.add_argument("--json", action="store_true", help="the same as JSON")
 
 
 def _add_plot(add: Add) -> None:
-    sub = add(
-        "plot",
-        plot,
-        help="draw curves of runs",
-        epilog="Runs that differ only in run.seed are one line: their mean, and in the band one "
-        "standard deviation to either side.",
-    )
+    sub = add("plot", plot, help="draw curves of runs", epilog=_PLOT)
     sub.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="+")
-    sub.add_argument(
-        "--output", metavar="FILE", type=Path, default=Path("curves.png"), help=".png or .svg"
-    )
-    sub.add_argument(
-        "--metric",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="as metrics.jsonl calls it, or steps/s; may be given several times",
-    )
+    where = {"metavar": "FILE", "type": Path, "default": Path("curves.png")}
+    sub.add_argument("--output", **where, help=".png or .svg")
+    what = "as metrics.jsonl calls it, or steps/s; may be given several times"
+    sub.add_argument("--metric", metavar="NAME", action="append", default=[], help=what)
     sub.add_argument("--x", choices=("step", "time", "trajectories"), default="step")
     what = "a point is the mean of N, but of evaluations"
     sub.add_argument("--smooth", metavar="N", type=positive, default=1, help=what)
@@ -92,13 +79,9 @@ def _add_export(add: Add) -> None:
     sub.add_argument("--min-reward", metavar="R", type=_number, help="this reward or more")
     steps = "trained on in these steps, both included; A: and :B are open"
     sub.add_argument("--steps", metavar="A:B", type=_steps, help=steps)
-    sub.add_argument(
-        "--ending",
-        choices=("consumed", "filtered", "aborted", "unfinished"),
-        action="append",
-        default=[],
-        help="what became of it; may be given several times",
-    )
+    endings = ("consumed", "filtered", "aborted", "unfinished")
+    what = "what became of it; may be given several times"
+    sub.add_argument("--ending", choices=endings, action="append", default=[], help=what)
     sub.add_argument("--best", metavar="N", type=positive, help="the N best of each prompt")
 
 

@@ -1,6 +1,6 @@
-"""The commands that make a policy, and those that ask one: they take a configuration.
+"""The commands that take a configuration: those that train a policy, and those that ask one.
 
-A mistake in it is said before what takes long to import is imported.
+They report a mistake in it before slow imports.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def resume(args: argparse.Namespace) -> None:
 
 
 def _to_its_end(run: Callable[[Callable[[Path], None]], object], has_dashboard: bool) -> None:
-    """Carry a run on; `run` is given what to call with its directory, for a dashboard beside it."""
+    """Call `run` with what it is to call with its directory; that starts a dashboard, if wanted."""
     with ExitStack() as stack:
 
         def begin(run_dir: Path) -> None:
@@ -411,7 +411,7 @@ def generate(args: argparse.Namespace) -> None:
 
 
 def _whole_input() -> str:
-    """All of standard input as a prompt; the last end of a line is none of it."""
+    """All of standard input as a prompt, without the last line end."""
     prompt = sys.stdin.read().removesuffix("\n")
     if not prompt:
         raise UserError("generate: the prompt is empty; give it after the model, or on stdin")
@@ -419,9 +419,9 @@ def _whole_input() -> str:
 
 
 def _lines() -> Iterator[str]:
-    """What is said, line by line, until the end of standard input (Ctrl-D on a terminal)."""
+    """The lines of standard input, until its end (Ctrl-D on a terminal)."""
     if not sys.stdin.isatty():
-        # Not by `input`, which loses an interrupt that comes while it flushes the output.
+        # `input` loses an interrupt that comes while it flushes the output.
         while line := sys.stdin.readline():
             yield line.removesuffix("\n")
         return

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rhymeflow.observe.limits import Limit
-from rhymeflow.observe.printable import clock, sparkline
+from rhymeflow.observe.printable import clock, number, sparkline
 
 _REDRAW_SECONDS = 0.2
 _SPARKLINE_STEPS = 24
@@ -136,8 +136,7 @@ def line(state: ProgressState) -> str:
     parts.append(f"trained {_rate(state.trained_tokens_per_s)}")
     if state.has_drafts:
         parts.append(f"drafts {_drafts(state)}")
-    rollout, learner = (_share(state.latest.get(f"idle/{part}")) for part in ("rollout", "learner"))
-    parts.append(f"idle rollout {rollout} learner {learner}")
+    parts.append("idle rollout {} learner {}".format(*_idle(state)))
     if state.limit is not None:
         parts.append(state.limit.said)
     parts.append(_times(state))
@@ -186,12 +185,11 @@ def _lines(state: ProgressState) -> list[tuple[str, RenderableType]]:
     ]
     if state.suites:
         lines.append(("suites", Columns(_suites(state), padding=(0, 2, 0, 0))))
-    rollout, learner = (_share(state.latest.get(f"idle/{part}")) for part in ("rollout", "learner"))
     limit = state.limit
     lines += [
         ("staleness", _staleness(state)),
         ("speed", _speed(state)),
-        ("idle", Text(f"rollout {rollout}, learner {learner}")),
+        ("idle", Text("rollout {}, learner {}".format(*_idle(state)))),
         ("pace", Fitted("-") if limit is None else Fitted(limit.line, limit.said)),
     ]
     if state.has_drafts:
@@ -209,12 +207,16 @@ def _drafts(state: ProgressState, *, shortly: bool = False) -> str:
     if mean is None:
         return "-"
     length, saved = ("length", "saved") if shortly else ("acceptance length", "time saved")
-    return f"{length} {mean:.2f}, {_share(rate)} accepted, {_share(share)} {saved}"
+    return f"{length} {mean:.2f}, {number(rate, '.0%')} accepted, {number(share, '.0%')} {saved}"
+
+
+def _idle(state: ProgressState) -> list[str]:
+    return [number(state.latest.get(f"idle/{part}"), ".0%") for part in ("rollout", "learner")]
 
 
 def _speed(state: ProgressState) -> Fitted:
     rates = state.latest.get("rollout/tokens_per_s"), state.trained_tokens_per_s
-    rollout, trained = ("-" if rate is None else f"{rate:,.0f}" for rate in rates)
+    rollout, trained = (number(rate, ",.0f") for rate in rates)
     return Fitted(
         f"rollout {_rate(rates[0])}, trained {_rate(rates[1])}",
         f"rollout {rollout}, trained {trained} tokens/s",
@@ -256,7 +258,3 @@ def _times(state: ProgressState) -> str:
 
 def _rate(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f} tokens/s"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
