@@ -26,10 +26,10 @@ from rhymeflow.store.previous_run import section_in_force, store_of
 from rhymeflow.store.reader import StoredSegment, TrajectoryReader
 
 GROUPS_AT_ONCE = 64
-"""Are read in one transaction, and held in memory."""
+"""Read in one transaction, and held in memory."""
 
 UNFINISHED = "unfinished"
-"""What a response is called that no ending has reached yet, as in `summary.json`."""
+"""The ending of a response whose group has none yet, as in `summary.json`."""
 NO_TEXT = "whose text was deleted (run.keep_tokens) or never made"
 UNREADABLE = "whose answers of the environment are no messages"
 UNEQUAL = "without a better or worse one in their group"
@@ -46,7 +46,7 @@ Text = str | list[Message]
 
 @dataclass(frozen=True)
 class Export:
-    """What was written, and what was not."""
+    """What was written, and what was left out, by reason."""
 
     path: Path
     rows: int
@@ -56,7 +56,7 @@ class Export:
     """Rows of `trajectories` by what they lack."""
 
     def line(self) -> str:
-        """The same in a line."""
+        """The report in one line."""
         text = f"{self.path}: {self.rows:,} rows of {self.responses:,} responses"
         for title, counts in (("left out", self.left_out), ("among them", self.notes)):
             if counts:
@@ -70,17 +70,17 @@ def _counted(counts: dict[str, int]) -> str:
 
 @dataclass(frozen=True)
 class Filters:
-    """Which responses are wanted; the defaults want all."""
+    """Which responses to export; by default all."""
 
     min_reward: float | None = None
     steps: tuple[float, float] | None = None
-    """Trained on in one of these steps, the first and the last included; steps count from 1."""
+    """First and last of the steps that trained on it; steps count from 1."""
     endings: tuple[str, ...] = ()
     best: int | None = None
-    """The so many with the greatest rewards of each row of the data."""
+    """This many of each row of the data, those with the greatest rewards."""
 
     def want(self, response: Record) -> bool:
-        """Whether it is wanted, `best` aside."""
+        """Whether the response passes all filters but `best`."""
         reward, step = response["reward"], response["step"]
         if self.min_reward is not None and (reward is None or reward < self.min_reward):
             return False
@@ -129,7 +129,7 @@ def export(
 
 
 def groups(reader: TrajectoryReader) -> Iterator[Record]:
-    """Groups that had begun when this began, each with what is known of its responses."""
+    """The groups that had begun at the call, with all that is stored of their responses."""
     ((last,),) = reader.query("SELECT COALESCE(MAX(group_id), -1) FROM groups")
     for start in range(0, last + 1, GROUPS_AT_ONCE):
         chosen = range(start, min(start + GROUPS_AT_ONCE, last + 1))
@@ -140,7 +140,7 @@ def groups(reader: TrajectoryReader) -> Iterator[Record]:
 
 
 def _ending(group: Record, member: Record) -> str:
-    """One of `ENDINGS`: of a consumed group, members that were not needed are aborted."""
+    """The ending of a response: aborted, if its group was consumed without it."""
     if member["step"] is not None:
         return "consumed"
     ending: str = group["ending"] or UNFINISHED
@@ -148,7 +148,7 @@ def _ending(group: Record, member: Record) -> str:
 
 
 class Rows:
-    """Makes rows of a run's responses that fit, one by one, and counts the others by the reason."""
+    """Makes rows of the responses that pass the filters, and counts the others by reason."""
 
     def __init__(
         self, reader: TrajectoryReader, what: str, filters: Filters, *, with_tokens: bool = False
@@ -170,7 +170,7 @@ class Rows:
         return make[self._what]()
 
     def groups(self) -> Iterator[tuple[Record, list[Record]]]:
-        """Each group, with those of its responses that are taken."""
+        """Each group, with its responses that are exported."""
         for group in groups(self._reader):
             taken = []
             for each in group["members"]:
@@ -185,8 +185,8 @@ class Rows:
             yield group, taken
 
     def _why_not(self, each: Record) -> str | None:
-        """Without its text, or cut short, a response is of no use but as a row of its own; the
-        rejected one of a pair may be cut."""
+        """The reason to leave a response out. SFT rows and pairs need its text; SFT rows need a
+        complete one."""
         if not self._filters.want(each):
             return "not wanted"
         if self._what == "trajectories":
@@ -198,7 +198,7 @@ class Rows:
         return "cut short" if each["reason"] in CUT and self._what == "sft" else None
 
     def _best_of_rows(self, number: int) -> set[TrajectoryId]:
-        """Of equal rewards those of newer groups, which a better policy made."""
+        """The best responses of each row; of equal rewards those of newer groups."""
         heaps: dict[int, list[tuple[float, int, int]]] = {}
         for group in groups(self._reader):
             heap = heaps.setdefault(group["row"], [])
@@ -233,7 +233,7 @@ class Rows:
             self.notes["without tokens (run.keep_tokens)"] += 1
 
     def _sft(self) -> Iterator[Record]:
-        """One row a complete response, whatever its reward."""
+        """A row per complete response, whatever its reward."""
         for group, taken in self.groups():
             for each in taken:
                 said = self._said(group, each)
@@ -243,7 +243,7 @@ class Rows:
                     yield {"prompt": said[0], "completion": said[1]}
 
     def _preferences(self) -> Iterator[Record]:
-        """One row a group that has rewards that differ: its best complete response, its worst."""
+        """A row per group whose rewards differ: its best complete response and its worst."""
         for group, taken in self.groups():
             rewarded = [each for each in taken if each["reward"] is not None]
             self.left_out["without reward"] += len(taken) - len(rewarded)
@@ -271,22 +271,21 @@ class Rows:
             return self._reader.segments(_name(response))
 
     def _said(self, group: Record, response: Record) -> tuple[Text, Text] | None:
-        """What the policy was given, with the system message and the examples before it, and what
-        followed: text where the prompt is text and nothing was answered in between, else messages.
-        `None`: it is no text."""
+        """The prompt, with system message and examples, and the completion: text where the prompt
+        is text and there is one turn, else messages. `None`: it cannot be read as messages."""
         begun, prompt = _begun(self._given(group), self._data.assistant_prefix)
         is_chat = not isinstance(prompt, str)
         if self._turns is None:
             text = begun + response["text"]
             return prompt, [{"role": "assistant", "content": text}] if is_chat else text
         said = self._turns.messages(turns_of(self._segments(response)), is_chat=is_chat)
-        if not said:  # no messages, or deleted since it was looked at
+        if not said:  # no messages, or deleted meanwhile
             return None
         said[0] = said[0] | {"content": begun + said[0]["content"]}
         return prompt, said
 
     def _given(self, group: Record) -> Text:
-        """The prompt as the chat template was given it, or as text."""
+        """The prompt as messages for the chat template, or as text."""
         prompt: Text = group["prompt"]
         if isinstance(prompt, str) and not self._data.chat_template:
             return prompt
@@ -294,7 +293,7 @@ class Rows:
 
 
 def _turn_reader(reader: TrajectoryReader) -> TurnReader | None:
-    """`None`: of a run whose responses have no turns."""
+    """`None`: responses of the run have a single turn."""
     environment = section_in_force(reader, "environment")
     if not (environment.classes or environment.tools):
         return None
@@ -308,7 +307,7 @@ def _name(response: Record) -> TrajectoryId:
 
 
 def _begun(prompt: Text, prefix: str | None) -> tuple[str, Text]:
-    """What the response had been begun with before the policy went on, and the prompt before it."""
+    """The text with which the response was begun for the policy, and the prompt before it."""
     begun = prefix or ""
     if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
         return prompt[-1]["content"] + begun, prompt[:-1]
@@ -316,7 +315,7 @@ def _begun(prompt: Text, prefix: str | None) -> tuple[str, Text]:
 
 
 def _extremes(members: list[Record]) -> tuple[Record, Record] | None:
-    """The best response that is complete, and the worst; `None` if no reward is less."""
+    """The best complete response, and the worst of all; `None` if it is not better."""
     whole = [each for each in members if each["reason"] not in CUT]
     if not whole:
         return None
@@ -333,7 +332,8 @@ def _trajectory(group: Record, member: Record) -> Record:
 
 
 def _tokens(segments: list[StoredSegment]) -> Record:
-    """Values for each token; `None` where tokens were deleted, as log-probability of an answer."""
+    """Lists with an entry per token; `None` if tokens were deleted. Tokens of an environment have
+    `None` for their log-probability."""
     names = ("tokens", "logprobs", "versions", "observed")
     if any(not segment.tokens for segment in segments):
         return dict.fromkeys(names)

@@ -1,5 +1,5 @@
-"""A response's tokens as turns: what the policy said, and what an environment answered, which is
-read back as messages only if these, encoded as the run encodes answers, give the same tokens."""
+"""A response's tokens as turns of the policy and of an environment. An environment's turn becomes
+messages only if these, encoded as the run encodes answers, give the same tokens."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rhymeflow.store.reader import StoredSegment
 
 _MARKS = ("rhymeflowfirst", "rhymeflowsecond")
 _ROLES = ("tool", "user")
-"""Of answers, in the order in which they are tried: some templates write a tool's as a user's with
+"""Roles of answers in the order of trial: some templates write a tool's answer as a user's, with
 more around it."""
 
 
 class Turn(NamedTuple):
-    """Tokens in a row that the policy sampled, or that an environment answered."""
+    """Consecutive tokens of the policy, or of an environment (`is_observed`)."""
 
     is_observed: bool
     tokens: list[int]
 
 
 def turns_of(segments: Sequence[StoredSegment]) -> list[Turn]:
-    """Return the turns of a response; of one whose tokens were deleted, none."""
+    """Return the turns of a response; empty if its tokens were deleted."""
     found: list[Turn] = []
     for segment in segments:
         if not segment.tokens:
@@ -39,14 +39,14 @@ def turns_of(segments: Sequence[StoredSegment]) -> list[Turn]:
 
 
 class TurnReader:
-    """Makes text and messages of turns; `tokenizer` is the policy's."""
+    """Converts turns to text and messages; `tokenizer` is the policy's."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._special = tokenizer, special_tokens(tokenizer)
         self._renderer: ChatRenderer | None = None
 
     def shown(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
-        """Return `{role, text, length}` of each: role `assistant` or `environment`, text without
+        """Return {role, text, length} of each turn: role `assistant` or `environment`, text without
         special tokens, length in tokens."""
         return [
             {
@@ -58,10 +58,10 @@ class TurnReader:
         ]
 
     def messages(self, turns: Sequence[Turn], *, is_chat: bool) -> list[Message] | None:
-        """Return the turns as messages of the assistant, and of a user or tools between them.
+        """Return messages of the assistant, and of a user or tools between them.
 
-        `is_chat`: whether the prompt went through the chat template; if not, an answer is the text
-        that was put after the turn. `None`: an answer is no message that the template writes.
+        `is_chat`: whether the prompt went through the chat template; if not, an answer is a user's
+        text. `None`: the template writes no message that is this answer.
         """
         found: list[Message] = []
         said: list[int] = []
@@ -78,7 +78,7 @@ class TurnReader:
         return found
 
     def _said(self, tokens: list[int]) -> str:
-        """A turn of the policy's without the token that ends it."""
+        """The text of a turn of the policy, without the token that ends it."""
         ends = self._text(tokens[-1:]) in self._special
         return self._text(tokens[:-1] if ends else tokens)
 
@@ -100,7 +100,8 @@ class TurnReader:
         return None
 
     def _contents(self, text: str, role: str, said: list[int]) -> list[str]:
-        """What stands where a template writes the contents of messages; empty if it cannot be."""
+        """The texts where the template writes the contents of messages; empty if the template did
+        not write `text`."""
         assert self._renderer is not None
         marked = [
             self._text(
