@@ -56,8 +56,8 @@ def _add_looking(add: Add) -> None:
 def _add_plot(add: Add) -> None:
     sub = add("plot", plot, help="draw curves of runs", epilog=_PLOT)
     sub.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="+")
-    where = {"metavar": "FILE", "type": Path, "default": Path("curves.png")}
-    sub.add_argument("--output", **where, help=".png or .svg")
+    where = Path("curves.png")
+    sub.add_argument("--output", metavar="FILE", type=Path, default=where, help=".png or .svg")
     what = "as metrics.jsonl calls it, or steps/s; may be given several times"
     sub.add_argument("--metric", metavar="NAME", action="append", default=[], help=what)
     sub.add_argument("--x", choices=("step", "time", "trajectories"), default="step")
