@@ -128,9 +128,9 @@ def tokens_per_second(
     while engine.has_work:
         engine.poll(0.01)
     seconds = time.perf_counter() - start
-    for request in requests if history is not None else ():
-        assert history is not None
-        enter(history, request.prompt_ids, request.tokens, 1.0, sample=batch)
+    if history is not None:
+        for request in requests:
+            enter(history, request.prompt_ids, request.tokens, 1.0, sample=batch)
     return batch * num_tokens / seconds
 
 

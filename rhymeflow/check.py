@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rhymeflow import build, environments
 from rhymeflow.config import Config, RewardFunction
@@ -108,36 +107,25 @@ def everything(config: Config) -> Checked:
     prove(config, has_engine=config.rollout.engine == "native")
     # What a user's file prints must not mix with the configuration on stdout.
     with contextlib.redirect_stdout(sys.stderr):
-        judges = list(map(Judge, config.reward.functions))
         tools = environments.all_tool_schemas(config)
         longest = max_length(config.model)
         prompts = RunPrompts.load(config, tokenizer, longest, tools[RUN])
         suites = load_suites(config, prompts.held_out, tokenizer, longest, tools)
-        _check_rows(config, prompts.train, judges)
         Episodes(config, environment_sections(config), tokenizer)
-        sources = {RUN: prompts.train} | {n: each.prompts for n, each in suites.items()}
-        for name, source in sources.items():
-            environments.check_calls(config, tokenizer, source, tools[name])
-        for suite in suites.values():
-            functions = suite.config.reward.functions
-            _check_rows(suite.config, suite.prompts, map(Judge, functions))
+        sources = {RUN: (config, prompts.train)}
+        sources |= {name: (suite.config, suite.prompts) for name, suite in suites.items()}
+        for name, (own, rows) in sources.items():
+            _check_rows(own, rows)
+            environments.check_calls(config, tokenizer, rows, tools[name])
     lengths = [len(prompts.encoder.encode(each)) for each in prompts.train]
     lengths += [len(ids) for suite in suites.values() for ids in suite.prompt_ids]
-    rewards = _tried(config, tokenizer, prompts, suites)
+    rewards: list[str] = []
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    for name, functions in reward_sections(config).items():
+        first = sources[name][1][0]
+        rewards += tried(config, functions, first, encode, partial(print, file=sys.stderr, end=""))
     unseen = unseen_tokens(config.model, tokenizer)
     return Checked(tokenizer, prompts, suites, max(lengths), rewards, unseen)
-
-
-def _tried(
-    config: Config, tokenizer: Any, prompts: RunPrompts, suites: dict[str, SuitePrompts]
-) -> list[str]:
-    """Try each reward function on the first prompt of its data."""
-    encode = partial(tokenizer.encode, add_special_tokens=False)
-    said = []
-    for name, functions in reward_sections(config).items():
-        source = prompts.train if name == RUN else suites[name].prompts
-        said += tried(config, functions, source[0], encode, partial(print, file=sys.stderr, end=""))
-    return said
 
 
 def prove(config: Config, *, has_engine: bool) -> None:
@@ -190,10 +178,10 @@ def _check_name(function: RewardFunction) -> None:
         Judge(function)  # a recipe's, or an unknown name
 
 
-def _check_rows(config: Config, prompts: list[Prompt], judges: Iterable[Judge]) -> None:
-    """Raise `UserError` unless each row has the columns that environments and judges take."""
+def _check_rows(config: Config, prompts: list[Prompt]) -> None:
+    """Raise `UserError` unless each row has the columns that environments and rewards take."""
     environments.check_rows(config, prompts)
-    for judge in judges:
+    for judge in map(Judge, config.reward.functions):
         for each in prompts:
             try:
                 judge.check_columns(each.columns)
