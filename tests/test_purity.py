@@ -61,7 +61,7 @@ def test_looking_at_a_run_loads_no_configuration() -> None:
         "import rhymeflow.dashboard.serve"
     )
     assert "starlette" in looked
-    assert not looked & ({"pydantic", "yaml", "rich", *HEAVY} - {"numpy"})
+    assert not looked & ({"pydantic", "ruamel", "rich", *HEAVY} - {"numpy"})
 
 
 @pytest.mark.parametrize(
