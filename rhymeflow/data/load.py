@@ -77,13 +77,13 @@ def _stream(train: list[Prompt], config: Config) -> PromptStream | MixedStream:
     if len(shares) < 2:
         return PromptStream(train, seed, shuffle)
     names = [each.reward_name for each in classes]
-    kinds: list[list[int]] = [[] for _ in names]
+    kinds: list[list[Prompt]] = [[] for _ in names]
     for prompt in train:
-        kinds[kind_of(names, prompt.columns, prompt.where)].append(prompt.row)
-    for name, rows in zip(names, kinds, strict=True):
-        if not rows:
+        kinds[kind_of(names, prompt.columns, prompt.where)].append(prompt)
+    for name, prompts in zip(names, kinds, strict=True):
+        if not prompts:
             raise UserError(f"environment.classes: {name} has a share, and no row of the data")
-    return MixedStream(train, kinds, shares, seed, shuffle)
+    return MixedStream(kinds, shares, seed, shuffle)
 
 
 def digest(prompts: Sequence[Prompt]) -> str:

@@ -49,21 +49,19 @@ BLOCK = 100
 class MixedStream:
     """An endless sequence of prompts of several kinds, each with epochs of its own.
 
-    `kinds` has the rows of each kind, at least one, and `shares` how many of the prompts are to be
-    of it, relative to the others.
+    `kinds` has the prompts of each kind, at least one, and `shares` how many of all are to be of
+    it, relative to the others.
     """
 
     def __init__(
         self,
-        source: Sequence[Prompt],
-        kinds: Iterable[Sequence[int]],
+        kinds: Iterable[Sequence[Prompt]],
         shares: Sequence[float],
         seed: int,
         shuffle: bool,
     ) -> None:
         self._seed, self._counts = seed, counts(shares)
-        parts = [[source[row] for row in rows] for rows in kinds]
-        self._streams = [PromptStream(part, seed, shuffle) for part in parts]
+        self._streams = [PromptStream(prompts, seed, shuffle) for prompts in kinds]
         self._order = lru_cache(1)(self._ordered)
 
     def at(self, number: int) -> tuple[int, Prompt]:

@@ -222,7 +222,7 @@ class Evaluations:
         (held,) = self._versions(evaluation) or {evaluation.asked}
         for group in evaluation.groups.values():
             self._in_flight.end(group)
-            self._store.put_evaluated(group, held)
+            self._store.put_ending(group, "evaluated", version=held)
         del self._in_progress[suite.name, evaluation.asked]
         mean = found.get(f"avg@{suite.n}")
         event = Evaluated(evaluation.instance, evaluation.asked, mean, suite.name, held)

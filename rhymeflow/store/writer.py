@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event
@@ -276,7 +276,7 @@ class SqliteTrajectoryStore:
 
     def put_consumed(self, group: GroupId, *, version: Version, members: Sequence[int]) -> None:
         """Store that these members of the group are trained on as part of batch `version`."""
-        self._end(group, "consumed", version, None)
+        self.put_ending(group, "consumed", version=version)
         for member in members:
             self._change("trajectories", (group, member), Statement.TRAINED, version, group, member)
 
@@ -288,13 +288,19 @@ class SqliteTrajectoryStore:
             "token_details", trajectory, Statement.TOKEN_DETAILS, *trajectory, logprobs, flags
         )
 
-    def put_ending(self, group: GroupId, ending: Ending, *, version: Version, reason: str) -> None:
-        """Store that the group was left out for `reason` when `version` was the newest."""
-        self._end(group, ending, version, reason)
-
-    def put_evaluated(self, group: GroupId, version: Version) -> None:
-        """Store that an evaluation of `version` is over, of which the group is a part."""
-        self._end(group, "evaluated", version, None)
+    def put_ending(
+        self,
+        group: GroupId,
+        ending: Ending | Literal["consumed", "evaluated"],
+        *,
+        version: Version,
+        reason: str | None = None,
+    ) -> None:
+        """Store what became of a group: it was left out for `reason` when `version` was the newest,
+        or it is of the batch `version`, or of an evaluation of that version."""
+        self._change("groups", (group,), Statement.ENDING, ending, version, reason, group)
+        if group >= 0:
+            self._pruner.ended(group, version)
 
     def prune(self, *, before: Version, history_tokens: int) -> None:
         """Delete tokens that are not needed, some with each commit; see `pruning.py`."""
@@ -318,11 +324,6 @@ class SqliteTrajectoryStore:
     def close_if_missing(self) -> None:
         """See `Transaction.close_if_missing`."""
         self._transaction.close_if_missing()
-
-    def _end(self, group: GroupId, ending: str, version: Version, reason: str | None) -> None:
-        self._change("groups", (group,), Statement.ENDING, ending, version, reason, group)
-        if group >= 0:
-            self._pruner.ended(group, version)
 
     def _change(self, table: str, key: tuple[int, ...], statement: Statement, *values: Any) -> None:
         """Put a row for `statement`, which makes or changes the row `key` of a table."""

@@ -48,8 +48,9 @@ SHARES = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=6)
 
 def mixed(sizes: list[int], shares: list[float], seed: int, shuffle: bool = True) -> MixedStream:
     ends = [sum(sizes[: kind + 1]) for kind in range(len(sizes))]
-    kinds = [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
-    return MixedStream(source(sum(sizes)), kinds, shares, seed, shuffle)
+    every = source(sum(sizes))
+    kinds = [every[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    return MixedStream(kinds, shares, seed, shuffle)
 
 
 @given(SHARES)

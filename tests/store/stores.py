@@ -80,7 +80,7 @@ def answered(
         which = TrajectoryId(number, member)
         segment(store, which, tokens, version=version, steps=len(tokens))
         finished(store, which, len(tokens), reward, text="t")
-    store.put_evaluated(number, version)
+    store.put_ending(number, "evaluated", version=version)
 
 
 def judge(store: Store, which: TrajectoryId, length: int, reward: float) -> None:

@@ -278,12 +278,17 @@ def test_what_is_no_backup_is_said(run, url, tmp_path):
     back_up(run, url)
     with pytest.raises(UserError, match="run: is not empty; name a new directory"):
         restore(url)
+    fs = backups.Storage(url)._fs
     for path in files(url):
         if path.endswith("/model"):
-            backups.Storage(url)._fs.pipe_file(path, b"cut")
+            fs.pipe_file(path, b"cut")
     with pytest.raises(UserError, match=r"nothing in it is whole: .*/model is cut short"):
         restore(url, tmp_path / "new")
     assert not (tmp_path / "new").exists()
+    (beginning,) = fs.glob(f"{url}/*/beginning.json")
+    fs.pipe_file(beginning, b'{"run": "of 0", "schema": 17}')
+    with pytest.raises(UserError, match="is of schema version 17, layout 1, and this Rhymeflow"):
+        restore(url, tmp_path / "new")
 
 
 def test_a_backup_that_cannot_be_reached_is_said_once_and_tried_again(run, url, monkeypatch):
