@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from benchmarks import harness
@@ -69,10 +69,9 @@ def pages(folder: Path, args: argparse.Namespace) -> harness.Found:
     )
     draw = random.Random(0)
     with dashboard(folder) as board:
-        known = look(board, draw)
+        drawn = kinds(board, draw)
         board.ask("/trajectories/0/0")
         _read_log(board)
-        drawn = kinds(known, draw)
         full = {
             kind: _times(board, kind, [question() for _ in range(args.questions)])
             for kind, question in drawn.items()
@@ -240,32 +239,16 @@ SAMPLE = 20
 """Pages of groups that words are taken from."""
 
 
-class Known(NamedTuple):
-    """What questions are made of."""
-
-    overview: dict[str, Any]
-    groups: list[dict[str, Any]]
-    """Some of them, from all over the run."""
-    long: list[dict[str, Any]]
-    """Those with the longest responses."""
-    log: dict[str, Any]
-
-
-def look(board: Dashboard, draw: random.Random) -> Known:
-    """Ask for it."""
+def kinds(board: Dashboard, draw: random.Random) -> Mapping[str, Callable[[], Question]]:
+    """By name, what draws a question of that kind, of many that differ: none is wrong, and the same
+    `draw` gives the same ones."""
     overview = board.ask()
     groups: list[dict[str, Any]] = []
     for _ in range(SAMPLE):
         offset = draw.randrange(max(overview["groups"] - 50, 1))
         groups += board.ask("/groups", offset=offset)["groups"]
-    long = board.ask("/groups", sort="length", descending="true")["groups"]
-    return Known(overview, groups, long, board.ask("/log"))
-
-
-def kinds(known: Known, draw: random.Random) -> Mapping[str, Callable[[], Question]]:
-    """By name, what draws a question of that kind, of many that differ: none is wrong, and the same
-    `draw` gives the same ones."""
-    overview, groups, _, log = known
+    longest = board.ask("/groups", sort="length", descending="true")["groups"]
+    log = board.ask("/log")
     seconds, pick = overview["seconds"], draw.choice
     group, step = partial(draw.randrange, overview["groups"]), draw.randrange
 
@@ -289,8 +272,8 @@ def kinds(known: Known, draw: random.Random) -> Mapping[str, Callable[[], Questi
 
     def response(among: list[dict[str, Any]]) -> Question:
         found = pick(among)
-        longest = max(found["members"], key=lambda each: each["length"])
-        return f"/trajectories/{found['group']}/{longest['member']}", {}
+        member = max(found["members"], key=lambda each: each["length"])["member"]
+        return f"/trajectories/{found['group']}/{member}", {}
 
     # Of both, values that can be called are drawn anew for each question.
     by = {"descending": lambda: pick(("true", "false"))}
@@ -330,7 +313,7 @@ def kinds(known: Known, draw: random.Random) -> Mapping[str, Callable[[], Questi
         "time: zoomed": window,
         "group": lambda: (f"/groups/{group()}", {}),
         "response": partial(response, groups),
-        "response: longest": partial(response, known.long),
+        "response: longest": partial(response, longest),
         "drafts": lambda: ("/drafts", {}),
         **{f"groups: {name}": partial(_asked, "/groups", q) for name, q in of_groups.items()},
         **{f"log: {name}": partial(_asked, "/log", q) for name, q in of_log.items()},

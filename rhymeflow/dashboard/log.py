@@ -164,8 +164,7 @@ def _begin(reader: TrajectoryReader, asked: LogQuery) -> Place:
         return 0, 0, 0
     ((events, _),) = reader.query(_COUNTS)
 
-    def time_of(event: int) -> float:
-        found: float = reader.query("SELECT time FROM events WHERE seq = ?", event)[0][0]
-        return found
+    def time_of(event: int) -> Any:
+        return reader.query("SELECT time FROM events WHERE seq = ?", event)[0][0]
 
     return 1 + bisect_left(range(1, events + 1), asked.time, key=time_of), 0, 0  # times rise

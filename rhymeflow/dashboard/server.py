@@ -107,9 +107,6 @@ def make_app(
         chosen = [named(name) for name in request.query_params.getlist("run")]
         return query.differences([query.fields_of(run.directory) for run in chosen])
 
-    def all_runs(request: Request) -> Any:
-        return [{"name": run.name, "directory": str(run.directory)} for run in runs]
-
     def advice(run: Run, request: Request) -> Any:
         return advisor.found(run, anew=request.query_params.get("anew") == "true")
 
@@ -132,8 +129,9 @@ def make_app(
     def about(answer: Answer) -> Callable[[Request], Response]:
         return _json(lambda request: answer(named(request.path_params["run"]), request))
 
+    listed = [{"name": run.name, "directory": str(run.directory)} for run in runs]
     routes = [
-        Route("/api/runs", _json(all_runs)),
+        Route("/api/runs", _json(lambda request: listed)),
         Route("/api/differences", _json(differences)),
         *(Route(f"/api/runs/{{run}}{path}", about(each)) for path, each in answers.items()),
         Route("/", lambda request: FileResponse(STATIC / "index.html")),

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from functools import cached_property
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
@@ -244,9 +245,11 @@ class Advisor:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pool: ProcessPoolExecutor | None = None
-        """Started by the first question."""
         self._asked: dict[str, Future[Advice]] = {}
+
+    @cached_property
+    def _pool(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(1, get_context("spawn"), os.nice, (_NICENESS,))
 
     def found(self, run: Run, *, anew: bool = False) -> dict[str, Any]:
         """`{"working": True}`, or the advice; `anew`: find it again. Raises `UserError` if the run
@@ -254,9 +257,6 @@ class Advisor:
         with self._lock:
             asked = self._asked.get(run.name)
             if asked is None or (anew and asked.done()):
-                if self._pool is None:
-                    context = get_context("spawn")
-                    self._pool = ProcessPoolExecutor(1, context, os.nice, (_NICENESS,))
                 asked = self._asked[run.name] = self._pool.submit(_advise, run.directory)
         if not asked.done():
             return {"working": True}

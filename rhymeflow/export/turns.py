@@ -4,6 +4,8 @@ messages only if these, encoded as the run encodes answers, give the same tokens
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from rhymeflow.data.prompts import Message
@@ -27,15 +29,12 @@ class Turn(NamedTuple):
 
 def turns_of(segments: Sequence[StoredSegment]) -> list[Turn]:
     """Return the turns of a response; empty if its tokens were deleted."""
-    found: list[Turn] = []
-    for segment in segments:
-        if not segment.tokens:
-            return []
-        if found and found[-1].is_observed == segment.is_observed:
-            found[-1].tokens.extend(segment.tokens)
-        else:
-            found.append(Turn(segment.is_observed, list(segment.tokens)))
-    return found
+    if not all(segment.tokens for segment in segments):
+        return []
+    return [
+        Turn(is_observed, [token for segment in those for token in segment.tokens])
+        for is_observed, those in groupby(segments, attrgetter("is_observed"))
+    ]
 
 
 class TurnReader:

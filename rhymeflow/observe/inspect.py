@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -133,7 +132,7 @@ def as_json(run_dir: Path, question: Question) -> str:
     Raises:
         UserError: no run there, no such thing in it, or the store is damaged.
     """
-    with _opened(run_dir) as reader:
+    with open_undamaged(store_of(run_dir)) as reader:
         found = _answer(run_dir, reader, question)
         if found is None:
             found = query.run(run_dir, reader, metrics.rows(run_dir))
@@ -144,7 +143,7 @@ def as_json(run_dir: Path, question: Question) -> str:
 
 def inspect(run_dir: Path, question: Question, console: Console) -> None:
     """Print the answer. Raises the same as `as_json`."""
-    with _opened(run_dir) as reader:
+    with open_undamaged(store_of(run_dir)) as reader:
         found = _answer(run_dir, reader, question)
         if found is None:
             _show_run(run_dir, reader, console)
@@ -174,10 +173,6 @@ def _answer(run_dir: Path, reader: TrajectoryReader, question: Question) -> Reco
             for kind, count in question.numbers.items()
         }
     return None if question.step is None else query.step(run_dir, reader, question.step)
-
-
-def _opened(run_dir: Path) -> AbstractContextManager[TrajectoryReader]:
-    return open_undamaged(store_of(run_dir))
 
 
 # -- the run: what it learned ----------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.dashboard import kinds, look
+from benchmarks.dashboard import kinds
 from benchmarks.logs.made_up import Size, build_log
 from rhymeflow.dashboard.run import Run
 from tests.dashboard.conftest import serving
@@ -34,7 +34,7 @@ def test_every_kind_of_question_is_answered(tmp_path: Path) -> None:
             return client.ask(f"runs/large{path}", **query)
 
         board: Any = SimpleNamespace(ask=ask)
-        for kind, question in kinds(look(board, draw), draw).items():
+        for kind, question in kinds(board, draw).items():
             for _ in range(4):
                 path, query = question()
                 answer = ask(path, **query)
