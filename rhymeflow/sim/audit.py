@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rhymeflow.core.commands import Accumulate, Drop, Train
+from rhymeflow.core.plan import Plan
 from rhymeflow.core.spread import is_flat
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
 from rhymeflow.sim.response import Response
@@ -74,15 +75,14 @@ class RequestedGroup:
 class Audit:
     """The record of one simulated run."""
 
-    def __init__(self, *, num_generations: int, groups_per_batch: int, max_staleness: int) -> None:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
         self.groups: list[RequestedGroup] = []  # by their numbers
         self.responses: dict[TrajectoryId, Response] = {}  # all that were ever routed
         self.outcomes: list[Outcome] = []
         self.batches: list[Batch] = []
         self.staleness: Counter[int] = Counter()
         """Trained responses by the age of their oldest token, in versions."""
-        self._num_generations, self._groups_per_batch = num_generations, groups_per_batch
-        self._max_staleness = max_staleness
 
     def admit(self, response: Response) -> None:
         """A response is routed for the first time."""
@@ -114,7 +114,7 @@ class Audit:
         if number != len(self.batches):
             raise InvariantViolation(f"batch {number} follows batch {len(self.batches) - 1}")
         sizes = {len(set(chosen)) for chosen in command.members}
-        if len(groups) != self._groups_per_batch or sizes != {self._num_generations}:
+        if len(groups) != self.plan.groups_per_batch or sizes != {self.plan.num_generations}:
             raise InvariantViolation(f"batch {number} is not of the size that was asked for")
         for group, chosen in zip(command.groups, command.members, strict=True):
             for response in self._end(group):
@@ -145,15 +145,13 @@ class Audit:
         for response in self._end(command.group):
             self._enter(response, command.ending, command.reason)
 
-    def close(self, num_batches: int) -> None:
+    def close(self) -> None:
         """The run is over: every group that was admitted has ended."""
         going = [n for n, each in enumerate(self.groups) if each.members and not each.has_ended]
         if going:
             raise InvariantViolation(f"groups {going[:10]} were admitted and did not end")
-        if len(self.batches) != num_batches:
-            raise InvariantViolation(
-                f"{len(self.batches)} of {num_batches} batches were trained on"
-            )
+        if len(self.batches) != (wanted := self.plan.num_batches):
+            raise InvariantViolation(f"{len(self.batches)} of {wanted} batches were trained on")
 
     def _chosen(self, command: Train | Accumulate) -> list[list[Response]]:
         return [
@@ -165,11 +163,10 @@ class Audit:
         if not response.is_complete:
             raise InvariantViolation(f"{response.id} is trained on and is not complete")
         assert response.oldest_version is not None
-        age = version - response.oldest_version
-        if not 0 <= age <= self._max_staleness:
+        age, bound = version - response.oldest_version, self.plan.max_staleness
+        if not 0 <= age <= bound:
             raise InvariantViolation(
-                f"{response.id} is {age} versions old in batch {version}; "
-                f"the bound is {self._max_staleness}"
+                f"{response.id} is {age} versions old in batch {version}; the bound is {bound}"
             )
         self.staleness[age] += 1
 

@@ -76,11 +76,7 @@ class Cluster:
         self.latencies = latencies
         self._prompts = map(workload.prompt, count())
         self.coordinator = Coordinator(plan, schedule)
-        self.audit = Audit(
-            num_generations=plan.num_generations,
-            groups_per_batch=plan.groups_per_batch,
-            max_staleness=plan.max_staleness,
-        )
+        self.audit = Audit(plan)
         self.now = 0.0
         self.published: Version = 0
         self.steps: list[Step] = []
@@ -123,7 +119,7 @@ class Cluster:
                 heappush(heap, (until, kind, number, action, argument))
             else:
                 action(argument)
-        self.audit.close(self.plan.num_batches)
+        self.audit.close()
 
     # -- virtual time ------------------------------------------------------------------------
 

@@ -26,7 +26,6 @@ Counts = tuple[int, int]
 class Choice(NamedTuple):
     """What is drafted in every iteration until something changes. Means over each class."""
 
-    drafts: tuple[float, ...]  # tokens drafted for one, by class
     gains: tuple[float, ...]  # tokens that one gets, by class
     rows: int
     """Computed in an iteration: one for each trajectory, and the drafted tokens."""
@@ -115,7 +114,7 @@ class Drafts:
     def _choice(
         self, counts: Counts, levels: list[tuple[float, int]], size: int, until: float
     ) -> Choice:
-        drafts, gains, path_probability = [0.0] * CLASSES, [1.0] * CLASSES, list(self.acceptance)
+        gains, path_probability = [1.0] * CLASSES, list(self.acceptance)
         rows = sum(counts)
         generated, left = float(rows), size
         for _, index in levels:
@@ -123,11 +122,10 @@ class Drafts:
             if not taken:
                 break
             left -= taken
-            drafts[index] += taken / counts[index]
             gains[index] += path_probability[index] * taken / counts[index]
             generated += path_probability[index] * taken
             path_probability[index] *= self.acceptance[index]
-        return Choice(tuple(drafts), tuple(gains), rows + size, generated, until)
+        return Choice(tuple(gains), rows + size, generated, until)
 
 
 def _edges(cost: CostModel, kv_capacity: int) -> list[float]:

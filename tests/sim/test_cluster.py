@@ -232,7 +232,8 @@ def complete(
 
 def a_ledger(versions: tuple[int, ...], batches: int = 0) -> Audit:
     """Of groups of one response each, complete, begun under these versions; bound 1."""
-    audit = Audit(num_generations=1, groups_per_batch=len(versions), max_staleness=1)
+    size = {"num_generations": 1, "groups_per_batch": len(versions), "num_batches": batches + 1}
+    audit = Audit(a_plan(**size, max_staleness=1))
     audit.batches += [None] * batches
     for group, version in enumerate(versions):
         complete(audit, TrajectoryId(group, 0), version)
@@ -249,8 +250,8 @@ def test_a_batch_within_the_bound() -> None:
     batch = audit.train(a_batch(2, 0, 1))
     assert (batch.responses, batch.response_tokens, batch.tokens) == (2, 6, (0, 16))
     assert audit.staleness == {0: 1, 1: 1}
-    audit.close(3)
-    audit = Audit(num_generations=2, groups_per_batch=2, max_staleness=0)
+    audit.close()
+    audit = Audit(a_plan(num_generations=2, groups_per_batch=2, max_staleness=0))
     for group, rewards in enumerate(((0.0, 1.0), (1.0, 1.0, 0.0))):
         for member, reward in enumerate(rewards):
             complete(audit, TrajectoryId(group, member), 0, length=10 * group + 3, reward=reward)
@@ -272,7 +273,7 @@ def with_another(audit: Audit, group: int) -> Audit:
 VIOLATIONS = {
     "too old": (lambda: a_ledger((2, 0), 2).train(a_batch(2, 0, 1)), "2 versions old in batch 2"),
     "too new": (lambda: a_ledger((2, 3), 2).train(a_batch(2, 0, 1)), "-1 versions old in batch 2"),
-    "never ended": (lambda: a_ledger((0,)).close(0), "did not end"),
+    "never ended": (lambda: a_ledger((0,)).close(), "did not end"),
     "ended twice": (lambda: dropped(a_ledger((0,))).train(a_batch(0, 0)), "ended twice"),
     "begun again": (lambda: with_another(dropped(a_ledger((0,))), 0), "has ended"),
     "not complete": (
@@ -300,7 +301,7 @@ def test_a_response_never_goes_back_behind_its_version() -> None:
 def test_a_mind_that_breaks_the_bound_is_found_out() -> None:
     """The coordinator gets a bound of 3; the audit holds the run to 0."""
     cluster = a_cluster_of_partial()
-    cluster.audit._max_staleness = 0
+    cluster.audit.plan = replace(cluster.plan, max_staleness=0)
     with pytest.raises(InvariantViolation, match="the bound is 0"):
         cluster.run()
 
