@@ -1,8 +1,7 @@
-"""What became of every group and response, outside the coordinator: the laws are checked on it.
+"""Checks laws 1 and 2 on a simulated run, by what instances did and not by the coordinator's state.
 
-A run whose audit closes has kept laws 1 and 2: no batch held a token older than the bound allows,
-and every group that was admitted ended, once. It rests on what instances did (the version they held
-when they generated a token), not on the coordinator's state.
+A run whose audit closes has kept them: no batch held a token older than the bound allows, by the
+versions that instances held, and every admitted group ended once.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ NOT_NEEDED = "its group did not need it"
 
 
 class InvariantViolation(AssertionError):  # noqa: N818 - it is what happened
-    """The run did what it must never do. A defect of the coordinator, or of the simulator."""
+    """The run broke a law: a defect of the coordinator, or of the simulator."""
 
 
 class Outcome(NamedTuple):
     """How one response ended."""
 
-    length: int  # as long as it would have become
+    length: int  # tokens that it would have generated in full
     ending: str  # `consumed`, `filtered` or `aborted`
     reason: str
 
 
 class Tokens(NamedTuple):
-    """Of prompts and responses, what the learner has to do with them."""
+    """Tokens of prompts and responses, by what the learner does with them."""
 
     moving: int
     still: int
-    """Of groups whose trained responses have all the same reward: they are only measured."""
+    """Of groups whose trained responses have all the same reward: without a backward pass."""
 
 
 class Batch(NamedTuple):
@@ -101,7 +100,7 @@ class Audit:
         return response
 
     def is_open(self, response: Response) -> bool:
-        """Whether it can still go on."""
+        """Whether more of it may be generated."""
         return not (response.is_complete or self.groups[response.id.group].has_ended)
 
     def train(self, command: Train) -> Batch:
@@ -130,7 +129,7 @@ class Audit:
         return batch
 
     def tokens(self, command: Accumulate) -> Tokens:
-        """Of groups that are complete, and stay so."""
+        """Tokens of complete groups of the next batch, which are trained on early."""
         groups = self._chosen(command)
         if command.version != len(self.batches) or not all(
             response.is_complete and not self.groups[response.id.group].has_ended

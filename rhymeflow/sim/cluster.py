@@ -1,8 +1,8 @@
 """The simulated runtime: carries out the coordinator's commands in virtual time and reports events.
 
-One heap holds all that is to come, ordered by (time, kind, the order it was entered), so what
-happens at one instant has a fixed order; nothing is random. The audit checks the laws on what the
-world did. Held-out evaluation is left out (docs/simulator.md has what is modelled).
+One heap holds what is scheduled, ordered by (time, kind, order of entry), so simultaneous events
+have a fixed order; nothing is random. The audit checks the laws on what instances did. Held-out
+evaluation is not simulated (docs/simulator.md says what is).
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ if TYPE_CHECKING:
     from rhymeflow.sim.timeline import Timeline
 
 _WORLD, _COMMAND, _EVENT, _LOOK, _PLAN = range(5)
-"""What comes first of what happens at one instant."""
+"""Kinds of entries, in the order in which they happen at one time."""
 _HOLDING = events.Pulled, events.InstanceJoined
-"""Say which version an instance holds."""
+"""Events that say which version an instance holds."""
 
 
 @dataclass(slots=True)
 class Site:
-    """Where instances are, one after the other."""
+    """The devices of an instance, and of those that replace it when it dies."""
 
     instance: InstanceId | None = None
     joined: int = 0
     losses: int = 0
-    """How often it was struck; whoever was started before the last time is gone."""
-    is_ready: bool = False  # one is up, and waits for a learner
+    """Deaths here; an instance that was started before the last one is gone."""
+    is_ready: bool = False  # an instance is up, and waits for a learner
 
 
 class Cluster:
-    """A run on so many instances, from second 0; `plan` does not evaluate.
+    """A run on so many instances, from second 0; `plan` has no evaluations.
 
-    `latencies` are of everything but `hardware`. Without `recovery` nothing dies, and no checkpoint
-    is written; `failures` may be without end.
+    `latencies` has all times but those of `hardware`. Without `recovery` nothing dies, and no
+    checkpoint is written; `failures` may be infinite.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class Cluster:
         self.sites = [Site() for _ in range(num_instances)]
         self.live: dict[InstanceId, Instance] = {}
         self.all_instances: list[Instance] = []
-        """Those that ever were, in the order they joined."""
+        """Also those that died, in the order they joined."""
         self.deaths = Deaths(self, recovery, failures)
         self._timeline, self._log = timeline, log
         self._heap: list[tuple[float, int, int, Callable[[Any], None], Any]] = []
         self._num_queued = 0
         self._versions: dict[InstanceId, Version] = {}
-        """The version that each instance holds for the coordinator: reported, or commanded."""
+        """The newest version that each instance reported or was commanded to pull."""
         self._tick_due = self._look_due = False
         self._last_tick = -latencies.tick_seconds
         self._finished = False
@@ -103,11 +103,11 @@ class Cluster:
         self.deaths.expect()
 
     def run(self) -> None:
-        """Go on until the coordinator says `Finish`.
+        """Run until the coordinator commands `Finish`.
 
         Raises:
             InvariantViolation: the run broke the bound, or lost a group.
-            UserError: so much fails that it never gets to the next step.
+            UserError: so much fails that the next step is never done.
         """
         heap = self._heap
         while not self._finished:
@@ -115,7 +115,7 @@ class Cluster:
             self.now, kind, number, action, argument = heappop(heap)
             until = self.deaths.silent_until
             if kind != _WORLD and self.now < until:
-                # By its old number: what one sender reports stays in order.
+                # With its old number, so that the events of one sender stay in order.
                 heappush(heap, (until, kind, number, action, argument))
             else:
                 action(argument)
@@ -124,7 +124,7 @@ class Cluster:
     # -- virtual time ------------------------------------------------------------------------
 
     def at(self, time: float, action: Callable[[Any], None], argument: Any) -> None:
-        """This happens in the world then."""
+        """Call `action(argument)` at this time, before commands and events of that time."""
         self._at(time, _WORLD, action, argument)
 
     def _at(
@@ -134,12 +134,12 @@ class Cluster:
         heappush(self._heap, (time, kind, self._num_queued, action, argument))
 
     def report(self, happened: list[Event], seconds: float | None = None) -> None:
-        """The coordinator hears of these, `message_seconds` from now."""
+        """Give these events to the coordinator in so many seconds (None: `message_seconds`)."""
         delay = self.latencies.message_seconds if seconds is None else seconds
         self._at(self.now + delay, _EVENT, self._hear, happened)
 
     def _send(self, action: Callable[[Any], None], command: Any) -> None:
-        """A worker hears of this, `message_seconds` from now."""
+        """Give this command to a worker in `message_seconds`."""
         self._at(self.now + self.latencies.message_seconds, _COMMAND, action, command)
 
     # -- the coordinator ---------------------------------------------------------------------
@@ -212,7 +212,7 @@ class Cluster:
         return events.GroupCreated(group, prompt.row, prompt.epoch, prompt.tokens, repeats)
 
     def _begin(self, trajectory: TrajectoryId, version: Version) -> None:
-        """It is there from when it is first routed."""
+        """Draw the response when it is first routed."""
         if trajectory in self.audit.responses:
             return
         row, epoch, tokens = self.audit.groups[trajectory.group].prompt
@@ -221,7 +221,7 @@ class Cluster:
         self.audit.admit(Response(trajectory, tokens, *spec, known=known, routed_version=version))
 
     def _complete(self, trajectories: list[TrajectoryId], seconds: float) -> None:
-        """They are complete, and the coordinator hears of their rewards so much later."""
+        """Complete these responses, and report their rewards in so many seconds."""
         complete = map(self.audit.complete, trajectories)
         self.report([events.TrajectoryRewarded(each.id, each.reward) for each in complete], seconds)
 
@@ -231,7 +231,7 @@ class Cluster:
         touched: dict[InstanceId, Instance] = {}
         for command in given:
             instance = self.live.get(command.instance)
-            if instance is not None:  # one that left hears nothing
+            if instance is not None:  # else it has died
                 instance.deliver(command, self.now)
                 touched[command.instance] = instance
         for instance in touched.values():
@@ -258,14 +258,14 @@ class Cluster:
             self._complete(done, self.latencies.message_seconds + self.latencies.reward_seconds)
 
     def _answer(self, ended: events.TurnEnded) -> None:
-        """An environment says what it has to, if anybody still waits for it."""
+        """The environment answers, unless the response or its group has ended."""
         response = self.audit.responses[ended.trajectory]
         if self.audit.is_open(response):
             response.observe()
             self.report([events.Observed(response.id, ended.turn, response.generated)])
 
     def _look(self, _: None) -> None:
-        """Busy instances say how they are; with none, until there is one."""
+        """Report snapshots of busy instances, and again after `snapshot_seconds` if any is."""
         busy = [instance for instance in self.live.values() if instance.busy]
         self._look_due = bool(busy)
         if busy:
@@ -273,7 +273,7 @@ class Cluster:
             self.report([i.snapshot(self.now) for i in busy if not i.pulling])
 
     def join(self, started: tuple[int, int]) -> None:
-        """One is up that was started at this site when the site had had so many losses."""
+        """An instance is up: (site, deaths there when it was started)."""
         number, losses = started
         site, hardware = self.sites[number], self.hardware
         if losses != site.losses:
@@ -321,7 +321,7 @@ class Cluster:
         return cost.train_token * tokens.moving + cost.measure_token * tokens.still
 
     def expect_version(self) -> None:
-        """What the learner trains on will be published."""
+        """Schedule the publication of what the learner trains on."""
         if self.learner.next < inf:
             self._at(self.learner.next, _WORLD, self._publish)
 

@@ -1,8 +1,8 @@
 """Continuous batching: what runs, waits and is in the cache, and what the next decode span is.
 
-As long as the same trajectories decode, all iterations up to the next end are one `DecodeSpan`,
-with drafts those with one choice of drafts; iterations that prefill are spans of their own. Between
-two spans `kv_tokens` and what is still to be prefilled never exceed `kv_capacity`.
+Iterations in which the same trajectories decode, with the same choice of drafts, are one
+`DecodeSpan`; an iteration that prefills is one by itself. Between two spans `kv_tokens` and what is
+still to be prefilled never exceed `kv_capacity`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Tally:
     """What an instance did, in seconds and counts."""
 
     decode: float = 0.0
-    prefill: float = 0.0  # seconds of iterations that took something in
-    prefilled: float = 0.0  # seconds by which these were longer for it
+    prefill: float = 0.0  # seconds of iterations that prefilled something
+    prefilled: float = 0.0  # seconds of these that prefilling took
     pull: float = 0.0
     pulls: int = 0
     preemptions: int = 0
@@ -55,7 +55,7 @@ class Tally:
     turns: int = 0
     """Iterations of each trajectory that decoded in them, summed."""
     drafted: int = 0  # tokens
-    accepted: float = 0  # those of them that were
+    accepted: float = 0  # drafted tokens that were accepted
 
     @property
     def busy(self) -> float:
@@ -126,7 +126,7 @@ class Admitted:
         return self.response.length - (self.ends_at - self.decode_batch.clock)
 
     def look(self) -> float:
-        """Enter in the response what is generated of it; return the same by the clock."""
+        """Bring `response.generated` up to date; return the same by the clock."""
         flow = self.flow()
         self.response.generated = min(self.response.length, int(flow + ROUNDING))
         return flow
@@ -211,13 +211,13 @@ class ContinuousBatch:
     # -- between decode spans ----------------------------------------------------------------
 
     def submit(self, response: Response) -> None:
-        """One more waits."""
+        """Queue a response."""
         is_here = response.id in self.running or response.id in self.waiting
         assert not is_here, f"{response.id} is here already"
         self.waiting[response.id] = response
 
     def stop(self, trajectories: Iterable[TrajectoryId]) -> list[Response]:
-        """Take these out, those that are here."""
+        """Take out and return those of these that are here."""
         stopped = []
         for trajectory in trajectories:
             if trajectory in self.running:
@@ -243,13 +243,13 @@ class ContinuousBatch:
         return response
 
     def _leave_decode_batch(self, admitted: Admitted, flow: float) -> None:
-        """It does not decode any more; a fraction of a token was not generated."""
+        """It does not decode any more; the fraction of its next token does not count."""
         assert admitted.decode_batch is not None
         admitted.decode_batch.count -= 1
         self.tally.tokens_generated += admitted.response.generated - flow
 
     def store(self) -> None:
-        """What is generated of those that run is safe."""
+        """The store has what is generated of those that run."""
         for admitted in self.running.values():
             if not admitted.todo:
                 admitted.look()
@@ -280,17 +280,17 @@ class ContinuousBatch:
         return lost
 
     def change_weights(self, version: Version) -> None:
-        """What runs goes on under `version`, with its cache or by recomputing all of it."""
+        """Continue what runs under `version`, with its cache or after recomputing it."""
         self._forget_kept(0)
         if self.hardware.keep_cache:
             for admitted in self.running.values():
                 if not admitted.todo:
-                    admitted.response.goes_on_under(version)
+                    admitted.response.continue_under(version)
         else:
             self._recompute_all()
 
     def begin(self, now: float) -> DecodeSpan | None:
-        """Admit what there is room for, and say what comes next; None: nothing runs."""
+        """Admit what there is room for, and return the next decode span; None: nothing runs."""
         if not self._make_room():
             self._admit()
         taken = self._cached + self._owed + self._num_decoding
@@ -298,8 +298,7 @@ class ContinuousBatch:
         return self._next_decode_span(now) if self.running else None
 
     def end(self, iterations: int, version: Version) -> list[Response]:
-        """The decode span is over, with so many iterations under these weights; return what is
-        complete with it."""
+        """End the decode span after so many iterations under `version`; return what is complete."""
         if not iterations:  # cut before it began
             self.chunks = []
             return []
@@ -336,7 +335,7 @@ class ContinuousBatch:
         return self._choice.generated / self._num_decoding if self._num_decoding else 1
 
     def _pass(self, iterations: int) -> None:
-        """So many iterations are over."""
+        """Count so many iterations."""
         growth, num_decoding = self._choice.generated, self._num_decoding
         self._clock += self._tokens_per_iteration * iterations
         self._cached += growth * iterations
@@ -378,7 +377,7 @@ class ContinuousBatch:
         return choice
 
     def _enter(self, admitted: Admitted, remaining: float) -> None:
-        """It decodes."""
+        """Let it decode."""
         self._num_entered += 1
         decode_batch = self._decode_batches[admitted.response.known]
         decode_batch.enter(admitted, remaining, self._num_entered)
@@ -430,7 +429,7 @@ class ContinuousBatch:
             self._owed += admitted.todo
 
     def _plan_chunks(self) -> int:
-        """Say what the next iteration prefills; return how many tokens."""
+        """Choose what the next iteration prefills; return how many tokens."""
         budget = self.hardware.max_prefill_tokens
         held = self._share()
         self.chunks = []
@@ -487,7 +486,7 @@ class ContinuousBatch:
             if not admitted.todo:
                 completed = True
                 self.tally.tokens_generated += 1
-                response.goes_on_under(version)
+                response.continue_under(version)
                 self._enter(admitted, response.length - response.generated - 1)
         self.chunks = []
         if completed:

@@ -1,8 +1,8 @@
-"""Which simulated processes die, when, what is lost by it, and when they are back.
+"""Which simulated processes die, when, what is lost, and when they are back.
 
-Devices fail independently of one another and of their age: a Poisson process that follows from the
-seed, the rates and the devices, the same for all schedules. A device takes its process group with
-it. A response is lost back to what was stored of it; who is struck while it restarts begins anew.
+Devices fail independently of one another and of their age: a Poisson process of the seed, the rates
+and the devices, the same for all schedules. The process group of a device dies with it. Of a
+response what was stored is kept. What dies while it restarts begins its restart anew.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class Death(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What is lost by a death, and how long it takes to go on; times in seconds."""
+    """What a death costs; times in seconds."""
 
-    instance: float
-    learner: float  # of the learner, and of the controller: see `FaultsConfig`
+    instance: float  # until a new instance is up; see `FaultsConfig`
+    learner: float  # until the learner, or the controller, is
     save_seconds: float
     save_steps: int
-    evaluates: Callable[[Version], bool]  # whether prompts are answered under a version
+    evaluates: Callable[[Version], bool]  # whether a version is evaluated
     detection: float = DETECTION
     store: float = 1.0  # how often the tokens in flight are stored, as in real runs
     checkpoint_copy: float = 1.0  # how long the learner waits for a copy, at each checkpoint
-    checkpoint_write: float = 60.0  # how long it is written then before it counts
+    checkpoint_write: float = 60.0  # how long it is written after that, until it can be loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ class Devices:
 
     @property
     def total(self) -> int:
-        """All there are."""
+        """The number of devices."""
         return self.learner + (0 if self.colocated else self.num_instances * self.per_instance)
 
     def victim(self, device: int) -> Victim:
-        """What a device is part of."""
+        """What dies with a device."""
         if self.colocated:
             return "devices"
         place = device // self.per_instance
@@ -81,7 +81,7 @@ def failures(
     device_mtbf_hours: float | None,
     controller_mtbf_hours: float | None = None,
 ) -> Iterator[Death]:
-    """All failures, in order, without end; none where both times are None."""
+    """All failures, in order, without end; none if both times are None."""
     of_devices = devices.total / (device_mtbf_hours or inf)
     rate = (of_devices + 1 / (controller_mtbf_hours or inf)) / HOUR
     if not rate:
@@ -96,7 +96,7 @@ def failures(
             yield Death(now, "controller")
 
 
-_HOPELESS = 10_000  # failures without a step between them: the run is given up
+_HOPELESS = 10_000  # failures without a step between them after which the run is ended
 
 
 class Deaths:
@@ -106,13 +106,13 @@ class Deaths:
         self, cluster: Cluster, recovery: Recovery | None, failures: Iterable[Death]
     ) -> None:
         self.counts: Counter[str] = Counter()  # by `instance` or another victim
-        self.silent_until = 0.0  # the controller hears nothing and commands nothing
+        self.silent_until = 0.0  # until then the controller is down
         self._cluster, self._recovery, self._failures = cluster, recovery, iter(failures)
         self._restored_at = inf
         self._steps = self._since_step = 0
 
     def expect(self) -> None:
-        """The next failure will happen."""
+        """Schedule the next failure."""
         failure = next(self._failures, None)
         if failure is not None:
             self._cluster.at(failure.at, self._fail, failure.victim)

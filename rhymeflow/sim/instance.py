@@ -1,7 +1,7 @@
 """A simulated rollout instance, advanced from event to event.
 
-It runs what the engine runs (`continuous_batching.py`), iteration by iteration in effect, but never
-one by one. Commands are carried out between iterations, in order.
+It computes many iterations of continuous batching at once, with the result of one after another
+(`continuous_batching.py`). Commands are carried out between iterations, in order.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class Instance:
-    """One instance, at `now` up and idle.
+    """One instance, up and idle at `now`.
 
-    Its driver calls `advance` at the time `next` says, and hands it commands by `deliver`, after
-    which `next` may have changed. `find` has the response to a trajectory that is routed here;
-    `published` is asked when a pull begins: the newest version, which is the one that is taken.
+    Its driver calls `advance` at the time `next`, and `deliver` for each command, which may change
+    `next`. `find` returns the response of a trajectory that is routed here; `published` the newest
+    version, which a pull takes when it begins.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Instance:
 
     @property
     def pulling(self) -> bool:
-        """Whether it takes new weights, and does nothing else."""
+        """Whether it pulls weights, and so does nothing else."""
         return self._pulling is not None
 
     @property
@@ -70,7 +70,7 @@ class Instance:
         return self.next < inf
 
     def snapshot(self, now: float) -> Snapshot:
-        """How it is."""
+        """What it reports of itself at `now`."""
         waiting = tuple(self._batch.waiting)
         over = 0 if self._decode_span is None else self._decode_span.over(now)
         kv_tokens, generated = self._batch.kv_tokens(over), self._batch.clock(over)
@@ -78,7 +78,7 @@ class Instance:
         return Snapshot(self.name, self.last_number, waiting, kv_tokens, generated, prefilled)
 
     def deliver(self, command: InstanceCommand, now: float) -> None:
-        """Take a command, to be carried out after those before it, between two iterations."""
+        """Queue a command; it is carried out between two iterations."""
         assert command.instance == self.name
         self._inbox.append(command)
         if self._decode_span is not None:
@@ -104,7 +104,7 @@ class Instance:
         return events
 
     def busy_seconds(self, now: float) -> float:
-        """Seconds in which it did anything, what it is about at `now` included."""
+        """Seconds in which it did anything until `now`."""
         under_way = self._decode_span is not None or self._pulling is not None
         return self.tally.busy + (now - self._since if under_way else 0.0)
 
@@ -114,8 +114,8 @@ class Instance:
         return 1 - self.busy_seconds(now) / lifetime if lifetime > 0 else 0.0
 
     def crash(self, now: float, store_seconds: float) -> list[Response]:
-        """Be gone; return what was here, as far as it was stored: at each multiple of
-        `store_seconds`, besides when it is complete or interrupted and at each pull."""
+        """Die; return the responses here, as far as they were stored: at each multiple of
+        `store_seconds`, at pulls, and when complete or interrupted."""
         over = unstored = 0
         if self._pulling is not None:
             self.tally.pull += now - self._since

@@ -1,8 +1,8 @@
 """The simulated learner: trains on one batch at a time, publishes, saves, dies and is restored.
 
-Tokens of groups that it was given early take their time before the batch is there. One that died is
-loaded from the newest checkpoint and trains on the stored batches since once more, then on the
-batch it was about. Each version is published once.
+It may train on complete groups before their batch is full. After a death it loads the newest
+checkpoint, trains again on the stored batches since then, then on the batch that was interrupted.
+Each version is published once.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ _PATIENCE = 1.5
 
 @dataclass(slots=True)
 class _Batch:
-    """What is trained on."""
+    """The batch that is trained on."""
 
     version: Version
-    token_seconds: float  # of the whole of it
+    token_seconds: float  # of all its tokens
     start: float = inf
     trained: float = inf
-    is_saved: bool = False  # whether the version that it makes is
+    is_saved: bool = False  # whether its version is
 
 
 class Learner:
-    """The learner of a run, at second 0 up and idle.
+    """The learner of a run, up and idle at second 0.
 
-    Its driver calls `publish` at the time `next` says. Without `recovery` there are no checkpoints.
+    Its driver calls `publish` at the time `next`. Without `recovery` there are no checkpoints.
     """
 
     def __init__(self, cost: CostModel, recovery: Recovery | None, row: Row | None) -> None:
         self.next = inf  # the time at which it publishes
         self.is_there = True
         self.busy = 0.0
-        """Seconds in which it trained and pushed, by what it has published and what died with it;
-        what it trains again is not counted."""
+        """Seconds in which it trained and pushed, also what was lost by a death; training again is
+        not counted."""
         self.retrained = 0  # batches that were trained on again
         self._cost, self._recovery, self._row = cost, recovery, row
         self._batch: _Batch | None = None
         self._free = 0.0
         self.accumulated = inf
-        """The time at which it is done with the groups that it was given early."""
-        self.parts = 0  # how often it was given some of the next batch
-        self._begun = 0.0  # when it began with these
+        """The time at which it has trained on the groups that it was given early."""
+        self.parts = 0  # how often it was given groups of the next batch
+        self._begun = 0.0  # when it began with the latest
         self._early_version: Version = 0
-        self._early = 0.0  # seconds of the next batch's tokens that are behind it
+        self._early = 0.0  # seconds of the next batch's tokens that it has trained on
         self._seconds: list[float] = []  # of training, for each batch
         self._unsaved = 0.0  # seconds of training since the last checkpoint was begun
         self._checkpoints: list[tuple[float, Version]] = []  # (when it is written, version)
 
     def accumulate(self, version: Version, token_seconds: float, now: float) -> None:
-        """Begin batch `version` with groups that take so long; if it is not there, this is lost."""
+        """Begin batch `version` with groups that take so long; nothing if it is down."""
         if self.is_there:
             self.parts += 1
             self._begun = max(now, self._free)
@@ -68,12 +68,12 @@ class Learner:
             self._early_version = version
 
     def end_accumulating(self) -> None:
-        """The groups that it was given early are behind it."""
+        """It has trained on the groups that it was given early."""
         self._early += self.accumulated - self._begun
         self._accumulated_until(self.accumulated)
 
     def train(self, version: Version, token_seconds: float, now: float) -> None:
-        """Train on a batch, which takes so long for its tokens, once it is there and free."""
+        """Train on a batch, whose tokens take so long, once it is up and free."""
         assert self._batch is None, "it is trained on a batch already"
         self.parts = 0
         self._batch = _Batch(version, token_seconds)
@@ -81,7 +81,7 @@ class Learner:
             self._begin(now)
 
     def publish(self, now: float) -> Version:
-        """The batch is trained on; return the version that exists now."""
+        """Publish the batch's version, and return it."""
         batch, self._batch, self.next = self._batch, None, inf
         assert batch is not None
         self._end(batch, now)
@@ -95,7 +95,7 @@ class Learner:
         return batch.version + 1
 
     def die(self, now: float) -> None:
-        """It is gone, with what it had not published; also one that is being restored."""
+        """Lose what is not published; also while it is being restored."""
         if self._batch is not None and self._batch.start < now:
             self._end(self._batch, now)
             self._batch.start = inf
@@ -113,7 +113,7 @@ class Learner:
         return self._unsaved
 
     def restored(self, died: float, now: float) -> None:
-        """It is what it was when it last published."""
+        """It is up, with the version that it published last."""
         self.is_there, self._free = True, now
         if self._row is not None:
             self._row.append("restore", died, now, len(self._seconds))
@@ -150,7 +150,7 @@ class Learner:
         return rule.evaluates(version) or self._unsaved >= _PATIENCE * rule.save_seconds
 
     def _end(self, batch: _Batch, now: float) -> None:
-        """It has done at `now` what it did of the batch."""
+        """Count its work on the batch, which ends at `now`."""
         self.busy += now - batch.start
         if self._row is not None:
             trained = min(batch.trained, now)

@@ -1,5 +1,5 @@
-"""One simulated response: how long it will be, how far it is, and under which versions, by which
-the staleness of what is trained on is measured outside the coordinator.
+"""One simulated response: its length, its progress, and the versions of its tokens, from which the
+audit measures staleness.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rhymeflow.core.types import TrajectoryId, Version
 
 
 class Answer(NamedTuple):
-    """What an environment will say to a turn."""
+    """An environment's answer to a turn."""
 
     after: int  # tokens that the policy has generated when the turn ends
     tokens: int  # of the answer
@@ -21,7 +21,7 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Response:
-    """A trajectory as the simulated world has it; with `answers` of an environment it has turns."""
+    """A simulated trajectory; with `answers` of an environment it has turns."""
 
     id: TrajectoryId
     prompt_tokens: int
@@ -34,7 +34,7 @@ class Response:
     length: int = 0
     """Tokens, those of answers included, at which the policy's turn will end."""
     generated: int = 0
-    """Tokens of it; while an instance decodes it, as of when it was last looked at."""
+    """Tokens of it; while an instance decodes it, those when it was last brought up to date."""
     stored: int = 0  # tokens that the trajectory store has
     routed_version: Version | None = None
     """V_traj: the version its instance was to hold when it was first routed."""
@@ -47,7 +47,7 @@ class Response:
     def __post_init__(self) -> None:
         self.length = self.answers[0].after if self.answers else self.sampled_length
 
-    def goes_on_under(self, version: Version) -> None:
+    def continue_under(self, version: Version) -> None:
         """A token of it is generated under `version`."""
         assert self.routed_version is not None
         assert version >= self.routed_version, f"{self.id}: {version} under {self.routed_version}"
@@ -67,7 +67,7 @@ class Response:
         return self.turn == len(self.answers)
 
     def observe(self) -> None:
-        """The environment has answered, and the next turn comes."""
+        """Append the environment's answer and begin the next turn."""
         assert self.generated == self.length
         answer = self.answers[self.turn]
         self.turn += 1
@@ -77,11 +77,11 @@ class Response:
         self.store()
 
     def store(self) -> None:
-        """All that is generated of it is safe."""
+        """The trajectory store has all that is generated of it."""
         self.stored, self.stored_oldest = self.generated, self.oldest_version
 
     def lose(self, length: int) -> None:
-        """Its instance is gone. So much of it is stored by now, if it was not more before."""
+        """Its instance died; the store has `length` tokens, or more if it had more before."""
         if length > self.stored:
             self.stored, self.stored_oldest = length, self.oldest_version
         self.generated, self.oldest_version = self.stored, self.stored_oldest

@@ -291,11 +291,11 @@ def test_the_audit_finds(act, said: str) -> None:
 
 def test_a_response_never_goes_back_behind_its_version() -> None:
     response = Response(TrajectoryId(0, 0), 5, 3, routed_version=2)
-    response.goes_on_under(4)
-    response.goes_on_under(3)
+    response.continue_under(4)
+    response.continue_under(3)
     assert response.oldest_version == 3
     with pytest.raises(AssertionError, match="1 under 2"):
-        response.goes_on_under(1)
+        response.continue_under(1)
 
 
 def test_a_mind_that_breaks_the_bound_is_found_out() -> None:
