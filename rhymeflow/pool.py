@@ -1,9 +1,9 @@
 """A pool of processes that run a user's code: reward functions, environments and tools.
 
-Every task comes back once, with a result or the error why there is none. A call that raises, hangs
-or ends its process is tried again as configured and then named in the error; it is never charged
-with another's failure. `poll` never waits for user code, and time is its argument: the caller waits
-on `connections()` until `next_deadline()` at the latest, then polls.
+Every task comes back once, with a result or an error. A call that raises, hangs or ends its process
+is tried again as configured and then named in the error; a call is never blamed for another's
+failure. `poll` never waits for user code, and time is its argument: the caller waits on
+`connections()` until `next_deadline()` at the latest, then polls.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ _LENGTH = struct.Struct("!i")
 
 @dataclass_transform(frozen_default=True)
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """Of pool and process; `id` names a session and is used once."""
+    """Between pool and process; `id` names a session and is used for no other."""
 
     id: int
 
 
 class Close(Message):
-    """Nothing more is asked; not answered."""
+    """Ends the session; not answered."""
 
 
 class Imported(msgspec.Struct, frozen=True, tag=True):
-    """The user's code is imported, or cannot be: then the process ends."""
+    """The user's code is imported; or could not be, and the process ends."""
 
     error: str | None = None
 
 
 class Begun(Message):
-    """The next thing that is run is user code of this call."""
+    """The call's user code runs from now on."""
 
 
 class Failure(Message):
-    """The call came to nothing: `error` says what it did."""
+    """The call gave no answer: `error` says what it did instead."""
 
     error: str
 
@@ -95,34 +95,34 @@ def clipped(text: str) -> str:
 
 
 class Refused(Exception):  # noqa: N818 - it is what happened
-    """An answer is not what it should be, or cannot be written; the text says why."""
+    """An answer is wrong, or cannot be encoded; the text says why."""
 
 
 class Task:
-    """A request, asked of one process question by question; at last it has `result` or `error`."""
+    """A request to one process, of one or several questions; ends with `result` or `error`."""
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
-        """Names it in errors; no two tasks of one key are in a pool at a time."""
+        """Names it in errors; unique among the tasks in a pool."""
         self.result: Any = None
         self.error: str | None = None
         self.id = -1
-        """Of its session: the object in `process` that it talks to."""
+        """Its session: the object in `process` that is asked."""
         self.process: _Process | None = None
         self.stays = False
-        """Whether its session may serve the next task of this key."""
+        """Whether its session is kept for the next task of this key."""
         self.part = 0
-        """Which of its calls is being made, where tries are counted for each."""
+        """The call that is being made; tries are counted for each."""
         self.deadline = math.inf
         self.is_begun = self.is_suspect = False
         self.failures: Counter[int] = Counter()
 
     def begin(self, earlier: Any) -> Message:
-        """Return the first question of a new session, or, if it continues one, in that."""
+        """Return the first question: of a new session, or in that of `earlier`, a task."""
         raise NotImplementedError
 
     def take(self, reply: Any) -> Message | None:
-        """Take a reply and return the next question; or set `result`; or wait for more replies.
+        """Take a reply and return the next question; None: `result` is set, or replies are to come.
 
         Raises:
             Refused: the reply is wrong, which counts as a failure.
@@ -130,7 +130,7 @@ class Task:
         raise NotImplementedError
 
     def where(self) -> str:
-        """Say what is being done, for errors."""
+        """What is being asked, for errors."""
         raise NotImplementedError
 
     def continues(self, earlier: Any) -> bool:
@@ -139,7 +139,7 @@ class Task:
 
 
 class Pool:
-    """Runs tasks in `config.num_workers` processes, which what their code prints add to `log`.
+    """Runs tasks in `config.num_workers` processes; what their code prints is appended to `log`.
 
     In each, `setup(*arguments)` imports the user's code and returns a function that serves a
     connection; `replies` is the union of what it answers with. With `max_concurrent`, a process
@@ -170,7 +170,7 @@ class Pool:
         one ends it."""
         self._active: dict[Hashable, Task] = {}
         self._live: dict[Hashable, Task] = {}
-        """The latest task of each session that is asked nothing at the moment."""
+        """The latest task of each session that is kept and not being asked."""
         self._finished: list[Task] = []
         self._has_new = False
         self._polled = 0.0
@@ -204,7 +204,7 @@ class Pool:
             raise
 
     def close(self) -> None:
-        """End all processes at once; what was submitted is forgotten."""
+        """Kill all processes; unfinished tasks are dropped."""
         atexit.unregister(self.close)
         for process in self._processes:
             process.kill()
@@ -224,7 +224,7 @@ class Pool:
         self._has_new = True
 
     def drop(self, keys: Iterable[Hashable]) -> None:
-        """End the sessions of these keys; what was asked of them is not answered."""
+        """End the sessions of these keys; their tasks do not come back."""
         for key in keys:
             for task in filter(None, (self._live.pop(key, None), self._active.pop(key, None))):
                 if task.process is not None:
@@ -250,14 +250,13 @@ class Pool:
         return None if first == math.inf else first
 
     def wait(self, seconds: float, *others: Any) -> None:
-        """Wait so long at most for something to poll for, or for one of `others` to be read."""
+        """Wait, at most so long, for something to poll for or one of `others` to be readable."""
         if (deadline := self.next_deadline()) is not None:
             seconds = min(seconds, max(0.0, deadline - time.monotonic()))
         wait([*others, *self.connections()], seconds)
 
     def poll(self, now: float) -> list[Any]:
-        """Receive answers, end calls that are overdue, send what is queued; return the tasks that
-        are over. Never waits.
+        """Receive replies, end overdue calls, send what is queued; return the finished tasks.
 
         Raises:
             UserError: processes end again and again without answering a call.
@@ -341,7 +340,7 @@ class Pool:
         task.process.send(question)
 
     def _release(self, task: Task) -> None:
-        """Nothing more is asked in the session, if there is one."""
+        """End the task's session, if it has one."""
         if task.process is None:
             return
         task.process.tasks.pop(task.id, None)
@@ -368,7 +367,8 @@ class Pool:
     def _replace(
         self, process: _Process, end: str, now: float, charged: Task | None = None
     ) -> None:
-        """Kill a process and start another; charge one call, or find out which one to charge."""
+        """Kill a process and start another. The failure is `charged`'s, or of the one call that had
+        begun; of several each becomes a suspect."""
         process.kill()
         place = self._processes.index(process)
         self._processes[place] = _Process(self._arguments, self._section, now + child.START_SECONDS)
@@ -393,7 +393,7 @@ class Pool:
     # -- what is sent -----------------------------------------------------------------------------
 
     def _dispatch(self, now: float) -> None:
-        """Send what is queued to where it can be served."""
+        """Send what is queued to processes that have room."""
         while self._suspects:
             empty = next((p for p in self._processes if p.is_ready and not p.tasks), None)
             if empty is None:
@@ -419,7 +419,7 @@ class Pool:
         self._queue.extendleft(reversed(waiting))
 
     def _room(self, process: _Process) -> int:
-        """How many tasks a process can be sent."""
+        """How many more tasks a process can be sent."""
         if not process.is_ready or any(task.is_suspect for task in process.tasks.values()):
             return 0
         return (self._max_concurrent or 1) - len(process.tasks)
@@ -455,17 +455,17 @@ class _Process:
         os.set_blocking(self.connection.fileno(), False)
         self.unsent, self._received = bytearray(), bytearray()
         self.deadline = deadline
-        """Of its start."""
+        """By which it must have started."""
         self.is_ready = False
         self.tasks: dict[int, Task] = {}
-        """What it was asked and has not answered, by session, in order."""
+        """Those it has not answered, by session, in the order they were asked."""
 
     def send(self, question: Message) -> None:
         message = encode(question)
         self.unsent += _LENGTH.pack(len(message)) + message
 
     def flush(self) -> bool:
-        """Send what the pipe has room for; False if the process is gone."""
+        """Send what the pipe has room for; False if the process has ended."""
         try:
             while self.unsent:
                 del self.unsent[: os.write(self.connection.fileno(), self.unsent)]
@@ -498,7 +498,7 @@ class _Process:
             yield None
 
     def how_it_ended(self) -> str:
-        """Say how a process that closed its pipe came to its end."""
+        """How a process that closed its pipe ended, for errors."""
         self._process.join(timeout=5)  # the pipe closes a little before the process is gone
         return child.how_it_ended(self._process.exitcode)
 

@@ -1,4 +1,4 @@
-"""An episode, as it is told to who has the environments, and what a turn took; loads no pool."""
+"""An episode as the environment worker gets it, and what a turn took; loads no pool."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import msgspec
 
 
 class Episode(msgspec.Struct, frozen=True, array_like=True):
-    """All that an environment is brought to where it is by: its prompt, and what was said so far.
+    """All that is needed to bring an environment to its present turn.
 
-    `turns[i]` are the tokens that the policy sampled in turn i + 1, and `observed[i]` those that
-    the environment answered to it; the last turn it may not have answered.
+    `turns[i]` are the tokens that the policy sampled in turn i + 1, `observed[i]` those of the
+    environment's answer, which the last turn may not have.
     """
 
     key: str
@@ -23,9 +23,9 @@ class Episode(msgspec.Struct, frozen=True, array_like=True):
     turns: list[list[int]]
     observed: list[list[int]]
     opening: str = ""
-    """What it said when it was opened; not part of `prompt`."""
+    """Text that `reset` returned; not part of `prompt`."""
     suite: str = ""
-    """Of an answer to a suite's prompt, its name."""
+    """The suite whose prompt it is; empty: the run's."""
 
 
 class TurnFigures(msgspec.Struct, frozen=True, array_like=True):

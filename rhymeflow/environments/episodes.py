@@ -1,7 +1,7 @@
-"""What environments are asked about an episode, and what their answers are in tokens.
+"""What environments are asked about an episode, and their answers as tokens.
 
-Sampled tokens are decoded and never encoded again; an answer is encoded once, and compared in
-tokens when an environment that was made anew gives it again.
+Sampled tokens are decoded and never encoded again. An answer is encoded once; when an environment
+is made anew, its answers are compared with the earlier ones, in tokens.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ NOT_REPRODUCIBLE = (
 )
 
 End = Literal["stop", "length", "max_turns"]
-"""Why an episode asks for no more: it is over, what was answered does not fit, or a further turn
-would be one too many."""
+"""Why an episode ends: it is over, the answer does not fit, or it has had its most turns."""
 
 Wanted = Literal["opening", "answer", "reward"]
-"""What an environment puts after the prompt, answers to the last turn, or gives in the end."""
+"""The text of `reset`, the answer to the last turn, or the reward."""
 
 
 class EpisodeTask(Task):
-    """Brings an environment to where an episode is and asks for what is wanted; the result is
-    `Opened`, `Answered` or `Rewarded`. What it answers on the way must be what it answered before.
+    """Brings an environment to the episode's present turn and asks for what is wanted.
+
+    The result is `Opened`, `Answered` or `Rewarded`. Earlier answers must be what they were.
     """
 
     def __init__(

@@ -58,12 +58,12 @@ from rhymeflow.utils.user_values import Arguments, described, reward_number, sho
 
 
 class Failed(Exception):  # noqa: N818 - it is what happened
-    """User code did something else than what it is for; the text says what."""
+    """User code raised, or returned what it must not; the text says what."""
 
     def __init__(self, text: str, raised: str | None = None) -> None:
         super().__init__(text)
         self.raised = raised or text
-        """What a policy reads of it."""
+        """The text that the policy reads."""
 
 
 def _raised(error: BaseException) -> Failed:
@@ -73,10 +73,9 @@ def _raised(error: BaseException) -> Failed:
 
 
 class LiveEnvironment:
-    """An environment object and the conversation so far; it is called once at a time.
+    """An environment object and the conversation so far; one call at a time.
 
-    `open`, `step` and `judge` return a reply or raise `Failed` with what user code did, whatever
-    it does.
+    `open`, `step` and `judge` return a reply, or raise `Failed` whatever user code raises.
     """
 
     def __init__(
@@ -88,11 +87,11 @@ class LiveEnvironment:
         self._object: Any = None
         self._messages: list[dict[str, Any]] = []
         self._begun = ""
-        """Of the policy's first turn, what the prompt ends in."""
+        """The beginning of the policy's first turn, if the prompt ends with it."""
         self.call: asyncio.Task[Reply | Failure] | None = None
         """The latest."""
         self.is_in_thread = False
-        """Whether it runs in the thread, and so cannot be cancelled."""
+        """Whether the call is in the thread, and so cannot be cancelled."""
         self.is_cancelled = False
 
     async def open(self, opening: Opening) -> Opened:
@@ -161,7 +160,7 @@ class LiveEnvironment:
             raise Failed(f"{name} {error}") from None
 
     async def close(self) -> None:
-        """Let the object give back what it has, and end the thread."""
+        """Call the object's `close`, and end the thread."""
         try:
             if callable(method := getattr(self._object, "close", None)):
                 await self._call(method)
@@ -282,7 +281,7 @@ class _Server:
         """Kept, for a loop does not keep its tasks."""
 
     async def serve(self) -> None:
-        """Answer for as long as there is somebody to ask."""
+        """Answer until the parent closes the pipe; never returns."""
         loop = asyncio.get_running_loop()
         decode = msgspec.msgpack.Decoder(Question).decode
 
@@ -327,8 +326,8 @@ class _Server:
             self._send(call.result())
 
     async def _close(self, live: LiveEnvironment) -> None:
-        """Close the environment, after the call in progress, which is not waited for for ever. What
-        closing raises goes to the log and nowhere else."""
+        """Close the environment after the call in progress, within `timeout` seconds. What closing
+        raises is logged and has no other effect."""
         call, live.is_cancelled = live.call, True
         if call is not None and not live.is_in_thread:
             call.cancel()

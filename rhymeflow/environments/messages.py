@@ -18,13 +18,13 @@ Answer = list[dict[str, Any]] | str | None
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A call of a tool, as the policy wrote it; `error` says why it cannot be read, if so."""
+    """A call of a tool, as the policy wrote it; `error`: why it is unreadable, if so."""
 
     name: str
     arguments: str = "{}"
     """JSON of an object, which keeps numbers of any size."""
     is_text: bool = False
-    """Whether all arguments are text, of which the tool's schema says what is meant."""
+    """Whether all arguments are text, to be converted by the tool's schema."""
     error: str = ""
 
 
@@ -36,7 +36,7 @@ class Said(msgspec.Struct, frozen=True):
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """What an environment begins with; `kind` is its index among those of all sections."""
+    """What an environment is made of; `kind` is its index among those of all sections."""
 
     kind: int
     seed: int
@@ -57,17 +57,17 @@ class Step(Message):
 
 
 class GiveReward(Message):
-    """To give the reward."""
+    """Return the reward."""
 
 
 class Opened(Message):
-    """It is reset, and opens with this text."""
+    """It is reset, and returned this text."""
 
     text: str
 
 
 class Answered(Message):
-    """What it answered to the turn."""
+    """Its answer to the turn."""
 
     answer: Answer
     figures: TurnFigures
