@@ -19,6 +19,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from rhymeflow.config import Config
 from rhymeflow.sim.audit import Outcome, Step
 from rhymeflow.sim.cluster import Cluster
 
@@ -111,11 +112,9 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def result(
-    cluster: Cluster, *, name: str, schedule: str, devices: str, skipped: int, uncounted: int = 0
-) -> Result:
-    """The figures of a run that has come to its end."""
-    audit, steps, plan = cluster.audit, cluster.steps, cluster.plan
+def result(cluster: Cluster, config: Config, devices: str, uncounted: int) -> Result:
+    """The figures of a run that has ended. `devices`, in words, is what the cluster is made of."""
+    audit, steps, skipped = cluster.audit, cluster.steps, config.simulation.skip_steps
     counted_to = len(steps) - uncounted
     start = steps[skipped - 1] if skipped else Step(0, 0.0, 0.0, 0.0)
     end = steps[counted_to - 1]
@@ -133,9 +132,9 @@ def result(
     rollout_busy = end.rollout_busy - start.rollout_busy
     lengths = cluster.coordinator.state.lengths.metrics()
     return Result(
-        name=name,
-        schedule=schedule,
-        max_staleness=plan.max_staleness,
+        name=config.name,
+        schedule=config.schedule.name,
+        max_staleness=cluster.plan.max_staleness,
         num_instances=cluster.num_instances,
         devices=devices,
         steps=len(steps),

@@ -119,15 +119,9 @@ def run(
         log=log,
     )
     cluster.run()
-    return result(
-        cluster,
-        name=config.name,
-        schedule=config.schedule.name,
-        devices=f"{counted(num_instances, 'instance')} of {profile.description}; trained on "
-        f"{counted(train_devices, 'device')}",
-        skipped=simulation.skip_steps,
-        uncounted=uncounted,
-    )
+    instances, devices = counted(num_instances, "instance"), counted(train_devices, "device")
+    made_of = f"{instances} of {profile.description}; trained on {devices}"
+    return result(cluster, config, made_of, uncounted)
 
 
 def _recovery(config: Config, plan: Plan) -> Recovery:
