@@ -8,6 +8,7 @@ so their quotient rises and then falls: ends of levels and the cost model's corn
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import lru_cache
 from math import floor, inf
 from typing import NamedTuple
 
@@ -55,19 +56,12 @@ class Drafts:
         """Most rows that are computed while weights are read."""
         self._edges = _edges(cost, kv_capacity) if max_draft else []
         self._levels = self._sorted()
-        self._chosen: dict[tuple[Counts, int], Choice] = {}
+        self._chosen = lru_cache(_MOST_REMEMBERED)(self._choose)
 
     def choose(self, counts: Counts, kv_tokens: float) -> Choice:
         """The best there is with so many trajectories and about so many tokens in the cache."""
         # A cache of just an edge's tokens is beyond it, however its sum of fractions was rounded.
-        band = bisect_right(self._edges, kv_tokens + ROUNDING)
-        key = counts, band
-        choice = self._chosen.get(key)
-        if choice is None:
-            if len(self._chosen) >= _MOST_REMEMBERED:
-                self._chosen.clear()
-            choice = self._chosen[key] = self._choose(counts, band)
-        return choice
+        return self._chosen(counts, bisect_right(self._edges, kv_tokens + ROUNDING))
 
     def none(self, counts: Counts) -> Choice:
         """No drafts."""
