@@ -27,7 +27,8 @@ from rhymeflow.config.load import read_config
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.histospec.index import Index
 from rhymeflow.learner.learner import Learner
-from rhymeflow.models.load import load_model, resolve_device
+from rhymeflow.models.load import load_model
+from rhymeflow.models.precision import resolve_device
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from rhymeflow.workers.rollout import make_engine, prepare

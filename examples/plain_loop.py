@@ -35,13 +35,9 @@ from rhymeflow.learner.logprobs import TokenScorer
 from rhymeflow.learner.optimizer import Optimizer, learning_rate
 from rhymeflow.learner.packing import PackedRow, pack
 from rhymeflow.learner.sample import Sample
-from rhymeflow.models.load import (
-    load_model,
-    load_tokenizer,
-    resolve_device,
-    resolve_dtype,
-    stop_token_ids,
-)
+from rhymeflow.models.load import load_model, resolve_dtype, stop_token_ids
+from rhymeflow.models.precision import resolve_device
+from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.reward.functions import Judge
 from rhymeflow.reward.messages import RewardRequest, TrainerState
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures

@@ -22,7 +22,7 @@ from rhymeflow.data.load import RunPrompts, check_sources
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.engine.vllm.installed import check_installed
 from rhymeflow.errors import UserError
-from rhymeflow.models.reading import check_files
+from rhymeflow.models.source import check_files
 from rhymeflow.reward.functions import BUILT_IN, Judge
 from rhymeflow.reward.trial import tried
 from rhymeflow.store import previous_run
@@ -136,7 +136,8 @@ def prove(config: Config, *, has_engine: bool) -> None:
     """
     from rhymeflow.engine.native.engine import Engine
     from rhymeflow.learner.policy import Policy
-    from rhymeflow.models.load import resolve_device, small_model
+    from rhymeflow.models.load import small_model
+    from rhymeflow.models.precision import resolve_device
     from rhymeflow.models.rope import settled
 
     model = settled(small_model(config.model, device=resolve_device(config.model)), config)

@@ -20,6 +20,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.index import Index
 from rhymeflow.models import load
+from rhymeflow.models.precision import resolve_device
 from rhymeflow.weights.base import SPARE_VERSIONS
 from rhymeflow.weights.changes import MOST
 
@@ -89,7 +90,7 @@ class Model:
 
 def model_here(config: Config) -> Model:
     """The model as this machine computes it. Raises `UserError` if there is no such model."""
-    device = load.resolve_device(config.model)
+    device = resolve_device(config.model)
     dtype = load.resolve_dtype(config.model, device)
     return model_of(load.load_config(config.model), dtype, str(device))
 

@@ -31,8 +31,10 @@ from rhymeflow.data.load import load_prompts
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.data.stream import PromptStream
 from rhymeflow.models.converted import converted
-from rhymeflow.models.load import load_tokenizer, resolve_device, resolve_dtype
+from rhymeflow.models.load import resolve_dtype
+from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.source import locate
+from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.reward.functions import Judge
 from rhymeflow.reward.messages import RewardRequest, TrainerState
 

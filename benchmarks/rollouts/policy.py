@@ -20,13 +20,9 @@ from rhymeflow.data.load import load_prompts
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.learner.sample import Sample
-from rhymeflow.models.load import (
-    load_model,
-    load_tokenizer,
-    resolve_device,
-    resolve_dtype,
-    stop_token_ids,
-)
+from rhymeflow.models.load import load_model, resolve_dtype, stop_token_ids
+from rhymeflow.models.precision import resolve_device
+from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.reward.functions import Judge
 from rhymeflow.reward.messages import RewardRequest, TrainerState
 

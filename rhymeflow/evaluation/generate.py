@@ -20,15 +20,10 @@ from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
-from rhymeflow.models.load import (
-    load_model,
-    load_tokenizer,
-    resolve_device,
-    resolve_dtype,
-    stop_token_ids,
-)
+from rhymeflow.models.load import load_model, resolve_dtype, stop_token_ids
+from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import settled
-from rhymeflow.models.tokenizer import max_length
+from rhymeflow.models.tokenizer import load_tokenizer, max_length
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """A tokenizer's text for bytes that are not a whole character."""

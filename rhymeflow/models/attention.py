@@ -1,9 +1,9 @@
 """One attention function for unconverted Hugging Face models, with the arithmetic plugged in.
 
 The model runs on one packed row of tokens [1, T] of any number of sequences, with explicit position
-ids. What a token may attend to is up to its caller, which puts an `Attention` in place for the call
-(`attending`). What a model asks beyond what an `Attention` does (a mask of its own, a window,
-sinks) is a `UserError`. The interface is transformers' `AttentionInterface`.
+ids. The caller decides what a token may attend to, by an `Attention` that it puts in place for the
+call (`attending`). A model that needs more (a mask of its own, a window, sinks) is refused. The
+interface is transformers' `AttentionInterface`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rhymeflow.errors import UserError
 NAME = "rhymeflow"
 
 _HARMLESS = {"dropout", "position_ids", "use_cache", "output_attentions"}
-"""Arguments that models hand to their attention and that change nothing here, if `dropout` is 0;
-others may only be absent or None."""
+"""Arguments of a model's attention that change nothing here, if `dropout` is 0; others must be
+absent or None."""
 
 
 class Shape(NamedTuple):
-    """Of the keys and values of a whole model, as a cache holds them."""
+    """Of a model's keys and values, as a cache holds them."""
 
     layers: int
     kv_heads: int
@@ -49,9 +49,9 @@ class Attention(Protocol):
     """Attends for one packed row of tokens."""
 
     holds: Shape | None = None
-    """The only keys and values that it can take, once in each layer, in their order; None: any."""
+    """The only keys and values that it takes, once in each layer, in order; None: any."""
     reached: int = 0
-    """Layers that it has attended in, if it `holds`."""
+    """Layers that it has attended in, unless `holds` is None."""
 
     def attend(
         self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float
@@ -105,7 +105,7 @@ def _refusal(
     value: Tensor,
     given: dict[str, Any],
 ) -> str | None:
-    """What the model asks for beyond what `attention` does."""
+    """What the model needs that `attention` does not do, if anything."""
     more = {name for name, x in given.items() if x is not None} - _HARMLESS
     if given.get("dropout"):
         more.add("dropout")
@@ -131,7 +131,7 @@ def _refusal(
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """The plugged-in attention knows what may be seen; a [T, T] mask is never built."""
+    """A [T, T] mask is never built: the plugged-in attention decides what is seen."""
     return None
 
 

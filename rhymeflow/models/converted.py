@@ -1,8 +1,8 @@
 """GGUF weights as a Hugging Face checkpoint in float32, converted once and kept.
 
-SmolLM2's GGUF file takes 16 seconds to become a model, the converted directory one. It lies under
-`$XDG_CACHE_HOME/rhymeflow/converted` (`~/.cache` by default), named by the content of the file and
-the version of transformers, and appears in one rename. Deleting it is always safe.
+SmolLM2's GGUF file loads in 16 seconds, the converted directory in one. It is in
+`$XDG_CACHE_HOME/rhymeflow/converted` (`~/.cache` by default), named by the file's content and the
+version of transformers, and appears in one rename. Deleting it is safe.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ _FORMAT = 1
 
 
 def converted(gguf: Path) -> Path:
-    """Directory of the converted checkpoint of `gguf`, made now if it is not there yet.
+    """Return the directory of the converted checkpoint, made now if it is not there yet.
 
-    Raises `UserError` if the gguf package is missing, the file is no GGUF model, or the cache
-    directory cannot be written.
+    Raises:
+        UserError: the gguf package is missing, the file is no GGUF model, or the cache cannot be
+            written.
     """
     target = _cache() / f"{gguf.stem}-{_key(gguf)}"
     if target.is_dir():
@@ -49,7 +50,7 @@ def converted(gguf: Path) -> Path:
         try:
             made.rename(target)
         except OSError:
-            if not target.is_dir():  # otherwise another process was faster: the same content
+            if not target.is_dir():  # else another process was faster
                 raise
     return target
 
@@ -80,7 +81,7 @@ def _convert(gguf: Path, target: Path) -> None:
 
 
 def forget_quantization(model: Any) -> None:
-    """The weights are plain numbers now: without this, saving the model fails or lies."""
+    """Drop the quantization config of dequantized weights: saving would fail or write it."""
     model.hf_quantizer = None
     model.is_quantized = False
     for attribute in ("quantization_config", "_pre_quantization_dtype"):

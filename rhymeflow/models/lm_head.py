@@ -1,9 +1,9 @@
 """The output head with float32 logits, whatever the model's dtype: one for engine and learner.
 
 A bfloat16 logit of 20 is rounded to a multiple of 1/8, an error of several percent in every
-probability; were only one side to round, the learner would see off-policy data. On CUDA one product
-sums in float32; on CPUs the weight is held a second time in float32, laid out for few rows; with
-`many_rows` it is not: from some hundred on that is slower (61 against 85 GFLOPS, on AVX2).
+probability; if only one side rounded, the learner would see off-policy data. On CUDA the product
+sums in float32; on CPUs the weight is kept in float32 too, laid out for few rows unless
+`many_rows`: from some hundred on that layout is slower (61 against 85 GFLOPS on AVX2).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rhymeflow.cpu.products import packed
 
 
 class LMHead:
-    """Float32 logits of chosen rows. Of what it computes nothing carries a gradient."""
+    """Float32 logits of chosen rows, without gradients."""
 
     def __init__(self, model: PreTrainedModel, *, many_rows: bool = False) -> None:
         self._linear = model.get_output_embeddings()
@@ -52,14 +52,14 @@ class LMHead:
         return logits_RV
 
     def slope(self, logits_RV: Tensor) -> float | Tensor:
-        """How fast these logits grow with the head's products."""
+        """The derivative of these logits by the head's products."""
         if self._cap is None:
             return self._factor
         return (1.0 - (logits_RV / self._cap) ** 2) * self._factor
 
     @torch.no_grad()
     def product(self, hidden_RD: Tensor) -> Tensor:
-        """Return the head's products themselves."""
+        """Return the head's products, before scaling and capping."""
         if self._float is not None:
             return self._float(hidden_RD.float())
         weight_VD, bias_V = self._linear.weight, self._linear.bias
@@ -70,9 +70,9 @@ class LMHead:
 
 
 def _scaling(config: PreTrainedConfig) -> tuple[float, float | None]:
-    """What the head's products are multiplied by, and then softly capped at.
+    """The factor of the head's products, and what they are softly capped at then.
 
-    The names and their meanings are transformers'; `proof.py` would notice another family's.
+    The names are transformers'; `proof.py` notices families with others.
     """
     factor = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
     scaling = float(getattr(config, "logits_scaling", None) or 1.0)

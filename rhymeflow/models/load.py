@@ -28,10 +28,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.models import attention
 from rhymeflow.models.converted import forget_quantization
 from rhymeflow.models.precision import auto_dtype
-from rhymeflow.models.precision import resolve_device as resolve_device
-from rhymeflow.models.reading import explained, offline, readable, unreachable
-from rhymeflow.models.source import Source, locate
-from rhymeflow.models.tokenizer import load_tokenizer as load_tokenizer
+from rhymeflow.models.source import Source, explained, locate, offline, readable, unreachable
 
 _ARCHITECTURES = Path(__file__).parent / "architectures"
 
@@ -42,12 +39,7 @@ def resolve_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
     """Compute precision of `config` on `device`; `auto` looks at the model's size."""
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
-    return auto_dtype(num_parameters(config), device)
-
-
-def num_parameters(config: ModelConfig) -> int:
-    """Number of parameters, tied ones once, without reading the weights."""
-    return count_parameters(load_config(config))
+    return auto_dtype(count_parameters(load_config(config)), device)
 
 
 def count_parameters(hf_config: PreTrainedConfig) -> int:
@@ -71,10 +63,8 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 def architecture(config: ModelConfig) -> PreTrainedConfig:
-    """As `load_config`, but of models that a recipe names from what this package has of them.
-
-    So a plan for a cluster can be made without network. `models/architectures` holds the
-    `config.json` of each, as published on the hub.
+    """As `load_config`, but without network for models that a recipe names: `models/architectures`
+    has the `config.json` of each, as published on the hub.
     """
     shipped = _ARCHITECTURES / f"{config.name.replace('/', '--')}.json"
     if config.name.count("/") != 1 or not shipped.is_file() or Path(config.name).is_dir():
@@ -109,10 +99,9 @@ def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device)
 def empty_model(
     config: ModelConfig, *, dtype: torch.dtype, device: torch.device
 ) -> PreTrainedModel:
-    """As `load_model`, but every parameter is NaN until somebody copies weights in.
+    """As `load_model`, but every parameter is NaN, so that use before the first pull shows.
 
-    NaN, so that a forward pass before the first pull is seen and not believed. Buffers (rotary
-    frequencies) are right.
+    Buffers (rotary frequencies) are right.
     """
     model = unfilled_model(config, dtype=dtype, device=device)
     with torch.no_grad():
@@ -124,7 +113,7 @@ def empty_model(
 def unfilled_model(
     config: ModelConfig, *, dtype: torch.dtype, device: torch.device
 ) -> PreTrainedModel:
-    """As `empty_model`, whose parameters' memory was never touched, and so takes none."""
+    """As `empty_model`, but the parameters' memory was never touched, and so takes none."""
     with no_init_weights():
         model = _of_config(config, dtype, device)
     model.tie_weights()
@@ -135,17 +124,14 @@ def unfilled_model(
 def random_model(
     config: ModelConfig, *, dtype: torch.dtype, device: torch.device, seed: int
 ) -> PreTrainedModel:
-    """As `load_model`, but with the random weights of a model that is yet to be trained."""
+    """As `load_model`, but with the random weights of a new model."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         return _of_config(config, dtype, device)
 
 
 def small_model(config: ModelConfig, *, device: torch.device) -> PreTrainedModel:
-    """Two layers of random numbers of such a model, in float32, with few tokens and thin MLPs.
-
-    For what does not depend on weights or their number. Reads no weights.
-    """
+    """A model of this kind with two layers, few tokens, thin MLPs and random float32 weights."""
     hf_config = copy.deepcopy(load_config(config))
     text = hf_config.get_text_config()
     layers = text.num_hidden_layers
@@ -163,7 +149,7 @@ def small_model(config: ModelConfig, *, device: torch.device) -> PreTrainedModel
             hf_config, dtype=torch.float32, attn_implementation=attention.NAME
         )
     model.tie_weights()
-    # One pattern for all, of a prime length: drawing each number takes seconds.
+    # One pattern of a prime length for all: drawing each number takes seconds.
     drawn = torch.randn(65_537, generator=torch.Generator().manual_seed(0)).to(device)
     with torch.no_grad():
         for each in model.parameters():
@@ -178,7 +164,7 @@ _MLP_SIZES = ("intermediate_size", "ffn_hidden_size", "ffn_dim")
 
 
 def _of_config(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """A model of this configuration, with whatever weights torch gives it."""
+    """A model of this configuration, with torch's initial weights."""
     hf_config = load_config(config)
     with torch.device(device):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -203,21 +189,25 @@ def generation_config(source: Source) -> GenerationConfig | None:
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Every token that ends a response, by the generation config, the model and the tokenizer."""
+    """The tokens that end a response, by the generation config, the model and the tokenizer."""
     return _stop_tokens(str(model.name_or_path), model.generation_config, model.config, tokenizer)
 
 
 def check_end(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Look whether a response can end, and a hub model's weights are to be had.
+    """Check that a response can end, and that a hub model's weights can be had.
 
     Raises:
-        UserError: nobody names a token that ends a response; or the hub cannot be reached, and the
-            weights are not in the cache.
+        UserError: no token ends a response, or the weights are not in the cache and the hub does
+            not answer.
     """
     configured_stop_token_ids(config, tokenizer)
     source = readable(config)
-    if source.is_hub:
-        _check_cached(source)
+    if source.is_hub and unreachable() is not None:
+        with explained(source, "a file of the weights"):
+            names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+            found = [try_to_load_from_cache(source.location, name) for name in names]
+            if not any(isinstance(each, str) for each in found):
+                raise OSError("none is in the cache")
 
 
 def configured_stop_token_ids(
@@ -228,23 +218,13 @@ def configured_stop_token_ids(
     return _stop_tokens(config.name, own, load_config(config), tokenizer)
 
 
-def _check_cached(source: Source) -> None:
-    if unreachable() is None:
-        return
-    with explained(source, "a file of the weights"):
-        names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
-        found = [try_to_load_from_cache(source.location, name) for name in names]
-        if not any(isinstance(each, str) for each in found):
-            raise OSError("none is in the cache")
-
-
 def _stop_tokens(
     name: str,
     generation: GenerationConfig | None,
     hf_config: PreTrainedConfig,
     tokenizer: PreTrainedTokenizerBase,
 ) -> frozenset[int]:
-    """The same without the model; `UserError` if nobody names one."""
+    """`UserError` if there are none."""
     given: tuple[Any, ...] = (
         getattr(generation, "eos_token_id", None),
         getattr(hf_config.get_text_config(), "eos_token_id", None),
@@ -271,7 +251,7 @@ def _stop_tokens(
 
 
 def _check_complete(source: Source, report: dict[str, Any]) -> None:
-    """transformers fills what it does not find with random numbers."""
+    """Raise `UserError` if files lack parameters, which transformers fills with random numbers."""
     missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
     wrong = [f"has no {name}" for name in missing]
     wrong += [f"{name} is {list(there)}, not {list(due)}" for name, there, due in mismatched]
@@ -284,7 +264,7 @@ def _check_complete(source: Source, report: dict[str, Any]) -> None:
 
 
 def _check_finite(source: Source, model: PreTrainedModel) -> None:
-    """A run under such weights would sample what means nothing."""
+    """Raise `UserError` if weights are NaN or infinite."""
     for name, parameter in model.named_parameters():
         count = parameter.numel() - int(parameter.isfinite().sum())
         if count:
@@ -295,7 +275,7 @@ def _check_finite(source: Source, model: PreTrainedModel) -> None:
 
 
 _NO_ENCODERS = {"gpt_neox", "gpt_neox_japanese"}
-"""Their configurations say `is_decoder: false`, which their models do not read."""
+"""Their configurations say `is_decoder: false`, which their models ignore."""
 
 
 def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:

@@ -1,8 +1,8 @@
-"""Whether what computes is the model: log-probabilities against those of the model's own forward.
+"""Proof that an engine or a learner computes the model (law 7).
 
-An engine and a learner run a model their own way: attention plugged in, layers compiled, the head
-apart. Each is tried on some thirty tokens before it is used, under the weights that it will use,
-against transformers' own code with eager attention (law 7). No second copy is made.
+Both run it their own way: attention plugged in, layers fused, the head apart. Before use, their
+log-probabilities of some thirty tokens are compared with those of transformers' own code with eager
+attention, under the weights that they will use. No second copy is made.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ of logits."""
 
 
 def sequences(model: PreTrainedModel) -> Sequences:
-    """What is tried.
+    """The tokens to compare on.
 
     Raises:
         UserError: the model has no body apart from its head.
@@ -51,10 +51,10 @@ def sequences(model: PreTrainedModel) -> Sequences:
 
 
 def own(model: PreTrainedModel, given: Sequences) -> Own:
-    """By the model alone.
+    """Compute the model's own log-probabilities.
 
     Raises:
-        UserError: it does more to its logits after the head than `LMHead` knows.
+        UserError: it changes its logits after the head in a way that `LMHead` does not know.
     """
     logprobs, spread = [], 0.0
     with torch.no_grad(), _by_itself(model) as (head, hidden):
@@ -91,9 +91,9 @@ def _refused(model: PreTrainedModel, reason: str) -> UserError:
 
 @contextmanager
 def _by_itself(model: PreTrainedModel) -> Iterator[tuple[LMHead, list[Tensor]]]:
-    """The model attends by its own code, and its body leaves its last hidden states in the list.
+    """The model with its own attention; each call of its body appends the last hidden states.
 
-    Products of its head are float32 as they are here: rounded ones would hide what is wrong.
+    Its head's products are float32, as ours are: rounding would hide what is wrong.
     """
     head, hidden = LMHead(model, many_rows=True), list[Tensor]()
 

@@ -1,8 +1,8 @@
-"""LongRoPE's factors chosen once for a run, and not by the largest position of each call.
+"""LongRoPE's factors, chosen once for a run.
 
-transformers takes the long ones for a whole call as soon as one of its positions is beyond the
-length that the model was first trained with, so a response's numbers would depend on what is
-computed beside it (law 3). Here the greatest length that the run can have decides, as in vLLM.
+transformers takes the long ones for a whole call if one of its positions is beyond the length that
+the model was first trained with, so a response would depend on what is computed beside it (law 3).
+Here the greatest length that the run can have decides, as in vLLM.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def settled(model: PreTrainedModel, config: Config) -> PreTrainedModel:
 
 
 def _check_scale(text: Any, scale: float) -> None:
-    """vLLM computes it from the two lengths, whatever else the configuration says of it."""
+    """Raise `UserError` if vLLM, which computes it from the two lengths alone, finds another."""
     first = text.rope_parameters["original_max_position_embeddings"]
     times = max(text.max_position_embeddings / first, 1.0)
     of_vllm = math.sqrt(1.0 + math.log(times) / math.log(first))

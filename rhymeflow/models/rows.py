@@ -1,7 +1,6 @@
-"""Rows of a model's weights, read from its files as they are needed: nobody holds the whole model.
+"""Rows of a model's weights, read from its files when needed, so that no process holds the whole.
 
-Where the files have other names than the model in memory (few families), the whole model is loaded
-once to take rows from, and let go.
+If the files name parameters otherwise than the model in memory (few families), it is loaded whole.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from transformers import PreTrainedModel
 from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
 from rhymeflow.models.load import load_config, load_model, unfilled_model
-from rhymeflow.models.reading import explained, offline, readable
-from rhymeflow.models.source import Source
+from rhymeflow.models.source import Source, explained, offline, readable
 
 _CPU = torch.device("cpu")
 
@@ -38,7 +36,7 @@ class WeightRows:
             self._whole = {name: each.detach() for name, each in model.named_parameters()}
 
     def _fits(self) -> bool:
-        """Whether the files have the model's parameters as they are. Reads headers only."""
+        """Whether the files have the model's parameters by its names. Reads headers only."""
         if getattr(load_config(self._config), "quantization_config", None) is not None:
             return False
         for name, parameter in self.skeleton().named_parameters():
@@ -50,7 +48,7 @@ class WeightRows:
         return True
 
     def skeleton(self) -> PreTrainedModel:
-        """The model with memory for its parameters that was never touched, and so takes none."""
+        """The model; its parameters' memory was never touched, and so takes none."""
         return unfilled_model(self._config, dtype=torch.float32, device=_CPU)
 
     def read(self, name: str, rows: slice) -> Tensor:

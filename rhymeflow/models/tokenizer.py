@@ -1,6 +1,6 @@
 """Tokenizers, from where the configuration says.
 
-Apart from `load` because what only encodes and decodes starts three seconds sooner without it.
+Not in `load`, without which a process that only encodes and decodes starts three seconds sooner.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
-from rhymeflow.models.reading import explained, offline, readable
-from rhymeflow.models.source import Source
+from rhymeflow.models.source import Source, explained, offline, readable
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -72,8 +71,9 @@ _CONTROL = re.compile(
 
 
 def unseen_tokens(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Say which special tokens stand for text that a policy may write, such as `<answer>`, where
-    there are some: decoding leaves them out. Those that begin, end or structure it are no text.
+    """Return a note that names special tokens that stand for text, such as `<answer>`, or None.
+
+    Decoding leaves them out. Tokens that begin, end or structure text do not count.
     """
     special = {i: str(each) for i, each in tokenizer.added_tokens_decoder.items() if each.special}
     roles = ("bos", "cls", "eos", "mask", "pad", "sep", "unk")

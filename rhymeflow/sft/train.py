@@ -28,17 +28,11 @@ from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.optimizer import learning_rate
 from rhymeflow.learner.packing import PackedRow, pack
 from rhymeflow.learner.sample import Sample
-from rhymeflow.models.load import (
-    configured_stop_token_ids,
-    load_model,
-    load_tokenizer,
-    random_model,
-    resolve_device,
-    resolve_dtype,
-)
-from rhymeflow.models.reading import check_files
+from rhymeflow.models.load import configured_stop_token_ids, load_model, random_model, resolve_dtype
+from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import settled
-from rhymeflow.models.tokenizer import max_length
+from rhymeflow.models.source import check_files
+from rhymeflow.models.tokenizer import load_tokenizer, max_length
 from rhymeflow.sft.rows import RowEncoder
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.utils.disk import check_writable, make, remove_if_empty

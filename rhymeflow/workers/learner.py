@@ -27,9 +27,11 @@ from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.ranks import ALONE, LOOPBACK, Ranks, Rendezvous, device_of
 from rhymeflow.learner.sample import Batch, Sample
 from rhymeflow.learner.token_details import TokenDetails
-from rhymeflow.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
+from rhymeflow.models.load import load_model, resolve_dtype
+from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import settled
 from rhymeflow.models.rows import WeightRows
+from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS
 from rhymeflow.store.handle import explained, store_reader
 from rhymeflow.store.reader import TrajectoryRecord

@@ -8,7 +8,8 @@ import torch
 
 from rhymeflow.config import Config
 from rhymeflow.core.events import LearnerReady
-from rhymeflow.models.load import load_model, resolve_device, resolve_dtype
+from rhymeflow.models.load import load_model, resolve_dtype
+from rhymeflow.models.precision import resolve_device
 from rhymeflow.utils import progress
 from rhymeflow.weights.base import make_store
 from rhymeflow.weights.manifest import manifest_of

@@ -22,8 +22,8 @@ from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.evaluation.generate import Generator, TextStream, chat
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
-from rhymeflow.models.load import load_model, load_tokenizer, random_model, stop_token_ids
-from rhymeflow.models.tokenizer import max_length
+from rhymeflow.models.load import load_model, random_model, stop_token_ids
+from rhymeflow.models.tokenizer import load_tokenizer, max_length
 from tests import characters
 
 Capture = pytest.CaptureFixture[str]

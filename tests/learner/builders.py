@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import torch
-import transformers
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.learner.learner import Learner
@@ -17,15 +17,13 @@ VOCAB = 23
 
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 FAMILIES = {
-    "llama": ("Llama", {}),
-    "qwen2": ("Qwen2", {}),
-    "qwen3_moe": ("Qwen3Moe", {**EXPERTS, "head_dim": 8, "norm_topk_prob": True}),
+    "qwen3_moe": {**EXPERTS, "head_dim": 8, "norm_topk_prob": True},
     # These scale or cap their logits.
-    "cohere": ("Cohere", {"logit_scale": 0.3}),
-    "granite": ("Granite", {"logits_scaling": 1.7}),
-    "nanochat": ("NanoChat", {"final_logit_softcapping": 2.0}),
+    "cohere": {"logit_scale": 0.3},
+    "granite": {"logits_scaling": 1.7},
+    "nanochat": {"final_logit_softcapping": 2.0},
 }
-"""Names of transformers' classes, and further fields of the configuration."""
+"""Further fields of the configuration, by `model_type`."""
 
 
 def tiny_model(
@@ -52,12 +50,10 @@ def tiny_model(
         "pad_token_id": 0,
         "bos_token_id": 1,
         "eos_token_id": 2,
-        "attn_implementation": attn,
     }
+    config = CONFIG_MAPPING[kind](**{**sizes, **FAMILIES.get(kind, {}), **more})
     torch.manual_seed(seed)
-    family, own = FAMILIES[kind]
-    config = getattr(transformers, f"{family}Config")(**{**sizes, **own, **more})
-    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attn).eval()
 
 
 def made_up_batch(

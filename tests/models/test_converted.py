@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 from rhymeflow.config import ModelConfig
 from rhymeflow.models import converted as module
 from rhymeflow.models.converted import converted
-from rhymeflow.models.load import load_model, load_tokenizer, num_parameters
+from rhymeflow.models.load import load_config, load_model
+from rhymeflow.models.tokenizer import load_tokenizer
 from tests.refused import refusal
 
 gguf = pytest.importorskip("gguf")
@@ -60,8 +61,8 @@ def gguf_file(tmp_path):
 
 
 def test_converted_weights_are_those_of_the_file(gguf_file):
-    """The first thing that is asked for, its size, needs the file converted."""
-    assert num_parameters(ModelConfig(name=str(gguf_file.parent))) > 0
+    """The first thing that is asked for, its configuration, needs the file converted."""
+    assert load_config(ModelConfig(name=str(gguf_file.parent))).num_hidden_layers == LAYERS
     model = load_model(ModelConfig(name=str(gguf_file.parent)), dtype=torch.float32, device=CPU)
     plain = AutoModelForCausalLM.from_pretrained(
         gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32

@@ -27,16 +27,16 @@ from rhymeflow.engine.base import NoiseKey, Request
 from rhymeflow.models import attention
 from rhymeflow.models.load import (
     configured_stop_token_ids,
+    count_parameters,
     empty_model,
     load_config,
     load_model,
-    load_tokenizer,
-    num_parameters,
-    resolve_device,
     resolve_dtype,
     small_model,
     stop_token_ids,
 )
+from rhymeflow.models.precision import resolve_device
+from rhymeflow.models.tokenizer import load_tokenizer
 from tests.characters import make_tokenizer
 from tests.engine.models import make_engine, sampling
 from tests.refused import refusal
@@ -96,7 +96,7 @@ def test_a_loaded_model_is_the_plain_one_and_an_empty_one_has_its_shapes(tmp_pat
     for name, buffer in empty.named_buffers():
         assert buffer.dtype == buffers[name].dtype
         assert torch.equal(buffer, buffers[name])
-    assert num_parameters(config) == sum(p.numel() for p in full.parameters())
+    assert count_parameters(load_config(config)) == sum(p.numel() for p in full.parameters())
 
 
 def test_tokenizer_gets_a_pad_token_and_stop_tokens_come_from_everywhere(checkpoint):

@@ -12,7 +12,8 @@ from rhymeflow import cli, recipes
 from rhymeflow.config import ModelConfig
 from rhymeflow.config.load import list_recipes, read_config
 from rhymeflow.data.load import load_prompts
-from rhymeflow.models.load import load_model, load_tokenizer, stop_token_ids
+from rhymeflow.models.load import load_model, stop_token_ids
+from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.sft.train import digest
 from tests import characters
 from tests.refused import refusal

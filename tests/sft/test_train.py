@@ -12,7 +12,7 @@ import pytest
 from rhymeflow import cli
 from rhymeflow.config import ModelConfig
 from rhymeflow.config.load import parse_config
-from rhymeflow.models.load import load_tokenizer
+from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.sft.train import digest
 from tests import characters
 

@@ -49,7 +49,8 @@ class Rig:
                 **given,
             },
         )
-        from rhymeflow.models.load import load_model, resolve_device
+        from rhymeflow.models.load import load_model
+        from rhymeflow.models.precision import resolve_device
 
         model = load_model(
             self.config.model, dtype=getattr(torch, dtype), device=resolve_device(self.config.model)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rhymeflow.config.load import read_config
-from rhymeflow.models.load import load_tokenizer
+from rhymeflow.models.tokenizer import load_tokenizer
 from tests.learner.builders import tiny_model
 from tests.vllm.sameness import (
     assert_same,

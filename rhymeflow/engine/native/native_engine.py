@@ -13,15 +13,10 @@ from rhymeflow.engine.native.engine import Engine
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.models.attention import Shape
-from rhymeflow.models.load import (
-    empty_model,
-    load_config,
-    load_tokenizer,
-    resolve_device,
-    resolve_dtype,
-    stop_token_ids,
-)
+from rhymeflow.models.load import empty_model, load_config, resolve_dtype, stop_token_ids
+from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import settled
+from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.install import Installation
 from rhymeflow.weights.proof import Pulled

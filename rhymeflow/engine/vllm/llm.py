@@ -18,8 +18,9 @@ from rhymeflow.engine.base import Request
 from rhymeflow.engine.vllm import speculator, worker
 from rhymeflow.engine.vllm.sampler import arguments, noise_processor
 from rhymeflow.errors import UserError
-from rhymeflow.models.load import load_config, resolve_device, resolve_dtype
-from rhymeflow.models.reading import readable
+from rhymeflow.models.load import load_config, resolve_dtype
+from rhymeflow.models.precision import resolve_device
+from rhymeflow.models.source import readable
 
 CPU_BLOCK = 32
 """Tokens of a block of the KV cache on CPUs: the kernels want multiples of it, and only whole

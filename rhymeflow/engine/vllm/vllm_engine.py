@@ -27,7 +27,9 @@ from rhymeflow.errors import UserError
 from rhymeflow.histospec.draft import Draft
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.handle import IndexHandle
-from rhymeflow.models.load import configured_stop_token_ids, load_tokenizer, resolve_device
+from rhymeflow.models.load import configured_stop_token_ids
+from rhymeflow.models.precision import resolve_device
+from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.utils import objects
 from rhymeflow.weights.base import StoreLost, WeightReader
 from rhymeflow.weights.proof import Pulled
