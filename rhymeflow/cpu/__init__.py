@@ -4,8 +4,7 @@
     packed_attention   the learner's, within a packed row's sequences, and its gradient
     products           linear maps by a weight laid out once for oneDNN
 
-Attention is made of `tiles` (products and transposition in registers); `choice` says where each is
-used.
+Attention is made of `tiles` (products and transposition in registers).
 
 What law 3 demands: a row's result is the same to the last bit whatever else is computed beside it,
 in however many threads; so sums are taken in an order that depends on the row's own sequence alone.

@@ -77,12 +77,12 @@ def attend(q, k, v, out, log_sums, scale, sizes, items, places, room):
     """
     heads, kv_heads, dim = sizes
     group = heads // kv_heads
-    largest, total = room.first, room.second
+    one, largest, total = np.float32(1), room.first, room.second
     for i in range(len(items)):
         head, begin, length, start = items[i]
         tokens = places[begin:][:length]
-        _take(room.k, k, tokens, head, kv_heads, dim)
-        _take(room.v, v, tokens, head, kv_heads, dim)
+        _block(room.k, k, tokens, 0, length, head, kv_heads, 1, dim, one)
+        _block(room.v, v, tokens, 0, length, head, kv_heads, 1, dim, one)
         for first in range(start * group, length * group, BLOCK):
             rows = min(BLOCK, length * group - first)
             seen = (first + rows - 1) // group + 1
@@ -96,7 +96,7 @@ def attend(q, k, v, out, log_sums, scale, sizes, items, places, room):
                 token, of_group = divmod(first + r, group)
                 at = tokens[token] * heads + head * group + of_group
                 log_sums[at] = largest[r] + np.float32(np.log(total[r]))
-                share = np.float32(1) / total[r]
+                share = one / total[r]
                 row, source = out[at * dim :][:dim], room.o[r * dim :][:dim]
                 for d in range(dim):
                     row[d] = source[d] * share
@@ -116,8 +116,8 @@ def differentiate(
     for i in range(len(items)):
         head, begin, length, start = items[i]
         tokens = places[begin:][:length]
-        _take(room.k, k, tokens, head, kv_heads, dim)
-        _take(room.v, v, tokens, head, kv_heads, dim)
+        _block(room.k, k, tokens, 0, length, head, kv_heads, 1, dim, one)
+        _block(room.v, v, tokens, 0, length, head, kv_heads, 1, dim, one)
         room.sum_k[: _whole_tiles(length) * dim] = np.float32(0)
         room.sum_v[: _whole_tiles(length) * dim] = np.float32(0)
         for first in range(start * group, length * group, BLOCK):
@@ -157,9 +157,9 @@ def _by_columns(out, left, right, columns, rows, seen, dim):
     for place in range(0, seen, ROWS):
         a, o = place * dim, place * BLOCK
         if rows > LANES:
-            tile_32(out, o, BLOCK, left, a, dim, 1, columns, 0, BLOCK, dim)
+            tile_32(ROWS, out, o, BLOCK, left, a, dim, 1, columns, 0, BLOCK, dim)
         else:
-            tile_16(out, o, BLOCK, left, a, dim, 1, columns, 0, BLOCK, dim)
+            tile_16(ROWS, out, o, BLOCK, left, a, dim, 1, columns, 0, BLOCK, dim)
 
 
 @njit(inline="always")
@@ -168,10 +168,10 @@ def _weighted(out, weights, x, rows, dim, seen):
     for row in range(0, rows, ROWS):
         o, d = row * dim, 0
         while dim - d > LANES:
-            tile_32(out, o + d, dim, weights, row, 1, BLOCK, x, d, dim, seen)
+            tile_32(ROWS, out, o + d, dim, weights, row, 1, BLOCK, x, d, dim, seen)
             d += 2 * LANES
         if d < dim:
-            tile_16(out, o + d, dim, weights, row, 1, BLOCK, x, d, dim, seen)
+            tile_16(ROWS, out, o + d, dim, weights, row, 1, BLOCK, x, d, dim, seen)
 
 
 @njit(inline="always")
@@ -180,10 +180,10 @@ def _add_products(sums, left, right, rows, seen, dim):
     for place in range(0, seen, ROWS):
         a, d = place * BLOCK, 0
         while dim - d > LANES:
-            add_tile_32(sums, place * dim + d, dim, left, a, BLOCK, 1, right, d, dim, rows)
+            add_tile_32(ROWS, sums, place * dim + d, dim, left, a, BLOCK, 1, right, d, dim, rows)
             d += 2 * LANES
         if d < dim:
-            add_tile_16(sums, place * dim + d, dim, left, a, BLOCK, 1, right, d, dim, rows)
+            add_tile_16(ROWS, sums, place * dim + d, dim, left, a, BLOCK, 1, right, d, dim, rows)
 
 
 @njit(inline="always")
@@ -242,15 +242,6 @@ def _inner(a, b):
 
 
 @njit(**_COMPILED)
-def _take(rows, x, tokens, head, num_heads, dim):
-    """The tokens' vectors of one head, one after another."""
-    for i in range(len(tokens)):
-        row, source = rows[i * dim :][:dim], x[(tokens[i] * num_heads + head) * dim :][:dim]
-        for d in range(dim):
-            row[d] = source[d]
-
-
-@njit(**_COMPILED)
 def _give(x, rows, tokens, head, num_heads, dim):
     """Add rows to the tokens' vectors of one head."""
     for i in range(len(tokens)):
@@ -261,7 +252,8 @@ def _give(x, rows, tokens, head, num_heads, dim):
 
 @njit(**_COMPILED)
 def _block(into, x, tokens, first, rows, head, heads, group, dim, scale):
-    """A block's vectors: row r is query head r % group of token r // group."""
+    """Copy the vectors of rows `first` on, times `scale`: row r is the group's head r % group, of
+    token r // group."""
     for r in range(rows):
         token, of_group = divmod(first + r, group)
         row = into[r * dim :][:dim]

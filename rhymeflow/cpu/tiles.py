@@ -35,25 +35,15 @@ _INT, _WORD = ir.IntType(64), ir.IntType(32)
 _QUARTER = ir.VectorType(_WORD, _WORDS)
 
 
-def _tile(columns: int, *, adds: bool = False, wide: bool = HAS_AVX512) -> Any:
-    """The intrinsic for so many columns; `wide` computes all of them at once."""
-
-    @intrinsic
-    def tile(
-        typing,
-        out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth,
-    ):  # fmt: skip
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            _product(builder, _bare(context, builder, signature, args), ROWS, columns, adds, wide)
-            return context.get_dummy_value()
-
-        return _signature(out, left, right), generate
-
-    return tile
-
-
-def _row_tile(columns: int, *, wide: bool = HAS_AVX512) -> Any:
-    """The intrinsic for so many columns and as many rows as are asked for."""
+def _tile(
+    columns: int,
+    *,
+    counts: tuple[int, ...] = (ROWS,),
+    adds: bool = False,
+    wide: bool = HAS_AVX512,
+) -> Any:
+    """The intrinsic for so many columns and the next of `counts` of rows; `wide` computes all of
+    them at once."""
 
     @intrinsic
     def tile(
@@ -61,41 +51,32 @@ def _row_tile(columns: int, *, wide: bool = HAS_AVX512) -> Any:
         out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth,
     ):  # fmt: skip
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            bare = _bare(context, builder, signature, args)
+            rows, *bare = (
+                context.make_array(kind)(context, builder, arg).data
+                if isinstance(kind, types.Array)
+                else arg
+                for kind, arg in zip(signature.args, args, strict=True)
+            )
 
             def choose(counts: tuple[int, ...]) -> None:
                 if len(counts) == 1:
-                    _product(builder, bare, counts[0], columns, False, wide)
+                    _product(builder, bare, counts[0], columns, adds, wide)
                     return
-                few = builder.icmp_signed("<=", args[0], _INT(counts[0]))
+                few = builder.icmp_signed("<=", rows, _INT(counts[0]))
                 with builder.if_else(few) as (then, otherwise):
                     with then:
                         choose(counts[:1])
                     with otherwise:
                         choose(counts[1:])
 
-            choose(ROW_COUNTS)
+            choose(counts)
             return context.get_dummy_value()
 
-        return _signature(out, left, right, types.intp), generate
+        place = types.intp
+        of_left, of_right = [place] * 3, [place] * 3
+        return types.void(place, out, place, place, left, *of_left, right, *of_right), generate
 
     return tile
-
-
-def _signature(out: Any, left: Any, right: Any, *before: Any) -> Any:
-    place = types.intp
-    of_left, of_right = [place] * 3, [place] * 3
-    return types.void(*before, out, place, place, left, *of_left, right, *of_right)
-
-
-def _bare(context: Any, builder: Any, signature: Any, args: Any) -> list[Any]:
-    """A tile's last eleven arguments, arrays as pointers."""
-    return [
-        context.make_array(kind)(context, builder, arg).data
-        if isinstance(kind, types.Array)
-        else arg
-        for kind, arg in list(zip(signature.args, args, strict=True))[-11:]
-    ]
 
 
 def _product(
@@ -198,17 +179,21 @@ def _everywhere(builder: Any, scalar: Any, vector: Any) -> Any:
 
 
 tile_16, tile_32 = _tile(16), _tile(32)
-"""`tile_16(out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth)` sets, for
-i < 8 and j < 16, of one-dimensional float32 arrays,
+"""`tile_16(rows, out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth)` sets,
+for i < 8 and j < 16, of one-dimensional float32 arrays,
 
     out[o + i * out_row + j] = sum over k < depth of
         left[a + i * left_row + k * left_step] * right[b + k * right_step + j]
+
+`rows` is 8.
 """
 add_tile_16, add_tile_32 = _tile(16, adds=True), _tile(32, adds=True)
 """These add to what `out` holds."""
-row_tile_8, row_tile_16, row_tile_32 = _row_tile(8), _row_tile(16), _row_tile(32)
-"""These take a number of rows, 1 to 8, before all else, and compute the next of `ROW_COUNTS`, which
-`left` and `out` must have; their `right` may be the bits of bfloat16, as uint16."""
+row_tile_8, row_tile_16, row_tile_32 = (
+    _tile(columns, counts=ROW_COUNTS) for columns in (8, 16, 32)
+)
+"""These take 1 to 8 rows and compute the next of `ROW_COUNTS`, which `left` and `out` must have;
+their `right` may be the bits of bfloat16, as uint16."""
 
 
 @intrinsic

@@ -1,7 +1,5 @@
-"""What an engine asks of its drafter, and what it makes of a draft before it runs it.
-
-What `runnable` lets through is safe to run whatever was proposed: it is in the vocabulary and no
-longer than the response may become.
+"""The drafts of one engine's requests, cut to what is safe to run: tokens of the vocabulary, and no
+more than the response may become.
 """
 
 from __future__ import annotations
@@ -14,11 +12,11 @@ from rhymeflow.histospec.drafter import Drafter
 
 
 class Drafting:
-    """One engine's drafter, if it has one, and the handles of its requests, `max_sequences` at a
-    time.
+    """One engine's drafter, if it has one, and the drafter's handles of its requests.
 
     A request has a handle from the first iteration in which it is ready to decode until it leaves
-    or another needs its place. An iteration calls `propose`, then `observe`.
+    or another needs its place (there are `max_sequences`). An iteration calls `propose`, then
+    `observe`.
     """
 
     def __init__(self, *, vocabulary: int, max_sequences: int) -> None:
@@ -28,7 +26,7 @@ class Drafting:
         self._kv_tokens = 0
 
     def use(self, drafter: Drafter | None) -> None:
-        """Draft by this one from now on, also for what runs; None: no more."""
+        """Draft by this one from now on, also for running requests; None: no more."""
         self.end(list(self._handles))
         self.drafter = drafter
 
@@ -39,7 +37,7 @@ class Drafting:
     def propose(
         self, ready: list[Request], *, other_rows: int, kv_tokens: int
     ) -> dict[Hashable, Draft]:
-        """Return drafts that can be run by request id, of those that get one."""
+        """Return drafts that can be run, by request id; requests without one are missing."""
         self._kv_tokens = kv_tokens
         if self.drafter is None or not ready:
             return {}
@@ -61,10 +59,9 @@ class Drafting:
         rows: int,
         seconds: float,
     ) -> None:
-        """Learn from an iteration of `rows` tokens what each request has more.
+        """Learn from the tokens that an iteration of `rows` tokens generated, by request id.
 
-        `drafted`: how many drafted tokens were among them, where others may have been run than were
-        proposed.
+        `drafted`: how many drafted tokens were run, if these may differ from those proposed.
         """
         known = [key for key, tokens in generated.items() if tokens and key in self._handles]
         if self.drafter is None or not known:
@@ -82,7 +79,7 @@ class Drafting:
         )
 
     def end(self, ids: Iterable[Hashable]) -> None:
-        """These leave the engine, or make way for others."""
+        """Give up the handles of requests that leave the engine or make way for others."""
         for key in ids:
             handle = self._handles.pop(key, None)
             if handle is not None and self.drafter is not None:

@@ -19,6 +19,12 @@ from rhymeflow.learner.attention import PackedAttention
 from rhymeflow.models.attention import Attention
 
 
+def serves(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether the kernels take queries, keys and values of this kind."""
+    is_known = dtype in (torch.float32, torch.bfloat16)
+    return device.type == "cpu" and is_known and head_dim % LANES == 0
+
+
 class CpuPackedAttention(Attention):
     """Causal attention inside each of `sequences`, which are places in a row of T tokens.
 

@@ -23,10 +23,9 @@ from torch.distributed.fsdp import (
 from transformers import PreTrainedModel
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
-from rhymeflow.cpu import choice
 from rhymeflow.errors import UserError
 from rhymeflow.learner.attention import FlexAttention, PackedAttention
-from rhymeflow.learner.cpu_attention import CpuPackedAttention
+from rhymeflow.learner.cpu_attention import CpuPackedAttention, serves
 from rhymeflow.learner.logprobs import AttentionKind, LossOf, TokenScorer
 from rhymeflow.learner.packing import PackedRow
 from rhymeflow.learner.ranks import Ranks, layers_of
@@ -82,7 +81,7 @@ def attention_kind(learner: LearnerConfig, model: PreTrainedModel) -> AttentionK
     if learner.attention == "flex":
         return FlexAttention
     head_dim = Shape.of(model.config).head_dim
-    is_compiled = choice.has_packed_attention(model.device, model.dtype, head_dim)
+    is_compiled = serves(model.device, model.dtype, head_dim)
     return CpuPackedAttention if learner.attention == "auto" and is_compiled else PackedAttention
 
 

@@ -13,9 +13,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rhymeflow.config import Config, DraftingConfig
-from rhymeflow.cpu.choice import DTYPES
 from rhymeflow.cpu.tiles import LANES
-from rhymeflow.engine.native.cpu_attention import CpuAttention
+from rhymeflow.engine.native.cpu_attention import DTYPES, CpuAttention
 from rhymeflow.histospec import drafter
 from rhymeflow.learner.cpu_attention import CpuPackedAttention
 from rhymeflow.models import attention

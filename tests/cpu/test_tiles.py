@@ -6,30 +6,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from rhymeflow.cpu import tiles
 from rhymeflow.cpu.attention import exp_of_negative
-from rhymeflow.cpu.tiles import BYTES, LANES, ROWS, transpose
+from rhymeflow.cpu.tiles import BYTES, LANES, ROW_COUNTS, ROWS, _tile, transpose
 
 
-def compiled(tile, has_rows):
-    """It takes rows first, as tiles of any number do."""
-
+def compiled(tile):
     @njit
-    def with_rows(rows, out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth):
+    def call(rows, out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth):
         tile(rows, out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth)
 
-    @njit
-    def whole(rows, out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth):
-        tile(out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth)
-
-    return with_rows if has_rows else whole
+    return call
 
 
 KINDS = [
-    *((columns, adds, wide, False) for columns in (16, 32) for adds in (0, 1) for wide in (0, 1)),
-    *((columns, 0, wide, True) for columns in (8, 16, 32) for wide in (0, 1)),
+    *((columns, adds, wide, (ROWS,)) for columns in (16, 32) for adds in (0, 1) for wide in (0, 1)),
+    *((columns, 0, wide, ROW_COUNTS) for columns in (8, 16, 32) for wide in (0, 1)),
 ]
-"""Columns, whether it adds, whether at once, whether it takes any number of rows."""
+"""Columns, whether it adds, whether at once, and numbers of rows."""
 
 
 def as_bfloat16(x):
@@ -47,17 +40,15 @@ layouts = st.tuples(
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_equals_numpy(kind):
-    columns, adds, wide, has_rows = kind
-    wide = {"wide": bool(wide)}
-    made = tiles._row_tile(columns, **wide) if has_rows else tiles._tile(columns, adds=adds, **wide)
-    call = compiled(made, has_rows)
+    columns, adds, wide, counts = kind
+    call = compiled(_tile(columns, counts=counts, adds=bool(adds), wide=bool(wide)))
 
     @given(layout=layouts, rows=st.integers(1, ROWS), is_half=st.booleans())
     @settings(max_examples=60, deadline=None)
     def check(layout, rows, is_half):
         """Whole numbers: every sum is exact, in any order."""
         depth, gap, (o, a, b), is_transposed = layout
-        if not has_rows:
+        if counts == (ROWS,):
             rows, is_half = ROWS, False
         rng, step = np.random.default_rng(depth), columns + gap
         left = rng.integers(-9, 9, a + (ROWS + gap) * (depth + gap)).astype(np.float32)
@@ -71,7 +62,7 @@ def test_equals_numpy(kind):
         expected[where[:rows]] = left[index] @ factor + (out[where[:rows]] if adds else 0)
         given_right = as_bfloat16(right) if is_half else right
         call(rows, out, o, step, left, a, left_row, left_step, given_right, b, step, depth)
-        computed = next(count for count in tiles.ROW_COUNTS if count >= rows)
+        computed = next(count for count in ROW_COUNTS if count >= rows)
         expected[where[rows:computed]] = out[where[rows:computed]]
         np.testing.assert_array_equal(out, expected)  # and nothing beside it was written
 

@@ -8,11 +8,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.cpu.choice import DTYPES, has_attention
 from rhymeflow.engine.native import cpu_attention
-from rhymeflow.engine.native.attention import ancestors_of, attention_for
+from rhymeflow.engine.native.attention import attention_for
 from rhymeflow.engine.native.cache import KVCache, Span
-from rhymeflow.engine.native.cpu_attention import CpuAttention
+from rhymeflow.engine.native.cpu_attention import DTYPES, CpuAttention, serves
 from rhymeflow.models.attention import Shape
 
 SIZES = HEADS, KV_HEADS, DIM = 6, 2, 16
@@ -60,23 +59,19 @@ class Filled:
 
     def attend(self, attention, layer=1, unused=3):
         """What comes of each span; its keys and values are in the cache then."""
-        generated = attention(self.spans)
         sizes = [span.num_new for span in self.spans]
-        order = list(generated.order)
-        rows = []
-        for x in (self.q, self.k, self.v):
-            parts = x.split(sizes)
-            packed = [*(parts[i] for i in order), x[:1].repeat(unused, 1, 1)]
-            rows.append(torch.cat(packed).transpose(0, 1))
-        out = generated.attend(layer, *rows, self.scale)
+        rows = [
+            torch.cat([x, x[:1].repeat(unused, 1, 1)]).transpose(0, 1)
+            for x in (self.q, self.k, self.v)
+        ]
+        out = attention(self.spans).attend(layer, *rows, self.scale)
         assert out.dtype == self.q.dtype
         assert not out[sum(sizes) :].any()
-        parts = out[: sum(sizes)].split([sizes[i] for i in order])
         for span, *new in zip(self.spans, self.k.split(sizes), self.v.split(sizes), strict=True):
             held = span.slot.size_class.kv[layer, :, span.slot.index]
             held = held[:, :, span.cached : span.cached + span.num_new]
             assert torch.equal(held, torch.stack(new).transpose(1, 2))
-        return [parts[order.index(i)] for i in range(len(order))]
+        return out[: sum(sizes)].split(sizes)
 
     def by_formula(self, layer=1):
         start = 0
@@ -94,9 +89,9 @@ class Filled:
             seen = torch.arange(span.cached + span.num_new) <= own[:, None]
             if span.parents:
                 size = len(span.parents)
-                for node, bits in enumerate(ancestors_of(span.parents)):
-                    for other in range(size):
-                        seen[node - size, other - size] = bool(bits >> other & 1)
+                for node in range(size):
+                    path = line_to(span.parents, node, 0)
+                    seen[node - size, -size:] = torch.isin(torch.arange(size), torch.tensor(path))
             scores = self.q[part].double().transpose(0, 1) @ keys.transpose(1, 2) * self.scale
             weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
             yield (weights @ values).transpose(0, 1)
@@ -156,10 +151,10 @@ def test_company_changes_no_bit():
 
 
 def test_what_it_serves():
-    assert has_attention(CPU, torch.float32, 32)
-    assert not has_attention(CPU, torch.float64, 32)
-    assert not has_attention(CPU, torch.float32, 36)
-    assert not has_attention(torch.device("cuda"), torch.float32, 32)
+    assert serves(CPU, torch.float32, 32)
+    assert not serves(CPU, torch.float64, 32)
+    assert not serves(CPU, torch.float32, 36)
+    assert not serves(torch.device("cuda"), torch.float32, 32)
     assert attention_for(CPU, torch.float64, 32)
 
 

@@ -2,50 +2,33 @@
 
 import pytest
 import torch
-from transformers import (
-    GemmaConfig,
-    GemmaForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from rhymeflow.engine.native.body import Layers, Modules, body_for
 from rhymeflow.engine.native.cache import KVCache, Span
 from rhymeflow.engine.native.cpu_attention import CpuAttention
 from rhymeflow.models import attention
+from tests.learner.builders import tiny_model
 
 HEADS, KV_HEADS, DIM, LAYERS = 4, 2, 16, 3
 SIZES = {
     "vocab_size": 97, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "head_dim": DIM,
     "num_key_value_heads": KV_HEADS, "max_position_embeddings": 400, "initializer_range": 0.15,
+    "hidden_size": 64, "intermediate_size": 96,
 }  # fmt: skip
-BIASES = {"attention_bias": True, "mlp_bias": True}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
 KINDS = {
-    "llama": (LlamaForCausalLM, LlamaConfig, {}),
-    "llama with biases": (LlamaForCausalLM, LlamaConfig, BIASES),
-    "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": None}),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {}),
-    "yarn": (
-        LlamaForCausalLM,
-        LlamaConfig,
-        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
-    ),
+    "llama": ("llama", {}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+    "yarn": ("llama", {"rope_parameters": YARN}),
 }
 
 
-def model_of(kind, dtype, hidden=64, intermediate=96):
-    cls, config, more = KINDS[kind]
-    torch.manual_seed(0)
-    sizes = {**SIZES, "hidden_size": hidden, "intermediate_size": intermediate}
-    config = config(**sizes, **more)
-    model = cls._from_config(config, attn_implementation=attention.NAME, dtype=dtype).eval()
+def model_of(kind, dtype):
+    family, more = KINDS[kind]
+    model = tiny_model(family, tied=False, **SIZES, **more).to(dtype)
     scramble(model)
     return model
 
@@ -101,8 +84,7 @@ def test_same_as_the_modules_before_and_after_new_weights(kind, dtype):
 def test_other_models_run_by_their_modules(what):
     model = model_of("llama", torch.float32)
     if what == "another class":
-        config = GemmaConfig(**SIZES, hidden_size=64, intermediate_size=96)
-        model = GemmaForCausalLM._from_config(config, attn_implementation=attention.NAME)
+        model = tiny_model("gemma", **SIZES)
     elif what == "another gate":
         model.config.hidden_act = "gelu"
     elif what == "changing angles":

@@ -46,17 +46,3 @@ def test_contents_stay_with_their_slots(actions, lengths):
             assert slot.size_class.capacity < max(FIRST_CAPACITY + 1, 2 * len(tokens))
             assert torch.isfinite(slot.size_class.kv).all()
         assert sum(len(size_class.slots) for size_class in cache.size_classes.values()) == len(kept)
-
-
-@given(st.integers(0, 40), st.sets(st.integers(0, 30), max_size=12))
-def test_gather_moves_the_chosen_tokens_together(start, chosen):
-    """Only what lies before them is kept besides, and nobody else's."""
-    cache = KVCache(Shape(2, 2, 3), torch.float32, CPU)
-    other, slot = cache.reserve(None, 80), cache.reserve(None, 80)
-    torch.manual_seed(start)
-    slot.size_class.kv.copy_(torch.randn_like(slot.size_class.kv))
-    before, places = slot.size_class.kv.clone(), [start + place for place in sorted(chosen)]
-    cache.gather(slot, start, places)
-    expected = before[:, :, slot.index, :, [*range(start), *places]]
-    assert torch.equal(slot.size_class.kv[:, :, slot.index, :, : start + len(places)], expected)
-    assert torch.equal(slot.size_class.kv[:, :, other.index], before[:, :, other.index])

@@ -1,15 +1,16 @@
 """Keys and values of running sequences, in size classes: slots of one capacity.
 
 A sequence moves to the next class when it outgrows its own: a token is copied at most a few times,
-memory stays within twice what is needed, and sequences of nearly one length lie side by side, to be
-attended to in a few products. Slots in use are a class's first ones; what lies beyond a sequence's
-length is finite, so masking it with weight 0 is exact.
+memory stays within twice what is needed, and sequences of similar length lie side by side and are
+attended to in a few products. A class's first slots are in use; memory beyond a sequence's length
+is finite, so masking it with weight 0 is exact.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -20,23 +21,21 @@ from rhymeflow.engine.native.sequence import Sequence
 from rhymeflow.models.attention import Shape
 
 FIRST_CAPACITY = 256
-"""Tokens per slot of the smallest size class; it doubles from class to class. Finer steps mean less
-padding but more calls: a class in use costs a decode step of 30 layers about 3 ms, as much as all
-the padding of 32 sequences of 40 to 256 tokens in one size class."""
+"""Tokens per slot of the smallest size class; it doubles from class to class. Finer steps save
+padding but cost calls: about 3 ms a class and decode step of 30 layers, as much as all the padding
+of 32 sequences of 40 to 256 tokens in one size class."""
 
 FIRST_SLOTS = 4
 """Slots a size class begins with; it doubles."""
 
 
+@dataclass(slots=True, eq=False)
 class Slot:
     """A sequence's place. `length` tokens of it are kept when it moves."""
 
-    __slots__ = ("index", "length", "size_class")
-
-    def __init__(self, size_class: SizeClass, index: int, length: int) -> None:
-        self.size_class = size_class
-        self.index = index
-        self.length = length
+    size_class: SizeClass
+    index: int
+    length: int
 
 
 class SizeClass:
@@ -143,11 +142,10 @@ def capacity_for(length: int) -> int:
 
 
 class KeptCaches:
-    """Sequences whose turn is over, by request id, at most so many: they hold a slot until the next
-    turn comes or their room is needed.
+    """Sequences whose turn is over, by request id: they keep a slot until the next turn comes or
+    their room is needed. At most `max_sequences`; the oldest are given up first.
 
-    Who has waited longest loses its cache first; a cache is used again only for the very tokens it
-    is of, under the weights it is of.
+    A cache is used again only for the tokens and under the weights that it was computed of.
     """
 
     def __init__(self, cache: KVCache, max_sequences: int) -> None:
@@ -162,7 +160,7 @@ class KeptCaches:
         self.num_tokens += sequence.cached
 
     def take(self, request: Request, ids: list[int]) -> Sequence | None:
-        """The sequence whose cache a request of these tokens can go on with, which is given up."""
+        """Remove and return the sequence whose cache a request of these tokens can continue."""
         kept = self._sequences.pop(request.id, None)
         if kept is None:
             return None
@@ -174,7 +172,7 @@ class KeptCaches:
         return None
 
     def fit(self, room: int) -> None:
-        """Give up as many as do not fit into so many tokens, or are too many."""
+        """Give up what does not fit into `room` tokens, or is too many."""
         while self._sequences and (
             self.num_tokens > room or len(self._sequences) > self._max_sequences
         ):

@@ -6,22 +6,31 @@ torch's the spans are dealt out to as many threads; results do not depend on how
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rhymeflow.cpu import attention, threads
+from rhymeflow.cpu.tiles import ROWS
 from rhymeflow.engine.native.cache import SizeClass, Span
 from rhymeflow.models.attention import Attention
+
+DTYPES = (torch.float32, torch.bfloat16)
+"""Of keys and values."""
 
 _SMALL = 50_000
 """Products of a row and a cached token worth a thread of their own."""
 
 
+def serves(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether the kernel takes keys and values of this kind."""
+    return device.type == "cpu" and dtype in DTYPES and head_dim % ROWS == 0
+
+
 class CpuAttention:
-    """Makes the `attention.Attending` of each iteration; compiles the kernel, or loads it."""
+    """Makes the attention of each iteration; compiles the kernel, or loads it."""
 
     def __init__(self, dtype: torch.dtype, head_dim: int) -> None:
         self._rooms: list[tuple[np.ndarray, ...]] = []
@@ -58,7 +67,7 @@ class CpuAttention:
 
 
 class _Iteration(Attention):
-    """An `attention.Attending`: one iteration's, in which no slot moves.
+    """The attention of one iteration, in which no slot moves.
 
     A call is a size class, its keys and values, flat, and the spans of it that are computed. Those
     of one of `rooms` go one after another.
@@ -71,7 +80,6 @@ class _Iteration(Attention):
         rooms: list[tuple[np.ndarray, ...]],
     ) -> None:
         self.holds = calls[0][0].shape
-        self.order: Iterable[int] = range(sum(len(rows_S5) for *_, rows_S5 in calls))
         self._end = sum(int(rows_S5[:, 3].sum()) for *_, rows_S5 in calls)
         self._calls, self._parents, self._rooms = calls, parents, rooms
 

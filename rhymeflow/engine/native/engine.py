@@ -1,9 +1,9 @@
 """The rollout engine: schedule, run, postprocess.
 
-Between two calls nothing is half done, so a response can be interrupted, moved or abandoned after
-any token, and new weights can come in. Tokens that a drafter proposes are run together with the
-token they follow, and those that the model samples itself are kept (`verify.py`); the others are
-taken back by lowering `Sequence.cached`. On CUDA the same code runs, without CUDA graphs.
+Between two calls nothing is half done, so a response can be interrupted or moved after any token,
+and weights can change. Drafted tokens are run together with the token they follow; those that the
+model samples itself are kept (`verify.py`), the others taken back by lowering `Sequence.cached`.
+On CUDA the same code runs, without CUDA graphs.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ from rhymeflow.models import attention, proof
 from rhymeflow.models.lm_head import LMHead
 
 PAD_ROWS = 8
-"""More rows than this are rounded up to a multiple of it. With drafts their number differs from
-iteration to iteration, and oneDNN prepares each product of a new shape and remembers about a
-thousand: five to a row count, so that counts which spread over more than two hundred are prepared
-again and again. Five products of the demo's shapes with 100 to 160 rows took 1.3 to 5.8 ms if the
-number of rows was known and 9 to 15 ms if not (docs/lab-log.md)."""
+"""More rows than this are rounded up to a multiple of it. With drafts their number varies, and
+oneDNN prepares the products of each new shape and remembers those of some two hundred row counts:
+five products of the demo's shapes with 100 to 160 rows took 1.3 to 5.8 ms if the number of rows was
+known and 9 to 15 ms if not (docs/lab-log.md)."""
 
 
 class Engine:
@@ -44,8 +43,8 @@ class Engine:
 
     `model` was loaded with `attn_implementation=models.attention.NAME` and is in evaluation mode.
     `seed` is the run's. `instance` and `version` go into the segments of what is generated.
-    `kv_capacity`: tokens of the cache, of which responses between two turns may keep what those
-    that run leave (None: nothing), `max_num_seqs` of them at most.
+    `kv_capacity`: tokens of the cache; what running responses leave of it, at most `max_num_seqs`
+    responses between two turns may keep (None: nothing).
     """
 
     def __init__(
@@ -171,11 +170,8 @@ class Engine:
                 sequence.slot, sequence.cached = None, 0
         # What this iteration makes is counted in the next one's.
         self._kept.fit(self._kv_capacity - self.kv_tokens)
-        plan.work = self._drafted(plan.work)
-        spans = self._place(plan)
-        cached = self._attention(spans)
-        work = [plan.work[i] for i in cached.order]
-        hidden_TD = self._run(work, cached)
+        work = plan.work = self._drafted(plan.work)
+        hidden_TD = self._run(work, self._attention(self._place(plan)))
         self._scheduler.advance(work)
         finished = self._postprocess(work, hidden_TD)
         prefilled = sum(num_new for _, num_new, draft in work if num_new > 1 and not draft.tokens)
@@ -186,10 +182,7 @@ class Engine:
 
     @torch.inference_mode()
     def interrupt(self, ids: Iterable[Hashable] | None = None) -> list[Request]:
-        """Stop requests (all of them, for None) and return them as far as they have come.
-
-        Ids that are not here are passed over: what they name may just have finished.
-        """
+        """Stop requests (None: all of them) and return them; unknown ids are skipped."""
         chosen = list(self._sequences) if ids is None else ids
         found = [self._sequences[key] for key in chosen if key in self._sequences]
         self._forget(found)
@@ -197,11 +190,7 @@ class Engine:
 
     @torch.inference_mode()
     def set_version(self, version: int, *, keep_cache: bool) -> None:
-        """The model's weights were changed, in place, to `version`.
-
-        What runs goes on under them: with its keys and values computed anew, or (`keep_cache`)
-        with those of the old weights, which no sequence started from now on is given.
-        """
+        """The model's weights were changed, in place, to `version`; see `RolloutEngine.install`."""
         self.version = version
         self._kept.clear()
         self._lm_head.refresh()
@@ -318,10 +307,6 @@ class Engine:
         request.drafted += len(draft.tokens)
         segment = Segment(len(request.tokens), self.version, self.instance)
         path = accepted(draft, sampled)
-        if not path:
-            sequence.cached = len(sequence.ids)
-            sequence.extend(sampled[:1], logprobs[:1], segment)
-            return sampled[:1]
         rows = [0, *(node + 1 for node in path)]
         tokens, num_accepted = [sampled[row] for row in rows], len(path)
         for i, token in enumerate(tokens):

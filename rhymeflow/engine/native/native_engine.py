@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
-from rhymeflow.cpu import choice
 from rhymeflow.engine.base import Finished, Limits
-from rhymeflow.engine.native.cpu_attention import CpuAttention
+from rhymeflow.engine.native.attention import attention_for
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.handle import IndexHandle
@@ -26,13 +25,11 @@ def load_kernels(config: Config) -> None:
     """Load the code that an engine will run, or compile it: on a machine's first run, seconds."""
     device = resolve_device(config.model)
     dtype = resolve_dtype(config.model, device)
-    head_dim = Shape.of(load_config(config.model)).head_dim
-    if choice.has_attention(device, dtype, head_dim):
-        CpuAttention(dtype, head_dim)
+    attention_for(device, dtype, Shape.of(load_config(config.model)).head_dim)
 
 
 class NativeEngine(Engine):
-    """A `base.Engine`. It begins with the newest weights of `weights`.
+    """A `base.RolloutEngine`. It begins with the newest weights of `weights`.
 
     `drafter_for` makes a drafter of an index and of the most tokens that a prompt and its response
     can have.
@@ -81,17 +78,17 @@ class NativeEngine(Engine):
         return self.step()
 
     def prepare(self, weights: WeightReader, want: Version) -> bool:
-        """Fetch what changed; see `base.Engine`."""
+        """Fetch what changed; see `base.RolloutEngine`."""
         return weights.prepare(self._pulled, want)
 
     def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> Pulled:
-        """Copy weights into the model; see `base.Engine`."""
+        """Copy weights into the model; see `base.RolloutEngine`."""
         self._pulled = self._weights.pull_at_least(weights, want)
         self.set_version(self._pulled.version, keep_cache=keep_cache)
         return self._pulled
 
     def draft_from(self, index: IndexHandle) -> None:
-        """Draft from this index; see `base.Engine`."""
+        """Draft from this index; see `base.RolloutEngine`."""
         self._drafting.use(self._drafter_for(index, self.max_length))
 
     def close(self) -> None:

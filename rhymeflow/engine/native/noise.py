@@ -16,10 +16,10 @@ bound is below the best x_j - log m of any block cannot hold the winner, exactly
 three blocks of a row are left, and only those tokens are hashed. The work per row is V / 64 hashes,
 one pass to find each block's greatest logit, and little else.
 
-Holds true: the noise of a token does not depend on what else is drawn, on the batch, the device or
-the dtype of the model; the hash is integer arithmetic, so its bits are the same everywhere (the
-logarithms are float64 and may differ between devices in the last bit). `draw` returns exactly what
-argmax over `exponentials` would. Knows nothing of temperature or masks: a left-out token is -inf.
+The noise of a token does not depend on what else is drawn, on the batch, the device or the dtype of
+the model. The hash is integer arithmetic, so its bits are the same everywhere; the logarithms are
+float64 and may differ between devices in the last bit. `draw` returns exactly what argmax over
+`exponentials` would; the logit of a left-out token is -inf.
 """
 
 from __future__ import annotations

@@ -32,8 +32,6 @@ def sample(logits_RV: Tensor, draws: list[Draws]) -> tuple[list[int], list[float
     """Sample one token per row of float32 logits; return tokens and log-probabilities (nats)."""
     assert logits_RV.dtype == torch.float32
     groups: dict[tuple[float, int, float], list[int]] = {}
-    if all(draw.sampling is draws[0].sampling for draw in draws):
-        return _sample_alike(logits_RV, draws)
     for i, draw in enumerate(draws):
         how = (draw.sampling.temperature, draw.sampling.top_k, draw.sampling.top_p)
         groups.setdefault(how, []).append(i)

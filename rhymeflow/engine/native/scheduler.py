@@ -1,17 +1,15 @@
 """Which tokens run in the next iteration.
 
-Holds true, and the tests say so:
-- requests start in the order they came, urgent ones in an order of their own; a started one runs
-  until it is finished or interrupted, or gives its place to an urgent one: then it is the next to
-  start, and of several the one that has run longest;
-- at most `max_num_seqs` run at a time; of urgent ones `urgent_places` whatever else there is, and
-  more only while nothing else waits;
-- one iteration prefills at most `max_prefill_tokens` tokens of sequences that are not yet ready to
-  decode, in chunks; each sequence that is ready decodes in every iteration;
-- of running sequences with one prompt a single one computes it; the others copy it once it is
-  there (a group's trajectories have one prompt, so this divides the work by `num_generations`);
-  what was computed under older weights is not copied;
-- every iteration runs at least one token while there is work.
+- Requests start in the order they came, urgent ones in an order of their own. A started one runs
+  until it finishes, is interrupted or makes way for an urgent one; then it is the next to start,
+  and of several the one that has run longest.
+- At most `max_num_seqs` run at a time; of urgent ones `urgent_places`, and more only while nothing
+  else waits.
+- One iteration prefills at most `max_prefill_tokens` tokens, in chunks; each sequence that is ready
+  to decode decodes in every iteration.
+- Of running sequences with one prompt (a group's) one computes it and the others copy it, unless it
+  was computed under older weights.
+- Every iteration runs at least one token while there is work.
 """
 
 from __future__ import annotations
@@ -25,8 +23,8 @@ from rhymeflow.engine.native.sequence import Sequence
 from rhymeflow.histospec.draft import NONE, Draft
 
 URGENT_SHARE = 0.5
-"""Of the places, how many urgent requests may take from others. So they are decoded at once and are
-never the only ones that are: what is trained on goes on beside an evaluation of any size."""
+"""Share of the places that urgent requests may take from others: so they are decoded at once, and
+training continues beside an evaluation of any size."""
 
 
 class Work(NamedTuple):
@@ -52,7 +50,7 @@ class Plan:
     prefix_copies: list[PrefixCopy] = field(default_factory=list)
     work: list[Work] = field(default_factory=list)
     evicted: list[Sequence] = field(default_factory=list)
-    """Gave their places to urgent ones, with what is cached of them."""
+    """Gave their places to urgent ones."""
 
 
 class Scheduler:
@@ -76,8 +74,7 @@ class Scheduler:
     def plan(self) -> Plan:
         """Admit what there is room for and say what runs now.
 
-        A copy counts as done: the sequence's `cached` is raised here. Work does not: the caller
-        runs it and calls `advance`.
+        A copy counts as done: `cached` is raised here. After the work the caller calls `advance`.
         """
         plan = Plan()
         if self.urgent:
@@ -132,8 +129,7 @@ class Scheduler:
                 donors.setdefault(sequence.prompt, sequence)
         makers: set[tuple[int, ...]] = set()
         held = set()
-        # One that has begun goes on before one that has not, so none waits for a sequence that
-        # itself waits.
+        # Those that have begun come first, so none waits for a sequence that itself waits.
         for sequence in sorted(unready, key=lambda sequence: sequence.cached == 0):
             length = len(sequence.prompt) - 1
             if sequence.cached >= length or length == 0:

@@ -1,4 +1,4 @@
-"""How far a running response has come inside the engine; what is to last is in its `Request`."""
+"""The progress of a response inside the engine; what outlasts it is in its `Request`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from rhymeflow.engine.base import Request, Segment
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request inside the engine: its token ids, and how many are in the cache.
+    """A request inside the engine: its token ids, of which the first `cached` have keys and values.
 
-    `cached` tokens have keys and values; the others are still to be run. Lowering `cached` is all
-    that taking tokens back needs.
+    Lowering `cached` takes tokens back.
     """
 
     request: Request
@@ -24,10 +23,10 @@ class Sequence:
     prompt: tuple[int, ...]
     """The prompt, to find others with the same one."""
     slot: Any = None
-    """Where the cache keeps it; the cache's business."""
+    """Its `cache.Slot`."""
     cached: int = 0
     is_mixed: bool = False
-    """Some of what is cached was computed under weights that the model no longer has."""
+    """Some of its cache was computed under older weights."""
 
     @property
     def remaining(self) -> int:
