@@ -280,7 +280,6 @@ def view_of(state: State) -> FleetView:
         settings=state.schedule.settings,
         lengths=state.lengths,
         layout=state.layout,
-        memo=state.memo,
     )
 
 

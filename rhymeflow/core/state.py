@@ -102,7 +102,6 @@ class State:
         self.groups: dict[GroupId, Group] = {}  # admitted groups that have not ended
         self.queue = Queue()
         self.pulling: tuple[InstanceId, ...] = ()  # are to pull, in ticks that follow at once
-        self.memo: dict[str, Any] = {}  # see `FleetView.memo`
         self.published: Version | None = None
         self.training: Version | None = None
         self.accumulated: list[tuple[GroupId, ...]] = []  # of the first buffer, by `Accumulate`
@@ -122,13 +121,12 @@ class State:
         self.round_version: Version = 0  # lockstep: the version published when this round began
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what a configuration makes, and notes; `restore` gives that back."""
-        return {k: v for k, v in vars(self).items() if k not in ("plan", "schedule", "memo")}
+        """All but what a configuration makes; `restore` gives that back."""
+        return {k: v for k, v in vars(self).items() if k not in ("plan", "schedule")}
 
     def restore(self, plan: Plan, schedule: Schedule) -> None:
         """Complete a state that was read from a snapshot."""
         self.plan, self.schedule, self.lengths.generated = plan, schedule, self.generated
-        self.memo = {}
 
     def reconfigure(self, plan: Plan, schedule: Schedule) -> None:
         """Continue with more or fewer batches, other evaluations and other rules."""

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rhymeflow.core import planner
 from rhymeflow.core.commands import (
     Abort,
     Drop,
@@ -302,17 +301,6 @@ def test_the_strategies_of_a_user_cannot_break_the_protocol():
     assert run(plan, replace(schedule, sync=lambda i, v: True)).finished
     one_lags = replace(schedule, sync=lambda i, v: i.name == "rollout-0" or not i.assigned)
     assert all(run(plan, one_lags, seed=seed).finished for seed in range(20))
-
-
-@settings(max_examples=60, deadline=None)
-@given(runs(), capacities, st.integers(0, 2**16))
-def test_what_strategies_keep_from_tick_to_tick_changes_nothing(scenario, capacities, seed) -> None:
-    """The same run with a memo that is empty at every tick."""
-    kept = run(*scenario, capacities, seed, crashes=2, duplicates=0.1)
-    with pytest.MonkeyPatch.context() as patch:
-        view_of = planner.view_of
-        patch.setattr(planner, "view_of", lambda state: replace(view_of(state), memo={}))
-        assert run(*scenario, capacities, seed, crashes=2, duplicates=0.1).commands == kept.commands
 
 
 # -- snapshots -------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ no strategy, a user's own included, can break the bound.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.lengths import LengthPredictor
@@ -101,7 +101,7 @@ class FleetView:
 
     published: Version  # the newest in the weight store
     instances: tuple[InstanceView, ...]
-    """In the order they joined. One that has not changed is the same object as the last time."""
+    """In the order they joined."""
     queue: Iterable[TrajectoryView]
     """What waits: oldest V_traj first, then new members of admitted groups, then new groups.
     Generated while it is read; reading it twice gives the same."""
@@ -114,9 +114,6 @@ class FleetView:
     settings: Settings
     lengths: LengthPredictor
     layout: Layout
-    memo: dict[str, Any] = field(default_factory=dict)
-    """What a rule keeps from one tick to the next to be quicker, by its module's name. It is in no
-    snapshot: whatever is in it or is not, the answer has to be the same."""
 
 
 class Assignment(NamedTuple):
