@@ -34,12 +34,9 @@ class Schedule:
     migration: Migrating
     max_inflight_groups: int
     settings: Settings
-    max_interrupts: int
-    """Trajectories interrupted for pulls in a tick, about, and more of a large fleet: the other
-    instances pull in ticks that follow at once, before anything is routed."""
-    pulls_to_evaluate: bool
-    """Whether an instance pulls a version that is to be evaluated though `sync` lets none."""
     layout: Callable[[], Layout]  # creates what the rules read, one for each run
+    is_replayed: bool = False
+    """Whether the rules are a log's decisions: then a tick pulls all that they say, and no more."""
 
 
 @dataclass(frozen=True, slots=True)

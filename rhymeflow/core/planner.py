@@ -17,7 +17,6 @@ from rhymeflow.core.instance import Instance
 from rhymeflow.core.protocol.group import Group, MemberState
 from rhymeflow.core.state import State
 from rhymeflow.core.strategies.base import (
-    INSTANCES_PER_ASSIGNMENT,
     FleetView,
     InstanceView,
     TrajectoryView,
@@ -126,12 +125,13 @@ def _is_over(state: State) -> bool:
 
 
 def _pull(state: State, published: Version) -> Iterator[Command]:
-    """Have instances pull; those that there is no time for in this tick stay in `state.pulling`."""
+    """Have instances pull. Once about `most_assignments` trajectories are interrupted, the rest
+    stays in `state.pulling`, for ticks that follow at once, before anything is routed."""
     names = state.pulling or tuple(i.name for i in _to_pull(state, published))
-    most = max(state.schedule.max_interrupts, len(state.instances) // INSTANCES_PER_ASSIGNMENT)
+    most = most_assignments(len(state.instances))
     num_interrupted = 0
     for done, name in enumerate(names):
-        if num_interrupted >= most:
+        if num_interrupted >= most and not state.schedule.is_replayed:
             state.pulling, state.has_more = names[done:], True
             return
         instance = state.instances.get(name)
@@ -164,7 +164,7 @@ def _to_evaluate(state: State, lagging: list[Instance], published: Version) -> l
 
     Else its evaluation would be late by as long as old versions are of use, or left out.
     """
-    if not state.schedule.pulls_to_evaluate:
+    if state.schedule.is_replayed:
         return []
     is_due = any((published, suite) in state.evaluations for suite in state.plan.eval_steps)
     if not is_due or any(i.version >= published for i in state.instances.values()):

@@ -9,7 +9,6 @@ the place of the strategies, and refused if events still lead to something else.
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -241,8 +240,7 @@ class LoggedDecisions:
             routing=self._routing,
             sync=self._sync,
             migration=self._migration,
-            pulls_to_evaluate=False,  # those are among the log's pulls
-            max_interrupts=sys.maxsize,  # the log has what one tick did, whatever the limit was
+            is_replayed=True,
         )
 
     def _routing(self, view: FleetView) -> Iterable[Assignment]:

@@ -62,8 +62,7 @@ def runs(draw):
         on_stuck=draw(st.sampled_from(["wait", "retry", "truncate"])),
         stuck_threshold=draw(st.integers(1, 2)),
     )  # fmt: skip
-    limits = {"max_inflight_groups": [1, 2, 100], "max_interrupts": [1, 512]}
-    return plan, a_schedule(name, **{n: draw(st.sampled_from(v)) for n, v in limits.items()})
+    return plan, a_schedule(name, max_inflight_groups=draw(st.sampled_from([1, 2, 100])))
 
 
 capacities = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)

@@ -66,13 +66,6 @@ class Settings:
     max_slowdown: float
     """How many times slower than alone a response may be decoded among those that the last
     instances of an old version take over."""
-    kv_headroom: float = 0.1
-    """Share of an instance's KV cache that `waterfall` leaves free, so that what runs can grow."""
-    max_waiting: int = 3
-    """With more than this many waiting on an instance, they are sent back to be routed anew."""
-    outlier_ratio: float = 1.5
-    """A response among the last of its instance is moved elsewhere, or put off to the next step,
-    when it has this many times the tokens that its prompt's history predicted (HistoPipe)."""
 
 
 class Layout(Protocol):
@@ -133,9 +126,13 @@ class Migration(NamedTuple):
     later: bool = False  # in the step after theirs
 
 
-def fits(kv_tokens: int, tokens: int, instance: InstanceView, settings: Settings) -> bool:
+KV_HEADROOM = 0.1
+"""Share of an instance's KV cache that is left free, so that what runs can grow."""
+
+
+def fits(kv_tokens: int, tokens: int, instance: InstanceView) -> bool:
     """Whether so many tokens fit beside so many, with headroom."""
-    return kv_tokens + tokens <= (1 - settings.kv_headroom) * instance.kv_capacity
+    return kv_tokens + tokens <= (1 - KV_HEADROOM) * instance.kv_capacity
 
 
 def weighed(tokens: int) -> int:

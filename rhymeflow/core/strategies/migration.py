@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from rhymeflow.core.cost import CostModel
 from rhymeflow.core.strategies.base import (
     FleetView,
     InstanceView,
@@ -17,6 +18,9 @@ from rhymeflow.core.strategies.base import (
 )
 from rhymeflow.core.types import TrajectoryId, Version
 
+MAX_WAITING = 3
+"""With more than this many waiting on an instance, they are sent back to be routed anew."""
+
 
 def none(view: FleetView) -> tuple[Migration, ...]:
     """Nothing moves."""
@@ -26,7 +30,7 @@ def none(view: FleetView) -> tuple[Migration, ...]:
 def rebalance(view: FleetView) -> tuple[Migration, ...]:
     """Send back what waits in vain, and share with the starved (StaleFlow, migration strategy).
 
-    More than `max_waiting` waiting on an instance, and another that nothing waits on has room: all
+    More than `MAX_WAITING` waiting on an instance, and another that nothing waits on has room: all
     that waits there is sent back. (If all are full, it waits as well where it is.)
 
     An instance is starved if it has room, nothing in the queue could fill it, and another of its
@@ -39,7 +43,7 @@ def rebalance(view: FleetView) -> tuple[Migration, ...]:
     the loads have come apart by the whole ratio. Nothing is shared while anything waits or is on
     its way back, so no gap is filled twice.
     """
-    overfull = {x.name for x in view.instances if len(x.waiting) > view.settings.max_waiting}
+    overfull = {x.name for x in view.instances if len(x.waiting) > MAX_WAITING}
     if not any(x.has_room() and not x.waiting for x in view.instances):
         overfull = set()
     if overfull:
@@ -106,15 +110,12 @@ def _pairs(
     for (little, _, taker), (much, _, giver) in zip(least_first, most_first, strict=False):
         if -much <= settings.throughput_ratio * little:
             return
-        if taken := _taken(giver, taker, settings):
+        if taken := _taken(giver, taker, settings.cost):
             yield Migration(giver.name, taken)
 
 
-def _taken(
-    giver: InstanceView, taker: InstanceView, settings: Settings
-) -> tuple[TrajectoryId, ...]:
+def _taken(giver: InstanceView, taker: InstanceView, cost: CostModel) -> tuple[TrajectoryId, ...]:
     """What the giver gives away: as many as the two can be evened out with."""
-    cost = settings.cost
     decoded = sorted(
         (tokens, trajectory)
         for trajectory, tokens in giver.assigned.items()
@@ -126,7 +127,7 @@ def _taken(
     for tokens, trajectory in decoded:
         left, left_kv = left - 1, max(0, left_kv - tokens)
         size = weighed(tokens)  # as routing does when it compares
-        has_place = count < taker.capacity and fits(kv_tokens, tokens, taker, settings)
+        has_place = count < taker.capacity and fits(kv_tokens, tokens, taker)
         stays = cost.gain(count, kv_tokens, size) > cost.gain(left, left_kv, size)
         accepted = not count or cost.gain(count, kv_tokens, tokens) >= 0
         count, kv_tokens = count + 1, kv_tokens + tokens

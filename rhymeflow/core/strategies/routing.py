@@ -13,7 +13,7 @@ fleet. `fewest_requests` passes over whatever has no place.
 above a trajectory's tokens: a tick makes a heap for each such size that occurs, which finds the
 best in O(log instances). Whether its gain is enough is then judged by the exact number.
 
-**Room to grow.** `waterfall` leaves a share of each cache free (`kv_headroom`), for what runs there
+**Room to grow.** `waterfall` leaves a share of each cache free (`KV_HEADROOM`), for what runs there
 grows. Without it a full fleet spends its time on preempting, sending back and routing again: 2.0
 million interruptions of 10 thousand responses in one simulated run (docs/lab-log.md).
 """
@@ -27,7 +27,6 @@ from rhymeflow.core.strategies.base import (
     Assignment,
     FleetView,
     InstanceView,
-    Settings,
     TrajectoryView,
     fits,
     most_assignments,
@@ -82,7 +81,7 @@ def waterfall(view: FleetView) -> list[Assignment]:
     for trajectory in view.queue:
         if trajectory.version is None and view.num_returning:
             break
-        load = _most_gain(trajectory, fleet, view.settings)
+        load = _most_gain(trajectory, fleet, gain)
         if load is None:
             break
         proposals.append(fleet.give(load, trajectory))
@@ -91,12 +90,14 @@ def waterfall(view: FleetView) -> list[Assignment]:
     return proposals
 
 
-def _most_gain(trajectory: TrajectoryView, fleet: _Fleet, settings: Settings) -> _Load | None:
+def _most_gain(
+    trajectory: TrajectoryView, fleet: _Fleet, gain: Callable[[int, int, int], float]
+) -> _Load | None:
     """Its home, or the best of the first version whose best gains by it."""
-    tokens, gain = trajectory.tokens, settings.cost.gain
+    tokens = trajectory.tokens
 
     def has_place(load: _Load) -> bool:
-        return fits(load.kv_tokens, tokens, load.instance, settings)
+        return fits(load.kv_tokens, tokens, load.instance)
 
     def accepts(load: _Load) -> bool:
         return not load.num_running or gain(load.num_running, load.kv_tokens, tokens) >= 0

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rhymeflow.core.strategies.base import (
+    KV_HEADROOM,
     Assignment,
     FleetView,
     TrajectoryView,
@@ -87,7 +88,6 @@ def waterfall_slowly(view: FleetView) -> list[Assignment]:
     counts = [len(x.assigned) for x in view.instances]
     kv_tokens = [x.kv_tokens for x in view.instances]
     proposals = []
-    usable = 1 - view.settings.kv_headroom
     for trajectory in view.queue:
         if trajectory.version is None and view.num_returning:
             break
@@ -97,7 +97,7 @@ def waterfall_slowly(view: FleetView) -> list[Assignment]:
             for i, x in enumerate(view.instances)
             if x.accepts and not x.waiting and x.version >= trajectory.min_version
             if counts[i] < x.capacity and kv_tokens[i] < x.kv_capacity
-            if kv_tokens[i] + tokens <= usable * x.kv_capacity
+            if kv_tokens[i] + tokens <= (1 - KV_HEADROOM) * x.kv_capacity
         ]
         versions = sorted({view.instances[i].version for i in able})
         tried = [i for i in able if view.instances[i].name == trajectory.home]
