@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from rhymeflow.config import Config, DraftingConfig
 from rhymeflow.histospec.build_draft import Proposals
 from rhymeflow.histospec.control import Acceptance, Aimd, Budget, Prices, best_cut
-from rhymeflow.histospec.draft import NONE, Draft, DraftStats
-from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.histospec.draft import NONE, Draft, DraftStats, IndexHandle
 from rhymeflow.histospec.index import Index
 from rhymeflow.histospec.search import Search
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rhymeflow.histospec import kernels
-from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.histospec.draft import IndexHandle
 from rhymeflow.utils import shared_memory
 
 PROMPT_TAIL = 16

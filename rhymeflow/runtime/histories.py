@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rhymeflow.config import Config
-from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.histospec.draft import IndexHandle
 from rhymeflow.runtime.base import WorkerHandle, WorkerLost
 from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.workers.messages import HistoryGrew, HistoryReady, UseDrafter

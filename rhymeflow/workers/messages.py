@@ -15,8 +15,7 @@ from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event
 from rhymeflow.core.types import FinishReason, SuiteName, TrajectoryId, Version
 from rhymeflow.environments.episode import Episode, TurnFigures
-from rhymeflow.histospec.draft import DraftStats
-from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.histospec.draft import DraftStats, IndexHandle
 from rhymeflow.reward.messages import TrainerState
 from rhymeflow.utils import progress
 from rhymeflow.weights.base import WeightHandle

@@ -8,7 +8,7 @@ import pytest
 
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
-from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.histospec.draft import IndexHandle
 from rhymeflow.runtime.base import Received, WorkerLost
 from rhymeflow.runtime.histories import Histories
 from rhymeflow.workers.messages import Failed, HistoryGrew, HistoryReady, UseDrafter

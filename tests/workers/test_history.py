@@ -9,7 +9,7 @@ import pytest
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.histospec.draft import IndexHandle
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
 from rhymeflow.store.follow import Follower
 from rhymeflow.store.reader import TrajectoryReader

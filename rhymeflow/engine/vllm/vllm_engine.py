@@ -24,9 +24,8 @@ from rhymeflow.engine.native.scheduler import URGENT_SHARE
 from rhymeflow.engine.vllm import self_test
 from rhymeflow.engine.vllm.llm import Llm, Stepped
 from rhymeflow.errors import UserError
-from rhymeflow.histospec.draft import Draft
+from rhymeflow.histospec.draft import Draft, IndexHandle
 from rhymeflow.histospec.drafter import Drafter
-from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.models.load import configured_stop_token_ids
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.tokenizer import load_tokenizer
