@@ -1,9 +1,8 @@
 """What is to be done next, on the speculative state.
 
-What is commanded is entered in the state before the next thing is planned, so the same gap is never
-filled twice. A strategy proposes; what the protocol does not allow is left out here. A complete
-batch goes first, then weight pulls, then migration and routing, so that work starts at the freshest
-version.
+A command is entered in the state before the next one is planned, so no gap is filled twice.
+Strategies propose; what the protocol does not allow is left out here. Training comes first, then
+pulls, then migration and routing, so that work starts at the freshest version.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def plan(state: State) -> Iterator[Command]:
 
 
 def _unstick(state: State) -> Iterator[Command]:
-    """Do something about the last groups that an idle learner waits for."""
+    """Retry or finish early the last groups that an idle learner waits for (`on_stuck`)."""
     plan, buffers = state.plan, state.buffers
     if plan.on_stuck == "wait" or state.training is not None:
         return
@@ -160,9 +159,9 @@ def _to_pull(state: State, published: Version) -> list[Instance]:
 
 
 def _to_evaluate(state: State, lagging: list[Instance], published: Version) -> list[Instance]:
-    """If `published` is to be evaluated, and nobody would have it: the one with the least to do.
+    """The one with the least to do, if `published` is to be evaluated and no instance has it.
 
-    Else its evaluation would be late by as long as old versions are of use, or left out.
+    Else it would be evaluated only when old versions are of no more use, or not at all.
     """
     if state.schedule.is_replayed:
         return []
@@ -173,7 +172,7 @@ def _to_evaluate(state: State, lagging: list[Instance], published: Version) -> l
 
 
 def _evaluate(state: State) -> Iterator[Command]:
-    """Give out what is due: in turn, so that several suites come to several instances."""
+    """Assign the evaluations that are due, in turn, so that instances share them."""
     is_over = not state.evaluations
     while not is_over:
         is_over = True
@@ -187,10 +186,7 @@ def _evaluate(state: State) -> Iterator[Command]:
 
 
 def _next_evaluation(state: State, instance: Instance) -> SuiteName | None:
-    """A suite that an instance is to evaluate what it holds on, if there is one.
-
-    Not while it evaluates something older: what it holds has overtaken that.
-    """
+    """The next suite to evaluate its version on; None: none, or it still evaluates an older one."""
     version = instance.version
     for suite in state.plan.eval_steps:
         if (version, suite) in state.evaluations:

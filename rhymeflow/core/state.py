@@ -1,8 +1,8 @@
 """Everything the coordinator remembers, and the few ways in which it changes.
 
-The protocol's buffers, groups, queue and instances tell the same story between any two calls
-(`tests/core/invariants.py`); a group that ends is taken out of all of them at once. Handlers of
-events and the planner change it only through the methods here and those of its parts.
+Between any two calls the protocol's buffers, groups, queue and instances agree
+(`tests/core/invariants.py`); a group that ends leaves all of them at once. Handlers and the planner
+change them through the methods here and those of the parts.
 """
 
 from __future__ import annotations

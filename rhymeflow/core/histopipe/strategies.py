@@ -1,4 +1,4 @@
-"""HistoPipe's routing and migration: everything goes where its step's layout has it."""
+"""HistoPipe's routing and migration, by the layout of each step."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ OUTLIER_RATIO = 1.5
 def planned(view: FleetView) -> list[Assignment]:
     """Each to the place its layout says, once that instance has come to its step.
 
-    Of what may start on an instance the earliest step goes first, then what was begun before, then
-    the longest: what has no place at a time begins when the long ones are running.
+    On an instance the earliest step goes first, then what was begun before, then the longest.
     """
     pipeline = view.layout
     if not isinstance(pipeline, Pipeline):
@@ -76,12 +75,12 @@ def _started(
 
 
 def migrate_outliers(view: FleetView) -> Iterator[Migration]:
-    """Take away what keeps an instance from its next share (RhymeRL, HistoPipe, tier 2).
+    """Move what keeps an instance from its next share (RhymeRL, HistoPipe, tier 2).
 
     An outlier is among the last tenth of its instance's share and has `OUTLIER_RATIO` times the
     tokens that its prompt's history predicted. It goes to an instance that has longer to go, of
-    those that are as fresh the one with the fewest responses; if there is none, it goes on where it
-    is, with the next step. Each is moved once.
+    those that are as fresh the one with the fewest responses; if there is none, it
+    continues where it is, with the next step. Each moves once.
     """
     pipeline = view.layout
     if not isinstance(pipeline, Pipeline) or view.lengths.explained_variance <= 0:

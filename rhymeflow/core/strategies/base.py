@@ -1,8 +1,8 @@
 """What a strategy sees, and what it may answer. All of it is read-only.
 
 A strategy is a pure function of a view: the fleet as it will be once every command given so far is
-carried out. It proposes; the coordinator leaves out what the staleness protocol does not allow, so
-no strategy, a user's own included, can break the bound.
+carried out. The coordinator drops proposals that the staleness protocol does not allow, so no
+strategy, a user's own included, can break the bound.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Settings:
     cost: CostModel
     group_size: int  # trajectories of a group
     throughput_ratio: float
-    """An instance gives work away to one that has this many times less of it."""
+    """An instance gives work away to one with a load this many times smaller."""
     max_slowdown: float
-    """How many times slower than alone a response may be decoded among those that the last
-    instances of an old version take over."""
+    """How many times slower than alone a response may be decoded on the last instances of an old
+    version."""
 
 
 class Layout(Protocol):
@@ -101,7 +101,7 @@ class FleetView:
     lowest_waiting: Version | None
     """The least `min_version` among what waits and is not of a new group; None: nothing is."""
     num_returning: int
-    """Trajectories being interrupted: on no instance any more, not in the queue yet."""
+    """Trajectories being interrupted, neither on an instance nor in the queue."""
     admissible: frozenset[Version]
     """Versions at which a new group could be started now, among those that instances hold."""
     settings: Settings
@@ -117,7 +117,7 @@ class Assignment(NamedTuple):
 
 
 class Migration(NamedTuple):
-    """Send these back from this instance to the queue, to be routed anew."""
+    """Send these back from this instance to the queue, to be routed again."""
 
     instance: InstanceId
     trajectories: tuple[TrajectoryId, ...]
@@ -142,7 +142,7 @@ def weighed(tokens: int) -> int:
 
 
 Routing = Callable[[FleetView], Iterable[Assignment]]
-"""Which of what waits goes where, in the order it is to be done. A rule may stop when it has
+"""Assigns waiting trajectories, in the order in which they are to be routed. A rule may stop at
 `most_assignments`: it is asked again at once, in a tick of its own."""
 
 MAX_ASSIGNMENTS = 128
@@ -160,4 +160,4 @@ Sync = Callable[[InstanceView, FleetView], bool]
 """Whether this instance, which lags behind the weight store, is to pull now."""
 
 Migrating = Callable[[FleetView], Iterable[Migration]]
-"""What is to be taken away from where it is."""
+"""Trajectories to take away from their instances."""

@@ -1,6 +1,6 @@
-"""Migration: what is taken away from where it is, to be routed anew.
+"""Migration: trajectories that are taken away from their instances.
 
-Where it goes is not decided here; `rebalance` takes only what routing would not give back.
+Routing decides where they go; `rebalance` takes only what routing would not give back.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def rebalance(view: FleetView) -> tuple[Migration, ...]:
 
 
 def skip_nearly_done(view: FleetView) -> tuple[Migration, ...]:
-    """As `rebalance`, but what is about to end stays where it is.
+    """As `rebalance`, without responses that are about to end.
 
-    A response is moved if it is expected to need `MIN_REMAINING` times as long as recomputing its
-    cache takes. If nothing is known of lengths (`explained_variance` 0), all are moved.
+    A response moves if the time it is expected to need is `MIN_REMAINING` times that of recomputing
+    its cache. If nothing is known of lengths (`explained_variance` 0), all move.
     """
     migrations = rebalance(view)
     if view.lengths.explained_variance <= 0 or not migrations:
@@ -67,7 +67,7 @@ def skip_nearly_done(view: FleetView) -> tuple[Migration, ...]:
     for migration in migrations:
         giver = by_name[migration.instance]
         kept = tuple(
-            t for t in migration.trajectories if t in giver.waiting or _is_to_last(t, giver, view)
+            t for t in migration.trajectories if t in giver.waiting or _lasts(t, giver, view)
         )
         if kept:
             chosen.append(Migration(giver.name, kept))
@@ -75,16 +75,16 @@ def skip_nearly_done(view: FleetView) -> tuple[Migration, ...]:
 
 
 MIN_REMAINING = 4.0
-"""Expected time to go over recomputation time from which a response is moved."""
+"""Expected remaining time over recomputation time from which a response moves."""
 
 
-def _is_to_last(trajectory: TrajectoryId, giver: InstanceView, view: FleetView) -> bool:
+def _lasts(trajectory: TrajectoryId, giver: InstanceView, view: FleetView) -> bool:
     cost = view.settings.cost
-    goes_on = view.lengths.remaining(trajectory) * cost.iteration(
+    remaining = view.lengths.remaining(trajectory) * cost.iteration(
         _num_decoded(giver), giver.kv_tokens
     )
     tokens = giver.assigned[trajectory] + view.lengths.generated(trajectory)
-    return goes_on > MIN_REMAINING * cost.prefill_token * tokens
+    return remaining > MIN_REMAINING * cost.prefill_token * tokens
 
 
 def _shares(view: FleetView) -> Iterator[Migration]:
