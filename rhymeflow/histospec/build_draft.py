@@ -56,17 +56,8 @@ class Proposals(NamedTuple):
     """int64 [n]."""
 
 
-class Tables(NamedTuple):
-    """How candidates are weighed and tokens judged."""
-
-    weights: np.ndarray
-    """float32 [kinds, 33]: votes of a candidate, by where it comes from and how long it matches."""
-    rates: np.ndarray
-    """float32 [NUM_CLASSES]: acceptance."""
-
-
 class Frontier(NamedTuple):
-    """Nodes that wait to be taken."""
+    """Nodes that wait to be taken, or were: then their probability is below 0."""
 
     tokens: np.ndarray
     parents: np.ndarray
@@ -91,48 +82,49 @@ class Ballot(NamedTuple):
 
 
 @njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
-def build_drafts(texts, states, most, tables, is_tree, proposals, frontier, ballot):
+def build_drafts(texts, states, most, weights, rates, is_tree, proposals, frontier, ballot):
     """Fill row i of `proposals` with at most most[i] nodes from row i of `texts`.
 
-    `states` int64 [n]: those of the sequences, see `control`. The last two are memory to work in.
+    `states` int64 [n]: those of the sequences, see `control`. `weights` float32 [kinds,
+    LONGEST_MATCH + 1]: votes of a candidate, by where it comes from and how long it matches.
+    `rates` float32 [NUM_CLASSES]: acceptance. The last two are memory to work in.
     """
     width = proposals.tokens.shape[1]
     for i in range(most.shape[0]):
         limit, count, waiting = min(most[i], width), 0, 0
-        mask, parent, depth, path = _weigh(texts, i, tables, ballot), -1, 0, np.float32(1)
+        mask, parent, depth, path = _weigh(texts, i, weights, ballot), -1, 0, np.float32(1)
         while count < limit:
             if depth < width:
                 options = _vote(texts, i, mask, depth, ballot)
                 waiting = _put(
-                    ballot, options, states[i], is_tree, tables, frontier,
+                    ballot, options, states[i], is_tree, rates, frontier,
                     waiting, parent, depth, path,
                 )  # fmt: skip
-            if waiting == 0:
-                break
             best = 0
             for j in range(1, waiting):
                 if frontier.probabilities[j] > frontier.probabilities[best]:
                     best = j
+            if waiting == 0 or frontier.probabilities[best] < 0:
+                break
             mask, depth = frontier.masks[best], frontier.depths[best] + 1
             path, parent = frontier.probabilities[best], count
             proposals.tokens[i, count] = frontier.tokens[best]
             proposals.parents[i, count] = frontier.parents[best]
             proposals.path_probability[i, count] = path
             proposals.classes[i, count] = frontier.classes[best]
-            waiting -= 1
-            _move(frontier, waiting, best)
+            frontier.probabilities[best] = -1.0
             count += 1
         proposals.counts[i] = count
 
 
 @inner
-def _weigh(texts, i, tables, ballot):
+def _weigh(texts, i, weights, ballot):
     """Set the weight of each candidate; return the mask of those there are."""
     mask = np.uint64(0)
     for place in range(texts.counts.shape[1]):
         if texts.counts[i, place] > 0:
             kind, matched = texts.kinds[i, place], texts.matched[i, place]
-            ballot.weights[place] = tables.weights[kind, matched]
+            ballot.weights[place] = weights[kind, matched]
             mask |= np.uint64(1) << np.uint64(place)
     return mask
 
@@ -162,7 +154,7 @@ def _vote(texts, i, mask, depth, ballot):
 
 
 @inner
-def _put(ballot, options, state, is_tree, tables, frontier, waiting, parent, depth, path):
+def _put(ballot, options, state, is_tree, rates, frontier, waiting, parent, depth, path):
     """Let the options with the best chances wait to be taken; return how many nodes wait then."""
     total = np.float32(NOBODY)
     for option in range(options):
@@ -173,7 +165,7 @@ def _put(ballot, options, state, is_tree, tables, frontier, waiting, parent, dep
     for _ in range(min(options, BRANCHES if is_tree else 1)):
         best, chance = -1, np.float32(-1)
         for option in range(options):
-            its = tables.rates[ballot.classes[option]]
+            its = rates[ballot.classes[option]]
             is_better = its == chance and ballot.shares[option] > ballot.shares[best]
             if ballot.shares[option] >= 0 and (its > chance or is_better):
                 best, chance = option, its
@@ -198,13 +190,3 @@ def class_of(share, state, kind):
     """
     agreed = min(int(share * NUM_SHARES), NUM_SHARES - 1)
     return (agreed * NUM_STATES + state) * NUM_KINDS + kind
-
-
-@inner
-def _move(frontier, source, target):
-    frontier.tokens[target] = frontier.tokens[source]
-    frontier.parents[target] = frontier.parents[source]
-    frontier.depths[target] = frontier.depths[source]
-    frontier.classes[target] = frontier.classes[source]
-    frontier.masks[target] = frontier.masks[source]
-    frontier.probabilities[target] = frontier.probabilities[source]

@@ -15,7 +15,7 @@ import numpy as np
 
 from rhymeflow.config import DraftingConfig
 from rhymeflow.histospec import build_draft, kernels
-from rhymeflow.histospec.build_draft import NUM_CLASSES, Proposals, Tables, Texts
+from rhymeflow.histospec.build_draft import NUM_CLASSES, Proposals, Texts
 from rhymeflow.histospec.index import Index, prompt_key
 
 _NEARNESS = (1.0, 2.0, 2.0, 2.0)  # by kind: another prompt's text, the prompt's, its own, aligned
@@ -84,7 +84,7 @@ class Search:
         self._indexes = live.readable, (history or nothing).readable
         self._max_draft = drafting.max_draft
         self._is_tree = drafting.shape == "tree"
-        self._tables = Tables(_weights(), rates)
+        self._weights, self._rates = _weights(), rates
         self._free = list(range(max_sequences))[::-1]
         n, places, width = max_sequences, kernels.PLACES, drafting.max_draft
         self._contexts = Contexts(
@@ -168,15 +168,9 @@ class Search:
             *self._indexes, self._contexts, self._candidates, handles, most, texts, self._work
         )
         build_draft.build_drafts(
-            texts,
-            states,
-            most,
-            self._tables,
-            self._is_tree,
-            proposals,
-            self._frontier,
-            self._ballot,
-        )
+            texts, states, most, self._weights, self._rates, self._is_tree, proposals,
+            self._frontier, self._ballot,
+        )  # fmt: skip
         return proposals
 
 
