@@ -10,12 +10,12 @@ For each level, `heads` holds the newest position at which a given suffix of tok
 together with the prompt where only its own text counts), and `links` the position before it in its
 chain. Tables hold positions modulo 2**32.
 
-Holds true, whatever a writer in another process does meanwhile:
-- readers follow a block's number, never a place: a block that was overwritten is not what it was;
-- every walk ends: a chain is followed for so many links, and from block to block numbers rise or
+Whatever a writer in another process does meanwhile:
+- readers follow a block's number, never a place, so they notice that a block was overwritten;
+- every walk ends: chains are followed for `_STEPS` links, and from block to block numbers rise or
   fall strictly;
-- what is read from shared memory is a position only after it was compared with the counters, which
-  a reader reads once.
+- what is read from shared memory counts as a position only after it was compared with the counters,
+  which a reader reads once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BLOCK_TOKENS = BLOCK_WORDS - FIRST_WORD
 # Words of the header.
 NEXT_BLOCK, FIRST_BLOCK, NEXT_RESPONSE, FIRST_RESPONSE, NUM_TOKENS = 0, 1, 2, 3, 4
 
-# Words of a record: what is known of a response. LENGTH counts the prompt's tail, TAIL tokens.
+# Words of a record, one a response. LENGTH counts the prompt's tail, of TAIL tokens.
 RECORD_WORDS = 12
 OF_RESPONSE, OF_PROMPT, OF_SAMPLE, OF_NOISE, LENGTH, TAIL, FIRST, LAST, EARLIER, FINISHED = range(
     10
@@ -67,10 +67,10 @@ _SIBLINGS = 64  # responses whose rewards are compared
 _STEPS = 12  # positions looked at in one chain
 
 kernel = njit(cache=True, nogil=True, error_model="numpy")
-# Counting references to every array that is passed takes more time than what is done with it.
-# What makes no array needs no count.
+# Counting references to every array that is passed takes more time than the work on it, and what
+# makes no array needs no count.
 inner = njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
-# Handing over a record of arrays takes longer than what is done with one position.
+# Passing a record of arrays takes longer than the work on one position.
 inlined = njit(cache=True, nogil=True, error_model="numpy", _nrt=False, forceinline=True)
 
 
@@ -87,7 +87,7 @@ def _mixed(value):
 
 @inner
 def _key(state, prompt, itself, level):
-    """What chooses the chain of a suffix; `state` is the hash of its tokens."""
+    """The key of a suffix's chain; `state` is the hash of its tokens."""
     value = state + np.uint64(level + 1) * np.uint64(0xD6E8FEB86659FD93)
     if SCOPES[level] == OF_THE_PROMPT:
         value ^= np.uint64(prompt)
@@ -104,7 +104,7 @@ def _bucket(key, heads):
 
 @inner
 def itself(prompt, sample, noise_epoch):
-    """What stands for a response and those that share its prompt, sample and noise."""
+    """The key of a response and those that share its prompt, sample and noise."""
     value = _mixed(np.uint64(prompt) + _mixed(np.uint64(sample + 1)))
     return _mixed(value + np.uint64(noise_epoch + 2))
 
@@ -114,7 +114,7 @@ def itself(prompt, sample, noise_epoch):
 
 @inner
 def begin(arrays, prompt, tail_length, sample, noise_epoch):
-    """Enter a response, of which the first `tail_length` tokens are its prompt's last ones."""
+    """Enter a response; its first `tail_length` tokens are its prompt's last ones."""
     header, records = arrays.header, arrays.records
     response = header[NEXT_RESPONSE]
     slot = response % records.shape[0]
@@ -141,7 +141,7 @@ def begin(arrays, prompt, tail_length, sample, noise_epoch):
 def append_many(arrays, responses, tokens, offsets):
     """Append tokens[offsets[i]:offsets[i + 1]] to response i, for all i.
 
-    First all are stored, then all are chained, so that memory is waited for once.
+    First all are stored, then all are chained: so their memory is waited for together.
     """
     buckets = np.empty((offsets[-1] + 1, NUM_LEVELS), np.int64)
     positions = np.empty(offsets[-1] + 1, np.int64)
@@ -155,7 +155,7 @@ def append_many(arrays, responses, tokens, offsets):
 
 @inner
 def _append(arrays, response, tokens, start, stop, buckets, positions, stored):
-    """Store tokens; enter where they stand from `stored` on, and return how many stand there."""
+    """Store tokens; enter their positions from `stored` on, and return how many there are now."""
     words, records = arrays.words, arrays.records
     slot = response % records.shape[0]
     if response < arrays.header[FIRST_RESPONSE] or records[slot, OF_RESPONSE] != response:
@@ -178,7 +178,7 @@ def _append(arrays, response, tokens, start, stop, buckets, positions, stored):
         words[base + COUNT] += 1
         records[slot, LENGTH] += 1
         arrays.header[NUM_TOKENS] += 1
-        # What stands in a prompt is a guess for its own responses only.
+        # A prompt's tokens are proposed to its own responses only.
         is_prompt = records[slot, LENGTH] < records[slot, TAIL]
         _choose(arrays, prompt, own, number, base, word, is_prompt, buckets[stored])
         positions[stored] = number * BLOCK_WORDS + word
@@ -445,8 +445,8 @@ class Work(NamedTuple):
 def collect(live, history, contexts, candidates, handles, most, texts, work):
     """Bring the candidates of these sequences up to date and copy out what follows them.
 
-    What is known for sequence i comes into row i of `texts`. Each pass goes over all sequences and
-    asks for the memory that the next pass reads: it is waited for once, not once for each of them.
+    Sequence i has row i of `texts`. Each pass goes over all sequences and prefetches what the next
+    pass reads, so that memory is waited for once, not once for each sequence.
     """
     # What is there is read once: a block is there throughout, or not at all.
     first, second = _text(live), _text(history)
