@@ -262,7 +262,8 @@ def view_of(state: State) -> FleetView:
     if state.queue.unadmitted:
         versions = {i.version for i in instances if i.accepts}
         admissible = frozenset(v for v in versions if state.admits(v))
-    waiting = [state.min_version(group) for group in state.queue.new_groups()]
+    new_groups = {trajectory.group for trajectory in state.queue.new}
+    waiting = [state.min_version(group) for group in new_groups]
     lowest = state.queue.lowest_version()
     if lowest is not None:
         waiting.append(lowest)
@@ -300,7 +301,7 @@ class _Queue:
             member = group.members[trajectory.member]
             tokens = group.prompt_tokens + member.length
             yield TrajectoryView(trajectory, version, version, tokens, state.home(member))
-        for trajectory in state.queue.new():
+        for trajectory in state.queue.new:
             tokens = state.groups[trajectory.group].prompt_tokens
             yield TrajectoryView(trajectory, None, state.min_version(trajectory.group), tokens)
         if self._admissible:

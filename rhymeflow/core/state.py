@@ -37,43 +37,32 @@ class Queue:
     def __init__(self) -> None:
         self.unadmitted: deque[GroupId] = deque()
         """Groups the data gave that are not admitted yet."""
+        self.new: dict[TrajectoryId, None] = {}
+        """New members of admitted groups, in order."""
         self._partial: dict[Version, dict[TrajectoryId, None]] = {}
-        self._new: dict[GroupId, dict[TrajectoryId, None]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._new or self._partial or self.unadmitted)
+        return bool(self.new or self._partial or self.unadmitted)
 
     def put(self, trajectory: TrajectoryId, version: Version | None) -> None:
         """Add a trajectory started under `version`; None: a new one."""
-        levels, key = self._level(trajectory, version)
-        levels.setdefault(key, {})[trajectory] = None
+        level = self.new if version is None else self._partial.setdefault(version, {})
+        level[trajectory] = None
 
     def take(self, trajectory: TrajectoryId, version: Version | None) -> None:
         """Take out a trajectory put in with this version."""
-        levels, key = self._level(trajectory, version)
-        del levels[key][trajectory]
-        if not levels[key]:
-            del levels[key]
-
-    def _level(
-        self, trajectory: TrajectoryId, version: Version | None
-    ) -> tuple[dict[int, dict[TrajectoryId, None]], int]:
-        return (self._new, trajectory.group) if version is None else (self._partial, version)
+        if version is None:
+            del self.new[trajectory]
+            return
+        del self._partial[version][trajectory]
+        if not self._partial[version]:
+            del self._partial[version]
 
     def partial(self) -> Iterator[tuple[Version, TrajectoryId]]:
         """Trajectories that were started before, oldest version first."""
         for version in sorted(self._partial):
             for trajectory in self._partial[version]:
                 yield version, trajectory
-
-    def new(self) -> Iterator[TrajectoryId]:
-        """New members of admitted groups."""
-        for members in self._new.values():
-            yield from members
-
-    def new_groups(self) -> Iterator[GroupId]:
-        """The groups that have new members here."""
-        yield from self._new
 
     def lowest_version(self) -> Version | None:
         """The least V_traj of those that were started before."""

@@ -158,22 +158,6 @@ def test_one_step_admits_a_batch_only_when_the_one_before_is_complete():
     assert routes(more) == [("2.0", "a"), ("3.0", "a")], "while batch 0 is trained on"
 
 
-@pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_no_more_is_admitted_than_by_total_count(name):
-    """AReaL admits while fewer than version + bound + 1 batches have been; so do the entries."""
-    bound = BOUNDS.get(name, 2)
-    plan = a_plan(num_batches=6, groups_per_batch=3, max_staleness=bound)
-    for seed in range(10):
-        runtime = run(plan, a_schedule(name), capacities=(20, 20), seed=seed)
-        published, admitted, coordinator = 0, set(), Coordinator(plan, a_schedule(name))
-        for event in runtime.log:
-            commands = coordinator.handle(event)
-            if isinstance(event, VersionPublished | Pulled):  # whoever tells of it first
-                published = max(published, event.version)
-            admitted |= {c.trajectory.group for c in commands if isinstance(c, Route)}
-            assert len(admitted) <= (published + bound + 1) * 3
-
-
 def test_no_more_groups_are_under_way_than_the_schedule_wants():
     plan = a_plan(num_batches=6, groups_per_batch=2, num_generations=1, max_staleness=3)
     coordinator = Coordinator(plan, a_schedule("staleflow", max_inflight_groups=3))
