@@ -318,4 +318,3 @@ def rehearse(config: Config) -> None:
         drafter.observe(handles, generated, rows=rows, kv_tokens=0, seconds=1.0)
     for handle in handles:
         drafter.end(handle)
-    index.clear()

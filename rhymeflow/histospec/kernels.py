@@ -33,7 +33,7 @@ FIRST_WORD = 6
 BLOCK_TOKENS = BLOCK_WORDS - FIRST_WORD
 
 # Words of the header.
-NEXT_BLOCK, FIRST_BLOCK, NEXT_RESPONSE, FIRST_RESPONSE, NUM_TOKENS = 0, 1, 2, 3, 4
+NEXT_BLOCK, NEXT_RESPONSE, NUM_TOKENS = 0, 1, 2
 
 # Words of a record, one a response. LENGTH counts the prompt's tail, of TAIL tokens.
 RECORD_WORDS = 12
@@ -158,7 +158,7 @@ def _append(arrays, response, tokens, start, stop, buckets, positions, stored):
     """Store tokens; enter their positions from `stored` on, and return how many there are now."""
     words, records = arrays.words, arrays.records
     slot = response % records.shape[0]
-    if response < arrays.header[FIRST_RESPONSE] or records[slot, OF_RESPONSE] != response:
+    if records[slot, OF_RESPONSE] != response:
         return stored
     number = records[slot, LAST]
     base = _base(arrays, number)
@@ -192,8 +192,7 @@ def _allocate(arrays, response, previous):
     header, words = arrays.header, arrays.words
     number = header[NEXT_BLOCK]
     base = _base(arrays, number)
-    if words[base + NUMBER] >= header[FIRST_BLOCK]:
-        header[NUM_TOKENS] -= words[base + COUNT]
+    header[NUM_TOKENS] -= words[base + COUNT]
     words[base + NUMBER] = 0
     words[base + RESPONSE] = response
     words[base + PREVIOUS] = previous
@@ -209,7 +208,7 @@ def _allocate(arrays, response, previous):
 @inlined
 def _choose(arrays, prompt, own, number, base, word, is_prompt, buckets):
     """Enter the buckets of the suffixes that end with this token of a block; -1: none."""
-    words, first = arrays.words, arrays.header[FIRST_BLOCK]
+    words = arrays.words
     buckets[:] = -1
     state = np.uint64(0)
     for length in range(1, LONGEST_LEVEL + 1):
@@ -223,7 +222,7 @@ def _choose(arrays, prompt, own, number, base, word, is_prompt, buckets):
         if word < FIRST_WORD:
             previous = np.int64(words[base + PREVIOUS])
             base = _base(arrays, previous)
-            if previous < first or words[base + NUMBER] != previous:
+            if previous == 0 or words[base + NUMBER] != previous:
                 return
             word = BLOCK_WORDS - 1
 
@@ -243,7 +242,7 @@ def finish(arrays, response, reward):
     """Close a response; weigh the prompt's responses by how their rewards compare."""
     records, rewards = arrays.records, arrays.rewards
     slot = response % records.shape[0]
-    if response < arrays.header[FIRST_RESPONSE] or records[slot, OF_RESPONSE] != response:
+    if records[slot, OF_RESPONSE] != response:
         return
     records[slot, FINISHED] = 1
     rewards[slot] = reward
@@ -255,7 +254,7 @@ def finish(arrays, response, reward):
     at = arrays.prompts[prompt % arrays.prompts.shape[0]]
     for _ in range(_BUCKET_WALK):
         place = at % records.shape[0]
-        if at < arrays.header[FIRST_RESPONSE] or records[place, OF_RESPONSE] != at:
+        if at == 0 or records[place, OF_RESPONSE] != at:
             break
         if records[place, OF_PROMPT] == prompt and not np.isnan(rewards[place]):
             slots[count] = place
@@ -292,7 +291,7 @@ class Text(NamedTuple):
 @inner
 def _text(arrays):
     places, end = arrays.words.shape[0] // BLOCK_WORDS, arrays.header[NEXT_BLOCK]
-    first = max(arrays.header[FIRST_BLOCK], end - places)
+    first = max(1, end - places)
     return Text(arrays.words, places, first, end, (end - 1) // places * places)
 
 
@@ -406,7 +405,7 @@ def align(arrays, prompt, sample, noise_epoch, length, at):
     response = arrays.prompts[prompt % arrays.prompts.shape[0]]
     for _ in range(_BUCKET_WALK):
         slot = response % records.shape[0]
-        if response < arrays.header[FIRST_RESPONSE] or records[slot, OF_RESPONSE] != response:
+        if response < 1 or records[slot, OF_RESPONSE] != response:
             return count
         is_same = records[slot, OF_PROMPT] == prompt and records[slot, OF_SAMPLE] == sample
         if is_same and records[slot, OF_NOISE] == noise_epoch and records[slot, FINISHED] == 1:
