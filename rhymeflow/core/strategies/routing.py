@@ -41,7 +41,11 @@ def fewest_requests(view: FleetView) -> list[Assignment]:
     Room is an instance's `capacity`, and a KV cache that is not full yet: what a trajectory needs
     of it is not asked. One with turns goes where its cache may still be, if there is room.
     """
-    fleet = _Fleet(view.instances, lambda load, size: load.num_running)
+    fleet = _Fleet(
+        view.instances,
+        rank=lambda load, tokens: load.num_running,
+        has_place=lambda load, tokens: True,
+    )
     proposals: list[Assignment] = []
     most = most_assignments(len(view.instances))
     if not fleet.num_open:
@@ -74,7 +78,8 @@ def waterfall(view: FleetView) -> list[Assignment]:
     gain = view.settings.cost.gain
     fleet = _Fleet(
         [each for each in view.instances if not each.waiting],
-        lambda load, size: -gain(load.num_running, load.kv_tokens, size),
+        rank=lambda load, tokens: -gain(load.num_running, load.kv_tokens, tokens),
+        has_place=lambda load, tokens: fits(load.kv_tokens, tokens, load.instance),
     )
     proposals: list[Assignment] = []
     most = most_assignments(len(view.instances))
@@ -96,18 +101,15 @@ def _most_gain(
     """Its home, or the best of the first version whose best gains by it."""
     tokens = trajectory.tokens
 
-    def has_place(load: _Load) -> bool:
-        return fits(load.kv_tokens, tokens, load.instance)
-
     def accepts(load: _Load) -> bool:
         return not load.num_running or gain(load.num_running, load.kv_tokens, tokens) >= 0
 
     load = fleet.home(trajectory)
-    if load is not None and has_place(load) and accepts(load):
+    if load is not None and fleet.has_place(load, tokens) and accepts(load):
         return load
     for version in fleet.versions if trajectory.version is not None else fleet.versions[::-1]:
         if version >= trajectory.min_version:
-            load = fleet.best(version, weighed(tokens), has_place)
+            load = fleet.best(version, tokens)
             if load is not None and accepts(load):
                 return load
     return None
@@ -131,24 +133,27 @@ class _Load:
 class _Fleet:
     """Instances with room; of each version the one of the lowest rank, then the first that joined.
 
-    Args:
-        rank: of a load, for a trajectory of so many tokens.
+    `rank` and `has_place` are of an instance, for a trajectory of so many tokens.
     """
 
     def __init__(
-        self, instances: Iterable[InstanceView], rank: Callable[[_Load, int], float]
+        self,
+        instances: Iterable[InstanceView],
+        *,
+        rank: Callable[[_Load, int], float],
+        has_place: Callable[[_Load, int], bool],
     ) -> None:
         loads = [_Load(x, place) for place, x in enumerate(instances) if x.has_room()]
         self.num_open = len(loads)
         """Instances that still have room."""
         self.versions = sorted({load.instance.version for load in loads})
         self._loads: dict[InstanceId, _Load] = {load.instance.name: load for load in loads}
-        self._rank = rank
+        self._rank, self.has_place = rank, has_place
         self._heaps: dict[Version, dict[int, list[tuple[float, int, int, _Load]]]] = {
             version: {} for version in self.versions
         }
-        """For each number of tokens that was asked for: rank, place, `num_running` then, load. An
-        entry whose `num_running` is not the load's is out of date."""
+        """For each power of two of tokens: rank, place, `num_running` then, load. An entry whose
+        `num_running` is not the load's is out of date."""
 
     def home(self, trajectory: TrajectoryView) -> _Load | None:
         """The instance whose cache may still have it, if it may go there and that has room."""
@@ -158,10 +163,9 @@ class _Fleet:
         is_able = load.instance.version >= trajectory.min_version and load.has_room()
         return load if is_able else None
 
-    def best(
-        self, version: Version, size: int, has_place: Callable[[_Load], bool] | None = None
-    ) -> _Load | None:
-        """Of the instances of `version` that have room the lowest rank for `size` tokens."""
+    def best(self, version: Version, tokens: int) -> _Load | None:
+        """The lowest rank among the instances of `version` that have a place for `tokens`."""
+        size = weighed(tokens)
         if size not in self._heaps[version]:
             of_version = (x for x in self._loads.values() if x.instance.version == version)
             heap = [self._entry(load, size) for load in of_version if load.has_room()]
@@ -171,9 +175,10 @@ class _Fleet:
         without_place = []
         while heap and found is None:
             _, _, num_running, load = heap[0]
-            if num_running != load.num_running or not load.has_room():
-                heappop(heap)
-            elif has_place is None or has_place(load):
+            is_current = num_running == load.num_running and load.has_room()
+            if not is_current or not self.has_place(load, size):
+                heappop(heap)  # out of date, or too full for any trajectory of this heap
+            elif self.has_place(load, tokens):
                 found = load
             else:
                 without_place.append(heappop(heap))
