@@ -149,7 +149,7 @@ class State:
         return group.members[trajectory.member]
 
     def generated(self, trajectory: TrajectoryId) -> int:
-        """Tokens it has, about: since it was routed, by its instance's progress."""
+        """About how many tokens it has, by its instance's progress since it was routed."""
         member = self.member(trajectory)
         if member is None:
             return 0
@@ -246,7 +246,7 @@ class State:
     def interrupt(
         self, instance: Instance, trajectories: tuple[TrajectoryId, ...]
     ) -> Iterator[Command]:
-        """Take these, which run there, away from an instance."""
+        """Interrupt these, which run on the instance."""
         number = instance.take(trajectories)
         for trajectory in trajectories:
             member = self.groups[trajectory.group].members[trajectory.member]
@@ -256,7 +256,7 @@ class State:
         yield commands.Interrupt(instance.name, number, trajectories)
 
     def put_back(self, trajectory: TrajectoryId, cause: type) -> bool:
-        """Let a trajectory that no instance has any more wait; False: it is not that far."""
+        """Queue a trajectory that its instance has no more; False: its state does not allow it."""
         member = self.groups[trajectory.group].members[trajectory.member]
         if not member.apply(cause):
             return False
@@ -264,7 +264,7 @@ class State:
         return True
 
     def finish_early(self, trajectory: TrajectoryId) -> Iterator[Command]:
-        """Take a trajectory that waits for complete as it is."""
+        """End a waiting trajectory as complete."""
         member = self.groups[trajectory.group].members[trajectory.member]
         if member.state is MemberState.WAITING:
             self.queue.take(trajectory, member.version)
@@ -296,7 +296,7 @@ class State:
     # -- ends of groups ----------------------------------------------------------------------
 
     def forget(self, group_id: GroupId) -> Group:
-        """Take a group that holds no entry any more out of everything."""
+        """Remove a group that holds no entry any more from all else."""
         self.lengths.close(group_id)
         self.layout.end(group_id)
         del self.prompts[group_id]
