@@ -71,7 +71,6 @@ def schedule(config: Config) -> Schedule:
     assert chosen.max_inflight_batches is not None
     groups = config.learner.groups_per_batch + chosen.extra_groups
     return Schedule(
-        name=chosen.name,
         admission=bundle.admission,
         routing=_piece("routing", chosen.routing, ROUTING, "view"),
         sync=_piece("sync", chosen.sync, SYNC, "instance, view"),

@@ -220,9 +220,6 @@ class Evaluated:
     in older logs."""
 
 
-Answer = Observed | EpisodeEnded | EnvironmentFailed
-"""What comes of asking an environment."""
-
 Event = (
     Tick
     | GroupCreated

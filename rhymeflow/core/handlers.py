@@ -166,7 +166,9 @@ def on_environment_failed(state: State, event: events.EnvironmentFailed) -> Comm
         yield from _continue_without(state, event.trajectory, f"environment failed: {event.error}")
 
 
-def _answered(state: State, event: events.Answer) -> Member | None:
+def _answered(
+    state: State, event: events.Observed | events.EpisodeEnded | events.EnvironmentFailed
+) -> Member | None:
     """The member, if it waits for just this."""
     member = state.member(event.trajectory)
     if member is None or event.turn != member.turn or not member.apply(type(event)):

@@ -24,9 +24,8 @@ interrupted first, and routed again."""
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A named bundle of rules."""
+    """The rules of a run."""
 
-    name: str
     admission: Admission
     routing: Routing
     sync: Sync

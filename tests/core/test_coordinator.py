@@ -72,7 +72,7 @@ def run(plan, schedule=None, capacities=(4, 4), seed=0, **options) -> Interleavi
     return Interleaving(plan, schedule, capacities=capacities, seed=seed, **options).run()
 
 
-def tell(coordinator, *events, now=0.0):
+def tell(coordinator, *events):
     """Report events and a tick; return what was commanded."""
     return [c for event in [*events, Tick()] for c in coordinator.handle(event)]
 

@@ -31,7 +31,7 @@ STREAMS = sorted((Path(__file__).parent / "streams").glob("*.jsonl.gz"))
 
 GONE = {
     "layout": {"alternate_order", "balance_instances"},
-    "schedule": {"max_interrupts", "pulls_to_evaluate"},
+    "schedule": {"name", "max_interrupts", "pulls_to_evaluate"},
     "settings": {"routing_gain", "kv_headroom", "max_waiting", "outlier_ratio"},
 }
 """By recorded kind, or `plan`, `schedule`, `settings`, `cost`, `layout`: fields that are gone."""
