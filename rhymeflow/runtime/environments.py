@@ -1,9 +1,8 @@
 """Environments: prompts are opened and turns of the policy answered by the environment worker.
 
-The worker is sent the whole episode each time, so nothing is lost with a worker. What an
-environment says when it begins is put after its prompt, for the whole group. Groups are reported in
-the order in which their prompts were drawn. An answer that cannot be had never becomes a number
-(law 6).
+The worker is sent the whole episode each time, so nothing is lost with it. What an environment says
+when it begins follows the prompt, for the whole group. Groups are reported in the order in which
+their prompts were drawn.
 """
 
 from __future__ import annotations
@@ -34,9 +33,7 @@ ANSWERS: Mapping[str, type[Answered]] = {
 
 
 class Environments:
-    """Has prompts made groups, and complete responses rewarded; asks the environment worker, and
-    makes events of what it says.
-    """
+    """Asks the environment worker, and makes events of its answers."""
 
     def __init__(
         self,
@@ -85,7 +82,7 @@ class Environments:
     # -- what happened to the policy ----------------------------------------------------------
 
     def turn_ended(self, trajectory: TrajectoryId) -> None:
-        """A turn of a response, which is stored, is over: have it answered."""
+        """A turn of a response is over and stored: have it answered."""
         group = self._in_flight[trajectory.group]
         group.turns_ended[trajectory.member] = len(self._in_flight.turns(trajectory)) + 1
         episode, length = self._episode(trajectory)
@@ -109,7 +106,7 @@ class Environments:
             self._rewards.ask(trajectory, {})
 
     def close(self, trajectories: Iterable[TrajectoryId]) -> None:
-        """Nobody waits for these any more."""
+        """Close the environments of these responses."""
         begun = (each for each in trajectories if self._in_flight.turns_ended(each))
         self._close([self._in_flight.name(each) for each in begun])
 
@@ -120,22 +117,19 @@ class Environments:
             self._supervisor.environments.send(messages.CloseEpisodes(keys))
 
     def ask_again(self) -> None:
-        """Another worker has taken the place of one that was lost."""
+        """Ask the worker that replaces a lost one."""
         for _, message in self._asked.values():
             self._supervisor.environments.send(message)
 
     # -- what the worker says -----------------------------------------------------------------
 
     def take(self, message: Answered | messages.EpisodeFailed) -> Iterator[Event | NotOpened]:
-        """The events that an answer makes, if it still makes any.
-
-        Raises:
-            UserError: an environment failed, and the run is to stop then; or too many in a row.
-        """
+        """The events that an answer makes, if any. Raises `UserError` if an environment failed and
+        the run is to stop then, or if too many failed in a row."""
         failure = message if isinstance(message, messages.EpisodeFailed) else None
         subject, asked = self._asked.get(message.key, (None, None))
         if subject is None or asked is None:
-            return  # nobody waits for it
+            return  # it was closed
         if failure is None and not isinstance(message, ANSWERS[asked.wants]):
             return  # what was asked before has been taken back
         del self._asked[message.key]

@@ -1,7 +1,7 @@
 """Evaluations of versions on suites: groups that answer a suite's prompts, and figures of them.
 
-Figures are over every answer that could be judged; all answers of an evaluation are of one version.
-Groups of an instance that is lost continue where their version is evaluated next.
+Figures are over all answers that could be judged, all of one version. Groups of a lost instance
+continue where their version is evaluated next.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ ToDo = Drawn | Route | CloseEnvironments | Result
 
 
 class Evaluations:
-    """Evaluations in progress, on these suites by name: told what happens to the suites' groups,
-    it says what is to be done, as the coordinator does of groups to train on."""
+    """Evaluations in progress, on suites by name: takes events of their groups and gives commands,
+    as the coordinator does for groups to train on."""
 
     def __init__(
         self,
@@ -181,8 +181,8 @@ class Evaluations:
     def _give_up_outdated(
         self, suite: SuiteName, version: Version, *, holds: bool
     ) -> Iterator[ToDo]:
-        """Give up evaluations of a suite that lost their instance and cannot continue under
-        `version`. `holds`: whether that is sure to be what is held."""
+        """Give up evaluations that lost their instance and cannot continue under `version`; see
+        `begin`."""
         for (name, asked), each in list(self._in_progress.items()):
             if name != suite or each.instance is not None:
                 continue

@@ -1,8 +1,7 @@
 """The environment worker: decodes the policy's turns, has them answered, and encodes the answers.
 
-Environments run in processes of their own (`rhymeflow/pool.py`), so the controller neither decodes
-tokens nor waits for user code. A question has all that was said before; each is answered once, by
-an answer or by why there is none (law 6), unless its episode is closed.
+Environments run in a pool of processes (`rhymeflow/pool.py`). A question holds the whole episode;
+each gets one answer, or one failure (law 6), unless its episode is closed.
 """
 
 from __future__ import annotations

@@ -51,7 +51,13 @@ class FakeProcesses:
     """The workers of one attempt. `killing` is called where the controller may die."""
 
     def __init__(
-        self, world: World, rates: Rates, killing: Callable[[], None], config: Config, run_dir: Path
+        self,
+        world: World,
+        rates: Rates,
+        killing: Callable[[], None],
+        config: Config,
+        run_dir: Path,
+        logs: Path,
     ) -> None:
         self._world, self._rates, self._killing = world, rates, killing
         self._config, self._run_dir = config, run_dir

@@ -1,4 +1,4 @@
-"""Whole runs that draft: the same tokens, in fewer iterations."""
+"""Whole runs that draft: fewer iterations; that tokens stay is tested with turns."""
 
 from __future__ import annotations
 
@@ -65,25 +65,13 @@ def figures(config, where: str = "TRUE") -> tuple[int, int, int]:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    """The run without drafts."""
-    config = config_for(tmp_path_factory.mktemp("plain"), window="off")
-    train(config)
-    assert figures(config)[2] == 0
-    rows = metrics.read(Path(config.run.output_dir))
-    assert not any(name.startswith("draft/") for name in rows[2])
-    return made(config)
-
-
-@pytest.fixture(scope="module")
 def drafted(tmp_path_factory):
     config = config_for(tmp_path_factory.mktemp("drafted"), window="aimd")
     return config, train(config)
 
 
-def test_drafts_change_no_token_and_their_figures_are_where_they_are_looked_for(plain, drafted):
+def test_figures_of_drafts_are_where_they_are_looked_for(drafted):
     config, summary = drafted
-    assert made(config) == plain
     made_in_all, steps, proposed = figures(config)
     assert proposed > made_in_all - steps > 0
     rows = metrics.read(Path(config.run.output_dir))
