@@ -54,11 +54,6 @@ GROW_SECONDS = 1.0
 """Between checks for room for another instance."""
 
 
-def round_seconds(spent: float) -> float:
-    """How long a round is to be, if the work of the last one took `spent` seconds."""
-    return min(max(ROUND_SECONDS, spent / ROUND_SHARE), LONGEST_ROUND_SECONDS)
-
-
 class Controller:
     """Carries a run from its first prompt to its last version.
 
@@ -168,7 +163,8 @@ class Controller:
         more = self.coordinator.state.has_more
         spent = self.reporter.now - self._round_began
         news = self.supervisor.wait(0.0 if more else TICK_SECONDS)
-        rest = self._round_began + round_seconds(spent) - self.reporter.now
+        round_seconds = min(max(ROUND_SECONDS, spent / ROUND_SHARE), LONGEST_ROUND_SECONDS)
+        rest = self._round_began + round_seconds - self.reporter.now
         is_urgent = more or self._pulling or any(item.worker == learner for item in news)
         if news and not is_urgent and rest > 0:
             news += self.supervisor.wait(rest, for_any_of=[learner])

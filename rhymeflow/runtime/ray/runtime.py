@@ -115,7 +115,6 @@ class RayRuntime:
         given = Given(role, name, config, run_dir, str(log), resources.num_threads)
         worker = RayWorker(name, make.remote(given, self._namespace), log, self._arrived)
         self._workers[name] = worker
-        worker.begin()
         return worker
 
     def wait(self, timeout: float, *, for_any_of: Collection[str] | None = None) -> list[News]:
@@ -283,6 +282,7 @@ class RayWorker:
         self._deliver = actor.deliver.options(concurrency_group="in")
         self._collect = actor.collect.options(concurrency_group="out")
         self._where: Future[Whereabouts] = actor.where.remote().future()
+        self._where.add_done_callback(lambda _: arrived.put((name, None)))
         self.asked_for = time.monotonic()
         self.is_heard = False
         self.ended = threading.Event()
@@ -322,10 +322,6 @@ class RayWorker:
         if self._sent:
             self._deliver.remote(self._sent)
             self._sent = []
-
-    def begin(self) -> None:
-        """Have the runtime know when it is known where it is; then it is to be listened to."""
-        self._where.add_done_callback(lambda _: self._arrived.put((self.name, None)))
 
     def listen(self) -> None:
         """Wait for what it says next, in the background."""
