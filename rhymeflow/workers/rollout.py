@@ -17,15 +17,8 @@ from pathlib import Path
 from typing import Literal
 
 from rhymeflow.config import Config
+from rhymeflow.core import events
 from rhymeflow.core.commands import Abort, Evaluate, Interrupt, Pull, Route
-from rhymeflow.core.events import (
-    InstanceJoined,
-    Pulled,
-    Snapshot,
-    TrajectoryFinished,
-    TrajectoryInterrupted,
-    TurnEnded,
-)
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.engine.base import Engine, Finished, NoiseKey, Request, Sampling
 from rhymeflow.histospec.draft import DraftStats
@@ -131,7 +124,7 @@ class Instance:
         self._later: deque[object] = deque()
         """Messages that wait for that learner."""
         self._ending = False
-        joined = InstanceJoined(
+        joined = events.InstanceJoined(
             name,
             self.engine.version,
             limits.max_num_seqs,
@@ -257,7 +250,7 @@ class Instance:
         self._forget(stopped)
         for request in stopped:
             length = len(request.tokens)
-            done = TrajectoryInterrupted(request.id, self.name, message.number, length)
+            done = events.TrajectoryInterrupted(request.id, self.name, message.number, length)
             send(self.connection, done)
 
     def _forget(self, requests: Iterable[Request]) -> None:
@@ -288,7 +281,7 @@ class Instance:
 
     def _say_pulled(self, message: Pull, seconds: float) -> None:
         version, checksum = self.engine.version, as_text(self.engine.checksum)
-        pulled = Pulled(self.name, message.number, version, checksum)
+        pulled = events.Pulled(self.name, message.number, version, checksum)
         send(self.connection, Carried(pulled, seconds))
 
     def _report(self, finished: list[Finished]) -> None:
@@ -300,9 +293,9 @@ class Instance:
         """The response is complete, or the policy's turn is over."""
         key, tokens = request.id, request.tokens
         if request.keeps_cache and reason == "stop":
-            send(self.connection, TurnEnded(key, self.name, turn, len(tokens)))
+            send(self.connection, events.TurnEnded(key, self.name, turn, len(tokens)))
         else:
-            send(self.connection, TrajectoryFinished(key, self.name, len(tokens), reason))
+            send(self.connection, events.TrajectoryFinished(key, self.name, len(tokens), reason))
 
     def _hand_over(self, requests: Iterable[Request]) -> None:
         """Send what was generated of these responses since it was last sent."""
@@ -339,7 +332,7 @@ class Instance:
         carried_out = self.last_number if self._pulling is None else self._pulling.number - 1
         waiting = tuple(key for key in load.waiting if key.group >= 0)
         how = load.kv_tokens, load.clock, load.prefill_seconds
-        snapshot = Snapshot(self.name, carried_out, waiting, *how)
+        snapshot = events.Snapshot(self.name, carried_out, waiting, *how)
         totals = load.num_generated, self.busy_seconds, load.drafts
         status = Status(load.num_running, len(waiting), *totals)
         send(self.connection, Carried(snapshot, status))

@@ -12,7 +12,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -248,10 +247,18 @@ class FakeRun:
         self.seen.num_attempts += 1
         if self._look is not None:
             watch(past.coordinator, self._look)
-        processes = partial(FakeProcesses, self._world, self._rates, store.killing)
-        quiet = Console(file=io.StringIO(), quiet=True)
-        how = {"runtime": processes, "load": load, "clock": self._world.clock}
-        attempt(config, self.path, store, past, quiet, **how)
+        attempt(
+            config,
+            self.path,
+            store,
+            past,
+            Console(file=io.StringIO(), quiet=True),
+            runtime=lambda config, path, _: FakeProcesses(
+                self._world, self._rates, store.killing, config, path
+            ),
+            load=load,
+            clock=self._world.clock,
+        )
 
     def _changed(self, config: Config) -> Config:
         """At times, other values of fields that may be changed when a run is resumed."""
