@@ -126,7 +126,7 @@ class ByHand:
 
     def __init__(self, how: dict[str, Any]) -> None:
         config = configuration(how)
-        from rhymeflow.engine.vllm.llm import engine_args, import_vllm
+        from rhymeflow.engine.vllm.arguments import engine_args, import_vllm
 
         import_vllm()
         from vllm import EngineArgs, LLMEngine

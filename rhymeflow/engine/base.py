@@ -1,9 +1,9 @@
 """The seam between a rollout instance and the engine that generates for it.
 
-A `Request` is the whole of a response's state outside the engine, which appends to it what it
-generates: one that was interrupted can be given to any engine, and it goes on. A token is a
-function of (logits, run seed, noise key, position) alone (law 3); between two polls nothing is half
-done; after `install` the weights that are computed with were proved by checksum (law 5).
+A `Request` is the whole state of a response outside the engine, which appends to it what it
+generates: after an interruption any engine can continue it. A token is a function of (logits, run
+seed, noise key, position) alone (law 3); between two polls nothing is half done; `install` proves
+the weights by checksum (law 5).
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from rhymeflow.core.types import Version
-from rhymeflow.histospec.draft import DraftStats, IndexHandle
+from rhymeflow.histospec.draft import DraftStats
+from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.proof import Pulled
 
 
 class NoiseKey(NamedTuple):
-    """Names a response's sampling noise; with the run's seed and a position it is all of it."""
+    """Names a response's sampling noise, a function of it, the run's seed and the position."""
 
     prompt: int
     epoch: int
@@ -54,12 +55,11 @@ class Segment:
 
 @dataclass(slots=True)
 class Request:
-    """One response to be generated, or gone on with where `tokens` is not empty.
+    """One response to be generated, or continued where `tokens` is not empty.
 
-    The engine appends to `tokens`, `logprobs` (natural logarithm, under the distribution sampled
-    from), `segments` and `accepted`, and counts in `steps` and `drafted`; it changes nothing else.
-    `logprobs` are those of the last tokens: of tokens that were generated elsewhere they need not
-    be known.
+    The engine appends to `tokens`, `logprobs` (nats, under the distribution sampled from),
+    `segments` and `accepted`, and counts in `steps` and `drafted`; it changes nothing else.
+    `logprobs` belong to the last tokens: of those generated elsewhere they may be missing.
     """
 
     id: Any
@@ -70,20 +70,18 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     steps: int = 0
-    """Iterations of the engine that generated tokens of it."""
+    """Iterations that generated tokens of it."""
     drafted: int = 0
     """Tokens that were drafted for it and verified, accepted or not."""
     turn_start: int = 0
-    """Tokens that there were when the policy's turn began: the earlier turns and what was answered
-    to them. None of them ends the response."""
+    """Tokens of the earlier turns and of the answers to them; none of these ends the response."""
     keeps_cache: bool = False
-    """Whether it may go on, under this id, after it has stopped: then what is cached of it is kept
-    while there is room and the weights stay."""
+    """Another turn may follow under this id: its cache is kept while there is room and the weights
+    stay."""
     is_urgent: bool = False
-    """Whether it may go before others; see `native/scheduler.py`."""
+    """It may go before others; see `native/scheduler.py`."""
     accepted: bytearray | None = None
-    """Where this is asked for: for each of the last tokens, as many as were generated here, 1 if it
-    was drafted, else 0."""
+    """For each token generated here, 1 if it was drafted, else 0; None: not asked for."""
 
     def extend(
         self, tokens: list[int], logprobs: list[float], segment: Segment, num_accepted: int
@@ -129,11 +127,11 @@ class Limits(NamedTuple):
 
 
 class Load(NamedTuple):
-    """How an engine is now. Totals count from its start."""
+    """An engine's state. Totals count from its start."""
 
     num_running: int
     waiting: tuple[Any, ...]
-    """Ids of the requests that are not decoded: no room yet, or preempted."""
+    """Ids of requests that have no room yet or were preempted."""
     kv_tokens: int
     """Tokens in its KV cache."""
     clock: float
@@ -142,11 +140,10 @@ class Load(NamedTuple):
     """Tokens."""
     drafts: DraftStats
     prefill_seconds: float
-    """Of its iterations, of each the share of its tokens that were prefilled: of a prompt, or of
-    what is computed anew."""
+    """Of each iteration its time by the share of its tokens that were prefilled."""
 
 
-class Engine(Protocol):
+class RolloutEngine(Protocol):
     """What generates for one rollout instance."""
 
     @property
@@ -179,19 +176,19 @@ class Engine(Protocol):
     def interrupt(self, ids: Iterable[Hashable] | None = None) -> list[Request]:
         """Stop requests (None: all of them) and return them as far as they have come.
 
-        Ids that are not here are passed over: what they name may just have finished.
+        Unknown ids are skipped: they may just have finished.
         """
 
     def prepare(self, weights: WeightReader, want: Version) -> bool:
-        """Begin to fetch what `install` will need, in the background; whether that is here.
+        """Fetch what `install` will need, in the background; return whether it has arrived.
 
-        To be asked again until it is; nothing depends on it but how long `install` takes.
+        Call it until it has; only the time that `install` takes depends on it.
         """
 
     def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> Pulled:
-        """Take the weights of `want`, or newer ones if those are gone, and go on under them.
+        """Take the weights of `want`, or newer ones if those are gone.
 
-        What runs goes on with keys and values that are computed anew, or (`keep_cache`) with those
+        Running requests continue with recomputed keys and values or, with `keep_cache`, with those
         of the old weights, which no request submitted from now on is given.
         """
 

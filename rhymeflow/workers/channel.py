@@ -1,7 +1,8 @@
-"""A connection on which every message arrives once, whatever carries it.
+"""One end of a connection on which every message arrives once, whatever carries it.
 
-A transport that reconnects may deliver messages twice and late, so they are numbered, and one whose
-number has come before is dropped. Both ends have to be channels.
+A transport that loses its connection and sends again what was not acknowledged may deliver messages
+twice, and late. So they are numbered: one whose number has come before is passed over. Both ends of
+a connection have to be channels.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _NUMBER = struct.Struct("<Q")
 
 
 class Channel:
-    """One end, over a connection of `multiprocessing` or one like it."""
+    """A connection over another one, or what is like one of `multiprocessing`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -33,7 +34,7 @@ class Channel:
             self._connection.send_bytes(_NUMBER.pack(self._num_sent) + message)
 
     def read(self) -> bytes | None:
-        """Wait for a message; None: it had arrived before."""
+        """The next thing that arrives; waits for it. `None`: it had arrived before."""
         frame = self._connection.recv_bytes()
         (number,) = _NUMBER.unpack_from(frame)
         if number <= self._num_received:
@@ -43,14 +44,18 @@ class Channel:
         return frame[_NUMBER.size :]
 
     def recv_bytes(self) -> bytes:
-        """Wait for the next message. Raises `EOFError` if the other end is gone."""
+        """The next message; waits for it. Raises `EOFError` if the other end is gone."""
         message, self._arrived = self._arrived, None
         while message is None:
             message = self.read()
         return message
 
     def poll(self, timeout: float = 0.0) -> bool:
-        """Whether there is a message; waits so many seconds for one. Raises `EOFError` likewise."""
+        """Whether there is a message; waits so many seconds for one.
+
+        Raises:
+            EOFError: the other end is gone.
+        """
         deadline = time.monotonic() + timeout
         while self._arrived is None and self._connection.poll(timeout):
             self._arrived = self.read()

@@ -1,8 +1,8 @@
 """A rollout instance: an engine in a process of its own, carrying out numbered commands in order.
 
-While a pull is fetched the engine continues, and later commands wait. Tokens of a response are sent
-before anything is said of it; its version never falls; the checksum of pulled weights is proved
-before a token is generated under them (law 5).
+While what a pull needs is fetched the engine goes on, and the commands after the pull wait. Tokens
+of a response are sent before anything is said of it; its version never falls; after a pull the
+checksum of the weights is proved before a token is generated under them (law 5).
 """
 
 from __future__ import annotations
@@ -17,10 +17,17 @@ from pathlib import Path
 from typing import Literal
 
 from rhymeflow.config import Config
-from rhymeflow.core import events
 from rhymeflow.core.commands import Abort, Evaluate, Interrupt, Pull, Route
+from rhymeflow.core.events import (
+    InstanceJoined,
+    Pulled,
+    Snapshot,
+    TrajectoryFinished,
+    TrajectoryInterrupted,
+    TurnEnded,
+)
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.engine.base import Engine, Finished, NoiseKey, Request, Sampling
+from rhymeflow.engine.base import Finished, NoiseKey, Request, RolloutEngine, Sampling
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.histospec.drafter import drafter_of, rehearse
 from rhymeflow.histospec.noise_sharing import epoch_of_noise
@@ -43,8 +50,8 @@ from rhymeflow.workers.messages import (
 )
 
 STATUS_SECONDS = 0.25
-"""Between two reports of the instance's state and new tokens, which is all that is lost with it;
-short against a step, long against an iteration."""
+"""How often the instance says how it is and hands over what it has generated, so that no more than
+this is lost with it; short against a step, long against an iteration."""
 
 POLL_SECONDS = 0.01
 """How long an engine that computes elsewhere may keep a command waiting."""
@@ -63,9 +70,9 @@ class Held:
 
 
 def prepare(config: Config) -> None:
-    """Load or compile the code of the configured engine."""
+    """Load the code that the engine will run, or compile it; of the other engine nothing."""
     if config.rollout.engine == "vllm":
-        from rhymeflow.engine.vllm.llm import import_vllm
+        from rhymeflow.engine.vllm.arguments import import_vllm
 
         import_vllm()
         if config.drafting.window != "off":
@@ -76,7 +83,7 @@ def prepare(config: Config) -> None:
     load_kernels(config)
 
 
-def make_engine(config: Config, weights: WeightReader, name: str) -> Engine:
+def make_engine(config: Config, weights: WeightReader, name: str) -> RolloutEngine:
     """The engine of instance `name`; it begins with the newest weights."""
     drafts = partial(drafter_of, config, stats=DraftStats())  # the totals of all its drafters
     if config.rollout.engine == "vllm":
@@ -99,14 +106,17 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
 
 
 class Instance:
-    """The engine, the weights it pulls and the connection. `engine` makes the engine."""
+    """The engine, the weights it pulls and the connection.
+
+    `engine` makes the engine, which begins with the newest of the weights that it is given.
+    """
 
     def __init__(
         self,
         connection: Channel,
         name: str,
         config: Config,
-        engine: Callable[[Config, WeightReader, str], Engine],
+        engine: Callable[[Config, WeightReader, str], RolloutEngine],
     ) -> None:
         self.connection, self.name, self.config = connection, name, config
         self.weights, self.engine = self._begin(lambda weights: engine(config, weights, name))
@@ -118,13 +128,13 @@ class Instance:
         self.busy_seconds = 0.0
         self._last_status = 0.0
         self._pulling: Pull | None = None
-        """Being fetched; later commands wait."""
+        """Carried out when what it needs has been fetched; the commands after it wait."""
         self._is_cut_off = False
-        """The pull waits for another learner: the one that had the weights is gone."""
+        """The pull waits for another learner, since the one that had the weights is gone."""
         self._later: deque[object] = deque()
-        """Messages that wait for that learner."""
+        """Messages that came before news of that learner."""
         self._ending = False
-        joined = events.InstanceJoined(
+        joined = InstanceJoined(
             name,
             self.engine.version,
             limits.max_num_seqs,
@@ -137,7 +147,9 @@ class Instance:
         """Where the learner publishes."""
         return message.handle.open()
 
-    def _begin(self, engine: Callable[[WeightReader], Engine]) -> tuple[WeightReader, Engine]:
+    def _begin(
+        self, engine: Callable[[WeightReader], RolloutEngine]
+    ) -> tuple[WeightReader, RolloutEngine]:
         """Make the engine, with the weights of a learner that lives as long as that takes."""
         while True:
             weights = self._connect()
@@ -180,8 +192,8 @@ class Instance:
             wait = 0.0
 
     def _next(self, wait: float) -> object | None:
-        """What to carry out now; None: nothing, or a pull comes first. While that waits for another
-        learner, only news of the learner and the end of the run pass."""
+        """What is to be carried out now; None: nothing, or a pull comes first. One that waits for
+        another learner lets news of that, and the end of the run, pass it."""
         if self._pulling is not None and not self._is_cut_off:
             return None
         if self._later and not self._is_cut_off:
@@ -250,7 +262,7 @@ class Instance:
         self._forget(stopped)
         for request in stopped:
             length = len(request.tokens)
-            done = events.TrajectoryInterrupted(request.id, self.name, message.number, length)
+            done = TrajectoryInterrupted(request.id, self.name, message.number, length)
             send(self.connection, done)
 
     def _forget(self, requests: Iterable[Request]) -> None:
@@ -258,9 +270,9 @@ class Instance:
             del self._held[request.id]
 
     def _pull(self, message: Pull) -> None:
-        """Take new weights, unless they are being fetched and there is work meanwhile."""
+        """Take new weights, or go on for now while they are being fetched, if there is work."""
         if message.version <= self.engine.version:
-            # An earlier pull got newer ones, and the coordinator counts on them (law 1).
+            # An earlier pull got newer ones, and whoever heard so counts on them (law 1).
             self._say_pulled(message, 0.0)
             return
         self._pulling = message
@@ -281,7 +293,7 @@ class Instance:
 
     def _say_pulled(self, message: Pull, seconds: float) -> None:
         version, checksum = self.engine.version, as_text(self.engine.checksum)
-        pulled = events.Pulled(self.name, message.number, version, checksum)
+        pulled = Pulled(self.name, message.number, version, checksum)
         send(self.connection, Carried(pulled, seconds))
 
     def _report(self, finished: list[Finished]) -> None:
@@ -290,12 +302,12 @@ class Instance:
             self._say_ended(request, reason, self._held.pop(request.id).turn)
 
     def _say_ended(self, request: Request, reason: Literal["stop", "length"], turn: int) -> None:
-        """The response is complete, or the policy's turn is over."""
+        """The response is complete, or the policy's turn is over and its environment comes."""
         key, tokens = request.id, request.tokens
         if request.keeps_cache and reason == "stop":
-            send(self.connection, events.TurnEnded(key, self.name, turn, len(tokens)))
+            send(self.connection, TurnEnded(key, self.name, turn, len(tokens)))
         else:
-            send(self.connection, events.TrajectoryFinished(key, self.name, len(tokens), reason))
+            send(self.connection, TrajectoryFinished(key, self.name, len(tokens), reason))
 
     def _hand_over(self, requests: Iterable[Request]) -> None:
         """Send what was generated of these responses since it was last sent."""
@@ -332,7 +344,7 @@ class Instance:
         carried_out = self.last_number if self._pulling is None else self._pulling.number - 1
         waiting = tuple(key for key in load.waiting if key.group >= 0)
         how = load.kv_tokens, load.clock, load.prefill_seconds
-        snapshot = events.Snapshot(self.name, carried_out, waiting, *how)
+        snapshot = Snapshot(self.name, carried_out, waiting, *how)
         totals = load.num_generated, self.busy_seconds, load.drafts
         status = Status(load.num_running, len(waiting), *totals)
         send(self.connection, Carried(snapshot, status))

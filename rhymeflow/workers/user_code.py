@@ -1,4 +1,7 @@
-"""What the reward worker and the environment worker share: a loop around a pool of processes."""
+"""What the reward worker and the environment worker share: a loop around a pool of processes.
+
+While it serves, it makes progress at least every `WAIT_SECONDS`, however long user code takes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class UserCodeWorker:
         self._ending = False
 
     def serve(self) -> None:
-        """Serve until `Shutdown`, with progress every `WAIT_SECONDS` while user code runs."""
+        """Receive messages, send answers, until `Shutdown`."""
         progress.has_started = True
         while not self._ending:
             self._pool.wait(WAIT_SECONDS, self._connection)

@@ -50,8 +50,9 @@ def a_schedule(name: str = "staleflow", **changes: object) -> Schedule:
     """A schedule by name, with its fields changed."""
     bundle = SCHEDULES[name]
     made = Schedule(
-        bundle.admission, bundle.routing, bundle.sync, bundle.on_pull, bundle.migration,
-        max_inflight_groups=1000, settings=replace(SETTINGS, cost=COST),
+        name, bundle.admission, bundle.routing, bundle.sync, bundle.on_pull, bundle.migration,
+        max_inflight_groups=1000, settings=replace(SETTINGS, cost=COST), max_interrupts=512,
+        pulls_to_evaluate=True,
         layout=bundle.layout or NoLayout,
     )  # fmt: skip
     return replace(made, **changes)  # type: ignore[arg-type]

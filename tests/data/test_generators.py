@@ -25,7 +25,8 @@ GYM = "reasoning_gym:chain_sum"
 
 
 def load(source: str, seed: int = 0, **fields: Any) -> tuple[list[Prompt], list[Prompt]]:
-    return load_prompts(DataConfig(source=source, **fields), seed)
+    train, held_out = load_prompts(DataConfig(source=source, **fields), seed)
+    return list(train), list(held_out)  # type: ignore[call-overload]
 
 
 def texts(prompts: list[Prompt]) -> list[Any]:

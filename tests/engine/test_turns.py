@@ -8,22 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.models import VOCABULARY, make_engine, make_requests, run, sampling, tiny_model
+from tests.engine.models import (
+    VOCABULARY,
+    answered,
+    converse,
+    make_engine,
+    make_requests,
+    run,
+    sampling,
+    tiny_model,
+)
 
 LENGTHS = (3, 3, 17, 1, 40, 9)
 STOP = frozenset(range(0, VOCABULARY, 5))
 """A fifth of what is sampled ends a turn."""
 
 
-def answered(request, turn):
-    """What an environment says: a few tokens, one of which would end a turn."""
-    said = [5, *((7 * len(request.tokens) + i) % VOCABULARY for i in range(turn % 4))]
-    request.tokens += said
-    request.logprobs += [0.0] * len(said)
-    request.turn_start = len(request.tokens)
-
-
-def converse(engine, requests, turns=4, change=None):
+def count_converse(engine, requests, after=lambda: None):
     """Have every request's turns generated; return how many tokens the model ran."""
     ran, model_runs = 0, engine._run
 
@@ -33,19 +34,7 @@ def converse(engine, requests, turns=4, change=None):
         return model_runs(work, cached)
 
     engine._run = counted
-    left = dict.fromkeys((r.id for r in requests), turns)
-    for request in requests:
-        request.keeps_cache = True
-        engine.submit(request)
-    while engine.has_work:
-        for request, reason in engine.step():
-            left[request.id] -= 1
-            if reason == "stop" and left[request.id]:
-                answered(request, left[request.id])
-                if request.finish_reason() is None:
-                    engine.submit(request)
-        if change is not None:
-            change(engine)
+    converse(engine, engine.step, requests, 4, after)
     engine._run = model_runs
     return ran
 
@@ -58,8 +47,8 @@ def fresh(max_new_tokens=80):
 def test_tokens_are_the_same_whatever_is_kept_and_less_is_run(capacity):
     model = tiny_model()
     plain, kept = fresh(), fresh()
-    all_of_it = converse(make_engine(model), plain)
-    ran = converse(make_engine(model, kv_capacity=capacity), kept)
+    all_of_it = count_converse(make_engine(model), plain)
+    ran = count_converse(make_engine(model, kv_capacity=capacity), kept)
     assert [r.tokens for r in kept] == [r.tokens for r in plain]
     assert any(len(r.tokens) > r.turn_start > 0 for r in kept), "nobody had a second turn"
     if capacity == 0:
@@ -98,7 +87,7 @@ def test_what_is_kept_is_used_for_the_very_tokens_under_the_very_weights_only(ch
 def test_what_is_kept_never_takes_room_from_what_runs(capacity, seqs, prefill):
     model = tiny_model()
 
-    def check(engine):
+    def check():
         assert engine._kept.num_tokens == sum(s.cached for s in engine._kept._sequences.values())
         assert len(engine._kept._sequences) <= seqs
         slots = sum(len(c.slots) for c in engine._cache.size_classes.values())
@@ -106,7 +95,7 @@ def test_what_is_kept_never_takes_room_from_what_runs(capacity, seqs, prefill):
         assert slots == there + len(engine._kept._sequences)
 
     requests, engine = fresh(40), make_engine(model, seqs, prefill, kv_capacity=capacity)
-    converse(engine, requests, change=check)
+    count_converse(engine, requests, check)
     plain = fresh(40)
-    converse(make_engine(model), plain)
+    count_converse(make_engine(model), plain)
     assert [r.tokens for r in requests] == [r.tokens for r in plain]

@@ -150,7 +150,7 @@ class Model:
 
 
 class Engine:
-    """An `engine.base.Engine` that generates a token of each running response in an iteration."""
+    """A `RolloutEngine` that generates a token of each running response in an iteration."""
 
     def __init__(self, weights: Weights, limits: Limits) -> None:
         self._limits, self._requests = limits, dict[Hashable, Request]()
@@ -228,7 +228,7 @@ ANSWERS = [Prompt(row, "q" * (row + 1), {}) for row in range(HELD_OUT)]
 
 
 def load(start: Callable[[], None], config: Config, reporter: Reporter) -> Loaded:
-    """The prompts of every fake run; as `runtime.train.load_while`."""
+    """The prompts of every fake run; see `runtime.train.Machine`."""
     start()
     held_out = ANSWERS[: config.data.eval_size]
     stream = PromptStream(SOURCE, config.run.seed, config.data.shuffle)

@@ -2,16 +2,14 @@
 
 import contextlib
 import sys
-import time
 from importlib import import_module
 
 import pytest
 
 from rhymeflow.config import Config
 from rhymeflow.engine.vllm import installed, speculator, worker
+from rhymeflow.engine.vllm.arguments import engine_args, max_length
 from rhymeflow.engine.vllm.installed import check_installed
-from rhymeflow.engine.vllm.llm import engine_args, max_length
-from rhymeflow.engine.vllm.vllm_engine import timer
 from rhymeflow.errors import UserError
 
 
@@ -68,16 +66,6 @@ def test_drafts_of_the_second_runner_load_no_model():
 @pytest.mark.parametrize(("asked", "length"), [(None, 768), (100, 100), (10_000, 768)])
 def test_the_length_is_the_models_unless_less_is_asked_for(asked, length):
     assert max_length(config(rollout={"vllm_max_model_length": asked})) == length
-
-
-@pytest.mark.parametrize(
-    ("threads", "processes", "clock"),
-    [("1", 1, time.process_time), ("1", 2, time.perf_counter), ("2", 1, time.perf_counter)],
-)
-def test_one_thread_is_timed_by_the_processors_clock(monkeypatch, threads, processes, clock):
-    monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    rollout = {"vllm_tensor_parallel_size": processes, "engine": "vllm"}
-    assert timer(config(rollout=rollout)) is clock
 
 
 # -- Whether it is there ---------------------------------------------------------------------------

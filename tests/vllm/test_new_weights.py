@@ -95,7 +95,7 @@ def compare_in_the_interpreter():
     driver = SimpleNamespace(is_active=lambda: True)
     backends["cpu"] = SimpleNamespace(driver=driver, compiler=None)
     vllm = compare_with_native("demo", {"rollout__vllm_model_runner": "v2"}, 16, 0.01)
-    runner = vllm._llm._engine.model_executor.driver_worker.worker.model_runner
+    runner = vllm._llm.model_executor.driver_worker.worker.model_runner
     assert type(runner).__module__ == "vllm.v1.worker.cpu.model_runner"
 
 

@@ -117,7 +117,6 @@ NUM_SLOTS, NUM_TOKENS = 5, 4
     [
         ({"b": [7, 8, 9], "a": [5]}, {0: [7, 8, 9], 3: [5]}),
         ({"a": [1, 2, 3, 4]}, {3: [1, 2, 3, 4]}),
-        ({}, {}),
     ],
 )
 def test_drafts_are_put_in_the_slots_of_their_requests(drafts, expected):

@@ -1,9 +1,9 @@
-"""Where each tensor of the weight store stands in vLLM's model, and in which process's part of it.
+"""Where each tensor of the weight store goes in vLLM's model, or in one process's part of it.
 
-vLLM puts the query, key and value projections of a layer into one, and likewise gate and up; it
-splits layers over processes; it pads the vocabulary; it has a mixture's experts in a layer of its
-own; and on CPUs it hands a layer's weights to a packer and keeps only what the packer made of them.
-Each tensor has a place and each parameter is filled, so all that is computed with was pulled.
+vLLM fuses the query, key and value projections of a layer, and gate and up; it splits layers over
+processes, pads the vocabulary, has a mixture's experts in one layer, and on CPUs hands a layer's
+weights to a packer and keeps only its result. Each tensor must have a place and each parameter be
+filled, so everything that is computed with was pulled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Target:
     parts: list[str]
     """The manifest's tensors that it is made of, those of lower rows first."""
     is_packed: bool
-    """The layer keeps what the packer made of it, and not the parameter."""
+    """The layer keeps the packer's result instead of the parameter."""
 
     def tensor(self) -> Tensor:
         """The parameter as it is now."""
@@ -42,7 +42,7 @@ class Target:
 
     @property
     def is_split(self) -> bool:
-        """Whether this process has a part of it only."""
+        """Whether this process has only a part of it."""
         return _share(self.layer)[1] > 1
 
 
@@ -96,7 +96,7 @@ def find_places(model: nn.Module, manifest: Manifest) -> dict[str, Place]:
 def _layer(
     tensor: str, layers: Mapping[str, nn.Module], fused: Mapping[str, list[str]]
 ) -> tuple[str, str, int]:
-    """The layer and its attribute that hold what Hugging Face calls so, and which part that is."""
+    """The layer and attribute that hold a tensor of Hugging Face's, and its part of it."""
     path, _, attribute = tensor.rpartition(".")
     if attribute in EXPERTS and f"{path}.routed_experts" in layers:
         return f"{path}.routed_experts", EXPERTS[attribute], 0
@@ -114,10 +114,10 @@ def has_experts(layer: nn.Module) -> bool:
 
 
 def _is_packed(layer: nn.Module, weight: Tensor) -> bool:
-    """Whether what is there is of a packer's making.
+    """Whether the weight is a packer's result.
 
     Raises:
-        ManifestMismatch: experts are, in a way that cannot be done again under a captured graph.
+        ManifestMismatch: experts are packed in a way that a captured graph does not let repeat.
     """
     if not has_experts(layer):
         return weight.numel() == 0
@@ -130,7 +130,7 @@ def _is_packed(layer: nn.Module, weight: Tensor) -> bool:
 
 
 def _share(layer: nn.Module) -> tuple[int, int]:
-    """Which of how many processes this is, of those that the layer is split over."""
+    """This process's rank among those that the layer is split over, and their number."""
     if has_experts(layer):
         parallel: Any = layer.moe_config.moe_parallel_config  # type: ignore[union-attr]
         assert not parallel.use_ep, "experts are split, and not dealt out"
@@ -139,7 +139,7 @@ def _share(layer: nn.Module) -> tuple[int, int]:
 
 
 def _place(target: Target, part: int, shape: tuple[int, ...]) -> Place:
-    """By the layer's own attributes."""
+    """Read from the layer's own attributes."""
     layer, whole = target.layer, tuple(slice(0, size) for size in shape)
     if has_experts(layer):
         return Place(target, _of_experts(target, shape))
@@ -165,7 +165,7 @@ def _place(target: Target, part: int, shape: tuple[int, ...]) -> Place:
 
 
 def _of_experts(target: Target, shape: tuple[int, ...]) -> list[tuple[Slices, Slices]]:
-    """Of each expert: some of the rows of gate and of up, and the same columns of down."""
+    """Some rows of each expert's gate and up, and the same columns of down."""
     rank, size = _share(target.layer)
     experts, rows, columns = (slice(0, each) for each in shape)
     if size == 1:

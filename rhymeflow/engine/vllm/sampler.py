@@ -1,15 +1,14 @@
 """Noise by counter in vLLM (law 3): a sampler for its model runner V1, a logits processor for V2.
 
-vLLM's own draws depend on what was drawn before, and on drafts; here a token is drawn as in the
-native engine, and a draft stands while it equals what was drawn. V2's logits processors know each
-row's request and position, so there vLLM is asked for temperature 0 and the processor leaves one
-token of each row, with its log-probability as logit: greedy verification is exact acceptance.
+vLLM's own draws depend on earlier draws and on drafts; here a token is drawn as in the native
+engine, and a draft is accepted while it equals what was drawn. V2's logits processors know each
+row's request and position, so there vLLM samples at temperature 0 from the one token that the
+processor leaves in each row, its log-probability as logit: greedy verification is exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from rhymeflow.engine.base import Sampling
 from rhymeflow.engine.native.sampler import Draws, sample
 
 EXTRA = "rhymeflow"
-"""Where in a request's `extra_args` its noise and its distribution are: `arguments`."""
+"""The key of `arguments` in a request's `extra_args`."""
 
 PLACEHOLDER = -1
 """What vLLM skips in a row of tokens."""
@@ -31,12 +30,13 @@ def arguments(how: Sampling, stream: int, num_prompt: int) -> dict[str, Any]:
 
 
 def draws_of(extra_args: dict[str, Any], num_tokens: int, num_rows: int) -> Draws:
-    """What to draw for a request that has `num_tokens`, prompt included, in its next rows."""
+    """The draws of a request's next rows; it has `num_tokens`, prompt included."""
     stream, num_prompt, temperature, top_k, top_p = extra_args[EXTRA]
     first = num_tokens - num_prompt
     # A prompt that is still being prefilled has a row too, whose token vLLM throws away.
     positions = [max(first + i, 0) for i in range(num_rows)]
-    return Draws(_sampling(temperature, top_k, top_p), int(stream), positions)
+    how = Sampling(temperature, top_p, top_k, 0, frozenset())
+    return Draws(how, int(stream), positions)
 
 
 def verify(
@@ -73,7 +73,7 @@ class CounterSampler(nn.Module):
         super().__init__()
         self._runner = [runner]  # in a list, for modules register modules
         self.num_calls = 0
-        """Of either kind; the self-test looks whether it is this that draws."""
+        """For the self-test: whether it is this that draws."""
 
     def forward(self, *args: Any, logits: Tensor | None = None, **_: Any) -> Any:
         """Draw; called as the sampler by keywords, as the rejection sampler by position."""
@@ -114,12 +114,6 @@ def output(tokens_NW: Tensor, logprobs_NW: Tensor, device: torch.device) -> Any:
     return SamplerOutput(
         sampled_token_ids=tokens_NW, logprobs_tensors=LogprobsTensors(flat, logprobs, ranks)
     )
-
-
-@cache
-def _sampling(temperature: float, top_k: int, top_p: float) -> Sampling:
-    """One object for equal ones: rows that share it are sampled in one go."""
-    return Sampling(temperature, top_p, top_k, 0, frozenset())
 
 
 # -- The second runner -----------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""What an instance tries before it joins: whether vLLM is what this engine takes it for.
+"""Tests before an instance joins that vLLM works as this engine assumes.
 
-A few dozen tokens under the pulled weights: alone, with drafts that are right and wrong, and
-interrupted. If our sampler were not called, a position were counted otherwise, or a draft handed on
-to another request, tokens would differ or none be accepted. In bfloat16 a product depends on the
-number of rows in its last bits: there one equal response of a few is enough.
+It generates a few dozen tokens: alone, with right and wrong drafts, and interrupted. If our sampler
+were not called, positions counted otherwise, or a draft given to another request, tokens would
+differ or none be accepted. In bfloat16 the last bits of a product depend on the number of rows:
+there one equal response of a few is enough.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ PROMPT = list(range(2, 42))
 
 
 class VllmDiffers(RuntimeError):  # noqa: N818 - it is what happened
-    """vLLM is not what this engine takes it for."""
+    """vLLM does not work as this engine assumes."""
 
 
 class KnownAnswer(Drafter):
-    """A drafter that knows what comes, and gets every sixth token wrong."""
+    """Drafts the answer, with every sixth token wrong."""
 
     def __init__(self, answer: list[int], vocabulary: int) -> None:
         self.stats = DraftStats()
@@ -55,15 +55,15 @@ class KnownAnswer(Drafter):
         return [Draft(tokens, list(range(-1, len(tokens) - 1))) if tokens else NONE]
 
     def observe(self, handles: list[int], generated: list[list[int]], **costs: Any) -> None:
-        """Go on with what was generated."""
+        """Count what was generated."""
         self._made += len(generated[0])
 
 
 def check(engine: VllmEngine, *, drafts: bool, has_sampler: bool) -> None:
-    """Try it; `drafts`: with drafts too; `has_sampler`: ours was put in place of vLLM's.
+    """Test the engine; `drafts`: with drafts too; `has_sampler`: vLLM's sampler was replaced.
 
     Raises:
-        VllmDiffers: something is not as it has to be; says what.
+        VllmDiffers: says what differs.
     """
     before = engine.num_draws() if has_sampler else 0
     found = [_one_try(engine, number, drafts=drafts) for number in range(NUM_TRIES)]
@@ -75,7 +75,7 @@ def check(engine: VllmEngine, *, drafts: bool, has_sampler: bool) -> None:
 
 
 def _one_try(engine: VllmEngine, number: int, *, drafts: bool) -> list[str | None]:
-    """What is wrong, for each kind of fault."""
+    """For each kind of fault what is wrong, or None."""
     plain = _drain(engine, _request(number))
     again = _drain(engine, _request(number), interrupted=True)
     faults = [_difference("interrupted", plain, again)]

@@ -1,11 +1,10 @@
-"""What vLLM's model runners are given to make drafts: something that makes none.
+"""The drafters of vLLM's model runners: they propose nothing, so that ours can.
 
-vLLM asks its proposer in the worker, at the end of an iteration, without saying which requests it
-asks for. Drafts from history need to know, and how many to verify depends on what the next
-iteration runs. So the engine makes drafts before it (`engine/drafter.py`) and hands them to vLLM's
-scheduler. A runner verifies what the scheduler hands on only if it was made with something that
-drafts. The second one (V2) verifies what stands in its `req_states.draft_tokens` on the device, so
-drafts are put there too, by one copy that nothing waits for.
+vLLM asks its proposer at the end of an iteration, without naming the requests. Our drafter needs
+their names and what the next iteration runs, so the engine drafts before it (`engine/drafter.py`)
+and hands drafts to vLLM's scheduler. A runner verifies them only if it was made with a drafter. The
+second one (V2) verifies `req_states.draft_tokens`, on the device, so drafts are put there too, by
+one copy that nothing waits for.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class NoProposals:
 
 
 class NoSpeculation:
-    """A `BaseSpeculator` of V2 that has the runner keep what was put there."""
+    """A `BaseSpeculator` of V2 that proposes nothing."""
 
     supports_mm_inputs = False
     draft_logits = None
@@ -57,14 +56,12 @@ class NoSpeculation:
         """Likewise."""
 
     def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Tokens that nobody asks for, one row for each request."""
+        """Zeros, a row for each request, which are not verified."""
         return self._none[: input_batch.num_reqs]
 
 
 def put_drafts(req_states: Any, drafts: Mapping[str, list[int]]) -> None:
     """Have these verified in the next iteration, by vLLM's names of requests."""
-    if not drafts:
-        return
     into = req_states.draft_tokens
     width = max(map(len, drafts.values()))
     slots = [req_states.req_id_to_index[name] for name in drafts]

@@ -1,10 +1,10 @@
-"""vLLM behind the seam of `engine/base.py`.
+"""vLLM's engine behind the seam of `engine/base.py`, stepped by hand.
 
-A request that was interrupted is submitted to vLLM as a prompt with the tokens it has; its noise
-counts from the end of its own prompt. Requests of one version share prefixes, those of another
-never do (vLLM's `cache_salt`), so with `keep` none begins on keys and values of old weights. Urgent
-requests have places as in `native/scheduler.py`: of those that run, the one submitted last makes
-way, and is the next to run again; of vLLM only its scheduling by priority is asked for.
+vLLM's scheduler is in this process, and its worker too if there is one: between two iterations
+nothing is under way. A request that was interrupted is submitted as a prompt with the tokens it
+has; its noise counts from the end of its own prompt. Urgent requests have places as in
+`native/scheduler.py`: of those that run, the one submitted last makes way, and runs again first.
+What vLLM does not promise to keep is used in this package alone, and tried by `self_test.py`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
@@ -22,38 +23,47 @@ from rhymeflow.engine.drafter import Drafting
 from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.scheduler import URGENT_SHARE
 from rhymeflow.engine.vllm import self_test
-from rhymeflow.engine.vllm.llm import Llm, Stepped
+from rhymeflow.engine.vllm.arguments import engine_args, import_vllm, max_length
+from rhymeflow.engine.vllm.sampler import arguments
 from rhymeflow.errors import UserError
-from rhymeflow.histospec.draft import Draft, IndexHandle
+from rhymeflow.histospec.draft import NONE
 from rhymeflow.histospec.drafter import Drafter
+from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.models.load import configured_stop_token_ids
-from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.utils import objects
 from rhymeflow.weights.base import StoreLost, WeightReader
 from rhymeflow.weights.proof import Pulled
 
 COMPARED_PULLS = 3
-"""So many pulls, the one at the start included, are followed by a comparison with fresh layers."""
+"""The first pulls, after which layers are compared with fresh ones."""
 
 LOST_SECONDS = 0.1
-"""Between attempts to bring to all workers what some of them have, while the learner is gone."""
+"""Between attempts to bring all workers to one version, while the learner is gone."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Entry:
     """A request inside the engine."""
 
     request: Request
     number: int
     """In the order of submission."""
+    name: str = ""
+    """The name under which vLLM is given it and returns its outputs; empty: it waits for a place of
+    urgent requests."""
+    known_as: str = ""
+    """What vLLM's scheduler calls it."""
 
 
 class VllmEngine:
-    """A `base.Engine`. It begins with the newest weights of `weights`.
+    """A `base.RolloutEngine`. It begins with the newest weights of `weights`.
 
     `drafter_for` makes a drafter of an index and of the most tokens that a prompt and its response
     can have.
+
+    Raises:
+        UserError: vLLM does not take the configuration.
     """
 
     def __init__(
@@ -65,33 +75,43 @@ class VllmEngine:
         drafter_for: Callable[[IndexHandle, int], Drafter],
     ) -> None:
         self._seed, self._instance, self._drafter_for = config.run.seed, instance, drafter_for
-        self._llm = Llm(config)
-        self.vocabulary = self._llm.vocabulary
-        self._entries: dict[Hashable, Entry] = {}
-        self._urgent: deque[Entry] = deque()
-        """Those that vLLM has not been given yet, for want of a place."""
-        self._num_submitted = 0
-        self._num_generated, self._clock, self._prefill_seconds = 0, 0.0, 0.0
-        self._timer = timer(config)
         rollout = config.rollout
+        self._is_second = rollout.vllm_model_runner == "v2"
+        self._llm = load_vllm(config)
+        self._core = self._llm.engine_core.engine_core
+        self._scheduler = self._core.scheduler
+        self._remember_schedules()
+        self._speculates = self._llm.vllm_config.speculative_config is not None
+        if not self._is_second:
+            self._call("rhymeflow_sample")
+        elif self._speculates:
+            self._call("rhymeflow_speculate")
+        self.vocabulary = int(self._llm.model_config.get_vocab_size())
+        self._entries: dict[Hashable, Entry] = {}
+        self._given: dict[str, Entry] = {}
+        """Those that vLLM has, by name."""
+        self._urgent: deque[Entry] = deque()
+        """Those that wait for a place of urgent requests."""
+        self._num_submitted = self._num_given = 0
+        self._num_generated, self._clock, self._prefill_seconds = 0, 0.0, 0.0
         self._drafting = Drafting(vocabulary=self.vocabulary, max_sequences=rollout.max_num_seqs)
         self._is_here = rollout.vllm_tensor_parallel_size == 1
-        """The only worker is in this process; else each opens a reader of its own."""
+        """The only worker is in this process; otherwise each worker opens a reader."""
         self._num_pulls = 0
         if not self._is_here and objects.are_shared():
-            self._llm.call("rhymeflow_join", objects.here().join)
+            self._call("rhymeflow_join", objects.here().join)
         self._urgent_places = max(1, int(rollout.max_num_seqs * URGENT_SHARE))
-        capacity = min(self._llm.kv_capacity, rollout.max_kv_tokens or self._llm.kv_capacity)
+        cache = self._llm.vllm_config.cache_config
+        held = int(cache.num_gpu_blocks * cache.block_size)
+        capacity = min(held, rollout.max_kv_tokens or held)
         stop = configured_stop_token_ids(config.model, load_tokenizer(config.model))
-        self._limits = Limits(rollout.max_num_seqs, self._llm.max_length, capacity, stop)
+        self._limits = Limits(rollout.max_num_seqs, max_length(config), capacity, stop)
         self._pulled = self._pull(weights, None)
         self_test.check(
-            self,
-            drafts=config.drafting.window != "off",
-            has_sampler=rollout.vllm_model_runner == "v1",
+            self, drafts=config.drafting.window != "off", has_sampler=not self._is_second
         )
         self._num_generated, self._clock, self._prefill_seconds = 0, 0.0, 0.0
-        self._llm.forget_cache()
+        self._forget_cache()
 
     @property
     def version(self) -> Version:
@@ -114,11 +134,10 @@ class VllmEngine:
 
     def load(self) -> Load:
         """How it is now."""
-        status = self._llm.status()
         return Load(
-            status.running,
-            (*status.waiting, *(entry.request.id for entry in self._urgent)),
-            status.kv_tokens,
+            len(self._scheduler.running),
+            tuple(entry.request.id for entry in (*self._waiting(), *self._urgent)),
+            self._kv_tokens,
             self._clock,
             self._num_generated,
             self._drafting.stats(),
@@ -126,7 +145,7 @@ class VllmEngine:
         )
 
     def submit(self, request: Request) -> None:
-        """Queue a request; see `base.Engine`."""
+        """Queue a request; see `base.RolloutEngine`."""
         assert request.id not in self._entries, f"request {request.id} is here already"
         assert request.finish_reason() is None, f"request {request.id} is complete"
         prompt, new = len(request.prompt_ids), request.sampling.max_new_tokens
@@ -152,58 +171,100 @@ class VllmEngine:
         if self._urgent:
             self._admit_urgent()
         self._propose()
-        started = self._timer()
-        stepped = self._llm.step()
-        seconds = self._timer() - started
-        decoded = len(stepped.tokens) + sum(stepped.drafted.values())
-        self._prefill_seconds += seconds * max(stepped.rows - decoded, 0) / max(stepped.rows, 1)
-        finished = self._take(stepped)
-        self._drafting.observe(stepped.tokens, stepped.drafted, rows=stepped.rows, seconds=seconds)
+        started = time.perf_counter()
+        outputs = self._llm.step()
+        seconds = time.perf_counter() - started
+        drafts: Mapping[str, list[int]] = self._scheduled.scheduled_spec_decode_tokens
+        generated: dict[Hashable, list[int]] = {}
+        drafted: dict[Hashable, int] = {}
+        finished = []
+        for output in outputs:
+            (completion,) = output.outputs
+            entry, tokens = self._given[output.request_id], list(completion.token_ids)
+            if not tokens:
+                continue
+            request, pairs = entry.request, zip(completion.logprobs, tokens, strict=True)
+            segment = Segment(len(request.tokens), self.version, self._instance)
+            # The last one is drawn after all that stand.
+            logprobs = [place[token].logprob for place, token in pairs]
+            request.extend(tokens, logprobs, segment, len(tokens) - 1)
+            generated[request.id] = tokens
+            drafted[request.id] = len(drafts.get(entry.known_as, ()))
+            request.steps += 1
+            request.drafted += drafted[request.id]
+            reason = request.finish_reason()
+            assert (reason is not None) == output.finished, (request.id, reason)
+            if reason is not None:
+                finished.append(Finished(request, reason))
+        count, rows = sum(map(len, generated.values())), self._scheduled.total_num_scheduled_tokens
+        self._num_generated += count
+        self._clock += count / max(len(generated), 1)
+        decoded = len(generated) + sum(drafted.values())
+        self._prefill_seconds += seconds * max(rows - decoded, 0) / max(rows, 1)
+        self._drafting.observe(generated, drafted, rows=rows, seconds=seconds)
         self._forget([request.id for request, _ in finished])
         return finished
 
     def interrupt(self, ids: Iterable[Hashable] | None = None) -> list[Request]:
-        """Stop requests; see `base.Engine`."""
+        """Stop requests; see `base.RolloutEngine`."""
         chosen = list(self._entries) if ids is None else ids
         found = [self._entries[key] for key in chosen if key in self._entries]
-        self._llm.abort([entry.request.id for entry in found])
+        self._llm.abort_request([entry.name for entry in found if entry.name])
         self._urgent = deque(entry for entry in self._urgent if entry not in found)
         self._forget([entry.request.id for entry in found])
         return [entry.request for entry in found]
 
     def prepare(self, weights: WeightReader, want: Version) -> bool:
-        """Fetch what changed, if that can be put in; see `base.Engine`."""
+        """Fetch what changed, if that can be put in; see `base.RolloutEngine`."""
         if self._is_here:
             return weights.prepare(self._pulled, want)
-        found = self._llm.call("rhymeflow_prepare", weights.handle, want)
+        found = self._call("rhymeflow_prepare", weights.handle, want)
         for each in found:
             if isinstance(each, StoreLost):
                 raise each
         return all(found)
 
     def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> Pulled:
-        """Have every worker pull; see `base.Engine`."""
+        """Have every worker pull; see `base.RolloutEngine`."""
         self._pulled = self._pull(weights, want)
         if not keep_cache:
-            self._llm.forget_cache()
+            self._forget_cache()
         return self._pulled
 
     def draft_from(self, index: IndexHandle) -> None:
-        """Draft from this index; see `base.Engine`."""
+        """Draft from this index; see `base.RolloutEngine`."""
         self.draft_with(self._drafter_for(index, self._limits.max_length))
 
     def draft_with(self, drafter: Drafter | None) -> None:
-        """Draft from now on, also for what runs; None: no more."""
+        """Draft from now on, also for running requests; None: no more."""
         self._drafting.use(drafter)
-        self._llm.draft({})
 
     def num_draws(self) -> int:
         """How often our sampler was called, by the first worker's count; V1 only."""
-        return int(self._llm.call("rhymeflow_samples")[0])
+        return int(self._call("rhymeflow_samples")[0])
 
     def close(self) -> None:
-        """End vLLM's processes."""
-        self._llm.close()
+        """End vLLM's processes, if it has any."""
+        self._core.shutdown()
+
+    def _call(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of `WorkerExtension` in every worker; return what each returned."""
+        results: list[Any] = self._llm.collective_rpc(method, args=args)
+        return results
+
+    def _remember_schedules(self) -> None:
+        """Keep what vLLM's scheduler decides in each iteration in `_scheduled`."""
+        schedule = self._scheduler.schedule
+
+        def remember(*args: Any, **kwargs: Any) -> Any:
+            self._scheduled = schedule(*args, **kwargs)
+            return self._scheduled
+
+        self._scheduler.schedule = remember
+
+    def _forget_cache(self) -> None:
+        """Compute all keys and values anew, also of running requests."""
+        self._llm.reset_prefix_cache(reset_running_requests=True)
 
     def _pull(self, weights: WeightReader, want: Version | None) -> Pulled:
         """Have all workers hold `want`, newer ones if those are gone, or the newest for None.
@@ -215,7 +276,7 @@ class VllmEngine:
         compare = self._num_pulls <= COMPARED_PULLS
         source = weights if self._is_here else weights.handle
         while True:
-            found = self._llm.call("rhymeflow_install", source, want, compare)
+            found = self._call("rhymeflow_install", source, want, compare)
             lost = [each for each in found if isinstance(each, StoreLost)]
             if len(lost) == len(found):
                 raise lost[0]
@@ -227,16 +288,54 @@ class VllmEngine:
             want = max(each.version for each in found)
 
     def _give(self, entry: Entry) -> None:
-        """Have vLLM queue a request, behind the urgent ones and in the order of submission."""
-        stream, cache = noise.stream(self._seed, entry.request.noise_key), f"version {self.version}"
-        self._llm.add(entry.request, entry.number, stream=stream, cache=cache)
+        """Have vLLM queue a request, behind the urgent ones and in the order of submission.
+
+        Only requests of one version share prefixes, so with `keep_cache` none begins on keys and
+        values of old weights.
+        """
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        request, how = entry.request, entry.request.sampling
+        stream = noise.stream(self._seed, request.noise_key)
+        params = SamplingParams(
+            temperature=0.0,  # our sampler draws
+            max_tokens=how.max_new_tokens - len(request.tokens),
+            stop_token_ids=sorted(how.stop_token_ids),
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=0,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=arguments(how, stream, len(request.prompt_ids)),
+        )
+        ids = [*request.prompt_ids, *request.tokens]
+        prompt = {"prompt_token_ids": ids, "cache_salt": f"version {self.version}"}
+        self._num_given += 1
+        entry.name = f"r{self._num_given}"  # a new one, for it may have been here before
+        self._given[entry.name] = entry
+        entry.known_as = self._llm.add_request(
+            entry.name,
+            prompt,
+            params,
+            arrival_time=float(entry.number),
+            priority=int(not request.is_urgent),
+        )
+
+    @property
+    def _kv_tokens(self) -> int:
+        return sum(each.num_computed_tokens for each in self._scheduler.running)
+
+    def _waiting(self) -> list[Entry]:
+        """Those that vLLM has and does not decode: no room yet, or preempted."""
+        running = {each.request_id for each in self._scheduler.running}
+        return [entry for entry in self._given.values() if entry.known_as not in running]
 
     def _admit_urgent(self) -> None:
         """Give vLLM the urgent requests that have places; more only where nothing else waits."""
-        waiting = set(self._llm.status().waiting)
-        given = [entry for key, entry in self._entries.items() if key in self._llm]
+        waiting = set(self._waiting())
+        given = [entry for entry in self._entries.values() if entry.name]
         others = [entry for entry in given if not entry.request.is_urgent]
-        running = [entry for entry in others if entry.request.id not in waiting]
+        running = [entry for entry in others if entry not in waiting]
         num_urgent = len(given) - len(others)
         while self._urgent:
             is_full = len(running) + num_urgent >= self._limits.max_num_seqs
@@ -245,52 +344,54 @@ class VllmEngine:
             if is_full:
                 last = max(running, key=lambda entry: entry.number)
                 running.remove(last)
-                self._llm.abort([last.request.id])
+                self._llm.abort_request([last.name])
+                del self._given[last.name]
                 self._give(last)
             self._give(self._urgent.popleft())
             num_urgent += 1
 
     def _propose(self) -> None:
-        drafts: dict[Hashable, Draft] = {}
-        if self._drafting.drafter is not None:
-            status = self._llm.status()
-            ready = [entry.request for key, entry in self._entries.items() if key in status.ready]
-            rows, kv_tokens = status.unready_rows, status.kv_tokens
-            drafts = self._drafting.propose(ready, other_rows=rows, kv_tokens=kv_tokens)
-        self._llm.draft({key: draft.tokens for key, draft in drafts.items()})
+        """Have vLLM verify drafts of those that have nothing left to prefill, and of no others."""
+        from vllm.v1.outputs import DraftTokenIds
 
-    def _take(self, stepped: Stepped) -> list[Finished]:
-        """Append what was generated to the requests."""
-        finished = []
-        for key, tokens in stepped.tokens.items():
-            request = self._entries[key].request
-            segment = Segment(len(request.tokens), self.version, self._instance)
-            # The last one is drawn after all that stand.
-            request.extend(tokens, stepped.logprobs[key], segment, len(tokens) - 1)
-            request.steps += 1
-            request.drafted += stepped.drafted.get(key, 0)
-            reason = request.finish_reason()
-            assert (reason is not None) == (key in stepped.finished), (key, reason)
-            if reason is not None:
-                finished.append(Finished(request, reason))
-        count = sum(map(len, stepped.tokens.values()))
-        self._num_generated += count
-        self._clock += count / max(len(stepped.tokens), 1)
-        return finished
+        if not self._speculates:
+            return
+        given = {key: entry for key, entry in self._entries.items() if entry.name}
+        running = {each.request_id for each in self._scheduler.running}
+        ready, other_rows = [], 0
+        for entry in given.values():
+            there = self._scheduler.requests[entry.known_as]
+            left = there.num_tokens - there.num_computed_tokens
+            if left == 1 and entry.known_as in running:
+                ready.append(entry.request)
+            else:  # fewer where another has computed the same prompt
+                other_rows += left
+        other_rows = min(other_rows, self._scheduler.max_num_scheduled_tokens)
+        drafts = self._drafting.propose(ready, other_rows=other_rows, kv_tokens=self._kv_tokens)
+        tokens = {entry.known_as: [*drafts.get(key, NONE).tokens] for key, entry in given.items()}
+        self._scheduler.update_draft_token_ids(DraftTokenIds(list(tokens), list(tokens.values())))
+        if self._is_second and drafts:
+            self._call("rhymeflow_draft", {name: each for name, each in tokens.items() if each})
 
     def _forget(self, ids: list[Hashable]) -> None:
         self._drafting.end(ids)
         for key in ids:
-            del self._entries[key]
+            self._given.pop(self._entries.pop(key).name, None)
 
 
-def timer(config: Config) -> Callable[[], float]:
-    """What iterations are timed with, so that drafts are weighed against what they cost.
+def load_vllm(config: Config) -> Any:
+    """vLLM's `LLMEngine`, with any weights.
 
-    With one thread and no other process that computes, the processor's time is what an iteration
-    takes, whatever else the machine does; else the wall's.
+    Raises:
+        UserError: vLLM does not take the configuration.
     """
-    rollout = config.rollout
-    is_here = resolve_device(config.model).type == "cpu" and rollout.vllm_tensor_parallel_size == 1
-    alone = is_here and os.environ.get("OMP_NUM_THREADS") == "1"
-    return time.process_time if alone else time.perf_counter
+    is_second = config.rollout.vllm_model_runner == "v2"
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if is_second else "0"
+    import_vllm()
+    from vllm import EngineArgs, LLMEngine
+
+    try:
+        return LLMEngine.from_engine_args(EngineArgs(**engine_args(config)))
+    except (ValueError, NotImplementedError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"rollout.engine = 'vllm': vLLM refuses: {reason}") from error

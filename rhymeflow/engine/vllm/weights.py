@@ -1,17 +1,16 @@
 """Pulling weights into vLLM's model between two iterations, in place and proved (law 5).
 
-Where vLLM computes with what a packer made of a weight, the weight is put together in a buffer, its
-digest is taken there, and that buffer is what the packer gets. What it makes of it cannot be
-digested; with `compare` each layer is compared, bit for bit, with one freshly made of the buffer.
+Where vLLM computes with a packed weight, the weight is assembled in a buffer, its digest is taken
+there, and the packer gets that buffer. The packer's result cannot be digested; with `compare` each
+layer is compared, bit for bit, with one freshly made of the buffer.
 
 **The head.** vLLM 0.32 packs the output head when it loads a model, a tied one from the embedding's
-weight; who changes the embedding later leaves the head on the old weights, silently. So every layer
-that has both its weight and something packed is packed again after each pull.
+weight, and does not when the embedding changes. So every layer that has both its weight and
+something packed is packed again after each pull.
 
-**Changes** cannot be put into what a packer made. So from the second pull on, if the store knows
-them, weights are kept as they are before they are packed (`Unpacked`, in as much memory again), and
-only layers of which something changed are packed again; but not where a process holds parts of
-tensors, of which a digest cannot be followed.
+**Changes** cannot be put into packed weights. So from the second pull on, if the store knows them,
+unpacked weights are kept (`Unpacked`, in as much memory again) and only changed layers are packed
+again; but not where a process holds parts of tensors, whose digests cannot be followed.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ PROBE_ROWS = 3
 
 
 class InstalledWeights:
-    """The weights of one process's part of vLLM's model, which hold anything after an error."""
+    """The weights of one process's part of vLLM's model; undefined after an error."""
 
     def __init__(self, model: nn.Module, reader: WeightReader) -> None:
         """`model` was loaded, with any weights."""
@@ -50,7 +49,7 @@ class InstalledWeights:
         targets = {id(place.target): place.target for place in self._places.values()}
         self._targets = list(targets.values())
         self._packed: dict[int, list[Target]] = {}
-        """What each layer packs, by the layer's id: experts pack two weights together."""
+        """The targets that each layer packs, by the layer's id: experts pack two together."""
         for target in self._targets:
             if target.is_packed:
                 self._packed.setdefault(id(target.layer), []).append(target)
@@ -59,14 +58,12 @@ class InstalledWeights:
     def install(
         self, reader: WeightReader, want: Version | None = None, *, compare: bool = False
     ) -> Pulled:
-        """Bring `want`, newer ones if those are gone, or the newest for None.
+        """Install `want`, newer weights if those are gone, or the newest for None.
 
-        With `compare`, every layer is compared with a fresh one; this takes the memory of another
-        copy of the weights, and as long again.
+        `compare` compares every layer with a fresh one, which takes as much memory and time again.
 
         Raises:
-            ChecksumMismatch: what arrived is not what was published, or a layer computes with
-                something else.
+            ChecksumMismatch: the weights are not those published, or a layer computes with others.
         """
         held, self._held = self._held, None
 
@@ -81,7 +78,7 @@ class InstalledWeights:
         return self._held
 
     def _can_take_changes(self, reader: WeightReader, held: Pulled, want: Version | None) -> bool:
-        """Whether the reader knows any, and this process has the weights whole, as published."""
+        """Whether the reader knows changes, and this process has whole weights, as published."""
         dtypes = {spec.name: getattr(torch, spec.dtype) for spec in self._manifest}
         fits = not any(target.is_split for target in self._targets) and all(
             target.tensor().dtype == dtypes[name]
@@ -110,7 +107,7 @@ class InstalledWeights:
             layer: sum(len(target.parts) for target in targets)
             for layer, targets in self._packed.items()
         }
-        # Everything, whatever was here before: of what was packed, nothing is left to build on.
+        # Everything: packed weights cannot be built on.
         update = reader.update(None, want)
         for name, data in update.whole:
             progress.advance()
@@ -133,7 +130,7 @@ class InstalledWeights:
         return pulled
 
     def _copy(self, name: str, data: np.ndarray, buffers: dict[str, Tensor]) -> int:
-        """Put the tensor in its place; return its digest, of what stands there."""
+        """Put the tensor in its place; return the digest of what is there then."""
         spec, place = self._specs[name], self._places[name]
         target = place.target
         flat = torch.from_numpy(data.copy())  # for shared memory changes
@@ -155,7 +152,7 @@ class InstalledWeights:
             where.copy_(part)
             if part.shape == source.shape:
                 return digest(bytes_of(where.to(source.dtype)))
-        # This process has parts of it: the whole as it was read is proved, and they are compared.
+        # This process has parts of it: the whole is proved as read, the parts are compared with it.
         whole = source.clone()
         for of_tensor, of_target in place.pieces:
             if not torch.equal(into[of_target].to(source.dtype).cpu(), whole[of_tensor]):
@@ -163,7 +160,7 @@ class InstalledWeights:
         return digest(bytes_of(whole))
 
     def _pack(self, layer: int, buffers: Mapping[str, Tensor]) -> None:
-        """Give a layer all that it packs."""
+        """Have a layer pack its weights."""
         targets = self._packed[layer]
         _pack_layer(targets[0].layer, {each.attribute: buffers[each.name] for each in targets})
 
@@ -174,7 +171,7 @@ class InstalledWeights:
                 layer.quant_method.process_weights_after_loading(layer)
 
     def _kept_and_packed(self) -> list[Any]:
-        """Layers with a weight and something packed from it that is used: output heads."""
+        """Output heads: layers that keep a weight and compute with something packed from it."""
         heads: list[Any] = [
             layer
             for layer in self._model.modules()
@@ -182,7 +179,7 @@ class InstalledWeights:
         ]
         kept = [layer for layer in heads if layer.weight.numel()]
         named = getattr(self._model, "lm_head", None)
-        # Embeddings are packed too: of use where they are the head themselves.
+        # Embeddings are packed too, which matters where they are the head.
         return [each for each in kept if each is named] if named in kept else kept
 
     def _compare(self, buffers: Mapping[str, Tensor]) -> None:
@@ -201,12 +198,12 @@ class InstalledWeights:
 
 
 class Unpacked:
-    """What layers are packed from, and which of them were given something older."""
+    """The weights that layers are packed from."""
 
     def __init__(self, places: Mapping[str, Place], manifest: Manifest) -> None:
-        """They hold anything until the first pull."""
+        """Undefined until the first pull."""
         self.buffers: dict[str, Tensor] = {}
-        """By target, of those that are packed."""
+        """By the name of a packed target."""
         into = {}
         for spec in manifest:
             place = places[spec.name]
@@ -222,10 +219,10 @@ class Unpacked:
         self._places = places
         self.installation = Installation(into)
         self._taken: dict[str, int] = {}
-        """Digests of what layers were given."""
+        """Digests of the tensors that layers have."""
 
     def take_changed(self) -> list[Target]:
-        """Targets that differ from what they were when this was called last."""
+        """Targets that changed since the last call."""
         digests = self.installation.digests
         changed = [name for name, found in digests.items() if self._taken.get(name) != found]
         self._taken = dict(digests)
@@ -234,7 +231,7 @@ class Unpacked:
 
 
 def _pack_layer(layer: Any, weights: Mapping[str, Tensor]) -> None:
-    """Give the layer its weights as if it had just been loaded, and let it pack them."""
+    """Give the layer its weights as if just loaded, and have it pack them."""
     for attribute, weight in weights.items():
         setattr(layer, attribute, nn.Parameter(weight, requires_grad=False))
     if hasattr(layer.quant_method, "moe_kernel"):

@@ -1,4 +1,4 @@
-"""What runs in vLLM's workers, the processes that hold the model: our sampler and our weights.
+"""Our code in vLLM's workers, the processes that hold the model.
 
 vLLM mixes `WorkerExtension` into its worker and calls its methods by name (`collective_rpc`).
 """
@@ -16,7 +16,7 @@ from rhymeflow.weights.base import StoreLost, WeightHandle, WeightReader
 from rhymeflow.weights.proof import Pulled
 
 PATH = f"{__name__}.WorkerExtension"
-"""How vLLM is told of it."""
+"""The name by which vLLM imports it."""
 
 
 class WorkerExtension:
@@ -49,7 +49,7 @@ class WorkerExtension:
         join()
 
     def rhymeflow_prepare(self, source: WeightHandle, want: Version) -> bool | StoreLost:
-        """Begin to fetch what `rhymeflow_install` will need; whether it is here."""
+        """Begin to fetch what `rhymeflow_install` will need; return whether it has arrived."""
         try:
             return self._rhymeflow_open(source).prepare(None, want)
         except StoreLost as error:
