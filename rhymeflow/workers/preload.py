@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import gc
 import importlib
+import signal
 
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's, also while this loads
 gc.disable()
 for _name in ("rhymeflow.workers.entry", "rhymeflow.models.load"):
     importlib.import_module(_name)

@@ -163,3 +163,14 @@ def test_the_server_is_another_once_libraries_would_read_something_else(monkeypa
     monkeypatch.setenv("HF_HOME", "elsewhere")
     processes.prepare()
     assert done[2:] == ["stop", "start"]
+
+
+def test_ctrl_c_while_the_server_loads_is_the_runs() -> None:
+    """Else the server, which is in the terminal's foreground too, prints a traceback."""
+    code = (
+        "import importlib, signal\n"
+        "def load(name): assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN\n"
+        "importlib.import_module = load\n"
+        "import rhymeflow.workers.preload"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
