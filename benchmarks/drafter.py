@@ -140,9 +140,8 @@ def synthetic(prompts: int, samples: int) -> tuple[list[Rollout], list[Rollout]]
 
 def iteration_times(history: list[Rollout], running: list[Rollout]) -> list[float]:
     """Milliseconds of each iteration, without those that compile."""
-    drafter, index = made(history, max_draft=16, shape="linear")
     for iterations in (2, ITERATIONS):
-        index.clear()
+        drafter, index = made(history, max_draft=16, shape="linear")
         remember(index, history)
         counts = replay(drafter, index, [running], 2 * HISTORY_TOKENS, iterations)
     return [1e3 * seconds for seconds in counts[0].iteration_seconds]

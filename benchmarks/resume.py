@@ -146,7 +146,7 @@ def assemble(
         config,
         supervisor=supervisor,
         store=store,
-        history=Histories(config, supervisor, warn=print, free=print),
+        history=Histories(config, supervisor, reporter, free=print),
         prompts=prompts(config),
         suites={},
         reporter=reporter,

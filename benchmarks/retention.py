@@ -25,6 +25,7 @@ from rhymeflow.core.types import TrajectoryId
 from rhymeflow.store.backup import BackupThread
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from tests.store import stores
 
 IN_FLIGHT, SEGMENT, LENGTH, MEMBERS = 8_000, 25, 1_000, 16
 VERSION_SECONDS, SAVE_SECONDS = 4, 12
@@ -110,10 +111,9 @@ class Load:
         tokens, logprobs = list(range(SEGMENT)), [-0.5] * SEGMENT
         for group, length in list(self._lengths.items()):
             for member in range(MEMBERS):
-                store.put_segment(
-                    TrajectoryId(group, member), start=length, version=self._version,
-                    instance=f"rollout-{member}", steps=SEGMENT, drafted=0,
-                    tokens=tokens, logprobs=logprobs,
+                stores.segment(
+                    store, (group, member), tokens, start=length, version=self._version,
+                    instance=f"rollout-{member}", steps=SEGMENT, logprobs=logprobs,
                 )  # fmt: skip
             self._lengths[group] = length + SEGMENT
             if length + SEGMENT >= LENGTH:
@@ -133,11 +133,9 @@ class Load:
         del self._lengths[group]
         found = []
         for member in range(MEMBERS):
-            one = TrajectoryId(group, member)
-            self.store.put_finished(one, length=LENGTH, reason="stop")
-            self.store.put_text(one, "word " * (LENGTH * 4 // 5))
-            self.store.put_reward(one, reward=0.5, components={"f": 0.5})
-            found.append(TrajectoryRewarded(one, 0.5))
+            text = "word " * (LENGTH * 4 // 5)
+            stores.finished(self.store, (group, member), LENGTH, 0.5, text=text, f=0.5)
+            found.append(TrajectoryRewarded(TrajectoryId(group, member), 0.5))
         self.store.put_consumed(group, version=self._version, members=list(range(MEMBERS)))
         self._lengths[self._num_groups] = 0
         self._put_group(self._num_groups)
@@ -145,6 +143,4 @@ class Load:
         return found
 
     def _put_group(self, group: int) -> None:
-        self.store.put_group(
-            group, row=group, epoch=0, prompt="p" * 400, prompt_tokens=[1] * 100, columns={}
-        )
+        stores.group(self.store, group, prompt="p" * 400, prompt_tokens=[1] * 100)

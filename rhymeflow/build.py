@@ -13,7 +13,7 @@ from rhymeflow import profiles
 from rhymeflow.config import Config, ScheduleConfig
 from rhymeflow.config.fields import brief
 from rhymeflow.core.plan import Plan, Schedule
-from rhymeflow.core.strategies.base import MAX_ASSIGNMENTS, NoLayout, Settings
+from rhymeflow.core.strategies.base import NoLayout, Settings
 from rhymeflow.core.strategies.schedules import MIGRATION, ROUTING, SCHEDULES, SYNC
 from rhymeflow.core.types import HELD_OUT
 from rhymeflow.errors import UserError, suggestion
@@ -71,7 +71,6 @@ def schedule(config: Config) -> Schedule:
     assert chosen.max_inflight_batches is not None
     groups = config.learner.groups_per_batch + chosen.extra_groups
     return Schedule(
-        name=chosen.name,
         admission=bundle.admission,
         routing=_piece("routing", chosen.routing, ROUTING, "view"),
         sync=_piece("sync", chosen.sync, SYNC, "instance, view"),
@@ -85,8 +84,6 @@ def schedule(config: Config) -> Schedule:
             throughput_ratio=bundle.throughput_ratio,
             max_slowdown=1 + (chosen.bound + 1) / 8,
         ),
-        max_interrupts=MAX_ASSIGNMENTS,
-        pulls_to_evaluate=True,
         layout=bundle.layout or NoLayout,
     )
 

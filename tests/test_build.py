@@ -78,7 +78,6 @@ def test_a_learner_that_needs_the_whole_batch_waits_for_it(learner: dict[str, An
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_bundle_by_name(name: str) -> None:
     made, bundle = build.schedule(rules(name=name)), SCHEDULES[name]
-    assert made.name == name
     for piece in ("admission", "routing", "sync", "on_pull", "migration"):
         assert getattr(made, piece) == getattr(bundle, piece)
     assert made.settings.throughput_ratio == bundle.throughput_ratio

@@ -24,7 +24,7 @@ from rhymeflow.config.load import parse_config, read_config
 from rhymeflow.core.events import VersionPublished
 from rhymeflow.errors import UserError
 from rhymeflow.models import precision
-from rhymeflow.runtime.claimed import claimed
+from rhymeflow.runtime.start import claimed
 from tests.refused import refusal
 from tests.runtime.tiny import save_model
 

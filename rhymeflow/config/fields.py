@@ -176,10 +176,14 @@ def nearest_field(path: str, own: str = "") -> str:
     section, _, name = path.rpartition(".")
     if (elsewhere := named(name, own or section)) is not None:
         return f"; did you mean {elsewhere}?"
-    if not section:
-        return _by_last_name(name, paths)
-    beside = [known for known in paths if known.rpartition(".")[0] == section]
-    return suggestion(path, beside) or suggestion(path, paths) or _by_last_name(name, paths)
+    if section:
+        beside = [known for known in paths if known.rpartition(".")[0] == section]
+        if found := suggestion(path, beside) or suggestion(path, paths):
+            return found
+    # Of several fields with this last name the first: sections of a run come before the others.
+    last_names = {path.rpartition(".")[2]: path for path in reversed(paths)}
+    similar = closest(name, last_names)
+    return f"; did you mean {last_names[similar]}?" if similar else ""
 
 
 def brief(value: Any) -> str:
@@ -220,13 +224,6 @@ def _allowed(message: str) -> str:
     ):
         message = message.replace(jargon, plain)
     return message
-
-
-def _by_last_name(name: str, paths: list[str]) -> str:
-    # Of fields with one name the first: sections of a run come before the others.
-    last_names = {path.rpartition(".")[2]: path for path in reversed(paths)}
-    found = closest(name, last_names)
-    return f"; did you mean {last_names[found]}?" if found else ""
 
 
 def section_of(annotation: Any) -> type[Section] | None:

@@ -1,7 +1,7 @@
 """Commands of the coordinator. A runtime carries them out and reports events.
 
-Commands to one instance are numbered from 1 and carried out in that order; one delivered twice is
-carried out once. A trajectory that is no longer there is passed over: it has finished meanwhile.
+Commands to one instance are numbered from 1 and carried out in that order, each once however often
+it is delivered. A trajectory that has finished meanwhile is skipped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RequestPrompts:
 
 @dataclass(frozen=True, slots=True)
 class RetryPrompt:
-    """Take the prompt of this ended group once more; report a new group by `GroupCreated`."""
+    """Take the prompt of this ended group again and report a new group by `GroupCreated`."""
 
     group: GroupId
 
@@ -37,7 +37,8 @@ class RetryPrompt:
 class Route:
     """Generate the trajectory on this instance, continuing from what is stored of it.
 
-    `version`: what the instance holds by then, or older; in a trajectory's first, its V_traj."""
+    `version`: the instance holds it by then, or a newer one; in a trajectory's first, its V_traj.
+    """
 
     instance: InstanceId
     number: int
@@ -47,7 +48,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """Stop these, store what there is of them, report each as `TrajectoryInterrupted`."""
+    """Stop these, store their tokens and report each as `TrajectoryInterrupted`."""
 
     instance: InstanceId
     number: int
@@ -56,7 +57,7 @@ class Interrupt:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Stop these; nothing more will be asked about them, and nothing need be reported."""
+    """Stop and forget these; no report is expected."""
 
     instance: InstanceId
     number: int
@@ -65,8 +66,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class CloseEnvironments:
-    """These wait, for an answer or to be routed, and nobody waits for them any more. Of those that
-    an instance has, `Abort` says so."""
+    """Close the environments of these, which were aborted while no instance had them."""
 
     trajectories: tuple[TrajectoryId, ...]
 
@@ -92,9 +92,9 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class FinishEarly:
-    """Take what is stored of this trajectory, which waits, for complete, and have it rewarded.
+    """Take the stored tokens of a waiting trajectory as its whole response and have it rewarded.
 
-    Its reason is `finished_early`. No instance has it, and no `TrajectoryFinished` is reported.
+    Its finish reason is `finished_early`. No instance has it; no `TrajectoryFinished` follows.
     """
 
     trajectory: TrajectoryId
@@ -102,10 +102,10 @@ class FinishEarly:
 
 @dataclass(frozen=True, slots=True)
 class Accumulate:
-    """Add the gradient of these groups to that of batch `version`, to which they will belong.
+    """Compute the gradient of these groups of batch `version` ahead of its `Train`.
 
-    Ahead of its `Train`, which says everything once more: it may be lost, and then costs time
-    alone. The learner reports `Accumulated`.
+    `Train` names them again, so a lost `Accumulate` costs time alone. The learner reports
+    `Accumulated`.
     """
 
     version: Version
@@ -122,13 +122,13 @@ class Train:
     members: tuple[tuple[int, ...], ...]
     """For each group, the members to train on, in ascending order."""
     parts: tuple[int, ...] = ()
-    """How many of the first groups each `Accumulate` had. A learner computes the gradient in these
-    parts and the rest, so the rounding of its sum is known from the log."""
+    """How many of the first groups each `Accumulate` had. The learner sums the gradient of these
+    parts and of the rest, so that the log determines its rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The group ended without being trained on. Aborts of what runs of it are commanded apart."""
+    """The group ended without being trained on. Other commands abort its members that run."""
 
     group: GroupId
     ending: Ending

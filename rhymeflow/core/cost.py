@@ -39,4 +39,7 @@ class CostModel:
 
     def gain(self, n: float, kv_tokens: float, tokens: float) -> float:
         """Tokens per second won by adding one trajectory of `tokens` tokens (may be below 0)."""
-        return self.throughput(n + 1, kv_tokens + tokens) - self.throughput(n, kv_tokens)
+        # `throughput`, written out: routing asks this of every instance.
+        k1, k2, k3, c, k4 = self.k1, self.k2, self.k3, self.c, self.k4
+        after = (n + 1) / (k1 * (kv_tokens + tokens) + max(k2, k3 * (n + 1) + c) + k4)
+        return after - n / (k1 * kv_tokens + max(k2, k3 * n + c) + k4)

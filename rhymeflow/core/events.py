@@ -1,7 +1,7 @@
 """Events reported to the coordinator. Each is stored before it is acted on.
 
-An event says what has happened, never what to do; it can arrive late, twice, or after what happened
-later. Tokens, log-probabilities and weights are not in it.
+An event says what has happened, never what to do. It can arrive late, twice or out of order. It
+carries no tokens, log-probabilities or weights.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from rhymeflow.core.types import (
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """All that has arrived is reported: plan now. A runtime sends one after a round of events."""
+    """All that arrived is reported: plan now. A runtime sends one after each round of events."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupCreated:
-    """The data gave one more prompt: group `group` is `prompt` (row number) in `epoch`.
+    """The data gave one more prompt: group `group` is row `prompt` in `epoch`.
 
-    The numbers of groups follow one another, also where the prompt is that of an earlier group.
-    Groups are taken in this order, however they arrive.
+    Groups are numbered without gaps, retries included, and taken in this order however they arrive.
     """
 
     group: GroupId
@@ -42,7 +41,7 @@ class GroupCreated:
 
 @dataclass(frozen=True, slots=True)
 class InstanceJoined:
-    """An instance is up and holds `version`. A name is used once: one that comes back is new."""
+    """An instance is up and holds `version`. A name is used once."""
 
     instance: InstanceId
     version: Version
@@ -63,10 +62,10 @@ class InstanceLeft:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """How an instance is, after its commands up to `number` and the events it reported before.
+    """An instance after its commands up to `number` and the events that it reported before.
 
-    Of two the one with more of `number`, then of `decoded_tokens`, is newer; of equal ones the one
-    that came last.
+    The newer of two has the larger `number`, then the larger `decoded_tokens`; of equal ones the
+    one that came last.
     """
 
     instance: InstanceId
@@ -77,8 +76,8 @@ class Snapshot:
     """Response tokens that one trajectory, decoded all the time since the instance joined, would
     have by now."""
     prefill_seconds: float = 0.0
-    """Of its iterations since it joined, of each the share of its tokens that were prefilled; the
-    coordinator does not look."""
+    """Of each iteration since it joined, its seconds times the share of its tokens that were
+    prefilled. The coordinator does not read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +92,9 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryInterrupted:
-    """By command `number`: stopped, and stored with `length` response tokens (it may be 0).
+    """Command `number` stopped it; `length` response tokens are stored, perhaps 0.
 
-    `number` 0: by no command; the instance is lost, which is reported next, and so much is stored.
+    `number` 0: no command did. Its instance is lost, which is reported next.
     """
 
     trajectory: TrajectoryId
@@ -116,8 +115,8 @@ class TrajectoryFinished:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnded:
-    """The policy's turn number `turn`, from 1, is over and stored: `length` tokens by now, of which
-    the environment's earlier answers are a part. The environment is asked; no instance has it.
+    """The policy's turn `turn`, from 1, is over and stored. `length`: of the response so far, with
+    the environment's answers. The environment is asked; no instance has the trajectory.
     """
 
     trajectory: TrajectoryId
@@ -128,15 +127,15 @@ class TurnEnded:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the environment answered to turn `turn` is stored: `length` tokens now. The policy's
-    next turn comes.
+    """The environment's answer to turn `turn` is stored, `length` tokens in all. The policy's next
+    turn follows.
     """
 
     trajectory: TrajectoryId
     turn: int
     length: int
     seconds: float = 0.0
-    """That the environment took, here and in `EpisodeEnded`; the coordinator does not look."""
+    """That the environment took. The coordinator does not read them, here or in `EpisodeEnded`."""
     calls: int = 0  # of tools, in this turn
     failed_calls: int = 0
 
@@ -169,7 +168,7 @@ class TrajectoryRewarded:
     trajectory: TrajectoryId
     reward: float
     components: dict[str, tuple[float, float]] | None = None
-    """What it is the sum of, weight and value by name, where these are compared one by one."""
+    """Weight and value of its parts by name, where advantages compare these one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +189,7 @@ class LearnerReady:
 
 @dataclass(frozen=True, slots=True)
 class Accumulated:
-    """Of batch `version`, the learner is done with the first `parts` that it was given by
-    `Accumulate`."""
+    """The learner has carried out the first `parts` `Accumulate`s of batch `version`."""
 
     version: Version
     parts: int
@@ -218,12 +216,9 @@ class Evaluated:
     reward: float | None
     suite: SuiteName = HELD_OUT
     held: Version | None = None
-    """What they were answered under: `version`, or a later one by which the instance's pull of it
-    was overtaken. None in logs that do not know."""
+    """The version that answered: `version`, or a later one that the instance pulled instead. None
+    in older logs."""
 
-
-Answer = Observed | EpisodeEnded | EnvironmentFailed
-"""What comes of asking an environment."""
 
 Event = (
     Tick

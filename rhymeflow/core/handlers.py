@@ -1,9 +1,9 @@
 """What each event changes, and the commands that follow from it at once.
 
-An event that came twice, or is about what has ended or never was, changes nothing; one that needs
+An event that is repeated, or about what has ended or never was, changes nothing. One that needs
 another before it (a group with a lower number, the end of a rewarded response) is kept until that
-has come, so the order of events decides nothing about which groups there are. Which event is
-believed in which state of a member is the table in `protocol/group.py`.
+has come. So which groups there are does not depend on the order of events. The table in
+`protocol/group.py` says which event is accepted in which state of a member.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Commands = Iterator[Command]
 
 
 def on_group_created(state: State, event: events.GroupCreated) -> None:
-    """One more group, and those that were reported before it, though they come after it."""
+    """One more group, and those with higher numbers that were reported before it."""
     if event.group >= state.next_group:
         state.early[event.group] = event
     while state.next_group in state.early:
@@ -53,7 +53,7 @@ def on_instance_joined(state: State, event: events.InstanceJoined) -> None:
 
 
 def on_instance_left(state: State, event: events.InstanceLeft) -> Commands:
-    """What it had waits to be routed anew, from what is stored of it; if it joins yet, too late."""
+    """Its trajectories wait to be routed again; should it still join, that is ignored."""
     state.names.add(event.instance)
     instance = state.instances.pop(event.instance, None)
     if instance is None:
@@ -79,8 +79,8 @@ def on_pulled(state: State, event: events.Pulled) -> None:
 
 
 def on_trajectory_interrupted(state: State, event: events.TrajectoryInterrupted) -> Commands:
-    """A trajectory waits to be routed anew. So much is stored of it, even if that is all it says:
-    its instance is being lost, or has been.
+    """A trajectory waits to be routed again. Of one whose instance is lost, all that this changes
+    may be the stored length.
     """
     member = state.member(event.trajectory)
     if member is None:
@@ -95,7 +95,7 @@ def on_trajectory_interrupted(state: State, event: events.TrajectoryInterrupted)
 
 
 def _finish_early(state: State, trajectory: TrajectoryId) -> Commands:
-    """If its group is to end where it is, a member that has stopped is complete as it is."""
+    """Complete a member that has stopped, if its group is to be finished early."""
     group = state.groups.get(trajectory.group)  # another member may have ended it just now
     if group is None or not group.finishing_early:
         return
@@ -161,12 +161,14 @@ def on_episode_ended(state: State, event: events.EpisodeEnded) -> Commands:
 
 
 def on_environment_failed(state: State, event: events.EnvironmentFailed) -> Commands:
-    """As where no reward could be had."""
+    """As a failed reward."""
     if _answered(state, event) is not None:
-        yield from _went_on_without(state, event.trajectory, f"environment failed: {event.error}")
+        yield from _continue_without(state, event.trajectory, f"environment failed: {event.error}")
 
 
-def _answered(state: State, event: events.Answer) -> Member | None:
+def _answered(
+    state: State, event: events.Observed | events.EpisodeEnded | events.EnvironmentFailed
+) -> Member | None:
     """The member, if it waits for just this."""
     member = state.member(event.trajectory)
     if member is None or event.turn != member.turn or not member.apply(type(event)):
@@ -213,10 +215,10 @@ def teaches(members: Sequence[Member]) -> bool:
 def on_reward_failed(state: State, event: events.RewardFailed) -> Commands:
     """The group goes on without this member while it has spare ones, else it ends."""
     if _judged(state, event) is not None:
-        yield from _went_on_without(state, event.trajectory, f"reward failed: {event.error}")
+        yield from _continue_without(state, event.trajectory, f"reward failed: {event.error}")
 
 
-def _went_on_without(state: State, trajectory: TrajectoryId, reason: str) -> Commands:
+def _continue_without(state: State, trajectory: TrajectoryId, reason: str) -> Commands:
     group = state.groups[trajectory.group]
     if group.num_alive() < state.plan.num_generations:
         yield from state.release(group.id, "aborted", reason)

@@ -1,8 +1,8 @@
 """The speculative state of an instance: as it will be once it has carried out its commands.
 
-What a command does is counted from when it is given, and once: a snapshot says up to which command
-it reflects, and what was commanded since is added. So nothing is planned twice for one gap, however
-late snapshots are; one that is older than what is known is left out.
+A command counts from when it is given: a snapshot says which command it reflects, and the effects
+of later ones are added. So nothing is planned twice for one gap, however late snapshots are. A
+snapshot that is older than the last is ignored.
 """
 
 from __future__ import annotations

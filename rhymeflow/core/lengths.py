@@ -1,8 +1,8 @@
 """How long responses will be: decayed means of the lengths that have ended, by prompt and by group.
 
-Means are of log(tokens). What a prompt's earlier responses say (an epoch counts half as much as the
-next) is worth as much as it told of the last groups, from nothing to all. Finished members of a
-group are averaged with it. How lengths spread is what the last responses did, of whatever shape.
+Means are of log(tokens). A prompt's earlier responses (an epoch counts half as much as the next)
+have a weight from 0 to 1: as much as they explained of recent groups. Finished members of a group
+are averaged with them. The spread is that of the latest responses, of whatever shape.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 from rhymeflow.core.types import GroupId, TrajectoryId
 
 MAX_PROMPTS = 100_000
-"""Prompts remembered. Beyond them, a new one takes the place of the one that was trained on longest
-ago only if that did not come in the last epoch: else each would be forgotten before it returns."""
+"""Prompts remembered. Beyond them, a new one replaces the one trained on longest ago, but only if
+that did not come in the last epoch: else each would be forgotten before it returns."""
 _LEAST = 1e-4
 """Variances are no smaller: everything may have one length."""
 RESPONSES, FEWEST = 512, 32
@@ -35,8 +35,8 @@ _RESIDUALS, _POINTS = 1024, 128
 class LengthPredictor:
     """Predicts lengths in tokens; questions change nothing.
 
-    Expectations are in (generated, longest] and never fall as `generated`
-    grows. What is said twice, or of a group that is not open, counts once, or not at all.
+    Expectations are in (generated, longest] and never fall as `generated` grows. What is reported
+    twice counts once; what is of a group that is not open, not at all.
 
     Args:
         longest: tokens at which a response ends whatever it says.
@@ -82,7 +82,7 @@ class LengthPredictor:
             group.logs.setdefault(trajectory.member, log(min(max(length, 1), self.longest)))
 
     def close(self, group: GroupId) -> None:
-        """The group has ended: no more will be asked about it, and it is learnt from."""
+        """The group has ended: learn from it and forget it."""
         ended = self._open.pop(group, None)
         if ended is not None and ended.logs:
             self._learn(ended, list(ended.logs.values()))
@@ -93,7 +93,7 @@ class LengthPredictor:
         return max(0.0, 1 - self._left / self._total) if self._total else 0.0
 
     def metrics(self) -> dict[str, float]:
-        """See docs/lengths.md; what is not known yet is left out."""
+        """Metrics of docs/lengths.md, as far as they are known."""
         found = {"lengths/explained_variance": self.explained_variance}
         ranks = spearman(*zip(*self._seen, strict=True)) if len(self._seen) >= FEWEST else None
         return found if ranks is None else {**found, "lengths/rank_correlation": ranks}

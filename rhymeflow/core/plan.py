@@ -1,4 +1,4 @@
-"""What a run is to do and by which rules: as much as the coordinator needs of a configuration."""
+"""What the coordinator needs of a configuration: the size of the run, and its rules."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ BatchOrder = Literal["requested", "finished"]
 """Which groups make up the next batch: those that were admitted first, or that finish first."""
 
 OnPull = Literal["drain", "keep", "reroute"]
-"""What becomes of what runs on an instance that pulls. `drain`: nothing runs by then, an instance
-that lags is given nothing new. `keep`: it goes on there under the new weights. `reroute`: it is
-interrupted before, and routed anew."""
+"""What becomes of trajectories on an instance that pulls. `drain`: there are none, since one that
+lags gets nothing new. `keep`: they continue there under the new weights. `reroute`: they are
+interrupted first, and routed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A named bundle of rules."""
+    """The rules of a run."""
 
-    name: str
     admission: Admission
     routing: Routing
     sync: Sync
@@ -34,12 +33,9 @@ class Schedule:
     migration: Migrating
     max_inflight_groups: int
     settings: Settings
-    max_interrupts: int
-    """Trajectories interrupted for pulls in a tick, about, and more of a large fleet: the other
-    instances pull in ticks that follow at once, before anything is routed."""
-    pulls_to_evaluate: bool
-    """Whether an instance pulls a version that is to be evaluated though `sync` lets none."""
     layout: Callable[[], Layout]  # creates what the rules read, one for each run
+    is_replayed: bool = False
+    """Whether the rules are a log's decisions: then a tick pulls all that they say, and no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +50,16 @@ class Plan:
     batch_order: BatchOrder
     accumulate_early: bool  # begin a batch's gradient with the groups that are complete
     eval_steps: Mapping[SuiteName, int]
-    """Of each suite: evaluate every so many versions, and the first and the last; 0: only these."""
+    """By suite: evaluate every so many versions, and the first and the last; 0: only these."""
     extra_groups: int  # entries of a buffer beyond `groups_per_batch`; surplus is aborted
     extra_generations: int  # trajectories of a group beyond `num_generations`; as well
     filter_zero_variance: bool  # of groups that teach nothing, since their rewards do not differ
     max_filtered: int  # groups between two versions; after so many the rest is let through
     on_stuck: Literal["wait", "retry", "truncate"]
-    """What is done about the last `stuck_threshold` groups that an idle learner waits for."""
+    """What to do with the last `stuck_threshold` groups that an idle learner waits for."""
     stuck_threshold: int
     max_retries: int
-    """Times one prompt is tried again because its group was stuck; then it is waited for."""
+    """Times that the prompt of a stuck group is retried; then the learner waits."""
 
     def evaluates(self, suite: SuiteName, version: Version) -> bool:
         """Whether `version` is to be evaluated on a suite."""

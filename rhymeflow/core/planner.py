@@ -1,9 +1,8 @@
 """What is to be done next, on the speculative state.
 
-What is commanded is entered in the state before the next thing is planned, so the same gap is never
-filled twice. A strategy proposes; what the protocol does not allow is left out here. A complete
-batch goes first, then weight pulls, then migration and routing, so that work starts at the freshest
-version.
+A command is entered in the state before the next one is planned, so no gap is filled twice.
+Strategies propose; what the protocol does not allow is left out here. Training comes first, then
+pulls, then migration and routing, so that work starts at the freshest version.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from rhymeflow.core.instance import Instance
 from rhymeflow.core.protocol.group import Group, MemberState
 from rhymeflow.core.state import State
 from rhymeflow.core.strategies.base import (
-    INSTANCES_PER_ASSIGNMENT,
     FleetView,
     InstanceView,
     TrajectoryView,
@@ -49,7 +47,7 @@ def plan(state: State) -> Iterator[Command]:
 
 
 def _unstick(state: State) -> Iterator[Command]:
-    """Do something about the last groups that an idle learner waits for."""
+    """Retry or finish early the last groups that an idle learner waits for (`on_stuck`)."""
     plan, buffers = state.plan, state.buffers
     if plan.on_stuck == "wait" or state.training is not None:
         return
@@ -126,12 +124,13 @@ def _is_over(state: State) -> bool:
 
 
 def _pull(state: State, published: Version) -> Iterator[Command]:
-    """Have instances pull; those that there is no time for in this tick stay in `state.pulling`."""
+    """Have instances pull. Once about `most_assignments` trajectories are interrupted, the rest
+    stays in `state.pulling`, for ticks that follow at once, before anything is routed."""
     names = state.pulling or tuple(i.name for i in _to_pull(state, published))
-    most = max(state.schedule.max_interrupts, len(state.instances) // INSTANCES_PER_ASSIGNMENT)
+    most = most_assignments(len(state.instances))
     num_interrupted = 0
     for done, name in enumerate(names):
-        if num_interrupted >= most:
+        if num_interrupted >= most and not state.schedule.is_replayed:
             state.pulling, state.has_more = names[done:], True
             return
         instance = state.instances.get(name)
@@ -160,11 +159,11 @@ def _to_pull(state: State, published: Version) -> list[Instance]:
 
 
 def _to_evaluate(state: State, lagging: list[Instance], published: Version) -> list[Instance]:
-    """If `published` is to be evaluated, and nobody would have it: the one with the least to do.
+    """The one with the least to do, if `published` is to be evaluated and no instance has it.
 
-    Else its evaluation would be late by as long as old versions are of use, or left out.
+    Else it would be evaluated only when old versions are of no more use, or not at all.
     """
-    if not state.schedule.pulls_to_evaluate:
+    if state.schedule.is_replayed:
         return []
     is_due = any((published, suite) in state.evaluations for suite in state.plan.eval_steps)
     if not is_due or any(i.version >= published for i in state.instances.values()):
@@ -173,7 +172,7 @@ def _to_evaluate(state: State, lagging: list[Instance], published: Version) -> l
 
 
 def _evaluate(state: State) -> Iterator[Command]:
-    """Give out what is due: in turn, so that several suites come to several instances."""
+    """Assign the evaluations that are due, in turn, so that instances share them."""
     is_over = not state.evaluations
     while not is_over:
         is_over = True
@@ -187,10 +186,7 @@ def _evaluate(state: State) -> Iterator[Command]:
 
 
 def _next_evaluation(state: State, instance: Instance) -> SuiteName | None:
-    """A suite that an instance is to evaluate what it holds on, if there is one.
-
-    Not while it evaluates something older: what it holds has overtaken that.
-    """
+    """The next suite to evaluate its version on; None: none, or it still evaluates an older one."""
     version = instance.version
     for suite in state.plan.eval_steps:
         if (version, suite) in state.evaluations:
@@ -266,7 +262,8 @@ def view_of(state: State) -> FleetView:
     if state.queue.unadmitted:
         versions = {i.version for i in instances if i.accepts}
         admissible = frozenset(v for v in versions if state.admits(v))
-    waiting = [state.min_version(group) for group in state.queue.new_groups()]
+    new_groups = {trajectory.group for trajectory in state.queue.new}
+    waiting = [state.min_version(group) for group in new_groups]
     lowest = state.queue.lowest_version()
     if lowest is not None:
         waiting.append(lowest)
@@ -280,7 +277,6 @@ def view_of(state: State) -> FleetView:
         settings=state.schedule.settings,
         lengths=state.lengths,
         layout=state.layout,
-        memo=state.memo,
     )
 
 
@@ -305,7 +301,7 @@ class _Queue:
             member = group.members[trajectory.member]
             tokens = group.prompt_tokens + member.length
             yield TrajectoryView(trajectory, version, version, tokens, state.home(member))
-        for trajectory in state.queue.new():
+        for trajectory in state.queue.new:
             tokens = state.groups[trajectory.group].prompt_tokens
             yield TrajectoryView(trajectory, None, state.min_version(trajectory.group), tokens)
         if self._admissible:

@@ -1,8 +1,8 @@
 """Everything the coordinator remembers, and the few ways in which it changes.
 
-The protocol's buffers, groups, queue and instances tell the same story between any two calls
-(`tests/core/invariants.py`); a group that ends is taken out of all of them at once. Handlers of
-events and the planner change it only through the methods here and those of its parts.
+Between any two calls the protocol's buffers, groups, queue and instances agree
+(`tests/core/invariants.py`); a group that ends leaves all of them at once. Handlers and the planner
+change them through the methods here and those of the parts.
 """
 
 from __future__ import annotations
@@ -37,43 +37,32 @@ class Queue:
     def __init__(self) -> None:
         self.unadmitted: deque[GroupId] = deque()
         """Groups the data gave that are not admitted yet."""
+        self.new: dict[TrajectoryId, None] = {}
+        """New members of admitted groups, in order."""
         self._partial: dict[Version, dict[TrajectoryId, None]] = {}
-        self._new: dict[GroupId, dict[TrajectoryId, None]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._new or self._partial or self.unadmitted)
+        return bool(self.new or self._partial or self.unadmitted)
 
     def put(self, trajectory: TrajectoryId, version: Version | None) -> None:
         """Add a trajectory started under `version`; None: a new one."""
-        levels, key = self._level(trajectory, version)
-        levels.setdefault(key, {})[trajectory] = None
+        level = self.new if version is None else self._partial.setdefault(version, {})
+        level[trajectory] = None
 
     def take(self, trajectory: TrajectoryId, version: Version | None) -> None:
         """Take out a trajectory put in with this version."""
-        levels, key = self._level(trajectory, version)
-        del levels[key][trajectory]
-        if not levels[key]:
-            del levels[key]
-
-    def _level(
-        self, trajectory: TrajectoryId, version: Version | None
-    ) -> tuple[dict[int, dict[TrajectoryId, None]], int]:
-        return (self._new, trajectory.group) if version is None else (self._partial, version)
+        if version is None:
+            del self.new[trajectory]
+            return
+        del self._partial[version][trajectory]
+        if not self._partial[version]:
+            del self._partial[version]
 
     def partial(self) -> Iterator[tuple[Version, TrajectoryId]]:
         """Trajectories that were started before, oldest version first."""
         for version in sorted(self._partial):
             for trajectory in self._partial[version]:
                 yield version, trajectory
-
-    def new(self) -> Iterator[TrajectoryId]:
-        """New members of admitted groups."""
-        for members in self._new.values():
-            yield from members
-
-    def new_groups(self) -> Iterator[GroupId]:
-        """The groups that have new members here."""
-        yield from self._new
 
     def lowest_version(self) -> Version | None:
         """The least V_traj of those that were started before."""
@@ -102,7 +91,6 @@ class State:
         self.groups: dict[GroupId, Group] = {}  # admitted groups that have not ended
         self.queue = Queue()
         self.pulling: tuple[InstanceId, ...] = ()  # are to pull, in ticks that follow at once
-        self.memo: dict[str, Any] = {}  # see `FleetView.memo`
         self.published: Version | None = None
         self.training: Version | None = None
         self.accumulated: list[tuple[GroupId, ...]] = []  # of the first buffer, by `Accumulate`
@@ -122,13 +110,12 @@ class State:
         self.round_version: Version = 0  # lockstep: the version published when this round began
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what a configuration makes, and notes; `restore` gives that back."""
-        return {k: v for k, v in vars(self).items() if k not in ("plan", "schedule", "memo")}
+        """All but what a configuration makes; `restore` gives that back."""
+        return {k: v for k, v in vars(self).items() if k not in ("plan", "schedule")}
 
     def restore(self, plan: Plan, schedule: Schedule) -> None:
         """Complete a state that was read from a snapshot."""
         self.plan, self.schedule, self.lengths.generated = plan, schedule, self.generated
-        self.memo = {}
 
     def reconfigure(self, plan: Plan, schedule: Schedule) -> None:
         """Continue with more or fewer batches, other evaluations and other rules."""
@@ -162,7 +149,7 @@ class State:
         return group.members[trajectory.member]
 
     def generated(self, trajectory: TrajectoryId) -> int:
-        """Tokens it has, about: since it was routed, by its instance's progress."""
+        """About how many tokens it has, by its instance's progress since it was routed."""
         member = self.member(trajectory)
         if member is None:
             return 0
@@ -259,7 +246,7 @@ class State:
     def interrupt(
         self, instance: Instance, trajectories: tuple[TrajectoryId, ...]
     ) -> Iterator[Command]:
-        """Take these, which run there, away from an instance."""
+        """Interrupt these, which run on the instance."""
         number = instance.take(trajectories)
         for trajectory in trajectories:
             member = self.groups[trajectory.group].members[trajectory.member]
@@ -269,7 +256,7 @@ class State:
         yield commands.Interrupt(instance.name, number, trajectories)
 
     def put_back(self, trajectory: TrajectoryId, cause: type) -> bool:
-        """Let a trajectory that no instance has any more wait; False: it is not that far."""
+        """Queue a trajectory that its instance has no more; False: its state does not allow it."""
         member = self.groups[trajectory.group].members[trajectory.member]
         if not member.apply(cause):
             return False
@@ -277,7 +264,7 @@ class State:
         return True
 
     def finish_early(self, trajectory: TrajectoryId) -> Iterator[Command]:
-        """Take a trajectory that waits for complete as it is."""
+        """End a waiting trajectory as complete."""
         member = self.groups[trajectory.group].members[trajectory.member]
         if member.state is MemberState.WAITING:
             self.queue.take(trajectory, member.version)
@@ -309,7 +296,7 @@ class State:
     # -- ends of groups ----------------------------------------------------------------------
 
     def forget(self, group_id: GroupId) -> Group:
-        """Take a group that holds no entry any more out of everything."""
+        """Remove a group that holds no entry any more from all else."""
         self.lengths.close(group_id)
         self.layout.end(group_id)
         del self.prompts[group_id]

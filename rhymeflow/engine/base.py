@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from rhymeflow.core.types import Version
-from rhymeflow.histospec.draft import DraftStats
-from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.histospec.draft import DraftStats, IndexHandle
 from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.proof import Pulled
 

@@ -1,9 +1,10 @@
 """From candidates to a draft: the texts after the matches vote, and the likeliest tokens are taken.
 
 A node of the draft is a token together with the candidates that agree with the path to it (a mask,
-a bit per candidate); they vote on what follows. A token's probability, given its parent, is the
-acceptance rate of its class, of which its share of the votes is a part. Nodes are taken best first,
-so they stand in order of falling path probability, parents before children.
+a bit per candidate). They vote on what follows; responses with better rewards have more weight. A
+token's probability, given its parent, is the acceptance rate of its class, of which its share of
+the votes is a part. Nodes are taken best first, so they stand in order of falling path probability,
+parents before children.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from numba import njit
 
 NUM_SHARES, NUM_STATES, NUM_KINDS = 8, 4, 4
 NUM_CLASSES = NUM_SHARES * NUM_STATES * NUM_KINDS
-BY_REWARD, BY_FREQUENCY, BY_BOTH = 0, 1, 2
 BRANCHES = 4  # continuations of one node that are considered
 NOBODY = 1.0  # votes that no token gets: one candidate alone is no certainty
 
@@ -56,17 +56,8 @@ class Proposals(NamedTuple):
     """int64 [n]."""
 
 
-class Tables(NamedTuple):
-    """How candidates are weighed and tokens judged."""
-
-    weights: np.ndarray
-    """float32 [kinds, 33]: votes of a candidate, by where it comes from and how long it matches."""
-    rates: np.ndarray
-    """float32 [NUM_CLASSES]: acceptance."""
-
-
 class Frontier(NamedTuple):
-    """Nodes that wait to be taken."""
+    """Nodes that wait to be taken, or were: then their probability is below 0."""
 
     tokens: np.ndarray
     parents: np.ndarray
@@ -84,7 +75,6 @@ class Ballot(NamedTuple):
     tokens: np.ndarray
     """int32 [P], as what follows: of each continuation."""
     votes: np.ndarray
-    scores: np.ndarray
     shares: np.ndarray
     masks: np.ndarray
     kinds: np.ndarray
@@ -92,54 +82,55 @@ class Ballot(NamedTuple):
 
 
 @njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
-def build_drafts(texts, states, most, tables, ranking, is_tree, proposals, frontier, ballot):
+def build_drafts(texts, states, most, weights, rates, is_tree, proposals, frontier, ballot):
     """Fill row i of `proposals` with at most most[i] nodes from row i of `texts`.
 
-    `states` int64 [n]: those of the sequences, see `control`. The last two are memory to work in.
+    `states` int64 [n]: those of the sequences, see `control`. `weights` float32 [kinds,
+    LONGEST_MATCH + 1]: votes of a candidate, by where it comes from and how long it matches.
+    `rates` float32 [NUM_CLASSES]: acceptance. The last two are memory to work in.
     """
     width = proposals.tokens.shape[1]
     for i in range(most.shape[0]):
         limit, count, waiting = min(most[i], width), 0, 0
-        mask, parent, depth, path = _weigh(texts, i, tables, ballot), -1, 0, np.float32(1)
+        mask, parent, depth, path = _weigh(texts, i, weights, ballot), -1, 0, np.float32(1)
         while count < limit:
             if depth < width:
-                options = _vote(texts, i, mask, depth, ranking, ballot)
+                options = _vote(texts, i, mask, depth, ballot)
                 waiting = _put(
-                    ballot, options, states[i], is_tree, tables, frontier,
+                    ballot, options, states[i], is_tree, rates, frontier,
                     waiting, parent, depth, path,
                 )  # fmt: skip
-            if waiting == 0:
-                break
             best = 0
             for j in range(1, waiting):
                 if frontier.probabilities[j] > frontier.probabilities[best]:
                     best = j
+            if waiting == 0 or frontier.probabilities[best] < 0:
+                break
             mask, depth = frontier.masks[best], frontier.depths[best] + 1
             path, parent = frontier.probabilities[best], count
             proposals.tokens[i, count] = frontier.tokens[best]
             proposals.parents[i, count] = frontier.parents[best]
             proposals.path_probability[i, count] = path
             proposals.classes[i, count] = frontier.classes[best]
-            waiting -= 1
-            _move(frontier, waiting, best)
+            frontier.probabilities[best] = -1.0
             count += 1
         proposals.counts[i] = count
 
 
 @inner
-def _weigh(texts, i, tables, ballot):
+def _weigh(texts, i, weights, ballot):
     """Set the weight of each candidate; return the mask of those there are."""
     mask = np.uint64(0)
     for place in range(texts.counts.shape[1]):
         if texts.counts[i, place] > 0:
             kind, matched = texts.kinds[i, place], texts.matched[i, place]
-            ballot.weights[place] = tables.weights[kind, matched]
+            ballot.weights[place] = weights[kind, matched]
             mask |= np.uint64(1) << np.uint64(place)
     return mask
 
 
 @inner
-def _vote(texts, i, mask, depth, ranking, ballot):
+def _vote(texts, i, mask, depth, ballot):
     """Let these candidates vote on the token at this depth; return how many tokens got votes."""
     options = 0
     for place in range(texts.counts.shape[1]):
@@ -154,34 +145,27 @@ def _vote(texts, i, mask, depth, ranking, ballot):
             options += 1
             ballot.tokens[option] = token
             ballot.votes[option] = 0.0
-            ballot.scores[option] = 0.0
             ballot.masks[option] = np.uint64(0)
             ballot.kinds[option] = 0
-        ballot.votes[option] += ballot.weights[place]
-        ballot.scores[option] += ballot.weights[place] * texts.merits[i, place]
+        ballot.votes[option] += ballot.weights[place] * texts.merits[i, place]
         ballot.masks[option] |= np.uint64(1) << np.uint64(place)
         ballot.kinds[option] = max(ballot.kinds[option], np.int64(texts.kinds[i, place]))
-    for option in range(options):
-        if ranking == BY_FREQUENCY:
-            ballot.scores[option] = ballot.votes[option]
-        elif ranking == BY_REWARD:
-            ballot.scores[option] /= ballot.votes[option]
     return options
 
 
 @inner
-def _put(ballot, options, state, is_tree, tables, frontier, waiting, parent, depth, path):
+def _put(ballot, options, state, is_tree, rates, frontier, waiting, parent, depth, path):
     """Let the options with the best chances wait to be taken; return how many nodes wait then."""
     total = np.float32(NOBODY)
     for option in range(options):
-        total += ballot.scores[option]
+        total += ballot.votes[option]
     for option in range(options):
-        ballot.shares[option] = ballot.scores[option] / total
+        ballot.shares[option] = ballot.votes[option] / total
         ballot.classes[option] = class_of(ballot.shares[option], state, ballot.kinds[option])
     for _ in range(min(options, BRANCHES if is_tree else 1)):
         best, chance = -1, np.float32(-1)
         for option in range(options):
-            its = tables.rates[ballot.classes[option]]
+            its = rates[ballot.classes[option]]
             is_better = its == chance and ballot.shares[option] > ballot.shares[best]
             if ballot.shares[option] >= 0 and (its > chance or is_better):
                 best, chance = option, its
@@ -206,13 +190,3 @@ def class_of(share, state, kind):
     """
     agreed = min(int(share * NUM_SHARES), NUM_SHARES - 1)
     return (agreed * NUM_STATES + state) * NUM_KINDS + kind
-
-
-@inner
-def _move(frontier, source, target):
-    frontier.tokens[target] = frontier.tokens[source]
-    frontier.parents[target] = frontier.parents[source]
-    frontier.depths[target] = frontier.depths[source]
-    frontier.classes[target] = frontier.classes[source]
-    frontier.masks[target] = frontier.masks[source]
-    frontier.probabilities[target] = frontier.probabilities[source]

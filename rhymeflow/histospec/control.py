@@ -32,7 +32,7 @@ _LATELY = 4
 _STRENGTH = 8.0
 """Tokens that a prior counts for."""
 _MEMORY = 1000.0
-"""Tokens after which those of a class are halved, so that the rates follow the policy."""
+"""Tokens after which the counts of a class are halved, so that rates follow the policy."""
 _DISCOUNT, _DISCOUNT_STRENGTH, _DISCOUNT_FADE = 0.85, 20.0, 0.99
 
 
@@ -57,8 +57,8 @@ class Acceptance:
 
     @property
     def discount(self) -> float:
-        """The share of the expected tokens that come, at most 1: of much that is uncertain the best
-        looking comes true less often than it looks, and siblings are wrong together."""
+        """The share of the expected tokens that come, at most 1. The likeliest of many uncertain
+        tokens comes less often than estimated, and siblings are wrong together."""
         came = self._came + _DISCOUNT * _DISCOUNT_STRENGTH
         return min(came / (self._expected + _DISCOUNT_STRENGTH), 1.0)
 
@@ -154,7 +154,7 @@ _EXACT, _PER_OCTAVE, _BINS = 16, 4, 80
 _FADE = 0.998
 """Forgetting per iteration."""
 _CLIP = 0.5
-"""An iteration is taken to differ by at most this share of what was expected."""
+"""An iteration counts as at most this share longer or shorter than was expected."""
 _FIXED_SHARE = 0.5
 """Of an iteration, until others are seen: what does not grow with its sequences."""
 _ASSUMED, _WORST = 0.1, 2.0
@@ -209,8 +209,8 @@ class Prices:
         return _seconds(row, self._prices[int(at_worst)], self._bins, max_drafted)
 
     def doubt_drafted(self) -> None:
-        """Forget most of what drafted rows cost: what is thought too dear is not tried, and would
-        be thought so for ever if it was only held up when it was."""
+        """Forget most of what drafted rows cost: what seems too dear is not tried again, though the
+        machine may have been busy the one time that it was tried."""
         kept = self._sums[_DRAFTED, _DRAFTED] * _DOUBTED
         self._sums[_DRAFTED] *= _DOUBTED
         self._sums[:, _DRAFTED] *= _DOUBTED

@@ -1,9 +1,13 @@
-"""What is proposed for one sequence in one iteration, and the count of what came of it."""
+"""What is proposed for one sequence, what came of it, and what names a shared index.
+
+Loads no numba: messages carry these to processes that draft nothing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 
 class Draft(NamedTuple):
@@ -34,3 +38,12 @@ class DraftStats:
     """Time spent on finding drafts and indexing tokens."""
     saved_seconds: float = 0.0
     """Estimate: what the same tokens would have taken without drafts, less what they took."""
+
+
+class IndexHandle(msgspec.Struct, frozen=True, array_like=True):
+    """What another process needs to reach a shared index."""
+
+    name: str
+    num_blocks: int
+    num_heads: int
+    max_responses: int

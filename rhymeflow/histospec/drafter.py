@@ -6,8 +6,8 @@
     drafter.observe([handle], [[17, 4]], rows=3, kv_tokens=500, seconds=0.004)
     drafter.end(handle)
 
-It searches history and the sequences that run now; `control.py` decides how much is verified. The
-drafter's own time is part of every decision.
+It searches history and the sequences that run now; `control.py` decides how much is verified, and
+counts the drafter's own time.
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ from numpy.typing import NDArray
 from rhymeflow.config import Config, DraftingConfig
 from rhymeflow.histospec.build_draft import Proposals
 from rhymeflow.histospec.control import Acceptance, Aimd, Budget, Prices, best_cut
-from rhymeflow.histospec.draft import NONE, Draft, DraftStats
-from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.histospec.draft import NONE, Draft, DraftStats, IndexHandle
 from rhymeflow.histospec.index import Index
 from rhymeflow.histospec.search import Search
 
 _MOST_LIVE_TOKENS = 2_000_000
 _MAX_UNINDEXED = 64
-"""Iterations after which the search hears of tokens at the latest."""
+"""Iterations after which tokens are indexed at the latest."""
 _FIRST_ITERATIONS = 3
 """With fewer iterations than these seen, nothing is searched for."""
 _COMPARED = 100
-"""Iterations with drafts after which one goes without: what they are weighed against grows old.
-Fewer at first, when little is known of it."""
+"""Iterations with drafts after which one goes without, to measure what they are compared with.
+Fewer at first."""
 _COMPARED_FIRST = 16
 
 Ints = NDArray[np.int64]
@@ -93,7 +92,7 @@ class Drafter:
         """By handle, the number of the response in the live index."""
         self._row_of = np.full(max_sequences, -1, np.int64)
         self._unindexed: list[tuple[Ints, NDArray[np.int32], Ints]] = []
-        """Tokens that the search has not heard of yet: handles, tokens, where each one's begin."""
+        """Tokens that are not indexed yet: handles, tokens, where each one's begin."""
         self._iteration: _Iteration | None = None
         self._since_plain = 0
         """Iterations with drafts since the last one without."""
@@ -114,7 +113,7 @@ class Drafter:
     def begin(
         self, prompt_ids: list[int], tokens: list[int], *, sample: int, noise_epoch: int
     ) -> int:
-        """A response is about to be decoded, or gone on with after `tokens`; return its handle."""
+        """Begin a response, or continue one after `tokens`; return its handle."""
         started = self._clock()
         handle = self._search.begin(prompt_ids, tokens, sample=sample, noise_epoch=noise_epoch)
         response = self._live.begin(prompt_ids, sample=sample, noise_epoch=noise_epoch)
@@ -140,9 +139,8 @@ class Drafter:
     ) -> list[Draft]:
         """Return a draft for each handle, `NONE` for none.
 
-        `max_tokens`: most tokens that can be of use, one after another. `other_rows`: rows of the
-        iteration that belong to sequences that do not decode yet. `kv_tokens`: tokens in the
-        cache.
+        `max_tokens`: the deepest that each may be. `other_rows`: rows of the iteration that belong
+        to sequences that do not decode yet. `kv_tokens`: tokens in the cache.
         """
         started = self._clock()
         self._iteration = iteration = _Iteration(len(handles), other_rows, kv_tokens)
@@ -250,7 +248,7 @@ class Drafter:
         self._unindexed.clear()
 
     def _settle(self, iteration: _Iteration, seconds: float, spent: float) -> None:
-        """Reckon what the iteration saved, against iterations that make one token each."""
+        """Account for what the iteration saved, against iterations of one token each."""
         drafted = iteration.num_drafted
         self._since_plain = self._since_plain + 1 if drafted else 0
         if iteration.proposals is None:
@@ -287,11 +285,10 @@ _REHEARSAL = 24
 def drafter_of(
     config: Config, history: IndexHandle | None, max_length: int, stats: DraftStats | None = None
 ) -> Drafter:
-    """What drafts from `history`, and from the responses of the engine it is given to; ready to be
-    timed.
+    """Return an engine's drafter, compiled.
 
-    `history`: None for nothing but those. `max_length`: most tokens of a prompt and the response
-    to it. `stats`: totals of the drafters before it, which it adds to.
+    `history`: None to draft from the engine's own responses alone. `max_length`: most tokens of a
+    prompt and the response to it. `stats`: totals of the drafters before it, which it adds to.
     """
     rehearse(config)
     index = None if history is None else Index.attach(history)
@@ -303,11 +300,10 @@ def drafter_of(
 
 
 def rehearse(config: Config) -> None:
-    """Run all that drafting runs once, small.
+    """Run all that drafting runs once, so that numba compiles it.
 
-    It is compiled by numba, once on a machine and in a quarter of a minute; later processes load it
-    from numba's cache. The history process sees to that while responses are generated already, and
-    instances draft once it is done.
+    That takes a quarter of a minute, once on a machine; later processes load it from numba's cache.
+    The history process does it while responses are generated already; then instances draft.
     """
     index = Index(max_tokens=256, max_responses=4)
     response = index.begin([1, 2], sample=0, noise_epoch=0)
@@ -322,4 +318,3 @@ def rehearse(config: Config) -> None:
         drafter.observe(handles, generated, rows=rows, kv_tokens=0, seconds=1.0)
     for handle in handles:
         drafter.end(handle)
-    index.clear()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rhymeflow.histospec import kernels
-from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.histospec.draft import IndexHandle
 from rhymeflow.utils import shared_memory
 
 PROMPT_TAIL = 16
@@ -84,14 +84,14 @@ class Index:
         self._take(handle, arrays, owns=shared)
 
     @classmethod
-    def attach(cls, handle: IndexHandle, *, writable: bool = False) -> Index:
-        """Map another process's index: for its one writer, or for reading.
+    def attach(cls, handle: IndexHandle) -> Index:
+        """Map another process's index for reading.
 
         Raises:
             FileNotFoundError: the creator is gone.
         """
         index = cls.__new__(cls)
-        buffer = shared_memory.attach(handle.name, writable=writable)
+        buffer = shared_memory.attach(handle.name, writable=False)
         index._take(handle, _mapped(handle, buffer), owns=False)
         return index
 
@@ -110,13 +110,6 @@ class Index:
         if self._owns:
             self._owns = False
             shared_memory.free(self.handle.name)
-
-    def clear(self) -> None:
-        """Forget everything; also what a writer that died may have left half done."""
-        header = self._arrays.header
-        header[kernels.FIRST_BLOCK] = header[kernels.NEXT_BLOCK]
-        header[kernels.FIRST_RESPONSE] = header[kernels.NEXT_RESPONSE]
-        header[kernels.NUM_TOKENS] = 0
 
     def begin(self, prompt_ids: Sequence[int], *, sample: int, noise_epoch: int) -> int:
         """Enter a response to this prompt and return its number.
@@ -155,9 +148,8 @@ class Index:
     @property
     def num_responses(self) -> int:
         """Responses of which there is a record."""
-        header = self._arrays.header
-        begun = header[kernels.NEXT_RESPONSE] - header[kernels.FIRST_RESPONSE]
-        return int(min(begun, len(self._arrays.records)))
+        begun = int(self._arrays.header[kernels.NEXT_RESPONSE]) - 1
+        return min(begun, len(self._arrays.records))
 
     @property
     def num_bytes(self) -> int:

@@ -10,12 +10,12 @@ For each level, `heads` holds the newest position at which a given suffix of tok
 together with the prompt where only its own text counts), and `links` the position before it in its
 chain. Tables hold positions modulo 2**32.
 
-Holds true, whatever a writer in another process does meanwhile:
-- readers follow a block's number, never a place: a block that was overwritten is not what it was;
-- every walk ends: a chain is followed for so many links, and from block to block numbers rise or
+Whatever a writer in another process does meanwhile:
+- readers follow a block's number, never a place, so they notice that a block was overwritten;
+- every walk ends: chains are followed for `_STEPS` links, and from block to block numbers rise or
   fall strictly;
-- what is read from shared memory is a position only after it was compared with the counters, which
-  a reader reads once.
+- what is read from shared memory counts as a position only after it was compared with the counters,
+  which a reader reads once.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ FIRST_WORD = 6
 BLOCK_TOKENS = BLOCK_WORDS - FIRST_WORD
 
 # Words of the header.
-NEXT_BLOCK, FIRST_BLOCK, NEXT_RESPONSE, FIRST_RESPONSE, NUM_TOKENS = 0, 1, 2, 3, 4
+NEXT_BLOCK, NEXT_RESPONSE, NUM_TOKENS = 0, 1, 2
 
-# Words of a record: what is known of a response. LENGTH counts the prompt's tail, TAIL tokens.
+# Words of a record, one a response. LENGTH counts the prompt's tail, of TAIL tokens.
 RECORD_WORDS = 12
 OF_RESPONSE, OF_PROMPT, OF_SAMPLE, OF_NOISE, LENGTH, TAIL, FIRST, LAST, EARLIER, FINISHED = range(
     10
@@ -67,10 +67,10 @@ _SIBLINGS = 64  # responses whose rewards are compared
 _STEPS = 12  # positions looked at in one chain
 
 kernel = njit(cache=True, nogil=True, error_model="numpy")
-# Counting references to every array that is passed takes more time than what is done with it.
-# What makes no array needs no count.
+# Counting references to every array that is passed takes more time than the work on it, and what
+# makes no array needs no count.
 inner = njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
-# Handing over a record of arrays takes longer than what is done with one position.
+# Passing a record of arrays takes longer than the work on one position.
 inlined = njit(cache=True, nogil=True, error_model="numpy", _nrt=False, forceinline=True)
 
 
@@ -87,7 +87,7 @@ def _mixed(value):
 
 @inner
 def _key(state, prompt, itself, level):
-    """What chooses the chain of a suffix; `state` is the hash of its tokens."""
+    """The key of a suffix's chain; `state` is the hash of its tokens."""
     value = state + np.uint64(level + 1) * np.uint64(0xD6E8FEB86659FD93)
     if SCOPES[level] == OF_THE_PROMPT:
         value ^= np.uint64(prompt)
@@ -104,7 +104,7 @@ def _bucket(key, heads):
 
 @inner
 def itself(prompt, sample, noise_epoch):
-    """What stands for a response and those that share its prompt, sample and noise."""
+    """The key of a response and those that share its prompt, sample and noise."""
     value = _mixed(np.uint64(prompt) + _mixed(np.uint64(sample + 1)))
     return _mixed(value + np.uint64(noise_epoch + 2))
 
@@ -114,7 +114,7 @@ def itself(prompt, sample, noise_epoch):
 
 @inner
 def begin(arrays, prompt, tail_length, sample, noise_epoch):
-    """Enter a response, of which the first `tail_length` tokens are its prompt's last ones."""
+    """Enter a response; its first `tail_length` tokens are its prompt's last ones."""
     header, records = arrays.header, arrays.records
     response = header[NEXT_RESPONSE]
     slot = response % records.shape[0]
@@ -141,7 +141,7 @@ def begin(arrays, prompt, tail_length, sample, noise_epoch):
 def append_many(arrays, responses, tokens, offsets):
     """Append tokens[offsets[i]:offsets[i + 1]] to response i, for all i.
 
-    First all are stored, then all are chained, so that memory is waited for once.
+    First all are stored, then all are chained: so their memory is waited for together.
     """
     buckets = np.empty((offsets[-1] + 1, NUM_LEVELS), np.int64)
     positions = np.empty(offsets[-1] + 1, np.int64)
@@ -155,10 +155,10 @@ def append_many(arrays, responses, tokens, offsets):
 
 @inner
 def _append(arrays, response, tokens, start, stop, buckets, positions, stored):
-    """Store tokens; enter where they stand from `stored` on, and return how many stand there."""
+    """Store tokens; enter their positions from `stored` on, and return how many there are now."""
     words, records = arrays.words, arrays.records
     slot = response % records.shape[0]
-    if response < arrays.header[FIRST_RESPONSE] or records[slot, OF_RESPONSE] != response:
+    if records[slot, OF_RESPONSE] != response:
         return stored
     number = records[slot, LAST]
     base = _base(arrays, number)
@@ -178,7 +178,7 @@ def _append(arrays, response, tokens, start, stop, buckets, positions, stored):
         words[base + COUNT] += 1
         records[slot, LENGTH] += 1
         arrays.header[NUM_TOKENS] += 1
-        # What stands in a prompt is a guess for its own responses only.
+        # A prompt's tokens are proposed to its own responses only.
         is_prompt = records[slot, LENGTH] < records[slot, TAIL]
         _choose(arrays, prompt, own, number, base, word, is_prompt, buckets[stored])
         positions[stored] = number * BLOCK_WORDS + word
@@ -192,8 +192,7 @@ def _allocate(arrays, response, previous):
     header, words = arrays.header, arrays.words
     number = header[NEXT_BLOCK]
     base = _base(arrays, number)
-    if words[base + NUMBER] >= header[FIRST_BLOCK]:
-        header[NUM_TOKENS] -= words[base + COUNT]
+    header[NUM_TOKENS] -= words[base + COUNT]
     words[base + NUMBER] = 0
     words[base + RESPONSE] = response
     words[base + PREVIOUS] = previous
@@ -209,7 +208,7 @@ def _allocate(arrays, response, previous):
 @inlined
 def _choose(arrays, prompt, own, number, base, word, is_prompt, buckets):
     """Enter the buckets of the suffixes that end with this token of a block; -1: none."""
-    words, first = arrays.words, arrays.header[FIRST_BLOCK]
+    words = arrays.words
     buckets[:] = -1
     state = np.uint64(0)
     for length in range(1, LONGEST_LEVEL + 1):
@@ -223,7 +222,7 @@ def _choose(arrays, prompt, own, number, base, word, is_prompt, buckets):
         if word < FIRST_WORD:
             previous = np.int64(words[base + PREVIOUS])
             base = _base(arrays, previous)
-            if previous < first or words[base + NUMBER] != previous:
+            if previous == 0 or words[base + NUMBER] != previous:
                 return
             word = BLOCK_WORDS - 1
 
@@ -243,7 +242,7 @@ def finish(arrays, response, reward):
     """Close a response; weigh the prompt's responses by how their rewards compare."""
     records, rewards = arrays.records, arrays.rewards
     slot = response % records.shape[0]
-    if response < arrays.header[FIRST_RESPONSE] or records[slot, OF_RESPONSE] != response:
+    if records[slot, OF_RESPONSE] != response:
         return
     records[slot, FINISHED] = 1
     rewards[slot] = reward
@@ -255,7 +254,7 @@ def finish(arrays, response, reward):
     at = arrays.prompts[prompt % arrays.prompts.shape[0]]
     for _ in range(_BUCKET_WALK):
         place = at % records.shape[0]
-        if at < arrays.header[FIRST_RESPONSE] or records[place, OF_RESPONSE] != at:
+        if at == 0 or records[place, OF_RESPONSE] != at:
             break
         if records[place, OF_PROMPT] == prompt and not np.isnan(rewards[place]):
             slots[count] = place
@@ -292,7 +291,7 @@ class Text(NamedTuple):
 @inner
 def _text(arrays):
     places, end = arrays.words.shape[0] // BLOCK_WORDS, arrays.header[NEXT_BLOCK]
-    first = max(arrays.header[FIRST_BLOCK], end - places)
+    first = max(1, end - places)
     return Text(arrays.words, places, first, end, (end - 1) // places * places)
 
 
@@ -406,7 +405,7 @@ def align(arrays, prompt, sample, noise_epoch, length, at):
     response = arrays.prompts[prompt % arrays.prompts.shape[0]]
     for _ in range(_BUCKET_WALK):
         slot = response % records.shape[0]
-        if response < arrays.header[FIRST_RESPONSE] or records[slot, OF_RESPONSE] != response:
+        if response < 1 or records[slot, OF_RESPONSE] != response:
             return count
         is_same = records[slot, OF_PROMPT] == prompt and records[slot, OF_SAMPLE] == sample
         if is_same and records[slot, OF_NOISE] == noise_epoch and records[slot, FINISHED] == 1:
@@ -445,8 +444,8 @@ class Work(NamedTuple):
 def collect(live, history, contexts, candidates, handles, most, texts, work):
     """Bring the candidates of these sequences up to date and copy out what follows them.
 
-    What is known for sequence i comes into row i of `texts`. Each pass goes over all sequences and
-    asks for the memory that the next pass reads: it is waited for once, not once for each of them.
+    Sequence i has row i of `texts`. Each pass goes over all sequences and prefetches what the next
+    pass reads, so that memory is waited for once, not once for each sequence.
     """
     # What is there is read once: a block is there throughout, or not at all.
     first, second = _text(live), _text(history)

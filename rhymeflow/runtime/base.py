@@ -1,8 +1,8 @@
-"""The seam between a run and the machines it runs on: starting workers, carrying messages.
+"""The seam between a run and its machines: starting workers, carrying messages.
 
-Of every implementation: a name is used once, so what a stopped worker still says is dropped;
-messages to and from one worker keep their order, and each arrives once; `send` never waits; a
-worker that ends is reported as `WorkerLost` exactly once, after everything it had said before.
+In every implementation a name is used once, so what a stopped worker still says is dropped;
+messages of one worker keep their order and arrive once; `send` never waits; a worker that ends is
+reported as `WorkerLost` exactly once, after all it had said.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 from rhymeflow.workers.messages import Sent
 
 Role = Literal["learner", "learner_rank", "policy", "rollout", "history", "reward", "environment"]
-"""What a worker does: the module of `rhymeflow.workers` that it runs. `learner` is the learner's
-rank 0, or all of it; `learner_rank` another of its ranks; `policy` stands in its place where
-nothing is trained."""
+"""The module of `rhymeflow.workers` that a worker runs. `learner` is the learner's rank 0,
+`learner_rank` another of its ranks; `policy` stands in its place where nothing is trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +41,9 @@ class WorkerLost(NamedTuple):
 
     worker: str
     reason: str
-    """For the user: what is known of how it ended, and where what it printed is."""
+    """For the user: how it ended, as far as is known, and where its output is."""
     with_node: bool = False
-    """Its node is gone or out of reach, so that the worker is not to blame."""
+    """Its node is gone or out of reach."""
 
 
 News = Received | WorkerLost
@@ -57,7 +56,7 @@ class WorkerHandle(Protocol):
 
     @property
     def node(self) -> str | None:
-        """The node that it is on; None: that is not known yet, and it has said nothing."""
+        """The node that it is on; None: not known yet, and it has said nothing."""
 
     @property
     def log(self) -> str:
@@ -74,13 +73,13 @@ class Runtime(Protocol):
         """Start a worker under a name that was never used before. Does not wait until it is up."""
 
     def wait(self, timeout: float, *, for_any_of: Collection[str] | None = None) -> list[News]:
-        """Everything that has arrived; if that is nothing, wait for it `timeout` seconds at most.
+        """Everything that has arrived; waits for something `timeout` seconds at most.
 
-        With `for_any_of`, news of other workers do not end the waiting, but come with the rest.
+        With `for_any_of`, only news of these workers ends the wait.
         """
 
     def has_room(self, role: Role, resources: Resources) -> bool:
-        """Whether it may well have room for one more such worker than it was asked for."""
+        """Whether there is probably room for one more such worker."""
 
     def stop(self, name: str, *, patience: float) -> None:
-        """Ask a worker to end; after `patience` seconds, make it. It is gone when this returns."""
+        """Ask a worker to end, and kill it after `patience` seconds; returns when it is gone."""

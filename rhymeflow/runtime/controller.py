@@ -1,9 +1,8 @@
 """The controller: makes events of what workers say, and messages of the coordinator's commands.
 
-Each turn of the loop receives everything that has arrived, appends it to the store (events and
-tokens), and only then lets the coordinator act on it (`event_log.py`). What workers read (a batch,
-a version) is committed before a message names it. It decides nothing, and knows no processes, no
-shared memory and no torch.
+Each turn of the loop stores what has arrived, events and tokens, and only then lets the coordinator
+act on it (`event_log.py`). What workers read (a batch, a version) is committed before a message
+names it. The controller decides nothing, and knows no processes, shared memory or torch.
 """
 
 from __future__ import annotations
@@ -40,33 +39,26 @@ TICK_SECONDS = 0.1
 """Longest wait for news; the progress display is at most this old."""
 
 ROUND_SECONDS = 0.005
-"""Events of this time make a round: what the coordinator plans costs as much for one as for many.
-Short against a response: at the end of a batch the last one, its reward and the batch each wait for
-the end of a round, when there may be nothing else to do. The learner's news is acted on at once,
-and nobody waits while an instance pulls, which may have nothing to do either."""
+"""Events of this time make a round, since planning costs as much for one event as for many. Short
+against a response: the last one of a batch, its reward and the batch each wait for the end of a
+round. The learner's news is acted on at once, and so is all news while an instance pulls."""
 
 ROUND_SHARE = 0.5
 LONGEST_ROUND_SECONDS = 0.02
-"""Where a round's work takes more than this share of it, as with many instances, rounds are longer,
-up to this."""
+"""Rounds become longer, up to this, where the work takes more than that share of them."""
 
 LAST_SECONDS = 60.0
-"""For the step in progress and a last checkpoint, when the log cannot be written any more."""
+"""For the step in progress and a last checkpoint, once the log cannot be written."""
 
 GROW_SECONDS = 1.0
-"""How often it is looked whether there is room for another instance."""
-
-
-def round_seconds(spent: float) -> float:
-    """How long a round is to be, if the work of the last one took `spent` seconds."""
-    return min(max(ROUND_SECONDS, spent / ROUND_SHARE), LONGEST_ROUND_SECONDS)
+"""Between checks for room for another instance."""
 
 
 class Controller:
     """Carries a run from its first prompt to its last version.
 
-    `supervisor` has started the workers, which may still be loading. `on_model` is called with what
-    the learner says once it has loaded the model.
+    `supervisor` has started the workers, which may still be loading. `on_model` is called once the
+    learner has loaded the model.
     """
 
     def __init__(
@@ -105,7 +97,7 @@ class Controller:
         self._go_on(past)
 
     def _go_on(self, past: Past) -> None:
-        """Take up what was in flight, and carry out what an earlier attempt had not begun."""
+        """Restore what was in flight, and carry out what an earlier attempt had not begun."""
         restore(past, self.in_flight)
         self.evaluations.restore()
         self._take(take_up(past, self.in_flight, self.environments))
@@ -123,7 +115,7 @@ class Controller:
             self.reporter.warn(note)
 
     def run(self) -> None:
-        """Go on until the coordinator says `Finish`, or the user wants to stop."""
+        """Run until the coordinator says `Finish`, or the user stops the run."""
         self.history.start()
         try:
             while not (self._finished and not self.training.checkpoints.is_pending):
@@ -144,9 +136,9 @@ class Controller:
             self.store.commit()
 
     def save_last(self) -> None:
-        """Have the learner write a checkpoint of what it has: the log cannot be written any more.
+        """Have the learner write a last checkpoint when the log cannot be written any more.
 
-        It may be of a version that the log does not have: it is the user's, `resume` sets it aside.
+        The log may not have its version: then it is for the user, and `resume` sets it aside.
         """
         learner, end = self.supervisor.learner.name, time.monotonic() + LAST_SECONDS
         if self.training.weights is None or not (self.training.published or self.training.batch):
@@ -166,12 +158,13 @@ class Controller:
     # -- receiving ---------------------------------------------------------------------------
 
     def _wait(self) -> list[News]:
-        """Wait for news, and then a little, for more to come with it."""
+        """Wait for news, and then a little for more."""
         learner = self.supervisor.learner.name
         more = self.coordinator.state.has_more
         spent = self.reporter.now - self._round_began
         news = self.supervisor.wait(0.0 if more else TICK_SECONDS)
-        rest = self._round_began + round_seconds(spent) - self.reporter.now
+        round_seconds = min(max(ROUND_SECONDS, spent / ROUND_SHARE), LONGEST_ROUND_SECONDS)
+        rest = self._round_began + round_seconds - self.reporter.now
         is_urgent = more or self._pulling or any(item.worker == learner for item in news)
         if news and not is_urgent and rest > 0:
             news += self.supervisor.wait(rest, for_any_of=[learner])
@@ -203,8 +196,8 @@ class Controller:
                         self.history.let_draft(instance)
 
     def _from_instance(self, name: InstanceId, message: Any) -> Iterator[Event]:
-        """The events that a message makes; the data that comes with it is stored first. What is
-        heard of a response that is over makes none."""
+        """The events that a message makes, after its data is stored; none if it is about a response
+        that is over."""
         throughput = self.reporter.throughput
         match message:
             case events.InstanceJoined():
@@ -236,7 +229,7 @@ class Controller:
     def _stopped(
         self, event: events.TrajectoryFinished | events.TurnEnded | events.TrajectoryInterrupted
     ) -> None:
-        """The instance has nothing more to do with a response for now; its tokens are stored."""
+        """An instance has stopped generating a response: store its tokens."""
         if isinstance(event, events.TrajectoryFinished):
             length = self.environments.finished(event.trajectory, event.reason)
         else:
@@ -246,8 +239,7 @@ class Controller:
             self.environments.turn_ended(event.trajectory)
 
     def _take(self, found: Iterable[Event | NotOpened]) -> None:
-        """Events are logged, but for what the coordinator knows nothing of: that a suite's prompt
-        is a group, or cannot be one. Of suites, their evaluations hear."""
+        """Log events and tell evaluations. The coordinator does not know groups of suites."""
         for event in found:
             is_of_suite = isinstance(event, GroupCreated) and event.group < 0
             if not is_of_suite and not isinstance(event, NotOpened):
@@ -255,7 +247,7 @@ class Controller:
             self._do(self.evaluations.hear(event))
 
     def _do(self, found: Iterable[ToDo]) -> None:
-        """What evaluations need."""
+        """Carry out what evaluations ask for."""
         for each in found:
             match each:
                 case Drawn():
@@ -267,7 +259,7 @@ class Controller:
                     self._carry_out(each)
 
     def _left(self, name: InstanceId, reason: str) -> Iterator[Event]:
-        """An instance is gone: keep the tokens it has sent; events only if it had joined."""
+        """An instance is gone: keep the tokens it sent; events only if it had joined."""
         for trajectory, length in self.in_flight.seal_all(name):
             yield events.TrajectoryInterrupted(trajectory, name, 0, length)
         self.evaluations.leave(name)
@@ -297,7 +289,7 @@ class Controller:
                 self.log.is_snapshot_due = True
 
     def _lose(self, loss: WorkerLost) -> None:
-        """A worker died or hangs: put another in its place, where the run can go on without it."""
+        """A worker died or hangs: replace it, or end the run."""
         match role := self.supervisor.role(loss.worker):
             case "rollout":
                 worker = self.supervisor.replace_instance(loss)
@@ -320,7 +312,7 @@ class Controller:
                 self.reporter.warn(f"{loss.reason}; {another.name} restores what it was")
 
     def _grow(self) -> None:
-        """Let another instance join where there is room for it, now and then."""
+        """Now and then, start another instance if there is room."""
         if self.reporter.now - self._grew < GROW_SECONDS:
             return
         self._grew = self.reporter.now
@@ -330,7 +322,7 @@ class Controller:
             self.reporter.say(f"there is room: {worker.name} joins")
 
     def _connect(self, instance: InstanceId) -> None:
-        """Let an instance join, once there are weights to join with."""
+        """Let an instance join, once there are weights."""
         if self.training.weights is not None:
             worker = self.supervisor.instances[instance]
             worker.send(self.training.weights)
@@ -339,7 +331,7 @@ class Controller:
     # -- acting ------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """Log what has happened, let the coordinator act on it, and again with what that caused."""
+        """Log what has happened and let the coordinator act on it, until nothing new happens."""
         more = self.coordinator.state.has_more
         while (self._events or more) and not self._finished:
             happened, self._events, more = self._events, [], False
@@ -349,10 +341,8 @@ class Controller:
         self.log.end_round(self.reporter.now)
 
     def _store_what_is_left(self) -> None:
-        """Log what happens when no more is commanded: tokens are not stored without their events.
-
-        An attempt that goes on acts on it.
-        """
+        """Log events that the coordinator will not act on in this attempt, since no tokens may be
+        stored without their events."""
         self.log.record(self._events, self.reporter.now)
         self._events = []
 
@@ -385,7 +375,7 @@ class Controller:
             self._abort(command.trajectories)
         worker = self.supervisor.instances.get(command.instance)
         if worker is None:
-            return  # it is gone, and the coordinator is about to learn of it
+            return  # it is gone; the coordinator is about to be told
         match command:
             case commands.Route():  # with all that is stored, whichever instance generated it
                 known = self.in_flight.continuation(command.trajectory)
@@ -402,7 +392,7 @@ class Controller:
                 worker.send(command)
 
     def _abort(self, trajectories: Iterable[TrajectoryId]) -> None:
-        """Nothing more is wanted of these."""
+        """These are not needed any more."""
         self.environments.close(trajectories)
         for trajectory in trajectories:
             self.in_flight.abort(trajectory)
@@ -424,7 +414,7 @@ class Controller:
         self.reporter.say(f"group {command.group} {command.ending}: {command.reason}")
 
     def _do_what_is_asked(self) -> None:
-        """By the user, or by the observer; before another batch is begun."""
+        """Stop or save, if the user or the observer asked for it, before the next batch."""
         observer = self.reporter.observer
         if self._finished or self.training.batch is not None:
             return

@@ -1,6 +1,6 @@
-"""Room on the run directory's disk: looked at before the first step, and while the run goes on.
+"""Room on the run directory's disk, checked before the first step and during the run.
 
-Nothing is written, so a disk that is shared with others can still become full.
+Nothing is reserved: a disk that others write to can still become full.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 from rhymeflow.errors import UserError
 
 INTERVAL_SECONDS = 60.0
-"""Between two looks at it."""
+"""Between two checks."""
 
 LOG_BYTES = 64 * 2**20
-"""For the log and what else a run writes, to begin with."""
+"""For the log and other small files."""
 
 
 class DiskSpace:
@@ -26,10 +26,8 @@ class DiskSpace:
         self._is_short = False
 
     def check(self, save_total_limit: int, num_there: int) -> None:
-        """Raise `UserError` unless the checkpoints that stay fit, and the one being written.
-
-        `num_there` of them are on the disk already.
-        """
+        """Raise `UserError` unless the checkpoints that stay, of which `num_there` are on the disk
+        already, and one being written fit."""
         count = max(1, (save_total_limit or 1) + 1 - num_there)
         needed, free = count * self._checkpoint_bytes + LOG_BYTES, free_bytes(self._run_dir)
         if free < needed:
@@ -41,7 +39,7 @@ class DiskSpace:
             )
 
     def warning(self, now: float) -> str | None:
-        """Look once in a while; what to say when it has become too little. `now` in seconds."""
+        """Check now and then; what to say once there is too little. `now` in seconds."""
         if self._looked_at is not None and now - self._looked_at < INTERVAL_SECONDS:
             return None
         self._looked_at = now
@@ -63,7 +61,7 @@ def is_full(run_dir: Path) -> bool:
 
 
 def free_bytes(run_dir: Path) -> int:
-    """What a run may still write on the disk of `run_dir`."""
+    """What can still be written on the disk of `run_dir`."""
     found = os.statvfs(run_dir)
     return found.f_bavail * found.f_frsize
 

@@ -1,9 +1,8 @@
 """Environments: prompts are opened and turns of the policy answered by the environment worker.
 
-The worker is sent the whole episode each time, so nothing is lost with a worker. What an
-environment says when it begins is put after its prompt, for the whole group. Groups are reported in
-the order in which their prompts were drawn. An answer that cannot be had never becomes a number
-(law 6).
+The worker is sent the whole episode each time, so nothing is lost with it. What an environment says
+when it begins follows the prompt, for the whole group. Groups are reported in the order in which
+their prompts were drawn.
 """
 
 from __future__ import annotations
@@ -34,9 +33,7 @@ ANSWERS: Mapping[str, type[Answered]] = {
 
 
 class Environments:
-    """Has prompts made groups, and complete responses rewarded; asks the environment worker, and
-    makes events of what it says.
-    """
+    """Asks the environment worker, and makes events of its answers."""
 
     def __init__(
         self,
@@ -85,7 +82,7 @@ class Environments:
     # -- what happened to the policy ----------------------------------------------------------
 
     def turn_ended(self, trajectory: TrajectoryId) -> None:
-        """A turn of a response, which is stored, is over: have it answered."""
+        """A turn of a response is over and stored: have it answered."""
         group = self._in_flight[trajectory.group]
         group.turns_ended[trajectory.member] = len(self._in_flight.turns(trajectory)) + 1
         episode, length = self._episode(trajectory)
@@ -109,7 +106,7 @@ class Environments:
             self._rewards.ask(trajectory, {})
 
     def close(self, trajectories: Iterable[TrajectoryId]) -> None:
-        """Nobody waits for these any more."""
+        """Close the environments of these responses."""
         begun = (each for each in trajectories if self._in_flight.turns_ended(each))
         self._close([self._in_flight.name(each) for each in begun])
 
@@ -120,49 +117,35 @@ class Environments:
             self._supervisor.environments.send(messages.CloseEpisodes(keys))
 
     def ask_again(self) -> None:
-        """Another worker has taken the place of one that was lost."""
+        """Ask the worker that replaces a lost one."""
         for _, message in self._asked.values():
             self._supervisor.environments.send(message)
 
     # -- what the worker says -----------------------------------------------------------------
 
     def take(self, message: Answered | messages.EpisodeFailed) -> Iterator[Event | NotOpened]:
-        """The events that an answer makes, if it still makes any.
-
-        Raises:
-            UserError: an environment failed, and the run is to stop then; or too many in a row.
-        """
-        failure = message if isinstance(message, messages.EpisodeFailed) else None
-        subject, asked = self._asked.get(message.key, (None, None))
-        if subject is None or asked is None:
-            return  # nobody waits for it
-        if failure is None and not isinstance(message, ANSWERS[asked.wants]):
+        """The events that an answer makes, if any. Raises `UserError` if an environment failed and
+        the run is to stop then, or if too many failed in a row."""
+        if message.key not in self._asked:
+            return  # it was closed
+        subject, asked = self._asked[message.key]
+        if not isinstance(message, (ANSWERS[asked.wants], messages.EpisodeFailed)):
             return  # what was asked before has been taken back
         del self._asked[message.key]
         if isinstance(subject, TrajectoryId) and subject not in self._in_flight:
             return
-        self._failures.count(None if failure is None else failure.error)
-        if isinstance(subject, Drawn):
-            assert isinstance(message, messages.EpisodeOpened | messages.EpisodeFailed)
-            yield from self._of_prompt(subject, message)
-        elif failure is not None:
-            yield self._failed(subject, failure, is_judged=asked.wants == "reward")
-        elif isinstance(message, messages.EpisodeJudged):
-            self._rewards.ask(subject, message.rewards)
-        elif isinstance(message, messages.TurnAnswered):
-            yield from self._answered(subject, message)
-
-    def _of_prompt(
-        self, drawn: Drawn, message: messages.EpisodeOpened | messages.EpisodeFailed
-    ) -> Iterator[GroupCreated | NotOpened]:
-        if isinstance(message, messages.EpisodeOpened):
-            self._close([message.key])  # of those that answer later each is an object of its own
-            yield from self._opened(drawn, message.opening)
-            return
-        # Without its opening a prompt cannot even become a group that is dropped.
-        if drawn.suite == RUN or self._configs[drawn.suite].environment.on_failure == "stop":
-            raise UserError(message.error)
-        yield NotOpened(drawn, message.error)
+        error = message.error if isinstance(message, messages.EpisodeFailed) else None
+        self._failures.count(error)
+        match subject, message:
+            case _, messages.EpisodeFailed():
+                yield self._failed(subject, message, wants=asked.wants)
+            case Drawn() as drawn, messages.EpisodeOpened(key=key, opening=opening):
+                self._close([key])  # of those that answer later each is an object of its own
+                yield from self._opened(drawn, opening)
+            case TrajectoryId() as trajectory, messages.EpisodeJudged(rewards=rewards):
+                self._rewards.ask(trajectory, rewards)
+            case TrajectoryId() as trajectory, messages.TurnAnswered():
+                yield from self._answered(trajectory, message)
 
     def _answered(
         self, trajectory: TrajectoryId, message: messages.TurnAnswered
@@ -178,16 +161,21 @@ class Environments:
         yield events.Observed(trajectory, message.turn, length, *took)
 
     def _failed(
-        self, trajectory: TrajectoryId, message: messages.EpisodeFailed, *, is_judged: bool
-    ) -> events.RewardFailed | events.EnvironmentFailed:
-        if self._config(trajectory).environment.on_failure == "stop":
+        self, subject: TrajectoryId | Drawn, message: messages.EpisodeFailed, *, wants: str
+    ) -> Event | NotOpened:
+        drawn = subject if isinstance(subject, Drawn) else self._in_flight[subject.group].drawn
+        # Without its opening a prompt cannot even become a group that is dropped.
+        stops = drawn is subject and drawn.suite == RUN
+        if stops or self._configs[drawn.suite].environment.on_failure == "stop":
             raise UserError(message.error)
-        if trajectory.group < 0:  # else the coordinator says what is to be closed
+        if isinstance(subject, Drawn):
+            return NotOpened(subject, message.error)
+        if subject.group < 0:  # else the coordinator says what is to be closed
             self._close([message.key])
-            self._rewards.leave_out(trajectory)
-        if is_judged:
-            return events.RewardFailed(trajectory, message.error)
-        return events.EnvironmentFailed(trajectory, message.turn, message.error)
+            self._rewards.leave_out(subject)
+        if wants == "reward":
+            return events.RewardFailed(subject, message.error)
+        return events.EnvironmentFailed(subject, message.turn, message.error)
 
     # -- asking -------------------------------------------------------------------------------
 

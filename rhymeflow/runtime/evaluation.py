@@ -1,7 +1,7 @@
 """Evaluations of versions on suites: groups that answer a suite's prompts, and figures of them.
 
-Figures are over every answer that could be judged; all answers of an evaluation are of one version.
-Groups of an instance that is lost continue where their version is evaluated next.
+Figures are over all answers that could be judged, all of one version. Groups of a lost instance
+continue where their version is evaluated next.
 """
 
 from __future__ import annotations
@@ -10,16 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from rhymeflow.core import events
 from rhymeflow.core.commands import CloseEnvironments, Route
-from rhymeflow.core.events import (
-    EnvironmentFailed,
-    Evaluated,
-    Event,
-    GroupCreated,
-    Observed,
-    RewardFailed,
-    TrajectoryRewarded,
-)
+from rhymeflow.core.events import Event
 from rhymeflow.core.types import CUT, GroupId, InstanceId, SuiteName, TrajectoryId, Version
 from rhymeflow.runtime.in_flight import Drawn, InFlight, NotOpened
 from rhymeflow.suites.figures import Judged, figures, said
@@ -61,7 +54,7 @@ class Evaluation:
 class Result(NamedTuple):
     """An evaluation that is complete."""
 
-    event: Evaluated
+    event: events.Evaluated
     figures: dict[str, float]
     error: str
     """Why answers could not be judged, if some could not."""
@@ -72,8 +65,8 @@ ToDo = Drawn | Route | CloseEnvironments | Result
 
 
 class Evaluations:
-    """Evaluations in progress, on these suites by name: told what happens to the suites' groups,
-    it says what is to be done, as the coordinator does of groups to train on."""
+    """Evaluations in progress, on suites by name: takes events of their groups and gives commands,
+    as the coordinator does for groups to train on."""
 
     def __init__(
         self,
@@ -120,16 +113,16 @@ class Evaluations:
     def hear(self, event: Event | NotOpened) -> Iterator[ToDo]:
         """What happens; events of groups to train on are passed over."""
         match event:
-            case GroupCreated(group=group) if group < 0:
+            case events.GroupCreated(group=group) if group < 0:
                 yield from self._created(self._in_flight[group].drawn)
             case NotOpened(drawn, error) if drawn.group < 0:
                 yield from self._not_created(drawn, error)
-            case Observed(trajectory=trajectory) if trajectory.group < 0:
+            case events.Observed(trajectory=trajectory) if trajectory.group < 0:
                 if (instance := self._of(trajectory).instance) is not None:
                     yield self._route(instance, trajectory)
-            case TrajectoryRewarded(trajectory=trajectory) if trajectory.group < 0:
+            case events.TrajectoryRewarded(trajectory=trajectory) if trajectory.group < 0:
                 yield from self._judged(trajectory, self._answer(trajectory, event.reward))
-            case RewardFailed() | EnvironmentFailed() if event.trajectory.group < 0:
+            case events.RewardFailed() | events.EnvironmentFailed() if event.trajectory.group < 0:
                 self._of(event.trajectory).error = event.error
                 yield from self._judged(event.trajectory, None)
 
@@ -181,8 +174,8 @@ class Evaluations:
     def _give_up_outdated(
         self, suite: SuiteName, version: Version, *, holds: bool
     ) -> Iterator[ToDo]:
-        """Give up evaluations of a suite that lost their instance and cannot continue under
-        `version`. `holds`: whether that is sure to be what is held."""
+        """Give up evaluations that lost their instance and cannot continue under `version`; see
+        `begin`."""
         for (name, asked), each in list(self._in_progress.items()):
             if name != suite or each.instance is not None:
                 continue
@@ -225,7 +218,7 @@ class Evaluations:
             self._store.put_ending(group, "evaluated", version=held)
         del self._in_progress[suite.name, evaluation.asked]
         mean = found.get(f"avg@{suite.n}")
-        event = Evaluated(evaluation.instance, evaluation.asked, mean, suite.name, held)
+        event = events.Evaluated(evaluation.instance, evaluation.asked, mean, suite.name, held)
         yield Result(event, found, evaluation.error)
 
     def _versions(self, evaluation: Evaluation) -> set[Version]:

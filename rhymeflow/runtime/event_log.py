@@ -1,9 +1,9 @@
-"""The run's log as the controller keeps it: events, then what is commanded upon them.
+"""The run's log: events, and the commands that the coordinator gives on them.
 
-Events are stored before the coordinator is told of them, and each command before it is carried out;
-a version is on the disk before anything follows from it. Snapshots of the coordinator's state are
-taken where a replay is to begin: after so many events, with each checkpoint, when an attempt begins
-and when it ends in order, at moments at which all that was commanded is carried out.
+Events are stored before the coordinator handles them, and each command before it is carried out; a
+version is on the disk before anything follows from it. Snapshots of the coordinator's state, from
+which a replay begins, are taken when all commands are carried out: after so many events, with each
+checkpoint, and when an attempt begins or ends.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SNAPSHOT_EVENTS = 100_000
 """Replaying so many takes seconds."""
 
 COMMIT_SECONDS = 1.0
-"""How often the log is committed between versions. Every commit writes the pages it touched whole,
-so few large ones cost less than many small ones."""
+"""Between commits, where no version asks for one. A commit writes whole pages, so few large ones
+cost less than many small ones."""
 
 
 class EventLog:
@@ -56,15 +56,15 @@ class EventLog:
         """That the coordinator took, in all."""
 
     def record(self, events: Sequence[Event], now: float) -> int:
-        """Record a round of events; return the number of the first. A version is committed at once:
-        a learner that takes the place of another reads what was published."""
+        """Record events; return the number of the first. A version is committed at once, since a
+        learner that replaces another reads what was published."""
         first = self._store.record(now, events)
         if any(isinstance(event, VersionPublished | LearnerReady) for event in events):
             self.commit(now, durable=True)
         return first
 
     def act_on(self, events: list[Event], now: float) -> Iterator[Command]:
-        """Record a round of events, and a `Tick`; give each command once it is recorded."""
+        """Record events and a `Tick`; yield each command once it is recorded."""
         events = [*events, Tick()]
         first = self.record(events, now)
         for number, event in enumerate(events, start=first):
@@ -79,16 +79,16 @@ class EventLog:
         self._num_events += len(events)
 
     def end_round(self, now: float) -> None:
-        """All that was commanded is carried out: see to what is due."""
+        """All commands are carried out: take a snapshot, prune and commit, if due."""
         if self.is_snapshot_due or self._num_events >= SNAPSHOT_EVENTS:
             self.take_snapshot()
         if now - self._committed_at >= COMMIT_SECONDS:
-            self._in_flight.seal_all()  # a death costs no more of a response than this
+            self._in_flight.seal_all()  # the most of a response that a death costs
             self._prune()
             self.commit(now)
 
     def take_snapshot(self) -> None:
-        """Store the coordinator's state. More may be recorded than it was told of."""
+        """Store the coordinator's state after the last event that it handled."""
         if not self._last_handled:
             return  # the beginning of every run
         found = Snapshot(self._coordinator.state, self._num_drawn, self._training.batch)
@@ -101,12 +101,11 @@ class EventLog:
         self._store.commit(durable=durable)
 
     def _prune(self) -> None:
-        """Delete some of the tokens that the run needs no more, within the next commit.
+        """Delete tokens that the run needs no more, within the next commit.
 
-        A learner that is restored trains again on the batches since the newest checkpoint;
-        responses in flight go on from their tokens; drafts begin with the tokens stored last. If
-        the log's end is lost with the power, the newest checkpoint may be ahead of it, and what was
-        pruned since is lost with it, for the store prunes within its transactions.
+        Needed are the batches since the newest checkpoint, which a restored learner trains on
+        again, responses in flight, and the last tokens, for drafts. If a loss of power takes the
+        log's end, it takes the deletions too, as both are in one transaction.
         """
         newest = self._training.checkpoints.newest
         if self._keep_tokens is None or newest is None:

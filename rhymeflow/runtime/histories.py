@@ -1,8 +1,7 @@
-"""The controller's side of what instances draft from: on each node, an index and its worker.
+"""The controller's side of the history that instances draft from.
 
-A node has a history worker once it has an instance. The worker makes the index in its node's shared
-memory and fills it from the run's store; the instances of the node draft from it. A worker that
-dies, hangs or has a defect costs drafts and never the run.
+A node with an instance has a history worker, which makes an index in the node's shared memory and
+fills it from the store. A worker that dies, hangs or has a defect costs drafts, never the run.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rhymeflow.config import Config
-from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.histospec.draft import IndexHandle
 from rhymeflow.runtime.base import WorkerHandle, WorkerLost
+from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.supervisor import Supervisor
-from rhymeflow.workers.messages import HistoryGrew, HistoryReady, UseDrafter
+from rhymeflow.workers.messages import HistoryGrew, UseDrafter
 
 
 @dataclass(slots=True)
@@ -30,23 +30,23 @@ class _Node:
 
 class Histories:
     """The histories of a run, if it drafts; on each node `run.instance_restarts` workers are
-    replaced at most. `warn` tells the user; `free` gives shared memory of this machine back."""
+    replaced at most. `free` gives shared memory of this machine back, by name."""
 
     def __init__(
         self,
         config: Config,
         supervisor: Supervisor,
+        reporter: Reporter,
         *,
-        warn: Callable[[str], None],
         free: Callable[[str], None],
     ) -> None:
         self._is_wanted = config.drafting.window != "off"
         self._restarts = config.run.instance_restarts
-        self._supervisor, self._warn, self._free = supervisor, warn, free
+        self._supervisor, self._warn, self._free = supervisor, reporter.warn, free
         self._nodes: dict[str, _Node] = {}
 
     def start(self) -> None:
-        """The store is there, so workers can read it: begin where instances are known to be."""
+        """Start workers where instances are known to be; the store is there to read."""
         if self._is_wanted:
             for instance in self._supervisor.instances.values():
                 self.let_draft(instance)
@@ -56,17 +56,13 @@ class Histories:
         tokens = [node.num_tokens for node in self._nodes.values()]
         return {"draft/history_tokens": max(tokens)} if tokens else {}
 
-    def hear(self, worker: str, message: HistoryReady | HistoryGrew) -> None:
+    def hear(self, worker: str, message: HistoryGrew) -> None:
         """A node's index is there, or has grown."""
         node = self._of(worker)
-        match message:
-            case HistoryReady(index=index):
-                node.index = index
-                node.drafting.clear()
-            case HistoryGrew(num_tokens=num_tokens):
-                node.num_tokens = num_tokens
-            case _:
-                raise AssertionError(f"unexpected message {message}")
+        if node.index != message.index:
+            node.index = message.index
+            node.drafting.clear()
+        node.num_tokens = message.num_tokens
 
     def let_draft(self, instance: WorkerHandle) -> None:
         """Let an instance draft, once its node has something to draft from."""
@@ -80,11 +76,11 @@ class Histories:
             instance.send(UseDrafter(node.index))
 
     def lose(self, loss: WorkerLost) -> None:
-        """Put another worker in the place of a lost one, if there still are instances."""
+        """Replace a lost worker, if its node still has instances."""
         node = self._of(loss.worker)
         (name,) = (name for name, each in self._nodes.items() if each is node)
         self._supervisor.end(loss.worker)
-        if node.index is not None:  # of this machine; elsewhere it is freed with its worker
+        if node.index is not None:  # of this machine; on others it is freed with the worker
             self._free(node.index.name)
             node.index = None
         if not any(each.node == name for each in self._supervisor.instances.values()):

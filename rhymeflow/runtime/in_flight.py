@@ -1,8 +1,8 @@
 """Groups in flight: their prompts, and the tokens of their responses that are not stored yet.
 
-Tokens come in small parts, several times a second for each response, so that little is lost with an
-instance. They are stored when a segment ends: a new version, another instance, an interruption, the
-end, or a second that is over. What is heard of a response that is over is passed over.
+Tokens come in small parts, several times a second, so that little is lost with an instance. They
+are stored as a segment at a new version, another instance, an interruption, the end, and after a
+second. News of responses that are over is ignored.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class InFlight:
     def begin_at(self, next_group: GroupId, num_drawn: int, now: Version) -> None:
         """Continue an earlier attempt, which took `num_drawn` prompts from the data.
 
-        Groups from `next_group` on that it stored are not in its log: they come again. A suite's
-        end unless they evaluate version `now`: of others the weights are gone.
+        Groups from `next_group` on are stored, but not in the log: they are made again. Groups of
+        suites end unless they evaluate version `now`: the weights of others are gone.
         """
         self._next_group_id, self.num_drawn = next_group, num_drawn
         self._store.forget_groups(next_group)
@@ -154,13 +154,8 @@ class InFlight:
                 self.give_up(group, now)
 
     def restore(self, aborted: Mapping[GroupId, Iterable[int]]) -> None:
-        """Take up groups where they are stored, and those `of_suites`.
-
-        `aborted`: each of these groups, with its members that were aborted.
-
-        Raises:
-            UserError: a prompt is another one than it was, or not stored.
-        """
+        """Restore stored groups, which `aborted` names with their aborted members, and those
+        `of_suites`. Raises `UserError` if a prompt has changed or is not stored."""
         aborted = {**aborted, **dict.fromkeys(self.of_suites, ())}
         found = self._store.progress(aborted)
         if lost := aborted.keys() - found.keys():
@@ -206,11 +201,8 @@ class InFlight:
         return Drawn(self._last_of_suites, EVALUATION_EPOCH, prompt, None, suite, version)
 
     def draw_again(self, group: GroupId) -> Drawn:
-        """Take the prompt of an ended group once more, for a new group.
-
-        Its noise is that of the same row and epoch, so the policy as it was would answer as it did
-        before: retrying does not favour prompts' shorter answers.
-        """
+        """Take the prompt of an ended group for a new one. It has the same row and epoch and so the
+        same noise: retrying does not favour shorter answers."""
         row, epoch = self._store.origin(group)
         self._next_group_id += 1
         return Drawn(self._next_group_id - 1, epoch, self._prompts.train[row], group)
@@ -241,14 +233,14 @@ class InFlight:
         return of.encoder.encode(prompt)
 
     def give_up(self, group: GroupId, version: Version) -> None:
-        """The evaluation of `version` that a suite's group is of goes on no further."""
+        """Abort a suite's group, whose evaluation of `version` does not continue."""
         if group in self._groups:
             self.end(group)
         reason = "its evaluation was given up"
         self._store.put_ending(group, "aborted", version=version, reason=reason)
 
     def end(self, group: GroupId) -> None:
-        """The group has ended; what there is of it is stored."""
+        """The group has ended; store what there is of it."""
         for member in list(self._groups[group].open):
             self.seal(TrajectoryId(group, member))
         del self._groups[group]
@@ -304,7 +296,7 @@ class InFlight:
         return len(stored)
 
     def turns(self, trajectory: TrajectoryId) -> list[tuple[int, int]]:
-        """Of each answer of its environment, the tokens that there were before it and with it."""
+        """For each answer of its environment, the numbers of tokens before it and with it."""
         return self._groups[trajectory.group].turns.get(trajectory.member, [])
 
     def turns_ended(self, trajectory: TrajectoryId) -> int:
@@ -337,7 +329,7 @@ class InFlight:
         return [] if stored is None else stored.tolist()
 
     def continuation(self, trajectory: TrajectoryId) -> Continuation:
-        """What an instance has to know to go on with a response."""
+        """What an instance needs to continue a response."""
         group, turns = self._groups[trajectory.group], self.turns(trajectory)
         return Continuation(
             group.drawn.prompt.row,
@@ -350,7 +342,7 @@ class InFlight:
         )
 
     def abort(self, trajectory: TrajectoryId) -> None:
-        """Nothing more is wanted of this response; what there is of it is stored."""
+        """The response is not needed any more; store what there is of it."""
         if trajectory in self:
             self.seal(trajectory)
             self._groups[trajectory.group].aborted.add(trajectory.member)

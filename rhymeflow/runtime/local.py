@@ -1,7 +1,6 @@
 """The runtime of one machine: every worker is a process, its messages go through a pipe.
 
-The controller's process is never forked; a worker has its threads before it computes; whatever ends
-the run, `close` leaves no worker behind.
+The controller's process is never forked; `close` leaves no worker behind.
 """
 
 from __future__ import annotations
@@ -141,9 +140,8 @@ class LocalWorker:
             self._process = process = processes.context().Process(  # type: ignore[attr-defined]
                 target=entry.enter, args=(theirs, given, dict(os.environ)), name=name
             )
-            # A child that is spawned must find this in its environment: importing what it was given
-            # to run may load torch, and torch's thread pool reads it once. Two processes that each
-            # take all cores slow each other tenfold.
+            # Torch's thread pool reads this once, and a spawned child may load torch before it runs
+            # anything. Two processes that each take all cores slow each other tenfold.
             with processes.environment(OMP_NUM_THREADS=str(threads)), child.left_out():
                 process.start()
         self.pid = self._process.pid
@@ -183,8 +181,7 @@ class LocalWorker:
             self._process.kill()
             self._process.join()
         self._outbox.put(None)
-        # The next worker may get this descriptor's number, and what is still to be delivered
-        # must not reach them. The thread ends at once: nothing is there to read.
+        # The next worker may get this descriptor's number; what is not delivered must not reach it.
         self._sender.join()
         self.connection.close()
 
@@ -193,7 +190,7 @@ class LocalWorker:
             try:
                 for message in messages:
                     self.connection.send_bytes(message)
-            except OSError:  # it is gone, which `news` will report
+            except OSError:  # it is gone, which `read` reports
                 return
 
 
@@ -204,8 +201,8 @@ def needs_interpreter(role: str, config: Config) -> bool:
 
 
 class Interpreter(subprocess.Popen[bytes]):
-    """A worker's process that is a program, see `workers/launch.py`, with the methods of
-    `multiprocessing.Process` that `LocalWorker` uses. Its package is the controller's."""
+    """A worker as a program (`workers/launch.py`) that runs the controller's package, with the
+    methods of `multiprocessing.Process` that `LocalWorker` uses."""
 
     def __init__(
         self, config: Config, given: entry.Given, ours: Connection, theirs: Connection

@@ -1,8 +1,4 @@
-"""Who is told how a run goes on, in the controller's process, and may ask it to stop or to save.
-
-It is told of each version once, in order, after its metrics were written, and holds up the
-controller meanwhile; what it asks for is done before anything else is begun.
-"""
+"""Who is told of a run's steps in the controller's process, and may ask it to stop or to save."""
 
 from __future__ import annotations
 
@@ -13,12 +9,13 @@ from rhymeflow.core.types import Version
 
 
 class Observer:
-    """Is told, and does nothing; what a class of its kind overrides, it hears."""
+    """Told of each version once, in order, after its metrics were written, while the controller
+    waits; subclasses override what they want to hear."""
 
     stop_asked = False
     """The run is to end with the version that is published, as if it were its last."""
     save_asked = False
-    """A checkpoint of the version that is published is wanted; taken back when it is begun."""
+    """A checkpoint of the version that is published is wanted; reset when it is begun."""
 
     def begin(self, rows: Mapping[Version, Mapping[str, Any]]) -> None:
         """All is loaded; `rows` are the metrics of earlier attempts, by version."""

@@ -1,9 +1,8 @@
 """How the processes of workers begin: forked from a server that has loaded what they all need.
 
-torch and transformers cost every process that imports them three to four seconds of a core. On
-Linux the server imports them while the controller starts; it has one thread and no GPU when it
-forks, and the present values of the variables that libraries read when they are imported. Elsewhere
-workers are spawned and import for themselves: macOS has libraries that do not survive a fork.
+Importing torch and transformers takes three to four seconds of a core. On Linux the server imports
+them while the controller starts, with one thread, no GPU and the present environment. Elsewhere
+workers are spawned and import for themselves: libraries of macOS do not survive a fork.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ PRELOAD = ["rhymeflow.workers.preload"]
 """What the server imports."""
 
 _SERVER: Any = forkserver._forkserver
-"""`multiprocessing`'s own; what is used of it beside its interface is used here alone."""
+"""`multiprocessing`'s own; only this file uses more than its interface."""
 
 _READ_ON_IMPORT = (
     *("CUDA", "HF_", "HUGGINGFACE", "KMP", "LD_", "MKL", "NUMBA", "PYTHON", "PYTORCH"),
@@ -62,8 +61,7 @@ def prepare() -> None:
 
 @contextmanager
 def ended_by_interrupt() -> Iterator[None]:
-    """Ctrl-C in the block ends the server at once: it may still be loading, and who waits for a
-    worker, or at the end for the server, would wait for that."""
+    """Ctrl-C in the block kills the server, which may be loading: else all would wait for it."""
     try:
         yield
     except KeyboardInterrupt:
@@ -73,9 +71,8 @@ def ended_by_interrupt() -> Iterator[None]:
 
 
 def start_resource_tracker() -> None:
-    """Start the process that frees what a killed process leaves, for this one and its workers, in
-    silence: its warnings would come after the end, on a terminal used for something else by then.
-    """
+    """Start the process that frees what killed processes leave. It is silent, since its warnings
+    would come after the end."""
     ignored = "ignore:resource_tracker"
     known = os.environ.get("PYTHONWARNINGS")
     with environment(PYTHONWARNINGS=f"{known},{ignored}" if known else ignored):
@@ -84,7 +81,7 @@ def start_resource_tracker() -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """No garbage is looked for in the block: among what is imported that is a fifth of the time."""
+    """Collect no garbage in the block, which would take a fifth of the time of importing."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

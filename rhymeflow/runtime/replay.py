@@ -1,15 +1,13 @@
 """The past of a run, from its log: the coordinator as it was, and what it had asked for.
 
-Events are replayed from the newest snapshot of the coordinator's state, and must give the log's
-commands; of the last event some may be missing, and are given back to be carried out. Where this
-version would decide otherwise, the log is what happened: it is replayed with its own decisions in
-the place of the strategies, and refused if events still lead to something else.
+Events are replayed from the newest snapshot and must give the log's commands; commands on the last
+event that the log lacks are returned, to be carried out. Where this version decides otherwise, the
+log's own decisions are replayed instead; if its events still give other commands, it is refused.
 """
 
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -56,9 +54,9 @@ def beginning(config: Config) -> Past:
 
 
 def recall(run_dir: Path, change: Callable[[Config], Config]) -> tuple[Past, Config]:
-    """What the run was when its log ended, and the configuration that it goes on with.
+    """What the run was when its log ended, and the configuration to resume it with.
 
-    A run that ended before anything of it was stored begins anew, as `config.yaml` says.
+    A run that ended before anything was stored begins anew, with its `config.yaml`.
 
     Raises:
         UserError: the change is not possible, or the log gives other commands than it has.
@@ -78,12 +76,8 @@ def recall(run_dir: Path, change: Callable[[Config], Config]) -> tuple[Past, Con
 
 
 def replay(reader: TrajectoryReader, path: Path) -> Past:
-    """Read the log at `path` from its last snapshot, or its beginning, to its end.
-
-    Raises:
-        UserError: the log's events do not give its commands, even where its decisions are taken as
-            they were; or what is in it cannot be read.
-    """
+    """Replay the log at `path` from its last snapshot, or its beginning, to its end. Raises
+    `UserError` if it cannot be read, or if its events and decisions do not give its commands."""
     try:
         return _Replay(reader, path, None).run()
     except Differs as difference:
@@ -220,11 +214,10 @@ def _difference(seq: int, logged: list[Command], given: list[Command]) -> Differ
 
 
 class LoggedDecisions:
-    """The decisions that a log holds, in the place of the strategies that made them.
+    """Replays logged decisions instead of calling strategies.
 
-    What was routed, pulled and interrupted in each tick is proposed once more; the protocol checks
-    each proposal as it checked the strategy's. What the log does not say is where a layout wanted
-    what it moved: that goes back to its first place.
+    What was routed, pulled and interrupted is proposed again, and the protocol checks it. The log
+    does not say where a layout wanted what it moved: that returns to its first place.
     """
 
     def __init__(self) -> None:
@@ -241,8 +234,7 @@ class LoggedDecisions:
             routing=self._routing,
             sync=self._sync,
             migration=self._migration,
-            pulls_to_evaluate=False,  # those are among the log's pulls
-            max_interrupts=sys.maxsize,  # the log has what one tick did, whatever the limit was
+            is_replayed=True,
         )
 
     def _routing(self, view: FleetView) -> Iterable[Assignment]:

@@ -1,7 +1,4 @@
-"""What the user sees of a run while it goes on: metrics, step by step, and the live display.
-
-A row of metrics is written for each version, and one for each evaluation.
-"""
+"""What the user sees of a run: metrics, a row for each version and evaluation, and the display."""
 
 from __future__ import annotations
 
@@ -83,8 +80,7 @@ class Reporter:
         return self._clock() - self._started
 
     def begin_training(self) -> None:
-        """There is an instance, or a batch: from here on steps take time. Said once more, of one in
-        another's place, it takes nothing from a step."""
+        """The first instance or batch is there: steps take time from now on."""
         if self._state.first_step_at is not None:
             return
         self._state.first_step_at = self.now
@@ -101,10 +97,7 @@ class Reporter:
         coordinator: float,
         store: float,
     ) -> None:
-        """A version is published; `coordinator`, `store`: seconds they took so far, in all.
-
-        `history`: metrics of the index, and of predicted lengths.
-        """
+        """A version is published; `coordinator`, `store`: seconds that they took so far, in all."""
         now, version = self.now, trained.version + 1
         rates = self.throughput.end_step(
             now,
@@ -152,8 +145,8 @@ class Reporter:
         self._state.suites |= headlines(metrics)
 
     def log(self, message: RewardComputed, prefix: str) -> None:
-        """Reward functions log numbers, whose means are in the next step's metrics by `prefix` and
-        name, and keep values, one for each response that the message is about."""
+        """Take what reward functions log: the next step's metrics have the means of numbers, by
+        `prefix` and name; values beside responses are kept."""
         for name, value in message.noted:
             self._noted.setdefault((prefix, name), []).append(value)
         now = round(self.now, 3)
@@ -162,8 +155,8 @@ class Reporter:
             self._metrics.keep(row)
 
     def _take_noted(self, own: Mapping[str, float]) -> dict[str, float]:
-        """The means of what was logged since the last step; a name that the run writes itself gets
-        `logged/` before it, which is said once."""
+        """The means of what was logged since the last step. A name that the run writes itself gets
+        `logged/` before it, with one warning."""
         found = {}
         for (prefix, name), values in self._noted.items():
             full = prefix + name

@@ -1,9 +1,7 @@
-"""Taking a run up again where its log ends.
+"""Resuming a run where its log ends.
 
-Coordinator and store are as they were; workers are new. Instances of the earlier attempt have left,
-and what they had continues elsewhere from the tokens that are stored. What had been asked for and
-not been answered is asked for again; a prompt that was drawn is drawn once, and what was complete,
-rewarded or answered is not asked for again.
+Coordinator and store are as they were; workers are new. Responses of earlier instances continue
+from their stored tokens. What was asked for and not answered is asked for again, and nothing else.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What may be changed when a run is resumed, and why the rest may not: it has a part in what is in
-flight, or in what was promised about it.
-"""
+"""Which options can be changed when a run is resumed, and why the others cannot."""
 
 from __future__ import annotations
 
@@ -46,18 +44,14 @@ def with_options(config: Config, overrides: Mapping[str, str]) -> Config:
 
 
 def with_values(config: Config, given: Config) -> Config:
-    """The configuration with another one's values put over it, where that one has any: neither null
-    nor `auto`, which stand for what is in force."""
+    """The configuration with another one's values, but for null and `auto`, which stand for what is
+    in force."""
     values = {name: v for name, v in _fields(given).items() if v is not None and v != "auto"}
     return build_config(values, config, where="the run's configuration")
 
 
 def check_change(before: Config, after: Config, published: Version) -> None:
-    """Look whether a run that reached version `published` can go on under `after`.
-
-    Raises:
-        UserError: something differs that stays what it is.
-    """
+    """Raise `UserError` unless a run that reached version `published` can continue with `after`."""
     new = _fields(after)
     for name, old in _fields(before).items():
         reason = FIXED.get(name, FIXED.get(name.partition(".")[0]))
@@ -76,7 +70,7 @@ def check_change(before: Config, after: Config, published: Version) -> None:
 
 
 def _check_suites(before: Config, after: Config) -> None:
-    """One may come, go, or be evaluated at other times; what it is stays."""
+    """Suites may come, go and change their steps, and nothing else."""
     known = {each.name: each for each in before.eval.suites if each.steps}
     for each in after.eval.suites:
         old = known.get(each.name, each)

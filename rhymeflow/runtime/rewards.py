@@ -1,9 +1,8 @@
 """Rewards: complete responses go to the reward worker, events come back.
 
-Functions that are called per response get each one as it ends, those that are called per group the
-first `num_generations` members for which that was done: these are trained on, what ends later is
-surplus. If that call fails, spare members are judged in their place. Of a suite's group they get
-all members; one with a single member is judged by all functions at once. See law 6.
+Functions per response get each one as it ends; functions per group get the first `num_generations`
+members that the others have judged, which are trained on, and spare members if that call fails. Of
+a suite's group they get all members; a single member is judged by all functions at once. See law 6.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ class _Asked(NamedTuple):
 
 
 class _Judging(NamedTuple):
-    """How responses are judged: by functions that get one alone, and by those that get `size`
-    members of a group, both by their places in the reward worker."""
+    """By which functions responses are judged, `alone` and as `size` members of a group `together`;
+    both are places in the reward worker."""
 
     alone: tuple[int, ...]
     together: tuple[int, ...]
@@ -105,11 +104,8 @@ class Rewards:
             self._collect(trajectory, own)
 
     def take(self, message: Answer) -> Iterator[Event]:
-        """The events that an answer of the reward worker makes, if it still makes any.
-
-        Raises:
-            UserError: a reward cannot be had, and the run is to stop then; or too many in a row.
-        """
+        """The events that an answer of the reward worker makes, if any. Raises `UserError` if there
+        is no reward and the run is to stop then, or if too many failed in a row."""
         trajectories, known, is_group, _ = self._asked.pop(message.key)
         failure = message if isinstance(message, messages.NoReward) else None
         group = trajectories[0].group
@@ -135,7 +131,7 @@ class Rewards:
             yield from self._rewarded(message, trajectories, components)
 
     def ask_again(self) -> None:
-        """Another reward worker has taken the place of one that was lost."""
+        """Ask the reward worker that replaces a lost one."""
         for asked in self._asked.values():
             self._supervisor.rewards.send(asked.message)
 
@@ -171,7 +167,7 @@ class Rewards:
         trajectories: list[TrajectoryId],
         components: Sequence[dict[str, float]],
     ) -> Iterator[Event]:
-        """Report a reward for each; if they are compared and one has none, that there is none."""
+        """A reward for each; where they are compared and one has none, a failure for all."""
         is_suite = trajectories[0].group < 0
         total = self._judging_of(trajectories[0].group).sum
         rewards = [total(each) for each in components]

@@ -1,9 +1,8 @@
 """The coordinator's state as bytes, so that the log of a long run need not be replayed whole.
 
-Pickle keeps the state exactly as it is. Reading allows the coordinator's own classes and plain
-containers only, so that a run directory of another's cannot run code. Before it stand two digests:
-of what these classes hold, since pickle would put values of other classes into the wrong fields,
-and of the bytes themselves.
+Pickle keeps the state exactly. Reading allows only the coordinator's classes and plain containers,
+so no run directory can run code. Two digests come first: of the fields of these classes, which
+pickle does not check, and of the bytes.
 """
 
 from __future__ import annotations
@@ -46,11 +45,8 @@ def write(snapshot: Snapshot) -> bytes:
 
 
 def read(blob: bytes) -> Snapshot | None:
-    """What `write` was given; None: the coordinator's classes were others then, or it is damaged.
-
-    Raises:
-        pickle.UnpicklingError: somebody wrote something else there.
-    """
+    """What `write` was given; None: the coordinator's classes have changed, or it is damaged.
+    Raises `pickle.UnpicklingError` if it holds other classes."""
     known = digest_of_classes()
     digest, state = blob[len(known) : 2 * len(known)], blob[2 * len(known) :]
     if not blob.startswith(known) or digest != _digest(state):

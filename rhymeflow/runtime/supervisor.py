@@ -1,16 +1,17 @@
-"""The run's workers: starts them, watches over them, and puts others in the place of lost ones.
+"""The run's workers: starts them, watches over them, and replaces lost ones.
 
-A worker that is silent for `run.worker_timeout` seconds, or whose work stands still for so long, is
-ended and reported lost, as one that died is. It is replaced under a new name, so it can say nothing
-any more; the ranks of a learner together. A worker that reports a defect ends the run, but for
-history, without which it drafts less.
+A worker that is silent for `run.worker_timeout` seconds, or makes no progress for so long, is lost
+like one that died. A worker that reports a defect ends the run, but for history, without which the
+run drafts less.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
+from operator import itemgetter
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import InstanceId
@@ -33,13 +34,18 @@ class WorkerDied(RunError):  # noqa: N818 - it is what happened
     """A worker ended by itself, hangs, or has a defect, and the run cannot go on."""
 
 
-@dataclass
-class _Signs:
-    """Of a worker: when it was heard last, when its work advanced, and to what."""
+@dataclass(slots=True)
+class _Worker:
+    """A worker that was started and not ended, with its signs of life."""
 
-    heard: float
-    advanced: float
+    role: Role
+    handle: WorkerHandle
+    heard: float | None = None
+    """When it was heard last, in seconds; None: it has no place yet, so it is not watched."""
+    advanced: float = 0.0
+    """When its work advanced last."""
     progress: int = -1
+    """What it said last of how far it is."""
 
 
 class Supervisor:
@@ -51,21 +57,14 @@ class Supervisor:
         """`used_names`: of instances of earlier attempts at the run."""
         self._config, self._runtime = config, runtime
         self._share = share_of_cores(num_computing(config))
-        self._roles: dict[str, Role] = {}
-        self._workers: dict[str, WorkerHandle] = {}
-        self._signs: dict[str, _Signs] = {}
-        """Of those that are watched."""
-        self._places: dict[InstanceId, int] = {}
-        """The place of each instance; another in the same place has another name."""
-        self._last_number: dict[int, int] = {}
-        """Of the last instance in each place, if it is known: of one that died before it had joined
-        nobody has heard."""
+        self._workers: dict[str, _Worker] = {}
+        self._num_started: Counter[str] = Counter()
+        """By name without number. Of earlier attempts, instances that died before they joined are
+        counted too."""
         for name in used_names:
-            place, _, number = name.removeprefix("rollout-").partition(".")
-            last = self._last_number.get(int(place), 0)
-            self._last_number[int(place)] = max(last, int(number or 0))
+            stem, _, number = name.partition(".")
+            self._num_started[stem] = max(self._num_started[stem], int(number or 0) + 1)
         self._restarts_left = config.run.instance_restarts
-        self._num_started: dict[Role, int] = {}
         self.instances: dict[InstanceId, WorkerHandle] = {}
         self.ranks: list[WorkerHandle] = []
         """The learner's; rank 0 answers."""
@@ -74,7 +73,7 @@ class Supervisor:
         """If responses have turns."""
 
     def start(self) -> None:
-        """Start every worker of the run. They load while the caller goes on."""
+        """Start every worker of the run; does not wait until they have loaded."""
         self._start_learner()
         self.rewards = self.start_another("reward")
         if uses_environments(self._config):
@@ -89,72 +88,64 @@ class Supervisor:
 
     def role(self, worker: str) -> Role:
         """What a worker does."""
-        return self._roles[worker]
+        return self._workers[worker].role
 
     def wait(self, timeout: float, *, for_any_of: Collection[str] | None = None) -> list[News]:
         """Wait for news, as `Runtime.wait` does."""
         return self._runtime.wait(timeout, for_any_of=for_any_of)
 
     def watch(self, news: Iterable[News], now: float) -> Iterator[News]:
-        """Pass on news of workers that are there, and losses: of the dead and of the silent.
+        """Pass on news of workers that are there, and losses: of the dead and of those that hang.
 
         Raises:
-            UserError: a worker says that the user must change something.
-            WorkerDied: a worker reports a defect.
+            UserError, WorkerDied: a worker reports a mistake of the user's, or a defect.
         """
-        for name, handle in self._workers.items():
-            if name not in self._signs and handle.node is not None:
-                self._signs[name] = _Signs(now, now)
+        for worker in self._workers.values():
+            if worker.heard is None and worker.handle.node is not None:
+                worker.heard = worker.advanced = now
         for item in news:
-            if item.worker not in self._roles:
+            if (sender := self._workers.get(item.worker)) is None:
                 continue  # it was replaced meanwhile
-            signs = self._signs.setdefault(item.worker, _Signs(now, now))
-            signs.heard = now
+            sender.heard = now
             if isinstance(item, Received) and isinstance(item.message, Alive):
-                if item.message.progress != signs.progress:
-                    signs.progress, signs.advanced = item.message.progress, now
+                if item.message.progress != sender.progress:
+                    sender.progress, sender.advanced = item.message.progress, now
                 continue
-            signs.advanced = now  # who says anything else has worked
+            sender.advanced = now  # any other message is progress
             match item:
                 case Received(message=Failed() as failed):
                     yield self._failure(item.worker, failed)
                 case Received(message=RanksMeet(address=address)):
-                    for rank, worker in enumerate(self.ranks[1:], start=1):
-                        worker.send(JoinRanks(rank, address))
+                    for rank, each in enumerate(self.ranks[1:], start=1):
+                        each.send(JoinRanks(rank, address))
                 case _:
                     yield item
         yield from self._hanging(now)
 
     def _hanging(self, now: float) -> Iterator[WorkerLost]:
-        """Who was not heard for longest comes first: other ranks stand still because of it."""
+        """Those silent for longest come first: other ranks stand still because of them."""
         limit = self._config.run.worker_timeout
-        for name, signs in sorted(self._signs.items(), key=lambda item: item[1].heard):
-            is_silent = now - signs.heard > limit
-            if name in self._roles and (is_silent or now - signs.advanced > limit):
+        signs = [(w.heard, w.advanced, n) for n, w in self._workers.items() if w.heard is not None]
+        for heard, advanced, name in sorted(signs, key=itemgetter(0)):
+            is_silent = now - heard > limit
+            if name in self._workers and (is_silent or now - advanced > limit):
                 what = "been silent" if is_silent else "made no progress"
                 yield WorkerLost(
                     name, f"{name} has {what} for {limit:g} seconds (run.worker_timeout): it hangs"
                 )
 
     def replace_instance(self, loss: WorkerLost) -> WorkerHandle | None:
-        """Make sure that a lost instance is gone and start another in its place.
-
-        None: there are enough without it, until `grow` finds room.
-
-        Raises:
-            WorkerDied: as many were replaced as may be; those that went with their node do not
-                count.
-        """
+        """End a lost instance and start another in its place, unless there are enough (None).
+        Raises `WorkerDied` after too many losses, those of nodes not counted."""
         if not loss.with_node:
             if self._restarts_left == 0:
                 raise WorkerDied(loss.reason)
             self._restarts_left -= 1
         self.end(loss.worker)
         del self.instances[loss.worker]
-        place = self._places.pop(loss.worker)
         if len(self.instances) >= self._config.rollout.num_instances:
             return None
-        return self._start_instance(place)
+        return self._start_instance(_place(loss.worker))
 
     def grow(self) -> WorkerHandle | None:
         """Start one more instance, if there may be more and the runtime has room."""
@@ -164,16 +155,12 @@ class Supervisor:
         resources = Resources(rollout.num_threads or self._share)
         if not self._runtime.has_room("rollout", resources):
             return None
-        taken = set(self._places.values())
+        taken = set(map(_place, self.instances))
         return self._start_instance(next(place for place in count() if place not in taken))
 
     def replace(self, loss: WorkerLost) -> WorkerHandle:
-        """Make sure that the lost learner, of which it may be a rank, or reward or environment
-        worker is gone; start another.
-
-        Raises:
-            WorkerDied: as many were replaced as may be.
-        """
+        """End a lost worker of any other role, a rank with all ranks, and start another. Raises
+        `WorkerDied` after too many losses."""
         role = self.role(loss.worker)
         if role == "learner_rank":
             role = "learner"
@@ -185,35 +172,32 @@ class Supervisor:
             self._start_learner()
             return self.learner
         self.end(loss.worker)
+        another = self.start_another(role)
         if role == "reward":
-            self.rewards = self.start_another("reward")
-            return self.rewards
-        self.environments = self.start_another("environment")
-        return self.environments
+            self.rewards = another
+        else:
+            self.environments = another
+        return another
 
     def end(self, name: str) -> None:
-        """Make sure that a worker is gone."""
+        """End a worker; it is gone when this returns."""
         self._runtime.stop(name, patience=0.0)
-        del self._roles[name], self._workers[name]
-        self._signs.pop(name, None)
+        del self._workers[name]
 
     def _failure(self, name: str, message: Failed) -> WorkerLost:
         """A defect of history as a loss; any other failure ends the run."""
         if message.user_error:
             raise UserError(message.error)
-        if self._roles[name] == "history":
-            # Of a traceback, what it ends in: its log has it all.
+        if self.role(name) == "history":
+            # The last line of the traceback; the worker's log has all of it.
             return WorkerLost(name, f"{name} failed: {message.error.strip().splitlines()[-1]}")
         raise WorkerDied(f"{name} failed:\n{message.error}")
 
     def _start_instance(self, place: int) -> WorkerHandle:
-        number = self._last_number.get(place, -1) + 1
-        self._last_number[place] = number
-        name = f"rollout-{place}.{number}" if number else f"rollout-{place}"
         rollout = self._config.rollout
         cpus = rollout.cpus[place] if rollout.cpus else None
-        worker = self._start("rollout", name, rollout.num_threads, cpus)
-        self.instances[name], self._places[name] = worker, place
+        worker = self.start_another("rollout", f"rollout-{place}", rollout.num_threads, cpus)
+        self.instances[worker.name] = worker
         return worker
 
     def _start_learner(self) -> None:
@@ -221,38 +205,36 @@ class Supervisor:
         if not learner.is_used:
             self.ranks = [self.start_another("policy")]
             return
-        cpus = cores_of_ranks(learner.cpus, learner.num_ranks)
-        first = self.start_another("learner", learner.num_threads, cpus[0])
+        own, *others = cores_of_ranks(learner.cpus, learner.num_ranks)
+        first = self.start_another("learner", None, learner.num_threads, own)
         self.ranks = [first]
-        for rank, own in enumerate(cpus[1:], start=1):
+        for rank, cpus in enumerate(others, start=1):
             name = f"{first.name}-rank-{rank}"
-            self.ranks.append(self._start("learner_rank", name, learner.num_threads, own))
+            self.ranks.append(self.start_another("learner_rank", name, learner.num_threads, cpus))
 
     def start_another(
         self,
         role: Role,
+        stem: str | None = None,
         num_threads: int | None = 1,
         cpus: tuple[int, ...] | None = None,
+        *,
         node: str | None = None,
     ) -> WorkerHandle:
-        """Start a worker of this role, perhaps after others."""
-        number = self._num_started.get(role, 0)
-        self._num_started[role] = number + 1
-        name = f"{role}.{number}" if number else role
-        return self._start(role, name, num_threads, cpus, node)
-
-    def _start(
-        self,
-        role: Role,
-        name: str,
-        num_threads: int | None,
-        cpus: tuple[int, ...] | None,
-        node: str | None = None,
-    ) -> WorkerHandle:
+        """Start a worker named `stem`, or as its role, with a number if that name was used."""
+        stem = stem or role
+        number = self._num_started[stem]
+        self._num_started[stem] += 1
+        name = f"{stem}.{number}" if number else stem
         resources = Resources(num_threads or (len(cpus) if cpus else self._share), cpus, node)
-        self._roles[name] = role
-        self._workers[name] = self._runtime.start(role, name, resources)
-        return self._workers[name]
+        handle = self._runtime.start(role, name, resources)
+        self._workers[name] = _Worker(role, handle)
+        return handle
+
+
+def _place(instance: InstanceId) -> int:
+    """The place of an instance; one that replaces it has the same."""
+    return int(instance.removeprefix("rollout-").partition(".")[0])
 
 
 def num_computing(config: Config) -> int:

@@ -1,8 +1,7 @@
-"""Rates and shares between two steps, from the totals that workers report; time is an argument.
+"""Rates and shares between two steps, from the totals that workers report.
 
-Idle shares are of the time since the last step ended, rates and the time that drafts saved of that
-of the last steps which took `WINDOW` together. Instances report a moment late: what a step has no
-time for is of the next, so shares are right over several steps however short they are.
+Idle shares are of the last step, rates and the share that drafts saved of the last steps which took
+`WINDOW` together. Instances report late: busy time that does not fit in a step counts for the next.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class Throughput:
         """Seconds that instances were busy and that no step had time for yet."""
         self._coordination: dict[str, float] = {}
         self._step: Counter[str] = Counter()
-        """Of the step: tokens of training responses, iterations and drafted tokens (held-out
-        answers are drafted too, but greedy ones repeat more); turns that environments answered."""
+        """Of the step: tokens of training responses, their iterations and drafted tokens; turns
+        that environments answered."""
         self._turn_seconds = 0.0
 
     @property
@@ -93,8 +92,7 @@ class Throughput:
     ) -> dict[str, float]:
         """Close the account; return its metrics and open the next.
 
-        `trained`: tokens, in the whole run. `coordination_seconds` are totals by part; `cpu`, all
-        the controller computes, includes the others.
+        `trained`: tokens so far. `coordination_seconds`: totals by part; `cpu` is of all parts.
         """
         before, total = self._ends[-1], self._totals(now, trained)
         seconds = max(now - before.time, 1e-9)
@@ -138,10 +136,7 @@ class Throughput:
         return busy / available
 
     def _draft_metrics(self, first: _Totals, saved: float, total: _Totals) -> dict[str, float]:
-        """A share of nothing is left out. `saved`: seconds, in the step alone.
-
-        Time is of all that instances did, held-out answers included.
-        """
+        """A share of nothing is left out. `saved`: seconds in the step, of held-out answers too."""
         step, metrics = self._step, {"draft/time_saved": saved}
         if step["iterations"]:
             metrics["draft/mean_acceptance_length"] = step["tokens"] / step["iterations"]

@@ -1,7 +1,6 @@
 """What the learner does: the batch that is trained on, the published version, checkpoints.
 
-One batch is trained on at a time. A learner that replaces a lost one is told to do what that one
-had not reported.
+One batch is trained on at a time. A learner that replaces a lost one does what was not reported.
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ if TYPE_CHECKING:
 class Training:
     """The learner, as the controller sees it; `published` is the version that it will hold.
 
-    Each of its ranks is told the same in the same order, so that their collectives match. Training
-    and publishing are two messages, because a resumed run trains stored batches again without
-    publishing each version in between.
+    All ranks are told the same in the same order, so that their collectives match.
     """
 
     def __init__(
@@ -72,8 +69,7 @@ class Training:
             self._reporter.begin_training()
 
     def save(self) -> None:
-        """Write a checkpoint of what the learner has when it is done with its batch, if there is a
-        batch; else of the version that is published, if there is none."""
+        """Write a checkpoint of the version that the learner will have, unless there is one."""
         version = self.published + (self.batch is not None)
         if version not in self.checkpoints:
             self._save(version)

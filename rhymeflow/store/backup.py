@@ -42,7 +42,7 @@ LAYOUT = 2
 """Version of the files in a backup."""
 
 KEPT = 2
-"""Backups of an attempt whose checkpoints stay."""
+"""Checkpoints of an attempt that stay in the backup."""
 
 RETRY_SECONDS = (1.0, 60.0)
 """Between two tries, at first and at most."""
@@ -474,10 +474,10 @@ class BackupThread:
         made = Backup(state, version, files, rows, where)
         self._put(f"{place}/backup.json", made)
         self._last, self._there, self._number, self._problem = made, files, number, None
-        for old in filter(str.isdigit, self._storage.names(own)):
-            is_needed = any(file.name.startswith(f"{own}/{old}/") for file in files.values())
-            if int(old) <= number - KEPT and not is_needed:
-                self._storage.remove(f"{own}/{old}")
+        if last is None or last.version != version:  # else its checkpoint is in an earlier one
+            for old in filter(str.isdigit, self._storage.names(own)):
+                if int(old) <= number - KEPT:
+                    self._storage.remove(f"{own}/{old}")
         self._write_state()
 
 

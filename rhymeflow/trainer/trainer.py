@@ -21,7 +21,6 @@ from rhymeflow.config import Config, EvalSuite
 from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
-from rhymeflow.runtime import start
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.trainer.callbacks import Callbacks, History, Rhythm, eval_name
@@ -83,8 +82,10 @@ class Trainer:
         tools: list[str | Callable[..., Any]] | None = None,
         callbacks: list[Any] | None = None,
     ) -> None:
+        from rhymeflow.runtime.start import choose_run_dir  # loads the store
+
         given = _config(config)
-        path = start.choose_run_dir(given)
+        path = choose_run_dir(given)
         inputs = Inputs(path)
         fields: dict[str, Any] = {"run.output_dir": str(path)}
         if model is not None:

@@ -1,8 +1,7 @@
-"""One end of a connection on which every message arrives once, whatever carries it.
+"""A connection on which every message arrives once, whatever carries it.
 
-A transport that loses its connection and sends again what was not acknowledged may deliver messages
-twice, and late. So they are numbered: one whose number has come before is passed over. Both ends of
-a connection have to be channels.
+A transport that reconnects may deliver messages twice and late, so they are numbered, and one whose
+number has come before is dropped. Both ends have to be channels.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _NUMBER = struct.Struct("<Q")
 
 
 class Channel:
-    """A connection over another one, or what is like one of `multiprocessing`."""
+    """One end, over a connection of `multiprocessing` or one like it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -34,7 +33,7 @@ class Channel:
             self._connection.send_bytes(_NUMBER.pack(self._num_sent) + message)
 
     def read(self) -> bytes | None:
-        """The next thing that arrives; waits for it. `None`: it had arrived before."""
+        """Wait for a message; None: it had arrived before."""
         frame = self._connection.recv_bytes()
         (number,) = _NUMBER.unpack_from(frame)
         if number <= self._num_received:
@@ -44,18 +43,14 @@ class Channel:
         return frame[_NUMBER.size :]
 
     def recv_bytes(self) -> bytes:
-        """The next message; waits for it. Raises `EOFError` if the other end is gone."""
+        """Wait for the next message. Raises `EOFError` if the other end is gone."""
         message, self._arrived = self._arrived, None
         while message is None:
             message = self.read()
         return message
 
     def poll(self, timeout: float = 0.0) -> bool:
-        """Whether there is a message; waits so many seconds for one.
-
-        Raises:
-            EOFError: the other end is gone.
-        """
+        """Whether there is a message; waits so many seconds for one. Raises `EOFError` likewise."""
         deadline = time.monotonic() + timeout
         while self._arrived is None and self._connection.poll(timeout):
             self._arrived = self.read()

@@ -1,7 +1,7 @@
-"""How a worker process begins: name, cores, log, role, signs of life, what becomes of its errors.
+"""How a worker begins: name, cores, log, role, signs of life, what becomes of its errors.
 
-It ignores Ctrl-C (the controller decides), ends when its controller does, whatever it is doing, and
-reports what it dies of. Imports torch only through the role it runs; its threads are set before.
+It ignores Ctrl-C (the controller decides), ends with its controller, and reports what it dies of.
+Only roles import torch, after the number of threads is set.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import Alive, Failed, send
 
 ORPHAN_SECONDS = 2.0
-"""For a worker whose controller is gone to notice it and to give back what it has."""
+"""For a worker whose controller is gone to give back what it has."""
 
 BEAT_SECONDS = 1.0
 
 START_SECONDS = 3600.0
-"""Loading, compiling and the start of vLLM are not counted in pieces: so long a sign of life counts
-as progress. Reading the weights of the largest models from slow disks takes less."""
+"""So long a sign of life is progress, as loading, compiling and vLLM's start are not counted in
+pieces. The largest models load from slow disks in less."""
 
 
 class Given(NamedTuple):
@@ -72,7 +72,7 @@ def enter(connection: Connection, given: Given, environment: Mapping[str, str]) 
 
 
 def work(connection: Connection, given: Given) -> None:
-    """Run the role's `main`, and report what it fails by."""
+    """Run the role's `main`, and report how it fails."""
     redirect_output(Path(given.log))
     os.environ["OMP_NUM_THREADS"] = str(given.num_threads)
     channel = Channel(connection)
@@ -93,11 +93,8 @@ def work(connection: Connection, given: Given) -> None:
 
 
 def end_with(controller: int) -> None:
-    """End this process soon after the one that started it, also if it listens to nobody by then:
-    compiling what drafting runs takes long.
-
-    `controller` becomes readable when that one ends.
-    """
+    """End this process soon after the controller, even where it listens to nothing, as while it
+    compiles. `controller` is a descriptor that becomes readable then."""
 
     def watch() -> None:
         wait([controller])
@@ -109,8 +106,8 @@ def end_with(controller: int) -> None:
 
 @contextmanager
 def beating(connection: Channel) -> Iterator[None]:
-    """Say from a thread, about every second while the block runs, that this process lives, and how
-    far it has come (`utils/progress.py`): one whose work stands still is seen to hang."""
+    """Send a sign of life about every second from a thread while the block runs, with the progress
+    of the work (`utils/progress.py`), so that a worker whose work stands still is seen to hang."""
     over, began = threading.Event(), time.monotonic()
 
     def beat() -> None:

@@ -1,8 +1,7 @@
 """The environment worker: decodes the policy's turns, has them answered, and encodes the answers.
 
-Environments run in processes of their own (`rhymeflow/pool.py`), so the controller neither decodes
-tokens nor waits for user code. A question has all that was said before; each is answered once, by
-an answer or by why there is none (law 6), unless its episode is closed.
+Environments run in a pool of processes (`rhymeflow/pool.py`). A question holds the whole episode;
+each gets one answer, or one failure (law 6), unless its episode is closed.
 """
 
 from __future__ import annotations
@@ -16,17 +15,9 @@ from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.pool import Pool, Refused
 from rhymeflow.suites.suite import environment_sections
 from rhymeflow.utils.process import output_path
+from rhymeflow.workers import messages
 from rhymeflow.workers.channel import Channel
-from rhymeflow.workers.messages import (
-    AskEnvironment,
-    CloseEpisodes,
-    EpisodeFailed,
-    EpisodeJudged,
-    EpisodeOpened,
-    Message,
-    TurnAnswered,
-    send,
-)
+from rhymeflow.workers.messages import Message, send
 from rhymeflow.workers.user_code import UserCodeWorker
 
 
@@ -50,9 +41,9 @@ class EnvironmentWorker(UserCodeWorker):
 
     def _take(self, message: Message) -> None:
         match message:
-            case AskEnvironment(episode=episode, wants=wants, room=room):
+            case messages.AskEnvironment(episode=episode, wants=wants, room=room):
                 self._pool.submit(self._episodes.task(episode, wants, room))
-            case CloseEpisodes(keys=keys):
+            case messages.CloseEpisodes(keys=keys):
                 self._pool.drop(keys)
             case _:
                 raise AssertionError(f"unexpected message {message}")
@@ -64,14 +55,16 @@ class EnvironmentWorker(UserCodeWorker):
         key, turn = task.episode.key, len(task.episode.turns)
         match task.result:
             case Opened(text=text):
-                return EpisodeOpened(key, text)
+                return messages.EpisodeOpened(key, text)
             case Rewarded(value=value):
-                return EpisodeJudged(key, {} if value is None else {task.environment: value})
+                return messages.EpisodeJudged(
+                    key, {} if value is None else {task.environment: value}
+                )
             case Answered(figures=figures):
                 try:
-                    return TurnAnswered(key, turn, task.observed(), figures)
+                    return messages.TurnAnswered(key, turn, task.observed(), figures)
                 except Refused as error:
                     self._pool.drop([key])
-                    return EpisodeFailed(key, turn, str(error))
+                    return messages.EpisodeFailed(key, turn, str(error))
         assert task.error is not None
-        return EpisodeFailed(key, turn, task.error)
+        return messages.EpisodeFailed(key, turn, task.error)

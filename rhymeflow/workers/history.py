@@ -1,8 +1,8 @@
 """The history process: copies what the run has stored into the index that drafts come from.
 
-Answers to suites' prompts are among it: each evaluation is drafted by the one before. No worker
-waits for it, and what it does changes no token (law 3). It alone writes to its index, in shared
-memory. What it knows is in the store, so a successor knows it again. Loads no torch.
+Answers to suites' prompts are copied too: each evaluation drafts from the one before. No worker
+waits for this one, and it changes no token (law 3). It alone writes to its index, in shared memory,
+and a successor can rebuild that from the store.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from rhymeflow.store.handle import store_reader
 from rhymeflow.store.previous_run import config_of
 from rhymeflow.utils import progress, shared_memory
 from rhymeflow.workers.channel import Channel
-from rhymeflow.workers.messages import HistoryGrew, HistoryReady, Shutdown, receive, send
+from rhymeflow.workers.messages import HistoryGrew, Shutdown, receive, send
 
 NICENESS = 10
-"""Workers that sample or train go first, once drafting is compiled: instances wait for that."""
+"""Workers that sample or train go first, once what they wait for is compiled."""
 
 POLL_SECONDS = 0.25
-"""How soon the store is looked at again after something new; responses take longer than that."""
+"""Between looks at the store after something new; a response takes longer."""
 
 IDLE_SECONDS = 1.0
-"""How seldom it is when there is nothing, and at most the time between two signs of life."""
+"""The most between two looks, and so between two messages."""
 
 SEGMENTS_AT_ONCE = 256
 """Between two looks at what the controller says."""
@@ -52,7 +52,7 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
         prefix=shared_memory.prefix_for(run_dir, "h"),
     )
     try:
-        send(connection, HistoryReady(index.handle))
+        send(connection, HistoryGrew(index.handle, 0))
         writers = [] if drafting.history_run is None else [_previous_run(index, config)]
         reader = store_reader(config, run_dir)
         follower = Follower(reader, num_tokens=drafting.history_tokens)
@@ -75,17 +75,14 @@ def serve(connection: Channel, index: Index, writers: list[IndexWriter]) -> None
             wait = POLL_SECONDS
         else:
             wait = min(max(2 * wait, POLL_SECONDS), IDLE_SECONDS)
-        send(connection, HistoryGrew(index.num_tokens))
+        send(connection, HistoryGrew(index.handle, index.num_tokens))
     message = receive(connection)
     assert isinstance(message, Shutdown), message
 
 
 def _previous_run(index: Index, config: Config) -> IndexWriter:
-    """The writer for the run that the history is to begin with.
-
-    Its noise is this run's noise where both have the same seed and number their prompts alike;
-    else its responses are aligned with none.
-    """
+    """The writer of the run that the history begins with. Its responses are aligned if both runs
+    have the same seed and number prompts alike, and so have the same noise."""
     assert config.drafting.history_run is not None
     reader = store_reader(config, Path(config.drafting.history_run))
     previous = config_of(reader.attempts()[-1], reader.path)
@@ -96,15 +93,14 @@ def _previous_run(index: Index, config: Config) -> IndexWriter:
 
 
 def _numbering(data: DataConfig) -> DataConfig:
-    """What numbers prompts. Of the others, a run that was made says what came of them."""
+    """The fields that number prompts; the others differ once a run has begun."""
     return data.model_copy(update={"chat_template": None, "size": None, "eval_size": 0})
 
 
 class IndexWriter:
-    """Writes what one run's store says to the index.
+    """Writes the responses of one run's store to the index.
 
-    `config` is that run's. `aligned`: its responses were sampled with the noise that this run's
-    have.
+    `config` is that run's. `aligned`: its responses were sampled with this run's noise.
     """
 
     def __init__(
@@ -120,7 +116,7 @@ class IndexWriter:
 
     def write(self) -> int:
         """Write what is new, at most `SEGMENTS_AT_ONCE` segments; return how many."""
-        # A response that is rewarded by now has all its segments among those that are read next.
+        # All segments of a response that is rewarded by now are read next.
         self._rewarded += self._follower.rewards()
         segments = self._follower.segments(SEGMENTS_AT_ONCE)
         for segment in segments:
@@ -148,7 +144,7 @@ class IndexWriter:
         group, member = segment.trajectory
         epoch, prompt_ids = self._prompt(group)
         if len(self._open) >= self._index.handle.max_responses:
-            # Never rewarded: its group was left out. Newer ones have taken its place in the index.
+            # Never rewarded, as its group was left out; newer ones have replaced it in the index.
             del self._open[next(iter(self._open))]
         return self._index.begin(
             prompt_ids,

@@ -1,9 +1,8 @@
 """A worker in an interpreter of its own: python -m rhymeflow.workers.launch FD [openmp]
 
-Where a worker's libraries differ from the controller's, it cannot be forked from the server of
-`processes`. FD is its end of the pipe, whose first message is its `entry.Given`. `openmp`:
-Intel's OpenMP is loaded before anything else if this environment has it, so nothing heavy is
-imported before that.
+For a worker whose libraries differ from the controller's, so that it cannot be forked. FD is its
+end of the pipe, whose first message is its `entry.Given`. `openmp`: load Intel's OpenMP before all
+else, if this environment has it.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 OPENMP = "libiomp5.so"
-"""Without it vLLM's kernels for CPUs, stepped in the process that they run in, take three times as
-long (docs/vllm.md)."""
+"""Without it vLLM's kernels for CPUs take three times as long (docs/vllm.md)."""
 
 
 def main() -> None:
@@ -24,7 +22,7 @@ def main() -> None:
     descriptor, *options = sys.argv[1:]
     if "openmp" in options and (library := missing_openmp(Path(sys.prefix), os.environ)):
         before = os.environ.get("LD_PRELOAD")
-        # Threads that have nothing to do shall not keep others from the core for long.
+        # Idle threads are not to keep the core for long.
         os.environ.setdefault("KMP_BLOCKTIME", "5")
         os.environ["LD_PRELOAD"] = f"{library}:{before}" if before else str(library)
         os.execv(sys.executable, sys.orig_argv)  # the same program, with the library

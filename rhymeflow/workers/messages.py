@@ -1,8 +1,7 @@
 """What the controller and its workers say to each other: typed, msgpack, no pickle.
 
-Commands of the coordinator and the events that workers report are sent as they are, some with data
-in an envelope (`Carried`); what the coordinator does not know is a `Message`. Messages to and from
-one worker keep their order, and each arrives once (`channel.py`).
+Commands and events of the coordinator are sent as they are, some with data in an envelope
+(`Carried`); what the coordinator does not know is a `Message`.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from rhymeflow.core.commands import Command
 from rhymeflow.core.events import Event
 from rhymeflow.core.types import FinishReason, SuiteName, TrajectoryId, Version
 from rhymeflow.environments.episode import Episode, TurnFigures
-from rhymeflow.histospec.draft import DraftStats
-from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.histospec.draft import DraftStats, IndexHandle
 from rhymeflow.reward.messages import TrainerState
 from rhymeflow.utils import progress
 from rhymeflow.weights.base import WeightHandle
@@ -36,12 +34,9 @@ class Carried(NamedTuple):
 
 
 class Continuation(msgspec.Struct, frozen=True, array_like=True):
-    """With `Route`: the response is to prompt row `prompt`, requested in `epoch`.
-
-    It goes on after `tokens`, which were generated before, here or elsewhere, or answered by an
-    environment. The policy is in its turn number `turn`, from 1, which began after `turn_start` of
-    them. The command of a suite's response has number 0: it belongs to an `Evaluate`.
-    """
+    """With `Route`: a response to prompt row `prompt` in `epoch`, to be continued after `tokens`,
+    of the policy and its environment. The policy's turn `turn`, from 1, began after `turn_start` of
+    them. The command of a suite's response has number 0."""
 
     prompt: int
     epoch: int
@@ -132,13 +127,10 @@ class JoinRanks(Message):
 
 
 class SaveCheckpoint(Message):
-    """Write a checkpoint of the version that the learner holds, and delete all but those named.
-
-    It is copied at once and written while training goes on.
-    """
+    """Write a checkpoint of the version that the learner holds, while training continues, and
+    delete all others but those of versions `keep`."""
 
     keep: tuple[Version, ...]
-    """Earlier checkpoints that stay."""
 
 
 class ComputeReward(Message):
@@ -155,14 +147,12 @@ class ComputeReward(Message):
     """By their places in `suites.suite.reward_sections`."""
     trainer_state: TrainerState
     turns: list[list[tuple[int, int]]] = []
-    """Where there are environments, of each: for each answer of its environment, in order, how many
-    tokens there were before it and with it."""
+    """With environments, for each response and each answer in it: the tokens before and with it."""
 
 
 class AskEnvironment(Message):
-    """What is to be put after the prompt, asked before the first turn or not at all; an answer to
-    the last of `episode.turns`, of `room` tokens at most; or, when nothing more will be asked, the
-    reward."""
+    """Asks for what follows the prompt, before the first turn; for an answer to the last of
+    `episode.turns`, of `room` tokens at most; or, in the end, for the reward."""
 
     episode: Episode
     wants: Literal["opening", "answer", "reward"]
@@ -170,7 +160,7 @@ class AskEnvironment(Message):
 
 
 class CloseEpisodes(Message):
-    """Nobody waits for these any more, by key."""
+    """Close these episodes, by key."""
 
     keys: list[str]
 
@@ -179,10 +169,8 @@ class CloseEpisodes(Message):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens of a response from position `start` on, all generated under `version`.
-
-    It took `steps` iterations, in which `drafted` tokens were proposed and verified.
-    """
+    """Tokens of a response from position `start` on, generated under `version` in `steps`
+    iterations, in which `drafted` tokens were proposed and verified."""
 
     trajectory: TrajectoryId
     start: int
@@ -196,7 +184,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokensGenerated(Message):
-    """What was generated since the last of these: each response's parts follow one another."""
+    """What was generated since the last such message."""
 
     parts: list[Part]
 
@@ -208,7 +196,7 @@ class RanksMeet(Message):
 
 
 class ResponseDetails(NamedTuple):
-    """What the learner found and did in one response: see `learner/token_details.py`."""
+    """Of one response: see `learner/token_details.py`."""
 
     trajectory: TrajectoryId
     logprobs: bytes | None
@@ -222,7 +210,7 @@ class TokenDetails(Message):
 
 
 class Retraining(Message):
-    """The learner of a run that is resumed trains on a stored batch, to make `version` again."""
+    """The learner of a resumed run trains on a stored batch, to make `version` again."""
 
     version: Version
     last: Version
@@ -245,20 +233,15 @@ class CheckpointEnded(Message):
     error: str | None = None
 
 
-class HistoryReady(Message):
-    """What drafting runs is compiled; this index is being filled."""
+class HistoryGrew(Message):
+    """The index, which has so many tokens; what drafting runs is compiled."""
 
     index: IndexHandle
-
-
-class HistoryGrew(Message):
-    """So many tokens are in the index; a sign of life."""
-
     num_tokens: int
 
 
 class RewardComputed(Message):
-    """For each response its text, and its rewards by the names of the functions that applied."""
+    """For each response its text, and rewards by name of the functions that applied."""
 
     key: str
     texts: list[str]
@@ -287,7 +270,7 @@ class EpisodeOpened(Message):
 
 
 class TurnAnswered(Message):
-    """What an environment answered to turn `turn`, in tokens; or why it asks for no more."""
+    """The answer to turn `turn`, in tokens, or why the episode has ended."""
 
     key: str
     turn: int

@@ -1,7 +1,6 @@
-"""Compiles what a run compiles, once and for all: `python -m rhymeflow.workers.precompile`.
+"""Compiles what a run compiles, and bytecode: `python -m rhymeflow.workers.precompile`.
 
-The installer calls it. Without it the first run does the same while it goes on, and drafts later.
-Python's own bytecode is written too, of all that workers import. A second call only loads.
+The installer calls it. Without it the first run compiles meanwhile, and drafts later.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What the server that workers are forked from imports: all that takes long and most of them need.
+"""What the server that workers are forked from imports: what most of them need and takes long.
 
-Nothing is computed, so there is one thread, and no GPU was touched. The garbage collector sleeps
-until a worker wakes it: it finds nothing among what is imported and takes a fifth of the time.
+The garbage collector, which would take a fifth of the time, is off until a worker enables it.
 """
 
 from __future__ import annotations

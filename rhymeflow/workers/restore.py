@@ -1,9 +1,8 @@
-"""The learner of a run that was trained before: from a checkpoint, by training on again.
+"""Restores the learner of a resumed run: from a checkpoint, and by training on batches again.
 
-The newest checkpoint that the log knows of is loaded (one ahead of the log, whose end a loss of
-power took, is not), and the batches since are trained on once more, each under the configuration of
-its attempt; what the log says was skipped is skipped. On a CPU, or with deterministic kernels, the
-weights are the same to the last bit; the log has their checksum.
+The newest checkpoint that the log knows is loaded, and the batches since are trained on again, each
+under the configuration of its attempt; steps that were skipped are skipped. On a CPU, or with
+deterministic kernels, the weights are the same to the last bit; the log has their checksum.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def published(reader: Reader) -> Version:
 
 
 def in_a_row(reader: Reader) -> int:
-    """How many steps of this attempt were skipped up to the last, one after the other."""
+    """How many of the last steps of this attempt were skipped."""
     attempts = reader.attempts()
     last, found = published(reader), _skipped(reader, attempts[-1].first_event if attempts else 0)
     return next(n for n in count() if last - n not in found)
@@ -49,8 +48,8 @@ def in_a_row(reader: Reader) -> int:
 def from_checkpoint(
     learner: Learner, reader: Reader, directory: Path, checksum: Callable[[], str]
 ) -> list[tuple[Version, str]]:
-    """Restore the newest checkpoint that is whole, if there is any; return newer ones, with what is
-    wrong with each. `checksum` is of the learner's weights; the log has that of each version.
+    """Restore the newest whole checkpoint, if any; return newer ones, each with its problem.
+    `checksum`, of the learner's weights, is compared with the log's.
     """
     damaged: list[tuple[Version, str]] = []
     is_changed = False
@@ -76,12 +75,8 @@ def from_checkpoint(
 def train_again(
     learner: Learner, reader: Reader, config: Config
 ) -> Iterator[tuple[Version, Version]]:
-    """Bring `learner` to the version that was published last. Yields the version that is trained
-    next and the last one, before each step.
-
-    Raises:
-        UserError: tokens of a batch that is to be trained on again were deleted.
-    """
+    """Bring `learner` to the version that was published last; yields before each step the version
+    that it makes and the last one. Raises `UserError` if tokens of a batch were deleted."""
     last, skipped = published(reader), _skipped(reader)
     for version, batch, attempt in _batches(reader, learner.version, last):
         yield version + 1, last
@@ -94,7 +89,7 @@ def train_again(
 
 
 def _checksums(reader: Reader, version: Version) -> set[str]:
-    """Of a version as it was published and, perhaps in its last bits otherwise, made again."""
+    """Of a version as it was published, and as it was restored."""
     return {checksum for (checksum,) in reader.query(_CHECKSUMS, version)}
 
 
@@ -124,7 +119,7 @@ def _skipped(reader: Reader, since: int = 0) -> dict[Version, list[int]]:
 
 
 def _batches(reader: Reader, first: Version, last: Version) -> list[tuple[Version, Batch, Config]]:
-    """Those after version `first` to `last`, each with its attempt's configuration."""
+    """From version `first` to before `last`, each with its attempt's configuration."""
     attempts = reader.attempts()
     found = []
     # The batch after `last` may have been begun.

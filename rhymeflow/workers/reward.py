@@ -1,9 +1,8 @@
 """The reward worker: decodes responses to text and has the reward functions judge them.
 
-A message asks about responses to one prompt and says by which functions; where it names none, the
-text is all that is asked for. The functions run in processes of their own (`rhymeflow/pool.py`), so
-the controller neither decodes tokens nor waits for user code. Each message is answered once, by
-rewards or by why there are none (law 6).
+A message names responses to one prompt and functions, or none if it wants only the text. Functions
+run in a pool of processes (`rhymeflow/pool.py`). Each message gets one answer: rewards, or why
+there are none (law 6).
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ Prompt = str | list[dict[str, Any]]
 
 
 class RewardWorker(UserCodeWorker):
-    """Answers `ComputeReward` by functions that have these `names`; `decode` turns token ids into
-    text, and `seen`, where a reward model asks for it, a prompt into what the policy was given."""
+    """Answers `ComputeReward` with functions of these `names`. `decode` makes text of token ids;
+    `seen`, for a reward model, makes of a prompt what the policy was given."""
 
     def __init__(
         self,
@@ -93,11 +92,11 @@ class RewardWorker(UserCodeWorker):
 
 
 def parts_of(tokens: list[int], answers: list[tuple[int, int]]) -> list[list[int]]:
-    """What the policy said and what was answered, by turns; an odd number of parts."""
+    """What the policy said and what was answered, in turn; an odd number of parts."""
     ends = [0, *(place for answer in answers for place in answer), len(tokens)]
     return [tokens[start:end] for start, end in pairwise(ends)]
 
 
 def _last(turns: list[list[str]]) -> list[str]:
-    """Where there are turns, the last text of each response."""
+    """The last text of each response with turns."""
     return [parts[-1] for parts in turns]

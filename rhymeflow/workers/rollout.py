@@ -1,8 +1,8 @@
 """A rollout instance: an engine in a process of its own, carrying out numbered commands in order.
 
-While what a pull needs is fetched the engine goes on, and the commands after the pull wait. Tokens
-of a response are sent before anything is said of it; its version never falls; after a pull the
-checksum of the weights is proved before a token is generated under them (law 5).
+While a pull is fetched the engine continues, and later commands wait. Tokens of a response are sent
+before anything is said of it; its version never falls; the checksum of pulled weights is proved
+before a token is generated under them (law 5).
 """
 
 from __future__ import annotations
@@ -17,15 +17,8 @@ from pathlib import Path
 from typing import Literal
 
 from rhymeflow.config import Config
+from rhymeflow.core import events
 from rhymeflow.core.commands import Abort, Evaluate, Interrupt, Pull, Route
-from rhymeflow.core.events import (
-    InstanceJoined,
-    Pulled,
-    Snapshot,
-    TrajectoryFinished,
-    TrajectoryInterrupted,
-    TurnEnded,
-)
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.engine.base import Finished, NoiseKey, Request, RolloutEngine, Sampling
 from rhymeflow.histospec.draft import DraftStats
@@ -50,8 +43,8 @@ from rhymeflow.workers.messages import (
 )
 
 STATUS_SECONDS = 0.25
-"""How often the instance says how it is and hands over what it has generated, so that no more than
-this is lost with it; short against a step, long against an iteration."""
+"""Between two reports of the instance's state and new tokens, which is all that is lost with it;
+short against a step, long against an iteration."""
 
 POLL_SECONDS = 0.01
 """How long an engine that computes elsewhere may keep a command waiting."""
@@ -70,7 +63,7 @@ class Held:
 
 
 def prepare(config: Config) -> None:
-    """Load the code that the engine will run, or compile it; of the other engine nothing."""
+    """Load or compile the code of the configured engine."""
     if config.rollout.engine == "vllm":
         from rhymeflow.engine.vllm.arguments import import_vllm
 
@@ -106,10 +99,7 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
 
 
 class Instance:
-    """The engine, the weights it pulls and the connection.
-
-    `engine` makes the engine, which begins with the newest of the weights that it is given.
-    """
+    """The engine, the weights it pulls and the connection. `engine` makes the engine."""
 
     def __init__(
         self,
@@ -128,13 +118,13 @@ class Instance:
         self.busy_seconds = 0.0
         self._last_status = 0.0
         self._pulling: Pull | None = None
-        """Carried out when what it needs has been fetched; the commands after it wait."""
+        """Being fetched; later commands wait."""
         self._is_cut_off = False
-        """The pull waits for another learner, since the one that had the weights is gone."""
+        """The pull waits for another learner: the one that had the weights is gone."""
         self._later: deque[object] = deque()
-        """Messages that came before news of that learner."""
+        """Messages that wait for that learner."""
         self._ending = False
-        joined = InstanceJoined(
+        joined = events.InstanceJoined(
             name,
             self.engine.version,
             limits.max_num_seqs,
@@ -192,8 +182,8 @@ class Instance:
             wait = 0.0
 
     def _next(self, wait: float) -> object | None:
-        """What is to be carried out now; None: nothing, or a pull comes first. One that waits for
-        another learner lets news of that, and the end of the run, pass it."""
+        """What to carry out now; None: nothing, or a pull comes first. While that waits for another
+        learner, only news of the learner and the end of the run pass."""
         if self._pulling is not None and not self._is_cut_off:
             return None
         if self._later and not self._is_cut_off:
@@ -262,7 +252,7 @@ class Instance:
         self._forget(stopped)
         for request in stopped:
             length = len(request.tokens)
-            done = TrajectoryInterrupted(request.id, self.name, message.number, length)
+            done = events.TrajectoryInterrupted(request.id, self.name, message.number, length)
             send(self.connection, done)
 
     def _forget(self, requests: Iterable[Request]) -> None:
@@ -270,9 +260,9 @@ class Instance:
             del self._held[request.id]
 
     def _pull(self, message: Pull) -> None:
-        """Take new weights, or go on for now while they are being fetched, if there is work."""
+        """Take new weights, unless they are being fetched and there is work meanwhile."""
         if message.version <= self.engine.version:
-            # An earlier pull got newer ones, and whoever heard so counts on them (law 1).
+            # An earlier pull got newer ones, and the coordinator counts on them (law 1).
             self._say_pulled(message, 0.0)
             return
         self._pulling = message
@@ -293,7 +283,7 @@ class Instance:
 
     def _say_pulled(self, message: Pull, seconds: float) -> None:
         version, checksum = self.engine.version, as_text(self.engine.checksum)
-        pulled = Pulled(self.name, message.number, version, checksum)
+        pulled = events.Pulled(self.name, message.number, version, checksum)
         send(self.connection, Carried(pulled, seconds))
 
     def _report(self, finished: list[Finished]) -> None:
@@ -302,12 +292,12 @@ class Instance:
             self._say_ended(request, reason, self._held.pop(request.id).turn)
 
     def _say_ended(self, request: Request, reason: Literal["stop", "length"], turn: int) -> None:
-        """The response is complete, or the policy's turn is over and its environment comes."""
+        """The response is complete, or the policy's turn is over."""
         key, tokens = request.id, request.tokens
         if request.keeps_cache and reason == "stop":
-            send(self.connection, TurnEnded(key, self.name, turn, len(tokens)))
+            send(self.connection, events.TurnEnded(key, self.name, turn, len(tokens)))
         else:
-            send(self.connection, TrajectoryFinished(key, self.name, len(tokens), reason))
+            send(self.connection, events.TrajectoryFinished(key, self.name, len(tokens), reason))
 
     def _hand_over(self, requests: Iterable[Request]) -> None:
         """Send what was generated of these responses since it was last sent."""
@@ -344,7 +334,7 @@ class Instance:
         carried_out = self.last_number if self._pulling is None else self._pulling.number - 1
         waiting = tuple(key for key in load.waiting if key.group >= 0)
         how = load.kv_tokens, load.clock, load.prefill_seconds
-        snapshot = Snapshot(self.name, carried_out, waiting, *how)
+        snapshot = events.Snapshot(self.name, carried_out, waiting, *how)
         totals = load.num_generated, self.busy_seconds, load.drafts
         status = Status(load.num_running, len(waiting), *totals)
         send(self.connection, Carried(snapshot, status))

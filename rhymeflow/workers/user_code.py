@@ -1,7 +1,4 @@
-"""What the reward worker and the environment worker share: a loop around a pool of processes.
-
-While it serves, it makes progress at least every `WAIT_SECONDS`, however long user code takes.
-"""
+"""What the reward worker and the environment worker share: a loop around a pool of processes."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ class UserCodeWorker:
         self._ending = False
 
     def serve(self) -> None:
-        """Receive messages, send answers, until `Shutdown`."""
+        """Serve until `Shutdown`, with progress every `WAIT_SECONDS` while user code runs."""
         progress.has_started = True
         while not self._ending:
             self._pool.wait(WAIT_SECONDS, self._connection)

@@ -50,9 +50,8 @@ def a_schedule(name: str = "staleflow", **changes: object) -> Schedule:
     """A schedule by name, with its fields changed."""
     bundle = SCHEDULES[name]
     made = Schedule(
-        name, bundle.admission, bundle.routing, bundle.sync, bundle.on_pull, bundle.migration,
-        max_inflight_groups=1000, settings=replace(SETTINGS, cost=COST), max_interrupts=512,
-        pulls_to_evaluate=True,
+        bundle.admission, bundle.routing, bundle.sync, bundle.on_pull, bundle.migration,
+        max_inflight_groups=1000, settings=replace(SETTINGS, cost=COST),
         layout=bundle.layout or NoLayout,
     )  # fmt: skip
     return replace(made, **changes)  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ def _check_instances(state: State) -> None:
 
 
 def _check_members(state: State) -> None:
-    waiting = {t for _, t in state.queue.partial()} | set(state.queue.new())
+    waiting = {t for _, t in state.queue.partial()} | set(state.queue.new)
     for group_id, group in state.groups.items():
         version = state.buffers.version(group_id)
         for trajectory, member in zip(group.ids(), group.members, strict=True):

@@ -25,8 +25,7 @@ GYM = "reasoning_gym:chain_sum"
 
 
 def load(source: str, seed: int = 0, **fields: Any) -> tuple[list[Prompt], list[Prompt]]:
-    train, held_out = load_prompts(DataConfig(source=source, **fields), seed)
-    return list(train), list(held_out)  # type: ignore[call-overload]
+    return load_prompts(DataConfig(source=source, **fields), seed)
 
 
 def texts(prompts: list[Prompt]) -> list[Any]:

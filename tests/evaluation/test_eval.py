@@ -47,8 +47,7 @@ def evaluated(capsys: Capture, *arguments: object) -> dict[str, Any]:
 
 def held_out(recipe: str, count: int) -> list[Any]:
     config = read_config(recipe)
-    prompts = load_prompts(config.data, config.run.seed)[1]
-    return [prompts[row] for row in range(count)]
+    return load_prompts(config.data, config.run.seed)[1][:count]
 
 
 def test_the_demo_greedily_is_what_a_plain_model_says(capsys: Capture, tmp_path: Path) -> None:

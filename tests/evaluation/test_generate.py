@@ -24,7 +24,7 @@ from rhymeflow.evaluation.generate import Generator, TextStream, chat
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
 from rhymeflow.models.load import load_model, random_model, stop_token_ids
 from rhymeflow.models.tokenizer import load_tokenizer, max_length
-from tests import characters
+from tests.characters import save_without_weights
 
 Capture = pytest.CaptureFixture[str]
 
@@ -39,13 +39,7 @@ TEMPLATE = (
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny chat model with random weights."""
     directory = tmp_path_factory.mktemp("talker")
-    tokenizer = characters.make_tokenizer("abcdeghstu:;?", 400)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(directory)
-    config = characters.make_config(tokenizer, 400)
-    config.update({"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1})
-    config.update({"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16})
-    config.save_pretrained(directory)
+    save_without_weights(directory, "abcdeghstu:;?", 400, TEMPLATE)
     about = ModelConfig(name=str(directory))
     model = random_model(about, dtype=torch.float32, device=torch.device("cpu"), seed=3)
     model.save_pretrained(directory)

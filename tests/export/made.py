@@ -9,7 +9,7 @@ from typing import Any
 from rhymeflow.config.load import build_config
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests import characters
+from tests.characters import make_tokenizer, save_without_weights
 from tests.store.stores import finished, group, segment
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 +=?[];<>"
@@ -21,11 +21,7 @@ TEMPLATE = (
 
 def model(directory: Path, template: str | None = None) -> Path:
     """A tokenizer of characters beside a model's configuration, without weights."""
-    tokenizer = characters.make_tokenizer(ALPHABET, 200)
-    tokenizer.chat_template = template
-    tokenizer.save_pretrained(directory)
-    characters.make_config(tokenizer, 200).save_pretrained(directory)
-    return directory
+    return save_without_weights(directory, ALPHABET, 200, template)
 
 
 class MadeRun:
@@ -34,7 +30,7 @@ class MadeRun:
     def __init__(self, run_dir: Path, model_dir: Path, **fields: Any) -> None:
         run_dir.mkdir(exist_ok=True)
         self.run_dir = run_dir
-        self.tokenizer = characters.make_tokenizer(ALPHABET, 200)
+        self.tokenizer = make_tokenizer(ALPHABET, 200)
         self.config = build_config({"model.name": str(model_dir), **fields}, where="test")
         self.store = SqliteTrajectoryStore(run_dir / "events.db")
         self.store.begin_attempt(

@@ -228,7 +228,7 @@ ANSWERS = [Prompt(row, "q" * (row + 1), {}) for row in range(HELD_OUT)]
 
 
 def load(start: Callable[[], None], config: Config, reporter: Reporter) -> Loaded:
-    """The prompts of every fake run; see `runtime.train.Machine`."""
+    """The prompts of every fake run; as `runtime.train.load_while`."""
     start()
     held_out = ANSWERS[: config.data.eval_size]
     stream = PromptStream(SOURCE, config.run.seed, config.data.shuffle)

@@ -23,9 +23,9 @@ from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import Event
 from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.errors import StorageError, UserError
-from rhymeflow.runtime import event_log, in_force, start
+from rhymeflow.runtime import event_log, start
 from rhymeflow.runtime.replay import beginning, recall
-from rhymeflow.runtime.train import Machine, attempt
+from rhymeflow.runtime.train import attempt, in_force
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS
 from rhymeflow.store.damage import check_log
 from tests.fake_run import check
@@ -133,7 +133,7 @@ def configuration(draw: random.Random, schedule: str) -> Config:
             },
         }
     )
-    return in_force.before_the_start(config, Path("run"))
+    return in_force(config, Path("run"))
 
 
 def quiet_run(seed: int, directory: Path, schedule: str) -> FakeRun:
@@ -245,16 +245,20 @@ class FakeRun:
             check_log(self.path)
             past, config = recall(self.path, self._changed)
         self.seen.num_attempts += 1
-        machine = Machine(
-            lambda config, path, _: FakeProcesses(
-                self._world, self._rates, store.killing, config, path
-            ),
-            load,
-            self._world.clock,
-        )
         if self._look is not None:
             watch(past.coordinator, self._look)
-        attempt(config, self.path, store, past, Console(file=io.StringIO(), quiet=True), machine)
+        attempt(
+            config,
+            self.path,
+            store,
+            past,
+            Console(file=io.StringIO(), quiet=True),
+            runtime=lambda config, path, _: FakeProcesses(
+                self._world, self._rates, store.killing, config, path
+            ),
+            load=load,
+            clock=self._world.clock,
+        )
 
     def _changed(self, config: Config) -> Config:
         """At times, other values of fields that may be changed when a run is resumed."""

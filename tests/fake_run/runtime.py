@@ -11,7 +11,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.faults.messages import Transport
 from rhymeflow.config import Config
@@ -36,11 +36,12 @@ STOP_SECONDS = 8.0
 """Longest time that a worker stands still; longer than the run's `worker_timeout`."""
 
 
-class Rates:
+class Rates(NamedTuple):
     """How often what is no death happens, as shares: of messages and of calls for a reward."""
 
-    def __init__(self, twice: float, late: float, failures: float) -> None:
-        self.twice, self.late, self.failures = twice, late, failures
+    twice: float
+    late: float
+    failures: float
 
 
 class Death(BaseException):

@@ -83,9 +83,7 @@ class FakeSearch:
         )
 
 
-def make(
-    world: World, window: str, *, sequences: int, max_draft: int = 16, monkeypatch
-) -> drafter.Drafter:
+def make(world: World, window: str, *, sequences: int, monkeypatch) -> drafter.Drafter:
     """A drafter that searches in this world."""
     monkeypatch.setattr(
         drafter,
@@ -94,22 +92,13 @@ def make(
             world, max_draft=drafting.max_draft, rates=rates
         ),
     )
-    drafting = DraftingConfig(window=window, max_draft=max_draft)
     sizes = {"max_sequences": sequences, "max_length": 4}
-    return drafter.Drafter(None, drafting, **sizes, clock=lambda: world.now)
+    return drafter.Drafter(None, DraftingConfig(window=window), **sizes, clock=lambda: world.now)
 
 
-def run(
-    world: World, window: str, lengths: Sequence[int], *, max_draft: int = 16, monkeypatch
-) -> drafter.Drafter:
+def run(world: World, window: str, lengths: Sequence[int], *, monkeypatch) -> drafter.Drafter:
     """Decode responses of these lengths, all at once; `world.now` is what it took."""
-    it = make(world, window, sequences=len(lengths), max_draft=max_draft, monkeypatch=monkeypatch)
-    decode(world, it, lengths)
-    return it
-
-
-def decode(world: World, it: drafter.Drafter, lengths: Sequence[int]) -> None:
-    """One wave of responses, all begun at once."""
+    it = make(world, window, sequences=len(lengths), monkeypatch=monkeypatch)
     left = {
         it.begin([index], [], sample=index, noise_epoch=0): length
         for index, length in enumerate(lengths)
@@ -117,6 +106,7 @@ def decode(world: World, it: drafter.Drafter, lengths: Sequence[int]) -> None:
     done = dict.fromkeys(left, 0)
     while left:
         iterate(world, it, left, done, kv_tokens=sum(done.values()))
+    return it
 
 
 def stream(

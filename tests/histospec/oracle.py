@@ -3,223 +3,180 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 
 from rhymeflow.histospec import build_draft, kernels
+from rhymeflow.histospec.index import Index, prompt_key
 from rhymeflow.histospec.search import _weights
 
 
-@dataclass
+@dataclass(eq=False)
 class Text:
     """One response with the tail of its prompt before it."""
 
-    prompt: int
-    sample: int
-    noise: int
+    who: tuple[int, int, int]
+    """Prompt, sample, noise."""
     tail: int
     tokens: list[int] = field(default_factory=list)
     is_finished: bool = False
-    merit: float = 1.0
     reward: float | None = None
 
 
-class History:
-    """An index with room for all of it."""
+class Recorded(Index):
+    """An index, and all it was told as plain lists."""
 
-    def __init__(self) -> None:
+    def __init__(self):
+        super().__init__(max_tokens=4000, max_responses=64)
         self.texts: list[Text] = []
-        self.order: list[tuple[int, int]] = []
+        self.order: list[tuple[Text, int]] = []
         """Text and place of all tokens, as they came."""
 
-    def begin(self, prompt, tail, *, sample, noise_epoch):
-        self.texts.append(Text(prompt, sample, noise_epoch, len(tail)))
-        self.extend(len(self.texts) - 1, tail)
-        return len(self.texts) - 1
+    def begin(self, prompt_ids, *, sample, noise_epoch):
+        who = prompt_key(prompt_ids), sample, noise_epoch
+        self.texts.append(Text(who, len(prompt_ids)))
+        return super().begin(prompt_ids, sample=sample, noise_epoch=noise_epoch)
 
-    def extend(self, number, tokens):
-        text = self.texts[number]
-        self.order += [(number, len(text.tokens) + i) for i in range(len(tokens))]
+    def extend(self, response, tokens):
+        text = self.texts[response - 1]
+        self.order += [(text, len(text.tokens) + i) for i in range(len(tokens))]
         text.tokens += tokens
+        super().extend(response, tokens)
 
-    def finish(self, number, reward):
-        text = self.texts[number]
+    def finish(self, response, reward):
+        text = self.texts[response - 1]
         text.is_finished, text.reward = True, reward
-        if reward is None:
-            return
-        judged = [t for t in self.texts if t.prompt == text.prompt and t.reward is not None]
-        rewards = np.array([t.reward for t in judged])
-        for other in judged:
-            over = (other.reward - rewards.mean()) / rewards.std() if rewards.std() > 1e-6 else 0.0
-            other.merit = 2.0 ** min(max(over, -2.0), 2.0)
+        super().finish(response, reward)
 
-    def agreement(self, number, place, context):
-        """Tokens up to this place that are the context's last ones."""
-        tokens, matched = self.texts[number].tokens, 0
-        while (
-            matched < min(kernels.LONGEST_MATCH, len(context), place + 1)
-            and tokens[place - matched] == context[-1 - matched]
-        ):
-            matched += 1
-        return matched
+    def merit(self, text):
+        """By how its reward compares with those of the prompt's other responses."""
+        siblings = [t for t in self.texts if t.who[0] == text.who[0] and t.reward is not None]
+        rewards = np.array([t.reward for t in siblings])
+        if text.reward is None or rewards.std() <= 1e-6:
+            return 1.0
+        return 2.0 ** min(max((text.reward - rewards.mean()) / rewards.std(), -2.0), 2.0)
 
 
-def found(histories, whose, context):
-    """Candidates found by suffix: (source, text, place after the match, matched, kind, merit)."""
+def found(indexes, who, context):
+    """Candidates found by suffix: text, place after the match, tokens matched, kind, merit."""
     candidates = []
     for length, scope in zip(kernels.LEVELS, kernels.SCOPES, strict=True):
         if len(candidates) >= kernels.ENOUGH or length > len(context):
             continue
-        for source, history in enumerate(histories):
+        for source, index in enumerate(indexes):
             # What is left is shared with the indexes that come after this one.
             share = kernels.INDEXES - source
             most = len(candidates) + -(-(kernels.FOUND - len(candidates)) // share)
-            for number, place in _chain(history, length, scope, *whose, context):
-                text = history.texts[number]
-                if len(candidates) >= most:
-                    break
-                here = (source, number, place + 1)
-                known = any(here == candidate[:3] for candidate in candidates)
-                matched = history.agreement(number, place, context)
-                if place + 1 < len(text.tokens) and not known and matched >= length:
-                    candidates.append((*here, matched, _kind(text, *whose), text.merit))
+            for text, place in _chain(index, length, scope, who, context):
+                known = any(text is other and place + 1 == at for other, at, *_ in candidates)
+                if len(candidates) < most and place + 1 < len(text.tokens) and not known:
+                    matched = _agreement(text.tokens[: place + 1], context)
+                    of_text = _kind(text, who), index.merit(text)
+                    candidates.append((text, place + 1, matched, *of_text))
     return candidates
 
 
-def _chain(history, length, scope, prompt, sample, noise, context):
+def _chain(index, length, scope, who, context):
     """The newest places at which this suffix ends."""
     members = []
-    for number, place in reversed(history.order):
-        text = history.texts[number]
-        here = text.tokens[max(0, place + 1 - length) : place + 1]
-        if here == context[-length:] and _counts(text, place, scope, prompt, sample, noise):
-            members.append((number, place))
+    for text, place in reversed(index.order):
+        is_in_scope = {
+            kernels.OF_ALL: place + 1 >= text.tail,
+            kernels.OF_THE_PROMPT: text.who[0] == who[0],
+            kernels.OF_ITSELF: text.who == who,
+        }[scope]
+        if is_in_scope and text.tokens[: place + 1][-length:] == context[-length:]:
+            members.append((text, place))
     return members[: kernels._STEPS]
 
 
-def _counts(text, place, scope, prompt, sample, noise):
-    if scope == kernels.OF_ALL:
-        return place + 1 >= text.tail
-    if scope == kernels.OF_THE_PROMPT:
-        return text.prompt == prompt
-    return (text.prompt, text.sample, text.noise) == (prompt, sample, noise)
+def _agreement(said, context):
+    """How many of the last tokens are the context's last ones."""
+    pairs = zip(reversed(said), reversed(context[-kernels.LONGEST_MATCH :]), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _kind(text, prompt, sample, noise):
-    if text.prompt != prompt:
+def _kind(text, who):
+    if text.who[0] != who[0]:
         return kernels.KIND_SHARED
-    if (text.sample, text.noise) == (sample, noise) and not text.is_finished:
-        return kernels.KIND_SELF
-    return kernels.KIND_OWN
-
-
-def aligned(history: History, prompt, sample, noise):
-    """Responses that share prompt, sample and noise, the newest first."""
-    return [
-        number
-        for number in reversed(range(len(history.texts)))
-        for text in [history.texts[number]]
-        if (text.prompt, text.sample, text.noise) == (prompt, sample, noise) and text.is_finished
-    ]
+    return kernels.KIND_SELF if text.who == who and not text.is_finished else kernels.KIND_OWN
 
 
 class Sequence:
     """A running response and its candidates."""
 
-    def __init__(self, histories, prompt, prompt_ids, tokens, *, sample, noise_epoch):
-        self.histories = histories
-        self.who = (prompt, sample, noise_epoch)
-        self.context = [*prompt_ids, *tokens]
-        self.length = len(tokens)
-        self.came = 0
-        self.age = 0
+    def __init__(self, indexes, prompt_ids, *, sample, noise_epoch):
+        self.indexes, self.who = indexes, (prompt_key(prompt_ids), sample, noise_epoch)
+        self.context = list(prompt_ids)
+        self.length = self.came = self.age = 0
         self.needed = 1
         self.found: list[tuple] = []
-        self.aligned = [
-            (history, number)
-            for history in histories
-            for number in (aligned(history, *self.who) if noise_epoch >= 0 else [])
-            if self._place(history, number) < len(history.texts[number].tokens)
-        ][: kernels.ALIGNED]
-
-    def _place(self, history, number):
-        """Where the token before the next one stands."""
-        return history.texts[number].tail + self.length - 1
+        texts = [text for index in indexes for text in reversed(index.texts) if noise_epoch >= 0]
+        same = [text for text in texts if text.who == self.who and text.is_finished]
+        self.aligned = same[: kernels.ALIGNED]
 
     def extend(self, tokens):
         self.context += tokens
         self.length += len(tokens)
         self.came += len(tokens)
 
-    def _says(self, source, number, place, came):
-        """Whether a candidate said what came."""
-        said = self.histories[source].texts[number].tokens[place : place + len(came)]
-        return len(came) <= kernels.LONGEST_MATCH and said == came
-
     def candidates(self):
         """(what comes next, matched, kind, merit), brought up to date."""
-        context = self.context[-kernels.MEMORY :]
-        came = self.context[len(self.context) - self.came :]
+        context, came = self.context[-kernels.MEMORY :], self.came
+        new = self.context[len(self.context) - came :]
         self.found = [
-            (source, n, place + len(came), min(matched + len(came), kernels.LONGEST_MATCH), *rest)
-            for source, n, place, matched, *rest in self.found
-            if self._says(source, n, place, came)
+            (text, place + came, min(matched + came, kernels.LONGEST_MATCH), *rest)
+            for text, place, matched, *rest in self.found
+            if came <= kernels.LONGEST_MATCH and text.tokens[place : place + came] == new
         ]
-        self.age += self.came
+        self.age += came
         self.came = 0
         if len(self.found) < self.needed or self.age >= kernels.STALE_AFTER:
-            self.found = found(self.histories, self.who, context)
+            self.found = found(self.indexes, self.who, context)
             self.needed = min(kernels.KEPT, max(len(self.found), 1))
             self.age = 0
-        return [
-            (self.histories[source].texts[number].tokens[place:], *rest)
-            for source, number, place, *rest in self.found
-        ] + [
-            (history.texts[n].tokens[place + 1 :], history.agreement(n, place, context), 3, 1.0)
-            for history, n in self.aligned
-            for place in [self._place(history, n)]
-            if place + 1 < len(history.texts[n].tokens)
-        ]
+        kept = [(text.tokens[place:], *rest) for text, place, *rest in self.found]
+        for text in self.aligned:
+            place = text.tail + self.length
+            if place < len(text.tokens):
+                matched = _agreement(text.tokens[:place], context)
+                kept.append((text.tokens[place:], matched, kernels.KIND_ALIGNED, 1.0))
+        return kept
 
 
-def draft(sequence, most, *, state, ranking, is_tree, rates):
+def draft(sequence, most, *, state, is_tree, rates):
     """Nodes (token, parent, path probability, class) of a draft."""
     weights = _weights()
     pool = [
-        (text, matched, kind, weights[kind, matched], np.float32(merit))
+        (text, kind, weights[kind, matched], np.float32(merit))
         for text, matched, kind, merit in sequence.candidates()
     ]
-    nodes, waiting = [], _options(pool, [], -1, np.float32(1), state, ranking, is_tree, rates)
+    nodes, waiting = [], _options(pool, [], -1, np.float32(1), state, is_tree, rates)
     while waiting and len(nodes) < most:
         best = max(waiting, key=lambda node: node[2])
         waiting.remove(best)
         path, parent, probability, its_class = best
         nodes.append((path[-1], parent, probability, its_class))
-        waiting += _options(pool, path, len(nodes) - 1, probability, state, ranking, is_tree, rates)
+        waiting += _options(pool, path, len(nodes) - 1, probability, state, is_tree, rates)
     return nodes
 
 
-def _options(pool, path, parent, probability, state, ranking, is_tree, rates):
+def _options(pool, path, parent, probability, state, is_tree, rates):
     """Nodes that may follow a path."""
-    depth = len(path)
-    here = [one for one in pool if one[0][:depth] == path and len(one[0]) > depth]
-    options = {}
-    for text, *voter in here:
-        options.setdefault(text[depth], []).append(voter)
+    depth, options = len(path), {}
+    for text, *voter in pool:
+        if text[:depth] == path and len(text) > depth:
+            options.setdefault(text[depth], []).append(voter)
     scored = []
     for token, voters in options.items():
-        votes, liked = np.float32(0), np.float32(0)
-        for _, _, vote, merit in voters:
-            votes += vote
-            liked += vote * merit
-        score = {"reward": liked / votes, "frequency": votes, "combined": liked}[ranking]
-        scored.append((score, token, voters))
-    total = sum((score for score, *_ in scored), np.float32(build_draft.NOBODY))
+        votes = sum((vote * merit for _, vote, merit in voters), np.float32(0))
+        scored.append((votes, token, max(kind for kind, *_ in voters)))
+    total = sum((votes for votes, *_ in scored), np.float32(build_draft.NOBODY))
     judged = []
-    for score, token, voters in scored:
-        share = score / total
-        its_class = build_draft.class_of(share, state, max(voter[1] for voter in voters))
-        judged.append((rates[its_class], share, token, its_class))
+    for votes, token, kind in scored:
+        its_class = build_draft.class_of(votes / total, state, kind)
+        judged.append((rates[its_class], votes / total, token, its_class))
     judged.sort(key=lambda option: (-option[0], -option[1]))
     kept = judged[: build_draft.BRANCHES if is_tree else 1]
     return [([*path, token], parent, probability * rate, its) for rate, _, token, its in kept]

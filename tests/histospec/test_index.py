@@ -48,8 +48,6 @@ def test_counts_what_it_holds_and_never_holds_more_than_there_is_room_for():
         index.extend(number, list(range(start, start + 9)))
         assert index.num_tokens <= room
     assert index.num_tokens >= 200
-    index.clear()
-    assert (index.num_tokens, index.num_responses) == (0, 0)
 
 
 def test_the_oldest_text_goes_first():
@@ -63,18 +61,6 @@ def test_the_oldest_text_goes_first():
     index.extend(first, [35])
     index.finish(first, 1.0)
     assert index.num_tokens == before, "what was overwritten is passed over"
-
-
-def test_cleared_text_is_not_found_and_its_numbers_are_passed_over():
-    index = Index(max_tokens=200, max_responses=8)
-    old = add(index, [30, 31, 32])
-    index.clear()
-    assert drafted(index, [30, 31]) == []
-    new = add(index, [40, 41, 42])
-    assert new > old
-    index.extend(old, [43])
-    index.finish(old, 1.0)
-    assert drafted(index, [40, 41]) == [42]
 
 
 def test_prompt_keys_are_of_63_bits_and_the_same_everywhere():
@@ -123,7 +109,7 @@ def test_readers_of_what_is_being_overwritten_propose_tokens_and_end():
             wild = random.integers(info.min, info.max, array.shape, array.dtype, endpoint=True)
             near = random.integers(6, 40, array.shape).astype(array.dtype)
             array[chosen] = np.where(random.random(array.shape) < 0.5, wild, near)[chosen]
-        search = searching(index, max_draft=8, shape="tree", ranking="reward")
+        search = searching(index, max_draft=8, shape="tree")
         handle = search.begin(PROMPT, [1, 2], sample=0, noise_epoch=0)
         for _ in range(10):
             proposals = search.propose(np.array([handle]), np.array([8]), np.array([0]))

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from rhymeflow.config import DraftingConfig
 from rhymeflow.histospec import build_draft, control, index, kernels
-from rhymeflow.histospec.index import Index, prompt_key
 from rhymeflow.histospec.search import Search
 from tests.histospec import oracle
 
@@ -23,7 +22,6 @@ AGREED = (np.indices(SHAPE)[0] + 1) / (build_draft.NUM_SHARES + 2)
 AGREED[:, :, kernels.KIND_ALIGNED] += 0.1
 AGREED = AGREED.ravel().astype(np.float32)
 FIRST = np.array([control.BEGUN])
-RANKINGS = ("reward", "frequency", "combined")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -48,40 +46,24 @@ response = st.tuples(
 )
 
 
-class Pair:
-    """An index and the oracle's, told the same."""
-
-    def __init__(self) -> None:
-        self.index = Index(max_tokens=4000, max_responses=64)
-        self.history = oracle.History()
-
-    def begin(self, prompt: int, sample: int, noise_epoch: int) -> tuple[int, int]:
-        ids = PROMPTS[prompt]
-        how = {"sample": sample, "noise_epoch": noise_epoch}
-        return self.index.begin(ids, **how), self.history.begin(prompt_key(ids), ids, **how)
-
-    def extend(self, number: tuple[int, int], tokens: list[int]) -> None:
-        self.index.extend(number[0], tokens)
-        self.history.extend(number[1], tokens)
-
-    def finish(self, number: tuple[int, int], reward: float | None) -> None:
-        self.index.finish(number[0], reward)
-        self.history.finish(number[1], reward)
-
-    def fill(self, responses) -> None:
-        """Responses that grow at the same time, seven tokens at a time."""
-        numbers = [self.begin(*one[:3]) for one in responses]
-        for start in range(0, 40, 7):
-            for number, one in zip(numbers, responses, strict=True):
-                self.extend(number, one[3][start : start + 7])
-        for number, (*_, reward, is_finished) in zip(numbers, responses, strict=True):
-            if is_finished:
-                self.finish(number, reward)
+def filled(responses) -> oracle.Recorded:
+    """Responses that grow at the same time, seven tokens at a time."""
+    made = oracle.Recorded()
+    numbers = [
+        made.begin(PROMPTS[prompt], sample=sample, noise_epoch=noise_epoch)
+        for prompt, sample, noise_epoch, *_ in responses
+    ]
+    for start in range(0, 40, 7):
+        for number, (_, _, _, text, *_) in zip(numbers, responses, strict=True):
+            made.extend(number, text[start : start + 7])
+    for number, (*_, reward, is_finished) in zip(numbers, responses, strict=True):
+        if is_finished:
+            made.finish(number, reward)
+    return made
 
 
 def search_of(live, history=None, *, rates=RATES, **drafting):
-    earlier = None if history is None else history.index
-    return Search(live.index, earlier, DraftingConfig(**drafting), max_sequences=40, rates=rates)
+    return Search(live, history, DraftingConfig(**drafting), max_sequences=40, rates=rates)
 
 
 def flat(lists):
@@ -99,23 +81,18 @@ def nodes_of(proposals, row):
     st.lists(response, max_size=8),
     st.lists(response, max_size=4),
     st.lists(st.tuples(response, st.lists(st.integers(0, 5), max_size=8)), min_size=1, max_size=3),
-    st.sampled_from(RANKINGS),
     st.booleans(),
 )
-def test_drafts_are_those_of_the_direct_search(earlier, live, running, ranking, is_tree):
-    pairs = [Pair(), Pair()]
-    pairs[0].fill(live)
-    pairs[1].fill(earlier)
+def test_drafts_are_those_of_the_direct_search(earlier, live, running, is_tree):
+    indexes = filled(live), filled(earlier)
     shape = "tree" if is_tree else "linear"
-    search = search_of(*pairs, ranking=ranking, max_draft=8, shape=shape)
+    search = search_of(*indexes, max_draft=8, shape=shape)
     handles, slow, numbers = [], [], []
     for (prompt, sample, noise_epoch, *_), _ in running:
         how = {"sample": sample, "noise_epoch": noise_epoch}
         handles.append(search.begin(PROMPTS[prompt], [], **how))
-        key = prompt_key(PROMPTS[prompt])
-        histories = [pair.history for pair in pairs]
-        slow.append(oracle.Sequence(histories, key, PROMPTS[prompt], [], **how))
-        numbers.append(pairs[0].begin(prompt, sample, noise_epoch))
+        slow.append(oracle.Sequence(indexes, PROMPTS[prompt], **how))
+        numbers.append(indexes[0].begin(PROMPTS[prompt], **how))
     done = [0] * len(running)
     for step in range(8):
         most = np.array([(step + i) % 9 for i in range(len(running))])
@@ -126,59 +103,43 @@ def test_drafts_are_those_of_the_direct_search(earlier, live, running, ranking, 
                 assert proposals.counts[row] == 0
                 continue
             expected = oracle.draft(
-                sequence, most[row], state=states[row], ranking=ranking, is_tree=is_tree,
+                sequence, most[row], state=states[row], is_tree=is_tree,
                 rates=RATES,
             )  # fmt: skip
-            check(nodes_of(proposals, row), expected, is_tree)
+            assert nodes_of(proposals, row) == [(t, p, float(r), c) for t, p, r, c in expected]
         made = []
         for i, (one, lengths) in enumerate(running):
             length = lengths[step] if step < len(lengths) else 1
             made.append(one[3][done[i] : done[i] + length])
             done[i] += length
             slow[i].extend(made[-1])
-            pairs[0].extend(numbers[i], made[-1])
+            indexes[0].extend(numbers[i], made[-1])
         search.extend(np.array(handles), *flat(made))
-
-
-def check(nodes, expected, is_tree):
-    if not is_tree:
-        assert nodes == [(t, p, float(r), c) for t, p, r, c in expected]
-        return
-    # Which of two equally likely nodes comes first is left open; the probabilities are not.
-    assert [node[2] for node in nodes] == [float(node[2]) for node in expected]
-    assert all(-1 <= parent < place for place, (_, parent, *_) in enumerate(nodes))
-    assert len({node[:2] for node in nodes}) == len(nodes), "a continuation stands once"
 
 
 @pytest.mark.parametrize(("noise_epoch", "drafted"), [(0, 1), (3, 2)])
 def test_equal_noise_says_what_comes_where_the_texts_before_say_nothing(noise_epoch, drafted):
-    pair = Pair()
-    for sample, first in [(0, 1), (1, 2), (2, 2)]:
-        number = pair.begin(1, sample, 0)
-        pair.extend(number, [first, 3, 3])
-        pair.finish(number, None)
-    search = search_of(pair, rates=AGREED)
+    texts = [(1, sample, 0, [first, 3, 3], None, True) for sample, first in enumerate((1, 2, 2))]
+    search = search_of(filled(texts), rates=AGREED)
     handle = search.begin(PROMPTS[1], [], sample=0, noise_epoch=noise_epoch)
     proposals = search.propose(np.array([handle]), np.array([1]), FIRST)
     assert proposals.tokens[0, 0] == drafted
 
 
-def test_the_better_rewarded_continuation_is_drafted_if_rewards_rank():
-    drafted = {}
-    for ranking in RANKINGS:
-        pair = Pair()
-        for sample, (first, reward) in enumerate([(1, 0.0), (1, 0.0), (2, 1.0)]):
-            number = pair.begin(1, sample, -1)
-            pair.extend(number, [first, 3])
-            pair.finish(number, reward)
-        search = search_of(pair, ranking=ranking, rates=AGREED)
-        handle = search.begin(PROMPTS[1], [], sample=9, noise_epoch=-1)
-        drafted[ranking] = search.propose(np.array([handle]), np.array([1]), FIRST).tokens[0, 0]
-    assert drafted == {"reward": 2, "frequency": 1, "combined": 2}
+@pytest.mark.parametrize(("rewards", "drafted"), [((0.0, 0.0, 1.0), 2), ((1.0, 1.0, 1.0), 1)])
+def test_the_better_rewarded_continuation_is_drafted(rewards, drafted):
+    """Two say 1, one says 2: it outvotes them if its reward is so much better."""
+    texts = [
+        (1, sample, -1, [first, 3], reward, True)
+        for sample, (first, reward) in enumerate(zip((1, 1, 2), rewards, strict=True))
+    ]
+    search = search_of(filled(texts), rates=AGREED)
+    handle = search.begin(PROMPTS[1], [], sample=9, noise_epoch=-1)
+    assert search.propose(np.array([handle]), np.array([1]), FIRST).tokens[0, 0] == drafted
 
 
 def test_handles_are_small_and_used_again():
-    search = search_of(Pair())
+    search = search_of(filled([]))
     how = {"sample": 0, "noise_epoch": -1}
     handles = [search.begin([1], [], **how) for _ in range(40)]
     assert handles == list(range(40))

@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from rhymeflow.config import Config
@@ -38,6 +39,17 @@ def train_while(config: Config, *acts: Act) -> tuple[Summary, str]:
         summary = train(config, console=console)
     assert not left, "the run ended before everything had happened"
     return summary, console.file.getvalue()
+
+
+def train_until(config: Config, *acts: Act) -> None:
+    """Train until all of this has happened, and stop the run then."""
+
+    def stop(controller: Controller) -> bool:
+        controller.stop_asked = True
+        return True
+
+    with pytest.raises(KeyboardInterrupt):
+        train_while(config, *acts, stop)
 
 
 def joined(controller: Controller) -> list[str]:

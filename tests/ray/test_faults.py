@@ -11,7 +11,7 @@ import pytest
 
 from rhymeflow.store.reader import TrajectoryReader
 from tests.processes import is_running
-from tests.ray.runs import joined, on_ray, published, train_while
+from tests.ray.runs import joined, on_ray, published, train_until
 from tests.runtime.logs import audit, check_replay
 from tests.runtime.test_resume import BY_DIFFERENCES, resume
 from tests.runtime.tiny import program, until
@@ -20,7 +20,6 @@ from tests.runtime.tiny import published as published_in
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1200)]
 STEPS = 12
 PINS = {"run": {"eval_steps": 0, "save_steps": 3, "worker_timeout": 40.0, "instance_restarts": 2}}
-CAN_GROW = {"rollout": {"num_instances": 1, "max_instances": 2}}
 
 
 def elsewhere(controller) -> list:
@@ -86,20 +85,8 @@ def test_instances_die_hang_leave_and_come(nodes, tmp_path):
         weights=BY_DIFFERENCES["weights"],
     )
 
-    def stop(controller):
-        controller.stop_asked = True
-        return True
-
-    with pytest.raises(KeyboardInterrupt):
-        train_while(
-            config,
-            kill_an_instance,
-            kill_a_node,
-            stop_an_instance,
-            add_a_node,
-            new_one_is_used,
-            stop,
-        )
+    acts = kill_an_instance, kill_a_node, stop_an_instance, add_a_node, new_one_is_used
+    train_until(config, *acts)
     audit(tmp_path / "run")
     check_replay(config)
     log = TrajectoryReader(tmp_path / "run" / "events.db")
@@ -140,10 +127,6 @@ def test_an_instance_on_a_node_that_is_cut_off_is_replaced_and_not_believed(node
     def is_gone(controller):
         return not is_running(told["pid"])
 
-    def stop(controller):
-        controller.stop_asked = True
-        return True
-
     config = on_ray(
         tmp_path,
         cluster.address,
@@ -151,8 +134,7 @@ def test_an_instance_on_a_node_that_is_cut_off_is_replaced_and_not_believed(node
         rollout={"num_instances": 1, "max_instances": 2},
         learner={"max_steps": 10_000},
     )
-    with pytest.raises(KeyboardInterrupt):
-        train_while(config, cut_off, is_given_up, another_joined, is_gone, stop)
+    train_until(config, cut_off, is_given_up, another_joined, is_gone)
     assert told["lived_on"]
     audit(tmp_path / "run")
     check_replay(config)

@@ -10,7 +10,7 @@ import pytest
 
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
-from rhymeflow.runtime.claimed import claimed
+from rhymeflow.runtime.start import claimed
 
 
 def test_runs_that_start_in_the_same_second_have_a_directory_each(

@@ -45,7 +45,7 @@ def test_each_worker_dies_once_and_the_run_goes_on(tmp_path):
     def strike(controller):
         workers = controller.supervisor._workers
         if left and controller.training.published > len(struck) and left[0] in workers:
-            struck.append(workers[left.pop(0)].pid)
+            struck.append(workers[left.pop(0)].handle.pid)
             os.kill(struck[-1], signal.SIGKILL)
 
     console = Console(file=io.StringIO(), width=300)

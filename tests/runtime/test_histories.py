@@ -8,10 +8,10 @@ import pytest
 
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
-from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.histospec.draft import IndexHandle
 from rhymeflow.runtime.base import Received, WorkerLost
 from rhymeflow.runtime.histories import Histories
-from rhymeflow.workers.messages import Failed, HistoryGrew, HistoryReady, UseDrafter
+from rhymeflow.workers.messages import Failed, HistoryGrew, UseDrafter
 from tests.runtime.test_supervisor import Cluster, supervised
 
 
@@ -20,7 +20,8 @@ def side():
     cluster = Cluster({"rollout-0": "a", "rollout-1": "a", "rollout-2": "b"})
     supervisor = supervised(cluster, num_instances=3)
     warnings, freed = list[str](), list[str]()
-    histories = Histories(supervisor._config, supervisor, warn=warnings.append, free=freed.append)
+    reporter = SimpleNamespace(warn=warnings.append)
+    histories = Histories(supervisor._config, supervisor, reporter, free=freed.append)
     return SimpleNamespace(
         cluster=cluster, supervisor=supervisor, histories=histories, warnings=warnings, freed=freed
     )
@@ -38,20 +39,20 @@ def test_each_node_has_one_and_its_instances_draft_from_it(side):
         "history": "a",
         "history.1": "b",
     }
-    side.histories.hear("history.1", HistoryReady(handle("of b")))
+    side.histories.hear("history.1", HistoryGrew(handle("of b"), 0))
     for _ in range(2):
         for instance in instances:
             side.histories.let_draft(instance)
     assert [instance.told for instance in instances] == [[], [], [UseDrafter(handle("of b"))]]
-    side.histories.hear("history", HistoryGrew(5))
-    side.histories.hear("history.1", HistoryGrew(7))
+    side.histories.hear("history", HistoryGrew(handle("of a"), 5))
+    side.histories.hear("history.1", HistoryGrew(handle("of b"), 7))
     assert side.histories.metrics() == {"draft/history_tokens": 7}
 
 
 def test_one_that_is_lost_is_replaced_as_often_as_may_be(side):
     first = side.supervisor.instances["rollout-0"]
     side.histories.let_draft(first)
-    side.histories.hear("history", HistoryReady(handle("old")))
+    side.histories.hear("history", HistoryGrew(handle("old"), 0))
     side.histories.let_draft(first)
     side.histories.lose(WorkerLost("history", "it died"))
     assert side.cluster.stopped == ["history"]
@@ -60,7 +61,7 @@ def test_one_that_is_lost_is_replaced_as_often_as_may_be(side):
     late = side.supervisor.instances["rollout-1"]
     side.histories.let_draft(late)
     assert late.told == [], "what the old one left is gone"
-    side.histories.hear("history.1", HistoryReady(handle("new")))
+    side.histories.hear("history.1", HistoryGrew(handle("new"), 0))
     side.histories.let_draft(first)
     assert first.told == [UseDrafter(handle("old")), UseDrafter(handle("new"))]
     side.histories.lose(WorkerLost("history.1", "it died"))
@@ -89,7 +90,7 @@ def test_that_of_a_node_without_instances_is_forgotten(side):
 
 def test_a_run_that_does_not_draft_has_none(side):
     config = Config.model_validate({"runtime": "ray", "drafting": {"window": "off"}})
-    histories = Histories(config, side.supervisor, warn=print, free=print)
+    histories = Histories(config, side.supervisor, SimpleNamespace(warn=print), free=print)
     histories.start()
     assert histories.metrics() == {}
     assert "history" not in side.cluster.workers

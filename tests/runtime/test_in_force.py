@@ -8,14 +8,14 @@ import pytest
 
 from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config, parse_config
-from rhymeflow.runtime import in_force
+from rhymeflow.runtime import train
 
 
 def before_the_start(monkeypatch, **sections) -> Config:
-    monkeypatch.setattr(in_force, "share_of_cores", lambda num_workers: 24 // num_workers)
-    found = in_force.before_the_start(Config.model_validate(sections), Path("runs/one"))
+    monkeypatch.setattr(train, "share_of_cores", lambda num_workers: 24 // num_workers)
+    found = train.in_force(Config.model_validate(sections), Path("runs/one"))
     assert parse_config(dump_config(found)) == found
-    assert in_force.before_the_start(found, Path("runs/one")) == found
+    assert train.in_force(found, Path("runs/one")) == found
     return found
 
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from contextlib import closing
-from types import SimpleNamespace
-
-import pytest
 
 from benchmarks.faults import wal
 from rhymeflow.config import Config
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.runtime import start
 from rhymeflow.runtime.replay import recall
-from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.store.checkpoint_dirs import checkpoints_up_to, set_aside
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -40,28 +36,6 @@ def test_a_log_is_a_store_from_its_first_moment_on(tmp_path):
         store.close()
     with closing(TrajectoryReader(tmp_path / "copy" / "events.db")) as reader:
         assert reader.attempts() == []
-
-
-@pytest.mark.parametrize(
-    ("used", "begun"),
-    [
-        ([], ["rollout-0", "rollout-1"]),
-        (["rollout-0", "rollout-0.1", "rollout-1"], ["rollout-0.2", "rollout-1.1"]),
-        # The first died before it had joined, so nobody has heard of it.
-        (["rollout-0.1", "rollout-1.7", "rollout-10"], ["rollout-0.2", "rollout-1.8"]),
-    ],
-)
-def test_no_instance_has_the_name_of_an_earlier_attempts(used, begun):
-    started = []
-
-    class Runtime:
-        def start(self, role, name, resources):
-            started.append((role, name))
-            return SimpleNamespace(name=name)
-
-    config = Config.model_validate({"rollout": {"num_instances": 2}, "drafting": {"window": "off"}})
-    Supervisor(config, Runtime(), used_names=used).start()
-    assert [name for role, name in started if role == "rollout"] == begun
 
 
 def test_a_checkpoint_that_the_log_does_not_know_is_set_aside(tmp_path):

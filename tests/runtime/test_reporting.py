@@ -23,37 +23,44 @@ class Shown(Progress):
         self.state = state
 
 
+METRICS = {"reward": 0.5, "num_tokens": 100.0, "staleness/mean": 0.0, "staleness/max": 0.0}
+
+
+def reporter_of(fields, progress, clock, rows) -> Reporter:
+    """A reporter whose rows come into `rows`, by version."""
+    writer = SimpleNamespace(write=lambda step, time, row: rows.update({step: row}))
+    config = build_config(fields, where="test")
+    return Reporter(config, writer, progress, clock=clock)  # type: ignore[arg-type]
+
+
+def end_step(reporter, version=0, **metrics) -> None:
+    trained = BatchTrained(version, METRICS | metrics, 0.5)
+    reporter.end_step(trained, Publication(0.5), {}, coordinator=0.0, store=0.0)
+
+
 def test_a_step_in_which_a_worker_was_replaced_is_as_long_as_it_was() -> None:
-    now, rows = 0.0, []
-    config = build_config({"schedule.name": "synchronous"}, where="test")
+    now, rows = 0.0, {}
     progress = Shown(Console(file=io.StringIO()))
-    writer = SimpleNamespace(write=lambda step, time, row: rows.append(row))
-    reporter = Reporter(config, writer, progress, clock=lambda: now)  # type: ignore[arg-type]
+    fields = {"schedule.name": "synchronous", "learner.max_steps": 9}
+    reporter = reporter_of(fields, progress, lambda: now, rows)
     now = 5.0
     reporter.begin_training()
     now = 12.0
     reporter.begin_training()  # another instance is there
     now = 15.0
-    metrics = {"reward": 0.5, "num_tokens": 100.0, "staleness/mean": 0.0, "staleness/max": 0.0}
-    published = Publication(0.5)
-    reporter.end_step(BatchTrained(0, metrics, 0.5), published, {}, coordinator=0.0, store=0.0)
-    assert rows[0]["step_time"] == 10.0
+    end_step(reporter)
+    assert rows[1]["step_time"] == 10.0
     reporter.show()
     assert progress.state.trained_tokens_per_s == 10.0
-    assert progress.state.left == 10.0 * (config.learner.max_steps - 1)
+    assert progress.state.left == 10.0 * 8
 
 
 def test_what_reward_functions_log_replaces_no_metric_of_the_run() -> None:
     """`eval/reward` chooses the best checkpoint, and rows are found by their `step`."""
     rows: dict[int, dict[str, float]] = {}
-    config = build_config({"eval.suites": [{"name": "math", "source": "math.jsonl"}]}, where="test")
+    fields = {"eval.suites": [{"name": "math", "source": "math.jsonl"}]}
     out = io.StringIO()
-    reporter = Reporter(
-        config,
-        SimpleNamespace(write=lambda step, time, row: rows.update({step: row})),  # type: ignore[arg-type]
-        Progress(Console(file=out, width=200)),
-        clock=lambda: 0.0,
-    )
+    reporter = reporter_of(fields, Progress(Console(file=out, width=200)), lambda: 0.0, rows)
     reporter.begin_training()
     names = ["step", "time", "epoch", "reward", "loss", "rewards/f/mean", "endings/aborted"]
     names += ["eval/reward", "eval/math/avg@1", "distance"]
@@ -61,14 +68,9 @@ def test_what_reward_functions_log_replaces_no_metric_of_the_run() -> None:
     held_out = [(name, 9.0) for name in ("reward", "math/avg@1", "a/b")]
     reporter.log(RewardComputed("a", [], [], noted=logged), "")
     reporter.log(RewardComputed("b", [], [], noted=held_out), "eval/")
-    reporter.log(
-        RewardComputed("b", [], [], [(n, 9.0) for n in ("reward", "math/avg@1", "a/b")]), "eval/"
-    )
-    own = {"reward": 0.5, "loss": 0.1, "rewards/f/mean": 0.5, "num_tokens": 10.0}
-    found = {**own, "staleness/mean": 0.0, "staleness/max": 0.0}
+    own = {"reward": 0.5, "loss": 0.1, "rewards/f/mean": 0.5}
     for version in (0, 1):
-        trained = BatchTrained(version, found, 0.5)
-        reporter.end_step(trained, Publication(0.5), {}, coordinator=0.0, store=0.0)
+        end_step(reporter, version, **own)
     assert rows[1].items() >= own.items()
     assert not rows[1].keys() & {"step", "time", "epoch", "eval/reward", "eval/math/avg@1"}
     assert {name: rows[1][f"logged/{name}"] for name in names[:-1]} == dict(logged[:-1])

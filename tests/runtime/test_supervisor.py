@@ -36,10 +36,16 @@ class Cluster:
         self.stopped.append(name)
 
 
-def supervised(cluster, **rollout):
-    sections = {"rollout": {"num_instances": 1, **rollout}, "run": {"instance_restarts": 1}}
-    config = Config.model_validate({"runtime": "ray", **sections})
-    supervisor = Supervisor(config, cluster)
+def supervised(cluster, *, used_names=(), num_ranks=1, **rollout):
+    config = Config.model_validate(
+        {
+            "runtime": "ray",
+            "rollout": {"num_instances": 1, **rollout},
+            "learner": {"num_ranks": num_ranks},
+            "run": {"worker_timeout": LIMIT, "instance_restarts": 1},
+        }
+    )
+    supervisor = Supervisor(config, cluster, used_names=used_names)
     supervisor.start()
     return supervisor
 
@@ -49,15 +55,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.cluster, self.now = Cluster(), 0.0
-        config = Config.model_validate(
-            {
-                "run": {"worker_timeout": LIMIT, "instance_restarts": 1},
-                "learner": {"num_ranks": 2},
-                "drafting": {"window": "off"},
-            }
-        )
-        self.supervisor = Supervisor(config, self.cluster)
-        self.supervisor.start()
+        self.supervisor = supervised(self.cluster, num_ranks=2)
         self.progress = dict.fromkeys(self.cluster.workers, 0)
         self.look()
 
@@ -119,14 +117,25 @@ def test_a_stopped_rank_is_named_before_those_that_wait_for_it(watch):
 
 def test_who_has_no_place_yet_is_not():
     cluster = Cluster()
-    config = Config.model_validate({"drafting": {"window": "off"}, "runtime": "ray"})
-    supervisor = Supervisor(config, cluster)
-    supervisor.start()
+    supervisor = supervised(cluster)
     cluster.workers["learner"].node = None
     supervisor.watch((), 0.0)
     lost = [list(supervisor.watch((), now)) for now in (0.0, 1e6)]
     assert "learner" not in {item.worker for item in lost[-1]}
     assert "reward" in {item.worker for item in lost[-1]}
+
+
+@pytest.mark.parametrize(
+    ("used", "begun"),
+    [
+        ([], ["rollout-0", "rollout-1"]),
+        (["rollout-0", "rollout-0.1", "rollout-1"], ["rollout-0.2", "rollout-1.1"]),
+        # The first died before it had joined, so nobody has heard of it.
+        (["rollout-0.1", "rollout-1.7", "rollout-10"], ["rollout-0.2", "rollout-1.8"]),
+    ],
+)
+def test_no_instance_has_the_name_of_an_earlier_attempts(used, begun):
+    assert list(supervised(Cluster(), used_names=used, num_instances=2).instances) == begun
 
 
 def test_it_grows_while_there_is_room_up_to_the_most():

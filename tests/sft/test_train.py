@@ -14,20 +14,13 @@ from rhymeflow.config import ModelConfig
 from rhymeflow.config.load import parse_config
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.sft.train import digest
-from tests import characters
+from tests.characters import save_without_weights
 
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     """A model's configuration and tokenizer, without weights."""
-    directory = tmp_path / "tiny"
-    tokenizer = characters.make_tokenizer("abc?", 16)
-    tokenizer.save_pretrained(directory)
-    config = characters.make_config(tokenizer, 16)
-    config.update({"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1})
-    config.update({"head_dim": 8})
-    config.save_pretrained(directory)
-    return directory
+    return save_without_weights(tmp_path / "tiny", "abc?", 16)
 
 
 def rows(path: Path, *lines: dict[str, str]) -> Path:

@@ -193,6 +193,23 @@ def test_what_is_not_whole_is_left_out_and_said(run, url, tmp_path, kind, how):
     assert content(tmp_path / "new") == states[1 if kind == "rows" else 2]
 
 
+def test_an_attempt_keeps_two_checkpoints_to_its_end(run, url, tmp_path):
+    thread, states = BackupThread(run.path, url), []
+    thread.start()
+    for _ in range(3):
+        run.step()
+        thread.saved()
+        until_copied(run)
+        states.append(content(run.path))
+    run._generate()
+    run.store.commit()
+    thread.close()
+    _, newest = [path for path in files(url) if path.endswith("/model")]
+    backups.Storage(url)._fs.pipe_file(newest, b"cut")
+    restore(url, tmp_path / "new")
+    assert content(tmp_path / "new") == states[1]
+
+
 def test_an_attempt_that_was_taken_for_dead_does_no_harm(run, url, tmp_path):
     run.go_on(12)
     run.save()

@@ -85,24 +85,19 @@ def test_the_file_stays_at_a_size_that_does_not_grow_with_the_run(tmp_path):
         assert pruned < 60 < 300 < whole
 
 
-def test_texts_and_details_go_with_the_tokens(tmp_path):
-    with twins(tmp_path, 0, [40]) as (_, run):
-        query = run.store._connection.execute
-        (gone,) = query("SELECT COUNT(DISTINCT group_id) FROM pruned").fetchone()
-        assert gone >= 5
-        left = "SELECT COUNT(*) FROM {} WHERE group_id IN (SELECT group_id FROM pruned)"
-        for what in ("segments", "token_details"):
-            assert query(left.format(what)).fetchone() == (0,)
-        assert query(left.format("trajectories") + " AND text IS NOT NULL").fetchone() == (0,)
-        before = query("SELECT value FROM meta WHERE key = 'pruned_before'").fetchone()[0]
-        assert before <= run.checkpoint
-
-
-def test_a_batch_whose_tokens_are_gone_is_refused_in_one_line(tmp_path):
+def test_texts_and_details_go_with_the_tokens_and_a_batch_of_them_is_refused(tmp_path):
     with (
         twins(tmp_path, 0, [40]) as (_, run),
         closing(TrajectoryReader(run.path / "events.db")) as reader,
     ):
+        ((gone,),) = reader.query("SELECT COUNT(DISTINCT group_id) FROM pruned")
+        assert gone >= 5
+        left = "SELECT COUNT(*) FROM {} WHERE group_id IN (SELECT group_id FROM pruned)"
+        for what in ("segments", "token_details"):
+            assert reader.query(left.format(what)) == [(0,)]
+        assert reader.query(left.format("trajectories") + " AND text IS NOT NULL") == [(0,)]
+        ((before,),) = reader.query("SELECT value FROM meta WHERE key = 'pruned_before'")
+        assert before <= run.checkpoint
         one = TrajectoryId(run.trained[0], 0)
         said = rf"tokens of trajectory {one.group}\.0 are needed and were deleted"
         with pytest.raises(UserError, match=said):

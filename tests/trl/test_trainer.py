@@ -94,8 +94,6 @@ def test_steps_are_trls_and_versions_ours(tmp_path: Path, capsys: Any) -> None:
         ({"gradient_checkpointing": False}, "learner.gradient_checkpointing", False),
         ({"rhymeflow": '{"beta": 0.5}'}, "learner.beta", 0.5),
         ({"loss_type": "grpo"}, "learner.loss_type", "grpo"),
-        ({"beta": 0.04}, "learner.beta", 0.04),
-        ({"top_k": 5}, "rollout.top_k", 5),
         ({"rhymeflow": {"beta": 0.5, "schedule.name": "synchronous"}}, "learner.beta", 0.5),
     ],
 )  # fmt: skip

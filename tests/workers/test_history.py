@@ -9,7 +9,7 @@ import pytest
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.histospec.draft import IndexHandle
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
 from rhymeflow.store.follow import Follower
 from rhymeflow.store.reader import TrajectoryReader
@@ -74,18 +74,13 @@ def test_a_response_is_entered_with_what_drafts_are_chosen_by(store, reader):
     ], "half of the members rhyme"
     assert index.texts == [[1, 2, 4], [3]]
     assert index.rewards == {}
+    other = FakeIndex()
+    index_writer(other, reader, config, aligned=False).write()
+    assert [each["noise_epoch"] for each in other.begun] == [-1, -1], "other noise rhymes with none"
     judge(store, TrajectoryId(3, 1), 3, 0.75)
     store.commit()
     writing.write()
     assert index.rewards == {0: 0.75}
-
-
-def test_of_a_run_with_other_noise_nothing_is_aligned(store, reader):
-    index = FakeIndex()
-    put(store, TrajectoryId(0, 0), 0, [1])
-    store.commit()
-    index_writer(index, reader, aligned=False).write()
-    assert index.begun[0]["noise_epoch"] == -1
 
 
 def test_the_configuration_of_a_run_that_was_made_numbers_prompts_as_the_one_it_was_made_with():

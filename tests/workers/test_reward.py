@@ -83,17 +83,6 @@ def test_without_functions_the_text_is_all_that_is_answered(ours):
     assert answers(ours, 1) == {"0.0": RewardComputed("0.0", ["a", "b"], [{}, {}])}
 
 
-def test_each_message_is_answered_once_with_the_texts_and_may_be_sent_again(ours):
-    asked = {"0.0": ["abc"], "0.1": [""], "held-out row 1": ["xy"], "group 5": ["a", "bcd"]}
-    for _ in range(2):
-        for key, texts in asked.items():
-            send(ours, ask(key, *texts, weight=2))
-        assert answers(ours, len(asked)) == {
-            key: RewardComputed(key, texts, [{"length": 2.0 * len(text)} for text in texts])
-            for key, texts in asked.items()
-        }
-
-
 def test_an_error_is_no_reward_and_says_whose_it_is(ours):
     send(ours, ask("trajectory 7.1", "no!", weight=1))
     send(ours, ask("7.2", "yes", weight=1))

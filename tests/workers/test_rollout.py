@@ -22,7 +22,7 @@ from rhymeflow.core.events import (
     TrajectoryInterrupted,
 )
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.histospec.handle import IndexHandle
+from rhymeflow.histospec.draft import IndexHandle
 from rhymeflow.histospec.index import Index
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.objects import ObjectWeightStore

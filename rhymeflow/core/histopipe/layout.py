@@ -1,12 +1,12 @@
 """HistoPipe's layout of a step: which groups go to which instances (arXiv 2508.18588, HistoPipe).
 
-Groups are ranked by expected length, and the ranking is cut into ranking groups of as many groups
-each, which get some instances of their own, dealt out by length. In even steps from short to long,
-in odd steps from long to short (tier 1, `pipeline.py`), so that an instance that had long responses
-has short ones next, and begins them while others are still at this step. A ranking group gets as
-many instances as make completion times grow linearly from the shortest to the longest, `slope *
-high` to `high` (tier 2); for each of some slopes the least `high` is found by bisection. Two steps
-in a row take an instance about `slope * high + high`, which the choice of the slope minimises.
+Groups are ranked by expected length and cut into ranking groups of equal size, each of which gets
+some instances. Even steps go from short to long, odd steps from long to short (tier 1,
+`pipeline.py`), so that an instance that had long responses has short ones next, and begins them
+while others are still at this step. A ranking group gets as many instances as make completion times
+grow linearly from the shortest to the longest, `slope * high` to `high` (tier 2); for each of some
+slopes the least `high` is found by bisection. Two steps in a row take an instance about `slope *
+high + high`, which the choice of the slope minimises.
 
 **Completion times** are of responses of known lengths that an instance begins together, by the cost
 model (`core/cost.py`), summed. If there are more than can run at a time, all places are taken until

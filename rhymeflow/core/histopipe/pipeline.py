@@ -1,8 +1,8 @@
 """HistoPipe's memory: which step a group belongs to, and the instances that it is laid out on.
 
-A step is as many groups as a batch has, laid out once an instance has nothing left of the step
-before and all of that is admitted. An instance begins its share when nothing of an earlier step
-runs there. What is taken away from it (an outlier) gets a place of its own: another instance in its
+A step has as many groups as a batch. It is laid out once all of the step before is admitted and an
+instance has nothing left of that. An instance begins its share when nothing of an earlier step runs
+there. A trajectory that is moved (an outlier) gets a place of its own: another instance in its
 step, or the same one in the next.
 """
 
@@ -56,7 +56,7 @@ class Pipeline:
         return min((place.step for place in places if place is not None), default=None)
 
     def has_moved(self, trajectory: TrajectoryId) -> bool:
-        """Whether it was taken away from where it was laid out."""
+        """Whether it was moved from where it was laid out."""
         return trajectory in self._moved.get(trajectory.group, ())
 
     def share(self, instance: InstanceId) -> float:
@@ -106,7 +106,7 @@ class Pipeline:
         self._groups[group] = max(0, self.num_steps - 1), tuple(sorted(instances))
 
     def settle(self, instances: Collection[InstanceId]) -> None:
-        """What is laid out on instances that are gone goes to the others."""
+        """Move what is laid out on instances that are gone to the others."""
         for name in self._shares.keys() - instances:
             del self._shares[name]
         all_names = tuple(sorted(instances))

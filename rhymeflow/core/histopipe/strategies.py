@@ -1,4 +1,4 @@
-"""HistoPipe's routing and migration: everything goes where its step's layout has it."""
+"""HistoPipe's routing and migration, by the layout of each step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from rhymeflow.core.strategies.base import (
     FleetView,
     InstanceView,
     Migration,
-    Settings,
     TrajectoryView,
     fits,
 )
@@ -19,13 +18,14 @@ from rhymeflow.core.types import InstanceId
 
 LAST_SHARE = 0.1
 """Of an instance's responses: those among the last of them may be outliers (RhymeRL)."""
+OUTLIER_RATIO = 1.5
+"""Times the tokens that its prompt's history predicted, from which a response is an outlier."""
 
 
 def planned(view: FleetView) -> list[Assignment]:
     """Each to the place its layout says, once that instance has come to its step.
 
-    Of what may start on an instance the earliest step goes first, then what was begun before, then
-    the longest: what has no place at a time begins when the long ones are running.
+    On an instance the earliest step goes first, then what was begun before, then the longest.
     """
     pipeline = view.layout
     if not isinstance(pipeline, Pipeline):
@@ -49,7 +49,7 @@ def planned(view: FleetView) -> list[Assignment]:
     proposals: list[Assignment] = []
     for name, found in waiting.items():
         found.sort()
-        proposals += _started(able[name], found, pipeline, view.settings)
+        proposals += _started(able[name], found, pipeline)
     return proposals
 
 
@@ -58,7 +58,7 @@ _Waiting = tuple[int, bool, float, int, TrajectoryView]
 
 
 def _started(
-    instance: InstanceView, found: Sequence[_Waiting], pipeline: Pipeline, settings: Settings
+    instance: InstanceView, found: Sequence[_Waiting], pipeline: Pipeline
 ) -> Iterator[Assignment]:
     """What this instance begins now, of what waits for it in order."""
     current = pipeline.step(instance.assigned)
@@ -68,19 +68,19 @@ def _started(
     for step, *_, trajectory in found:
         if step > current or count == instance.capacity:
             return
-        if count and not fits(kv_tokens, trajectory.tokens, instance, settings):
+        if count and not fits(kv_tokens, trajectory.tokens, instance):
             return
         count, kv_tokens = count + 1, kv_tokens + trajectory.tokens
         yield Assignment(trajectory.id, instance.name)
 
 
 def migrate_outliers(view: FleetView) -> Iterator[Migration]:
-    """Take away what keeps an instance from its next share (RhymeRL, HistoPipe, tier 2).
+    """Move what keeps an instance from its next share (RhymeRL, HistoPipe, tier 2).
 
-    An outlier is among the last tenth of its instance's share and has `outlier_ratio` times the
+    An outlier is among the last tenth of its instance's share and has `OUTLIER_RATIO` times the
     tokens that its prompt's history predicted. It goes to an instance that has longer to go, of
-    those that are as fresh the one with the fewest responses; if there is none, it goes on where it
-    is, with the next step. Each is moved once.
+    those that are as fresh the one with the fewest responses; if there is none, it
+    continues where it is, with the next step. Each moves once.
     """
     pipeline = view.layout
     if not isinstance(pipeline, Pipeline) or view.lengths.explained_variance <= 0:
@@ -94,7 +94,7 @@ def migrate_outliers(view: FleetView) -> Iterator[Migration]:
             if pipeline.place(trajectory) is None or pipeline.has_moved(trajectory):
                 continue
             generated = view.lengths.generated(trajectory)
-            if generated <= view.settings.outlier_ratio * view.lengths.expected(trajectory.group):
+            if generated <= OUTLIER_RATIO * view.lengths.expected(trajectory.group):
                 continue
             target = _longer(view, counts, instance, view.lengths.remaining(trajectory))
             if target is None:

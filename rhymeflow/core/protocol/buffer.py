@@ -1,7 +1,7 @@
 """The buffer of one training batch: which groups hold its entries.
 
-Holds true: a group is in it at most once; all operations are amortised O(log n). Knows nothing of
-the other buffers, nor of the rules by which groups come and go (`staleness.py`).
+A group is in it at most once; operations are amortised O(log n). `staleness.py` has the rules by
+which groups come and go.
 """
 
 from __future__ import annotations

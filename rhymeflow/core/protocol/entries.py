@@ -1,8 +1,7 @@
 """The entries of all buffers: which group sits where, and under which version.
 
-Holds true: a group holds one entry at most, in a buffer of its window and never in one that is
-consumed. Knows nothing of which entry a group is to have: that is `staleness.py`, which changes it
-through the methods at the end.
+A group holds at most one entry, in a buffer of its window and never in one that is consumed.
+`staleness.py` decides which, and changes it through the methods at the end.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ The bound, the states and the operations are those of `staleness.py`. What diffe
 
 "Later" is in a later buffer, RESERVED or OCCUPIED, if its window has the entry.
 
-Holds true: after every operation but `tighten` no group could move into an EMPTY entry of an
+After every operation but `tighten` no group could move into an EMPTY entry of an
 earlier buffer. So, where groups are admitted in the order of their ids and at versions that are not
 ahead of the first buffer, they lie in the buffers in that order, and each batch has the first
 groups that are left, whichever finish first. What finishes first is shorter than the rest: batches

@@ -85,8 +85,7 @@ and `consume` that for each of its groups: a reservation moves only later, but f
 narrows its window for good; finished work moves only earlier; so each has but max_staleness moves
 to make in its life.
 
-Knows nothing of instances, members or time; ids are ints. `ordered.py` has the same operations for
-batches in the order of requests.
+`ordered.py` has the same operations for batches in the order of requests.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """What a strategy sees, and what it may answer. All of it is read-only.
 
 A strategy is a pure function of a view: the fleet as it will be once every command given so far is
-carried out. It proposes; the coordinator leaves out what the staleness protocol does not allow, so
-no strategy, a user's own included, can break the bound.
+carried out. The coordinator drops proposals that the staleness protocol does not allow, so no
+strategy, a user's own included, can break the bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.lengths import LengthPredictor
@@ -62,17 +62,10 @@ class Settings:
     cost: CostModel
     group_size: int  # trajectories of a group
     throughput_ratio: float
-    """An instance gives work away to one that has this many times less of it."""
+    """An instance gives work away to one with a load this many times smaller."""
     max_slowdown: float
-    """How many times slower than alone a response may be decoded among those that the last
-    instances of an old version take over."""
-    kv_headroom: float = 0.1
-    """Share of an instance's KV cache that `waterfall` leaves free, so that what runs can grow."""
-    max_waiting: int = 3
-    """With more than this many waiting on an instance, they are sent back to be routed anew."""
-    outlier_ratio: float = 1.5
-    """A response among the last of its instance is moved elsewhere, or put off to the next step,
-    when it has this many times the tokens that its prompt's history predicted (HistoPipe)."""
+    """How many times slower than alone a response may be decoded on the last instances of an old
+    version."""
 
 
 class Layout(Protocol):
@@ -101,22 +94,19 @@ class FleetView:
 
     published: Version  # the newest in the weight store
     instances: tuple[InstanceView, ...]
-    """In the order they joined. One that has not changed is the same object as the last time."""
+    """In the order they joined."""
     queue: Iterable[TrajectoryView]
     """What waits: oldest V_traj first, then new members of admitted groups, then new groups.
     Generated while it is read; reading it twice gives the same."""
     lowest_waiting: Version | None
     """The least `min_version` among what waits and is not of a new group; None: nothing is."""
     num_returning: int
-    """Trajectories being interrupted: on no instance any more, not in the queue yet."""
+    """Trajectories being interrupted, neither on an instance nor in the queue."""
     admissible: frozenset[Version]
     """Versions at which a new group could be started now, among those that instances hold."""
     settings: Settings
     lengths: LengthPredictor
     layout: Layout
-    memo: dict[str, Any] = field(default_factory=dict)
-    """What a rule keeps from one tick to the next to be quicker, by its module's name. It is in no
-    snapshot: whatever is in it or is not, the answer has to be the same."""
 
 
 class Assignment(NamedTuple):
@@ -127,7 +117,7 @@ class Assignment(NamedTuple):
 
 
 class Migration(NamedTuple):
-    """Send these back from this instance to the queue, to be routed anew."""
+    """Send these back from this instance to the queue, to be routed again."""
 
     instance: InstanceId
     trajectories: tuple[TrajectoryId, ...]
@@ -136,9 +126,13 @@ class Migration(NamedTuple):
     later: bool = False  # in the step after theirs
 
 
-def fits(kv_tokens: int, tokens: int, instance: InstanceView, settings: Settings) -> bool:
+KV_HEADROOM = 0.1
+"""Share of an instance's KV cache that is left free, so that what runs can grow."""
+
+
+def fits(kv_tokens: int, tokens: int, instance: InstanceView) -> bool:
     """Whether so many tokens fit beside so many, with headroom."""
-    return kv_tokens + tokens <= (1 - settings.kv_headroom) * instance.kv_capacity
+    return kv_tokens + tokens <= (1 - KV_HEADROOM) * instance.kv_capacity
 
 
 def weighed(tokens: int) -> int:
@@ -148,7 +142,7 @@ def weighed(tokens: int) -> int:
 
 
 Routing = Callable[[FleetView], Iterable[Assignment]]
-"""Which of what waits goes where, in the order it is to be done. A rule may stop when it has
+"""Assigns waiting trajectories, in the order in which they are to be routed. A rule may stop at
 `most_assignments`: it is asked again at once, in a tick of its own."""
 
 MAX_ASSIGNMENTS = 128
@@ -166,4 +160,4 @@ Sync = Callable[[InstanceView, FleetView], bool]
 """Whether this instance, which lags behind the weight store, is to pull now."""
 
 Migrating = Callable[[FleetView], Iterable[Migration]]
-"""What is to be taken away from where it is."""
+"""Trajectories to take away from their instances."""

@@ -1,12 +1,13 @@
-"""Migration: what is taken away from where it is, to be routed anew.
+"""Migration: trajectories that are taken away from their instances.
 
-Where it goes is not decided here; `rebalance` takes only what routing would not give back.
+Routing decides where they go; `rebalance` takes only what routing would not give back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from rhymeflow.core.cost import CostModel
 from rhymeflow.core.strategies.base import (
     FleetView,
     InstanceView,
@@ -17,6 +18,9 @@ from rhymeflow.core.strategies.base import (
 )
 from rhymeflow.core.types import TrajectoryId, Version
 
+MAX_WAITING = 3
+"""With more than this many waiting on an instance, they are sent back to be routed anew."""
+
 
 def none(view: FleetView) -> tuple[Migration, ...]:
     """Nothing moves."""
@@ -26,7 +30,7 @@ def none(view: FleetView) -> tuple[Migration, ...]:
 def rebalance(view: FleetView) -> tuple[Migration, ...]:
     """Send back what waits in vain, and share with the starved (StaleFlow, migration strategy).
 
-    More than `max_waiting` waiting on an instance, and another that nothing waits on has room: all
+    More than `MAX_WAITING` waiting on an instance, and another that nothing waits on has room: all
     that waits there is sent back. (If all are full, it waits as well where it is.)
 
     An instance is starved if it has room, nothing in the queue could fill it, and another of its
@@ -39,7 +43,7 @@ def rebalance(view: FleetView) -> tuple[Migration, ...]:
     the loads have come apart by the whole ratio. Nothing is shared while anything waits or is on
     its way back, so no gap is filled twice.
     """
-    overfull = {x.name for x in view.instances if len(x.waiting) > view.settings.max_waiting}
+    overfull = {x.name for x in view.instances if len(x.waiting) > MAX_WAITING}
     if not any(x.has_room() and not x.waiting for x in view.instances):
         overfull = set()
     if overfull:
@@ -50,10 +54,10 @@ def rebalance(view: FleetView) -> tuple[Migration, ...]:
 
 
 def skip_nearly_done(view: FleetView) -> tuple[Migration, ...]:
-    """As `rebalance`, but what is about to end stays where it is.
+    """As `rebalance`, without responses that are about to end.
 
-    A response is moved if it is expected to need `MIN_REMAINING` times as long as recomputing its
-    cache takes. If nothing is known of lengths (`explained_variance` 0), all are moved.
+    A response moves if the time it is expected to need is `MIN_REMAINING` times that of recomputing
+    its cache. If nothing is known of lengths (`explained_variance` 0), all move.
     """
     migrations = rebalance(view)
     if view.lengths.explained_variance <= 0 or not migrations:
@@ -63,7 +67,7 @@ def skip_nearly_done(view: FleetView) -> tuple[Migration, ...]:
     for migration in migrations:
         giver = by_name[migration.instance]
         kept = tuple(
-            t for t in migration.trajectories if t in giver.waiting or _is_to_last(t, giver, view)
+            t for t in migration.trajectories if t in giver.waiting or _lasts(t, giver, view)
         )
         if kept:
             chosen.append(Migration(giver.name, kept))
@@ -71,16 +75,16 @@ def skip_nearly_done(view: FleetView) -> tuple[Migration, ...]:
 
 
 MIN_REMAINING = 4.0
-"""Expected time to go over recomputation time from which a response is moved."""
+"""Expected remaining time over recomputation time from which a response moves."""
 
 
-def _is_to_last(trajectory: TrajectoryId, giver: InstanceView, view: FleetView) -> bool:
+def _lasts(trajectory: TrajectoryId, giver: InstanceView, view: FleetView) -> bool:
     cost = view.settings.cost
-    goes_on = view.lengths.remaining(trajectory) * cost.iteration(
+    remaining = view.lengths.remaining(trajectory) * cost.iteration(
         _num_decoded(giver), giver.kv_tokens
     )
     tokens = giver.assigned[trajectory] + view.lengths.generated(trajectory)
-    return goes_on > MIN_REMAINING * cost.prefill_token * tokens
+    return remaining > MIN_REMAINING * cost.prefill_token * tokens
 
 
 def _shares(view: FleetView) -> Iterator[Migration]:
@@ -106,15 +110,12 @@ def _pairs(
     for (little, _, taker), (much, _, giver) in zip(least_first, most_first, strict=False):
         if -much <= settings.throughput_ratio * little:
             return
-        if taken := _taken(giver, taker, settings):
+        if taken := _taken(giver, taker, settings.cost):
             yield Migration(giver.name, taken)
 
 
-def _taken(
-    giver: InstanceView, taker: InstanceView, settings: Settings
-) -> tuple[TrajectoryId, ...]:
+def _taken(giver: InstanceView, taker: InstanceView, cost: CostModel) -> tuple[TrajectoryId, ...]:
     """What the giver gives away: as many as the two can be evened out with."""
-    cost = settings.cost
     decoded = sorted(
         (tokens, trajectory)
         for trajectory, tokens in giver.assigned.items()
@@ -126,7 +127,7 @@ def _taken(
     for tokens, trajectory in decoded:
         left, left_kv = left - 1, max(0, left_kv - tokens)
         size = weighed(tokens)  # as routing does when it compares
-        has_place = count < taker.capacity and fits(kv_tokens, tokens, taker, settings)
+        has_place = count < taker.capacity and fits(kv_tokens, tokens, taker)
         stays = cost.gain(count, kv_tokens, size) > cost.gain(left, left_kv, size)
         accepted = not count or cost.gain(count, kv_tokens, tokens) >= 0
         count, kv_tokens = count + 1, kv_tokens + tokens

@@ -10,21 +10,28 @@ could be passed again and again.) It also makes a tick in which nothing fits cos
 fleet. `fewest_requests` passes over whatever has no place.
 
 **Tokens are weighed by powers of two.** Instances are compared at the largest power of two not
-above a trajectory's tokens, so a heap for each size that occurs finds the best in O(log instances);
-whether its gain is enough is then judged by the exact number.
+above a trajectory's tokens: a tick makes a heap for each such size that occurs, which finds the
+best in O(log instances). Whether its gain is enough is then judged by the exact number.
 
-**Room to grow.** `waterfall` leaves a share of each cache free (`kv_headroom`), for what runs there
+**Room to grow.** `waterfall` leaves a share of each cache free (`KV_HEADROOM`), for what runs there
 grows. Without it a full fleet spends its time on preempting, sending back and routing again: 2.0
 million interruptions of 10 thousand responses in one simulated run (docs/lab-log.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 
-from rhymeflow.core.strategies.base import Assignment, FleetView, TrajectoryView, most_assignments
-from rhymeflow.core.strategies.gains import Class, Gains, Load
+from rhymeflow.core.strategies.base import (
+    Assignment,
+    FleetView,
+    InstanceView,
+    TrajectoryView,
+    fits,
+    most_assignments,
+    weighed,
+)
 from rhymeflow.core.types import InstanceId, Version
 
 
@@ -32,66 +39,29 @@ def fewest_requests(view: FleetView) -> list[Assignment]:
     """Each, in order of the queue, to the instance that has the fewest.
 
     Room is an instance's `capacity`, and a KV cache that is not full yet: what a trajectory needs
-    of it is not asked. One with turns goes where its cache may still be, if there is room. O(log
-    instances) for each trajectory while any instance has room.
+    of it is not asked. One with turns goes where its cache may still be, if there is room.
     """
-    fleet = _Fewest(view)
+    fleet = _Fleet(
+        view.instances,
+        rank=lambda load, tokens: load.num_running,
+        has_place=lambda load, tokens: True,
+    )
     proposals: list[Assignment] = []
     most = most_assignments(len(view.instances))
-    if not fleet.heaps:
+    if not fleet.num_open:
         return proposals
     for trajectory in view.queue:
-        place = fleet.choose(trajectory)
-        if place is None:
+        load = fleet.home(trajectory)
+        if load is None:
+            able = [v for v in fleet.versions if v >= trajectory.min_version]
+            found = [load for v in able if (load := fleet.best(v, 0)) is not None]
+            load = min(found, key=lambda each: (each.num_running, each.place), default=None)
+        if load is None:
             continue
-        proposals.append(Assignment(trajectory.id, view.instances[place].name))
-        fleet.give(place, trajectory.tokens)
-        if not fleet.heaps or len(proposals) == most:
+        proposals.append(fleet.give(load, trajectory))
+        if not fleet.num_open or len(proposals) == most:
             break
     return proposals
-
-
-class _Fewest:
-    """Instances with room, by version those with the fewest trajectories first."""
-
-    def __init__(self, view: FleetView) -> None:
-        self._instances = view.instances
-        self._loads: dict[int, tuple[int, int]] = {}
-        """Of each place with room: trajectories, and KV tokens."""
-        self._places: dict[InstanceId, int] = {}
-        self.heaps: dict[Version, list[tuple[int, int]]] = {}
-        """Entries with another count than the place has now are out of date."""
-        for place, instance in enumerate(view.instances):
-            if instance.has_room():
-                self._loads[place] = len(instance.assigned), instance.kv_tokens
-                self._places[instance.name] = place
-                self.heaps.setdefault(instance.version, []).append((len(instance.assigned), place))
-        for heap in self.heaps.values():
-            heapify(heap)
-
-    def choose(self, trajectory: TrajectoryView) -> int | None:
-        """Where it can go, if anywhere."""
-        home = self._places.get(trajectory.home) if trajectory.home is not None else None
-        if home in self._loads and self._instances[home].version >= trajectory.min_version:
-            return home
-        able = [heap for version, heap in self.heaps.items() if version >= trajectory.min_version]
-        return min(able)[0][1] if able else None
-
-    def give(self, place: int, tokens: int) -> None:
-        """A trajectory of so many tokens goes there."""
-        instance = self._instances[place]
-        count, kv_tokens = self._loads[place]
-        count, kv_tokens = count + 1, kv_tokens + tokens
-        heap = self.heaps[instance.version]
-        if count < instance.capacity and kv_tokens < instance.kv_capacity:
-            self._loads[place] = count, kv_tokens
-            heappush(heap, (count, place))
-        else:
-            del self._loads[place]
-        while heap and self._loads.get(heap[0][1], (-1, 0))[0] != heap[0][0]:
-            heappop(heap)
-        if not heap:
-            del self.heaps[instance.version]
 
 
 def waterfall(view: FleetView) -> list[Assignment]:
@@ -103,47 +73,129 @@ def waterfall(view: FleetView) -> list[Assignment]:
     else the next version is tried. (StaleFlow's mu is 0: its authors take 0.2 to 0.3, and in our
     measurements 0 trains more, docs/lab/scheduling.md.)
     Instances on which anything waits are left out. One with turns goes where its cache may still
-    be, if that instance has room and loses none: it need not be prefilled there. O(log instances)
-    for each assignment and for each instance that has changed since the last tick (`gains.py`).
+    be, if that instance has room and loses none: it need not be prefilled there.
     """
-    gains = _gains(view)
-    classes = gains.show(view)
-    ascending = sorted(classes)
-    descending = ascending[::-1]
+    gain = view.settings.cost.gain
+    fleet = _Fleet(
+        [each for each in view.instances if not each.waiting],
+        rank=lambda load, tokens: -gain(load.num_running, load.kv_tokens, tokens),
+        has_place=lambda load, tokens: fits(load.kv_tokens, tokens, load.instance),
+    )
     proposals: list[Assignment] = []
     most = most_assignments(len(view.instances))
-    if not classes:
-        return proposals
     for trajectory in view.queue:
         if trajectory.version is None and view.num_returning:
             break
-        load = gains.home(trajectory) or _candidate(
-            trajectory, classes, descending if trajectory.version is None else ascending
-        )
+        load = _most_gain(trajectory, fleet, gain)
         if load is None:
             break
-        proposals.append(Assignment(trajectory.id, load.instance.name))
-        gains.give(load, trajectory.tokens)
+        proposals.append(fleet.give(load, trajectory))
         if len(proposals) == most:
             break
     return proposals
 
 
-def _candidate(
-    trajectory: TrajectoryView, classes: Mapping[Version, Class], versions: Iterable[Version]
-) -> Load | None:
-    """The instance that gains most, in the first of these classes where one gains."""
-    for version in versions:
+def _most_gain(
+    trajectory: TrajectoryView, fleet: _Fleet, gain: Callable[[int, int, int], float]
+) -> _Load | None:
+    """Its home, or the best of the first version whose best gains by it."""
+    tokens = trajectory.tokens
+
+    def accepts(load: _Load) -> bool:
+        return not load.num_running or gain(load.num_running, load.kv_tokens, tokens) >= 0
+
+    load = fleet.home(trajectory)
+    if load is not None and fleet.has_place(load, tokens) and accepts(load):
+        return load
+    for version in fleet.versions if trajectory.version is not None else fleet.versions[::-1]:
         if version >= trajectory.min_version:
-            load = classes[version].accepting(trajectory)
-            if load is not None:
+            load = fleet.best(version, tokens)
+            if load is not None and accepts(load):
                 return load
     return None
 
 
-def _gains(view: FleetView) -> Gains:
-    """What is kept of the tick before, if it is of this schedule."""
-    kept = view.memo.get(__name__)
-    if not isinstance(kept, Gains) or kept.settings is not view.settings:
-        kept = view.memo[__name__] = Gains(view.settings)
-    return kept
+class _Load:
+    """An instance with what this answer has given it."""
+
+    __slots__ = ("instance", "kv_tokens", "num_running", "place")
+
+    def __init__(self, instance: InstanceView, place: int) -> None:
+        self.instance, self.place = instance, place
+        self.num_running, self.kv_tokens = len(instance.assigned), instance.kv_tokens
+
+    def has_room(self) -> bool:
+        return (
+            self.num_running < self.instance.capacity and self.kv_tokens < self.instance.kv_capacity
+        )
+
+
+class _Fleet:
+    """Instances with room; of each version the one of the lowest rank, then the first that joined.
+
+    `rank` and `has_place` are of an instance, for a trajectory of so many tokens.
+    """
+
+    def __init__(
+        self,
+        instances: Iterable[InstanceView],
+        *,
+        rank: Callable[[_Load, int], float],
+        has_place: Callable[[_Load, int], bool],
+    ) -> None:
+        loads = [_Load(x, place) for place, x in enumerate(instances) if x.has_room()]
+        self.num_open = len(loads)
+        """Instances that still have room."""
+        self.versions = sorted({load.instance.version for load in loads})
+        self._loads: dict[InstanceId, _Load] = {load.instance.name: load for load in loads}
+        self._rank, self.has_place = rank, has_place
+        self._heaps: dict[Version, dict[int, list[tuple[float, int, int, _Load]]]] = {
+            version: {} for version in self.versions
+        }
+        """For each power of two of tokens: rank, place, `num_running` then, load. An entry whose
+        `num_running` is not the load's is out of date."""
+
+    def home(self, trajectory: TrajectoryView) -> _Load | None:
+        """The instance whose cache may still have it, if it may go there and that has room."""
+        if trajectory.home is None or trajectory.home not in self._loads:
+            return None
+        load = self._loads[trajectory.home]
+        is_able = load.instance.version >= trajectory.min_version and load.has_room()
+        return load if is_able else None
+
+    def best(self, version: Version, tokens: int) -> _Load | None:
+        """The lowest rank among the instances of `version` that have a place for `tokens`."""
+        size = weighed(tokens)
+        if size not in self._heaps[version]:
+            of_version = (x for x in self._loads.values() if x.instance.version == version)
+            heap = [self._entry(load, size) for load in of_version if load.has_room()]
+            heapify(heap)
+            self._heaps[version][size] = heap
+        heap, found = self._heaps[version][size], None
+        without_place = []
+        while heap and found is None:
+            _, _, num_running, load = heap[0]
+            is_current = num_running == load.num_running and load.has_room()
+            if not is_current or not self.has_place(load, size):
+                heappop(heap)  # out of date, or too full for any trajectory of this heap
+            elif self.has_place(load, tokens):
+                found = load
+            else:
+                without_place.append(heappop(heap))
+        for entry in without_place:
+            heappush(heap, entry)
+        return found
+
+    def give(self, load: _Load, trajectory: TrajectoryView) -> Assignment:
+        """Count a trajectory as the instance's from now on."""
+        load.num_running += 1
+        load.kv_tokens += trajectory.tokens
+        if load.has_room():
+            for size, heap in self._heaps[load.instance.version].items():
+                heappush(heap, self._entry(load, size))
+        else:
+            self.num_open -= 1
+        return Assignment(trajectory.id, load.instance.name)
+
+    def _entry(self, load: _Load, size: int) -> tuple[float, int, int, _Load]:
+        return self._rank(load, size), load.place, load.num_running, load

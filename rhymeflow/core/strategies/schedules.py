@@ -1,6 +1,6 @@
 """Schedules: the rules by name, and the bundles of them; docs/schedules.md shows `SCHEDULES`.
 
-How stale anything may become is not their business: that is the protocol's, whatever the rules.
+The protocol bounds the staleness, whatever the rules.
 """
 
 from __future__ import annotations

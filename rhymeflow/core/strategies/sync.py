@@ -15,8 +15,8 @@ from rhymeflow.core.types import InstanceId
 def when_idle(instance: InstanceView, view: FleetView) -> bool:
     """When nothing is left on it.
 
-    It comes to that where an instance that lags is given nothing new (`on_pull: drain`): what it
-    has ends, for responses are of bounded length.
+    It pulls in the end where an instance that lags gets nothing new (`on_pull: drain`): what it has
+    ends, since responses are of bounded length.
     """
     return not instance.assigned
 
@@ -49,7 +49,7 @@ def when_version_unusable(instance: InstanceView, view: FleetView) -> bool:
 
 
 def gather_stragglers(instance: InstanceView, view: FleetView) -> bool:
-    """When its version is of no more use, and others can take over what it has.
+    """When its version is of no more use, and others can take over its trajectories.
 
     As long as something may be started or continued at its version it does not pull: a pull makes
     it recompute all that is cached. After that it could only run empty. So of all in this state
@@ -72,7 +72,7 @@ def gather_stragglers(instance: InstanceView, view: FleetView) -> bool:
 
 @lru_cache(maxsize=1)  # all instances that lag are asked about in turn
 def _stay(view: FleetView) -> frozenset[InstanceId]:
-    """Of the instances whose version is of no more use, those that keep it for the sake of all."""
+    """The instances that keep a version of no more use, and take over what others have."""
     idle = [
         (-len(x.assigned), place, x)
         for place, x in enumerate(view.instances)

@@ -9,8 +9,8 @@ from rhymeflow.core.types import Version
 from rhymeflow.engine.base import Finished, Limits
 from rhymeflow.engine.native.attention import attention_for
 from rhymeflow.engine.native.engine import Engine
+from rhymeflow.histospec.draft import IndexHandle
 from rhymeflow.histospec.drafter import Drafter
-from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.models.attention import Shape
 from rhymeflow.models.load import empty_model, load_config, resolve_dtype, stop_token_ids
 from rhymeflow.models.precision import resolve_device

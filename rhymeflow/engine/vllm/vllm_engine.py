@@ -26,9 +26,8 @@ from rhymeflow.engine.vllm import self_test
 from rhymeflow.engine.vllm.arguments import engine_args, import_vllm, max_length
 from rhymeflow.engine.vllm.sampler import arguments
 from rhymeflow.errors import UserError
-from rhymeflow.histospec.draft import NONE
+from rhymeflow.histospec.draft import NONE, IndexHandle
 from rhymeflow.histospec.drafter import Drafter
-from rhymeflow.histospec.handle import IndexHandle
 from rhymeflow.models.load import configured_stop_token_ids
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.utils import objects

@@ -27,8 +27,8 @@ _ALONE = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
 }
-"""Environment of a Ray of this machine alone, where nothing else is set: its workers, which do all
-the work, are not to come after everything else on the machine (15, by Ray's default)."""
+"""Environment of a Ray of this machine alone, where nothing else is set. Ray's default niceness is
+15, and its workers do all the work."""
 
 
 def check_version() -> None:
@@ -43,11 +43,8 @@ def check_version() -> None:
 
 
 def load(address: str | None) -> ModuleType:
-    """Import Ray, to be used with the cluster at `address`; None: with one of this machine alone.
-
-    Raises:
-        UserError: it is not installed, or is another version.
-    """
+    """Import Ray for the cluster at `address`, or for this machine alone (None). Raises `UserError`
+    if it is not installed, or is another version."""
     check_version()
     if address is None:
         for name, value in _ALONE.items():  # some are read when Ray is imported
@@ -61,13 +58,8 @@ def load(address: str | None) -> ModuleType:
 
 @contextmanager
 def connected(address: str | None, *, num_cpus: int) -> Iterator[ModuleType]:
-    """Be a driver of the cluster at `address`; None starts one, with so many logical CPUs.
-
-    A process that is a driver already (a program of the user's) stays one.
-
-    Raises:
-        UserError: there is no such cluster.
-    """
+    """Be a driver of the cluster at `address`; None starts one, with so many logical CPUs. One that
+    is a driver already stays one. Raises `UserError` if there is no such cluster."""
     ray = load(address)
     if ray.is_initialized():
         yield ray

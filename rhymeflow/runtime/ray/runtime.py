@@ -1,9 +1,8 @@
 """The runtime of a Ray cluster: every worker is an actor, whose calls carry its messages.
 
-The controller is the driver, so actors end with it. Ray restarts none (it would come back empty):
-one that died or cannot be reached is lost, the supervisor starts another under a new name, and what
-a lost one says later is dropped. An instance and a learner's rank take as many CPUs as they have
-threads, and GPUs of their own, an instance's all on one node; other workers take nothing.
+The controller is the driver, so actors end with it. Ray restarts none: one that died or cannot be
+reached is lost, and what it says later is dropped. An instance and a learner's rank take a CPU a
+thread and GPUs of their own, an instance's all on one node; other workers take nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from typing import Any, NamedTuple
 from rhymeflow.config import Config
 from rhymeflow.runtime.base import News, Received, Resources, Role, WorkerLost
 from rhymeflow.runtime.ray import library
-from rhymeflow.runtime.ray.actor import Whereabouts, WorkerActor
-from rhymeflow.runtime.ray.objects import ASKED, StoreActor
+from rhymeflow.runtime.ray.actors import ASKED, StoreActor, Whereabouts, WorkerActor
 from rhymeflow.store import handle
 from rhymeflow.utils.cores import usable_cores
 from rhymeflow.workers.entry import Given
@@ -117,7 +115,6 @@ class RayRuntime:
         given = Given(role, name, config, run_dir, str(log), resources.num_threads)
         worker = RayWorker(name, make.remote(given, self._namespace), log, self._arrived)
         self._workers[name] = worker
-        worker.begin()
         return worker
 
     def wait(self, timeout: float, *, for_any_of: Collection[str] | None = None) -> list[News]:
@@ -168,11 +165,8 @@ class RayRuntime:
         return need(role, resources.num_threads, self._config, has_gpus=self._has_gpus)
 
     def _strategy(self, role: Role, resources: Resources) -> Any:
-        """Where the next worker goes: what Ray calls the scheduling strategy.
-
-        Reward functions may be files of the controller's machine, so they run there; a learner's
-        ranks, which talk all the time, are packed; instances spread.
-        """
+        """Ray's scheduling strategy for a worker. User code may be files of the controller's node,
+        so it runs there; a learner's ranks are packed; instances spread."""
         if role in ("reward", "environment"):
             return self._own_node()
         if role in ("learner", "learner_rank") and self._config.learner.num_ranks > 1:
@@ -250,8 +244,8 @@ class RayRuntime:
         return news
 
     def _lost_its_node(self, worker: RayWorker, error: BaseException | None) -> bool:
-        """Ray may not know yet that a node is gone: its workers cannot be reached then, and what
-        it had begun to place there is cancelled (the error has no field that says so)."""
+        """Ray may not know yet that a node is gone: then its workers cannot be reached, and those
+        being placed there are cancelled (the error has no field that says so)."""
         is_out_of_reach = isinstance(error, self._ray.exceptions.ActorUnavailableError)
         if is_out_of_reach or (error is not None and "The actor never ran" in str(error)):
             return True
@@ -274,11 +268,11 @@ class RayRuntime:
 
 
 class RayWorker:
-    """The controller's side of one actor; whatever is heard of it comes into `arrived`.
+    """The controller's side of one actor; all that is heard of it comes into `arrived`.
 
-    What was sent goes with the next `hand_over`, in one call; one call of `collect` is under way at
-    any time. Calls of one kind are carried out in the order in which they were made, and none
-    twice: an actor has one thread for each kind, is never restarted, and no call is tried again.
+    Messages go with the next `hand_over`, in one call; one call of `collect` is always under way.
+    An actor has one thread for each kind of call and is never restarted, and no call is retried, so
+    calls of a kind keep their order and none is carried out twice.
     """
 
     def __init__(self, name: str, actor: Any, log: Path, arrived: Arrived) -> None:
@@ -288,6 +282,7 @@ class RayWorker:
         self._deliver = actor.deliver.options(concurrency_group="in")
         self._collect = actor.collect.options(concurrency_group="out")
         self._where: Future[Whereabouts] = actor.where.remote().future()
+        self._where.add_done_callback(lambda _: arrived.put((name, None)))
         self.asked_for = time.monotonic()
         self.is_heard = False
         self.ended = threading.Event()
@@ -327,10 +322,6 @@ class RayWorker:
         if self._sent:
             self._deliver.remote(self._sent)
             self._sent = []
-
-    def begin(self) -> None:
-        """Have the runtime know when it is known where it is; then it is to be listened to."""
-        self._where.add_done_callback(lambda _: self._arrived.put((self.name, None)))
 
     def listen(self) -> None:
         """Wait for what it says next, in the background."""

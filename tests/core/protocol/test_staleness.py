@@ -22,19 +22,6 @@ def buffers(
     )
 
 
-def test_who_is_still_reserved_when_the_target_is_met_is_surplus():
-    protocol = buffers(groups_per_batch=2, extra_groups=2, max_staleness=0)
-    assert [protocol.reserve(g, 0) for g in range(5)] == [0, 0, 0, 0, None]
-    assert protocol.state(0) == "stuck"
-    assert protocol.occupy(2) == ()
-    assert protocol.reserved_in(0) == (0, 1, 3)
-    assert protocol.occupy(0) == (1, 3)
-    assert protocol.place(1) is None
-    assert protocol.state(0) == "ready_with_capacity"
-    assert protocol.reserve(4, 0) is None, "spare entries of a complete batch are no room"
-    assert protocol.consume() == (0, 2)
-
-
 @pytest.mark.parametrize(
     ("question", "arguments"),
     [

@@ -25,15 +25,7 @@ COST_14B = CostModel(
 )  # fmt: skip
 """StaleFlow's fit of a 14B model on one device, made up where the strategies do not look."""
 
-SETTINGS = Settings(
-    COST_14B,
-    kv_headroom=0.0,
-    max_waiting=3,
-    throughput_ratio=5.0,
-    max_slowdown=1.25,
-    outlier_ratio=1.5,
-    group_size=2,
-)
+SETTINGS = Settings(COST_14B, group_size=2, throughput_ratio=5.0, max_slowdown=1.25)
 
 
 def instance(
@@ -141,7 +133,6 @@ def fleets(draw: Callable[..., Any]) -> FleetView:
         admissible=draw(st.sets(st.integers(0, 4))),
         cost=cost,
         num_returning=draw(st.sampled_from([0, 0, 3])),
-        kv_headroom=draw(st.sampled_from([0.0, 0.1, 0.5])),
     )
 
 

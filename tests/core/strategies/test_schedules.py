@@ -9,11 +9,13 @@ import pytest
 
 from rhymeflow.config import ScheduleConfig
 from rhymeflow.core.commands import Interrupt
+from rhymeflow.core.histopipe import strategies
 from rhymeflow.core.lengths import LengthPredictor
 from rhymeflow.core.plan import OnPull
 from rhymeflow.core.strategies.migration import rebalance
 from rhymeflow.core.strategies.schedules import ROUTING, SCHEDULES, SYNC
-from tests.core.interleaving import Interleaving, a_plan, a_schedule
+from tests.core.interleaving import COST, Interleaving, a_plan, a_schedule
+from tests.core.strategies.fleets import SETTINGS
 
 
 def test_every_schedule_of_the_configuration_is_there() -> None:
@@ -45,10 +47,8 @@ PLANS: dict[str, dict[str, Any]] = {
 
 
 def laid_out_run(plan: str, seed: int) -> Interleaving:
-    """A run of `histopipe`."""
-    rules = a_schedule("histopipe")
-    # Of so large groups all that runs anywhere is the last tenth.
-    rules = replace(rules, settings=replace(rules.settings, outlier_ratio=1.01, group_size=100))
+    """A run of `histopipe`. Of so large groups all that runs anywhere is the last tenth."""
+    rules = a_schedule("histopipe", settings=replace(SETTINGS, cost=COST, group_size=100))
     return Interleaving(
         a_plan(num_batches=6, **PLANS[plan]), rules, capacities=(2, 3, 1),
         failures=0.1 if plan != "plain" else 0.0, duplicates=0.1, crashes=2, seed=seed,
@@ -69,6 +69,7 @@ def test_laid_out_runs_come_to_their_end(plan: str) -> None:
 
 def test_outliers_move_in_whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a history that expects less than there is: all that goes on is an outlier, once."""
+    monkeypatch.setattr(strategies, "OUTLIER_RATIO", 1.01)
     monkeypatch.setattr(LengthPredictor, "explained_variance", property(lambda self: 0.5))
     monkeypatch.setattr(
         LengthPredictor,

@@ -1,14 +1,22 @@
-"""Objects and questions by Ray: its object store, and a method of named actors.
+"""The actors of a run, and how they share objects and answer each other's questions.
 
-A buffer goes through the object store of each node once; names are of one run, so runs of one
-cluster do not meet. An actor that is gone, and one that cannot be reached, are both `OwnerLost`.
+A worker's actor runs the same `main` as a process does, in a thread. A buffer goes through each
+node's object store once. Names are of one run, so runs of one cluster do not meet; an actor that
+is gone, and one that cannot be reached, are both `OwnerLost`.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import socket
+import sys
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
@@ -18,6 +26,8 @@ from rhymeflow.runtime.ray.library import QUIET
 from rhymeflow.store import handle
 from rhymeflow.utils import objects
 from rhymeflow.utils.objects import OwnerLost, Reference
+from rhymeflow.workers import entry
+from rhymeflow.workers.channel import Channel
 
 ASKED = "asked"
 """The concurrency group of an actor's `answer`: one thread, beside what else it does."""
@@ -77,8 +87,8 @@ class RayObjects:
 
 
 class StoreActor:
-    """Answers for the stores that its node has, which is the controller's. It only reads, so Ray
-    may start it anew and repeat what was asked."""
+    """Answers questions to the controller's store. It only reads, so Ray may restart it and repeat
+    questions."""
 
     def __init__(self, namespace: str) -> None:
         self._objects = RayObjects(handle.STORE, namespace)
@@ -91,10 +101,65 @@ class StoreActor:
 
 
 def _join(cluster: str, node_address: str, namespace: str) -> None:
-    """Nobody asks a process that joined: it has no name."""
+    """A process that joined has no name: it is asked nothing."""
     ray.init(cluster, _node_ip_address=node_address, **QUIET)
     objects.use(RayObjects("", namespace))
 
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
+
+
+class Whereabouts(NamedTuple):
+    """Where an actor runs."""
+
+    node: str
+    host: str
+    pid: int
+
+
+class WorkerActor:
+    """The process of one worker, which talks through a pipe; `deliver` and `collect`, each in a
+    thread, carry its messages. All that it said is collected before its end."""
+
+    def __init__(self, given: entry.Given, namespace: str) -> None:
+        os.environ["OMP_NUM_THREADS"] = str(given.num_threads)  # torch reads it when it is imported
+        assert "torch" not in sys.modules
+        # Processes that it spawns import the main module: Ray's program, which takes seconds.
+        sys.modules["__main__"] = ModuleType("__main__")
+        self._objects = RayObjects(given.name, namespace)
+        objects.use(self._objects)
+        ours, theirs = multiprocessing.Pipe(duplex=True)
+        self._channel = Channel(ours)
+        self._given, self._theirs = given, theirs
+        threading.Thread(target=self._work, daemon=True, name=given.name).start()
+
+    def where(self) -> Whereabouts:
+        """Answers as soon as the process is there."""
+        node = ray.get_runtime_context().get_node_id()
+        return Whereabouts(node, socket.gethostname(), os.getpid())
+
+    def deliver(self, messages: list[bytes]) -> None:
+        """Hand messages to the worker; after its end they are dropped."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            for message in messages:
+                self._channel.send_bytes(message)
+
+    def collect(self) -> list[bytes] | None:
+        """Wait for the worker's messages; None: it has ended."""
+        said = []
+        with suppress(EOFError, ConnectionResetError):
+            said.append(self._channel.recv_bytes())
+            while self._channel.poll():
+                said.append(self._channel.recv_bytes())
+        return said or None
+
+    def answer(self, what: str, arguments: Sequence[Any]) -> Any:
+        """What another process's `objects.ask` gets."""
+        return self._objects.answer(what, arguments)
+
+    def _work(self) -> None:
+        try:
+            entry.work(self._theirs, self._given)
+        finally:
+            self._theirs.close()
