@@ -1,11 +1,11 @@
-"""The seam between the learner's weights and the instances that pull them, each at its own time.
+"""How instances pull the learner's weights, each at its own time.
 
     store.publish(version, tensors)                    in the learner
     reader = handle.open()                             in the process that holds the tensors
     pulled = Installation(into).pull(reader, version)  `weights/install.py`
 
-A pull neither waits for a publication nor holds one up, and a puller that dies in the middle blocks
-no other process. Knows no torch.
+A pull neither waits for a publication nor holds one up, and a puller that dies blocks no other
+process. Loads no torch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import numpy as np
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
 from rhymeflow.utils import progress
+from rhymeflow.utils.objects import OwnerLost
 from rhymeflow.weights.changes import Changes, Finder, Found, Listed, pack, shares, whole_in
 from rhymeflow.weights.manifest import Manifest, TensorSpec, require_names, require_spec
-from rhymeflow.weights.proof import Pulled, bytes_of, combine, digest, require_equal
+from rhymeflow.weights.proof import ChecksumMismatch, Pulled, bytes_of, combine, digest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,14 +35,7 @@ class VersionUnavailable(LookupError):  # noqa: N818 - it is what happened
 
 
 class Overtaken(RuntimeError):  # noqa: N818 - it is what happened
-    """What was being pulled was written over meanwhile: pull again."""
-
-
-class StoreLost(RuntimeError):  # noqa: N818 - it is what happened
-    """Whoever published is gone, and the weights with it; nothing was brought.
-
-    The next learner will publish them again, in a store of its own.
-    """
+    """What was being pulled has been written over: pull again."""
 
 
 class WeightStore:
@@ -61,8 +55,8 @@ class WeightStore:
     def publish(self, version: Version, tensors: Mapping[str, Tensor]) -> int:
         """Let `version` be pulled; return the checksum that proves it.
 
-        The tensors are those of the manifest, on any device; they must not change until this
-        returns. Digests are of what is given: what goes wrong in the copy is found by the reader.
+        The tensors, on any device, must not change until this returns. Digests are of what is
+        given, so the reader finds what goes wrong in the copy.
 
         Raises:
             ManifestMismatch: they are not the manifest's tensors.
@@ -146,11 +140,7 @@ BytesOf = Callable[[TensorSpec], np.ndarray]
 
 
 class Update(NamedTuple):
-    """What turns weights that a puller has into those of another version.
-
-    Between putting it in and the proof the puller may do as it likes with a tensor: copy it in
-    place, or hand it to an engine that repacks weights.
-    """
+    """What turns weights that a puller has into those of another version."""
 
     manifest: Manifest
     made: Pulled
@@ -177,21 +167,31 @@ class Update(NamedTuple):
             yield from (each for each in step.listed.items() if each[0] not in whole)
 
     def prove(self, held: Mapping[str, int]) -> Pulled:
-        """What was pulled, given the digest of each tensor that the puller now has.
-
-        They are of what it then computes with and not of what was sent (law 5); where only listed
-        changes were put in, they follow from those of before.
+        """What was pulled, given the digest of each tensor that the puller now computes with (law
+        5); where only listed changes were put in, it follows from the one before.
 
         Raises:
             Overtaken: what was pulled is no whole version; pull again.
             ChecksumMismatch: what arrived is not what was published.
         """
-        require_equal(self.manifest, self.made, self.digests(), held)
-        return self.made
+        published, found = self.digests(), [held[spec.name] for spec in self.manifest]
+        if combine(self.manifest, found) == self.made.checksum:
+            return self.made
+        digests = zip(self.manifest, published, found, strict=True)
+        differing = [spec.name for spec, a, b in digests if a != b]
+        raise ChecksumMismatch(
+            f"pull of version {self.made.version}: the checksum is not the published one; "
+            f"{len(differing)} of {len(found)} tensors differ, first "
+            f"{differing[0] if differing else 'none: the published checksum itself is damaged'}"
+        )
 
 
 class WeightReader:
-    """One puller's side. All raise `StoreLost` where what they need cannot be fetched any more."""
+    """One puller's side.
+
+    All raise `OwnerLost`, and bring nothing, where who published is gone and the weights with it:
+    the next learner publishes them again, in a store of its own.
+    """
 
     def __init__(self, handle: WeightHandle) -> None:
         self.handle, self.manifest = handle, handle.manifest
@@ -210,7 +210,7 @@ class WeightReader:
         if self._fetching is None or self._fetching[:2] != (have, want):
             self._fetching = have, want, self._executor.submit(self._fetch, have, want)
         fetch = self._fetching[2]
-        if fetch.done() and isinstance(fetch.exception(), StoreLost):
+        if fetch.done() and isinstance(fetch.exception(), OwnerLost):
             self._fetching = None
             fetch.result()  # raises it
         return fetch.done()

@@ -2,14 +2,13 @@
 
 The learner puts each version as a few large buffers, with differences (`changes.py`) one more, and
 answers readers with the catalogue of what it has published. Readers on one node share what was
-fetched there. Buffers go with the process that published them: a reader then raises `StoreLost`
-before it has brought anything, and the next learner's store has the version that is asked for.
+fetched there. Buffers go with the process that published them: a reader then raises `OwnerLost`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from bisect import bisect
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -21,14 +20,13 @@ from rhymeflow.utils.objects import Reference
 from rhymeflow.weights.base import (
     BytesOf,
     ObjectWeightHandle,
-    StoreLost,
     Update,
     VersionUnavailable,
     WeightReader,
     WeightStore,
 )
 from rhymeflow.weights.changes import Link, chain, copied, whole_in
-from rhymeflow.weights.manifest import Manifest, TensorSpec
+from rhymeflow.weights.manifest import Manifest, TensorSpec, slot_bytes
 from rhymeflow.weights.proof import Pulled
 
 QUESTION = "weights"
@@ -41,7 +39,7 @@ WHOLE_VERSIONS = 2
 """The newest ones, of which all of the weights are kept."""
 
 
-class Publication(NamedTuple):
+class PublishedVersion(NamedTuple):
     """What can be had of one version."""
 
     made: Pulled
@@ -52,7 +50,7 @@ class Publication(NamedTuple):
     """Since the publication before; its buffer is a reference."""
 
 
-Catalogue = tuple[Publication, ...]
+Catalogue = tuple[PublishedVersion, ...]
 """In the order in which they were published."""
 
 
@@ -61,30 +59,23 @@ class ObjectWeightStore(WeightStore):
 
     def __init__(self, manifest: Manifest, *, keep: int) -> None:
         super().__init__(manifest, keep)
-        self._objects, self._places = objects.here(), _places(manifest)
-        sizes: dict[int, int] = {}
-        for spec in manifest:
-            if spec.num_bytes:
-                part, at = self._places[spec.name]
-                sizes[part] = at + spec.num_bytes
-        self._sizes = list(sizes.values())
+        self._objects, self._starts = objects.here(), _starts(manifest)
+        self._sizes = np.diff([*self._starts, slot_bytes(manifest)]).tolist()
         self.handle = ObjectWeightHandle(self._objects.name, manifest)
         self._catalogue: Catalogue = ()  # replaced, never changed: it is read by another thread
         self._objects.offer(QUESTION, lambda: self._catalogue)
 
     def _begin(self) -> tuple[BytesOf, Callable[[TensorSpec, np.ndarray], None]]:
         self._parts: list[Reference] = []
-        self._buffer = np.zeros(max(self._sizes, default=0), np.uint8)
+        self._buffer = np.zeros(max(self._sizes), np.uint8)
         parts = self._catalogue[-1].parts if self._catalogue and self._keep else None
         old = dict(enumerate(self._objects.get(parts or ())))
-        return partial(_bytes_of, self._places, old), self._take
+        return partial(_bytes_of, self._starts, old), self._take
 
     def _take(self, spec: TensorSpec, source: np.ndarray) -> None:
-        if not spec.num_bytes:
-            return
-        part, at = self._places[spec.name]
-        if part > len(self._parts):
+        if (part := _part_of(self._starts, spec)) > len(self._parts):
             self._put_part()
+        at = spec.offset - self._starts[part]
         self._buffer[at : at + spec.num_bytes] = source
 
     def _put_part(self) -> None:
@@ -98,16 +89,15 @@ class ObjectWeightStore(WeightStore):
             link = Link(
                 made, base, sum(map(len, changes)), self._objects.put(np.concatenate(changes))
             )
-        if self._sizes:
-            self._put_part()
+        self._put_part()
         del self._buffer  # as large as a part
-        self._enter(Publication(made, digests, tuple(self._parts), link))
+        self._enter(PublishedVersion(made, digests, tuple(self._parts), link))
 
     def close(self) -> None:
         """Let go of the buffers; readers keep what they have."""
         self._catalogue = ()
 
-    def _enter(self, new: Publication) -> None:
+    def _enter(self, new: PublishedVersion) -> None:
         published = (*self._catalogue, new)[-max(self._keep, WHOLE_VERSIONS) :]
         self._catalogue = tuple(
             each._replace(
@@ -125,10 +115,10 @@ class ObjectWeightReader(WeightReader):
         """Does not ask for anything yet."""
         super().__init__(handle)
         self._objects, self._owner = objects.here(), handle.owner
-        self._places = _places(handle.manifest)
+        self._starts = _starts(handle.manifest)
 
     def _fetch(self, have: Pulled | None, want: Version | None) -> Update:
-        catalogue = self._ask()
+        catalogue: Catalogue = self._objects.ask(self._owner, QUESTION)
         wanted = [n for n, p in enumerate(catalogue) if want is None or p.made.version == want]
         if not wanted:
             held = [each.made.version for each in catalogue if each.parts is not None]
@@ -137,52 +127,37 @@ class ObjectWeightReader(WeightReader):
         changes = (each.changes for each in newest_first)
         links = None if have is None else chain(self.manifest, changes, have)
         steps, names = None, {spec.name for spec in self.manifest}
-        with _lost_with(self._owner):
-            if links is not None:
-                buffers = self._objects.get([link.buffer for link in links])
-                steps = copied(self.manifest, buffers)
-                names = whole_in(steps)
-            if names and publication.parts is None:
-                raise VersionUnavailable(f"the learner does not keep version {want} whole")
-            here = self._get(publication.parts or (), names)
-        digests, bytes_of = publication.digests, partial(_bytes_of, self._places, here)
+        if links is not None:
+            buffers = self._objects.get([link.buffer for link in links])
+            steps = copied(self.manifest, buffers)
+            names = whole_in(steps)
+        if names and publication.parts is None:
+            raise VersionUnavailable(f"the learner does not keep version {want} whole")
+        here = self._get(publication.parts or (), names)
+        digests, bytes_of = publication.digests, partial(_bytes_of, self._starts, here)
         return Update(self.manifest, publication.made, lambda: list(digests), bytes_of, steps)
 
     def _get(self, parts: tuple[Reference, ...], names: set[str]) -> dict[int, np.ndarray]:
-        needed = {self._places[s.name][0] for s in self.manifest if s.name in names and s.num_bytes}
+        needed = {_part_of(self._starts, each) for each in self.manifest if each.name in names}
         return dict(zip(needed, self._objects.get([parts[n] for n in needed]), strict=True))
 
-    def _ask(self) -> Catalogue:
-        with _lost_with(self._owner):
-            found: Catalogue = self._objects.ask(self._owner, QUESTION)
-        return found
+
+def _starts(manifest: Manifest) -> list[int]:
+    """Where parts begin among the weights' bytes: at tensors, and they are hardly larger than they
+    must be."""
+    starts = [0]
+    for spec in manifest:
+        if spec.num_bytes and spec.offset - starts[-1] >= PART_BYTES:
+            starts.append(spec.offset)
+    return starts
 
 
-def _places(manifest: Manifest) -> dict[str, tuple[int, int]]:
-    """The part that each tensor is in, and where it begins there. Parts begin at tensors, and are
-    as large as they must be and hardly larger."""
-    found: dict[str, tuple[int, int]] = {}
-    part = first = 0
-    for spec in (each for each in manifest if each.num_bytes):
-        if spec.offset - first >= PART_BYTES:
-            part, first = part + 1, spec.offset
-        found[spec.name] = part, spec.offset - first
-    return found
+def _part_of(starts: list[int], spec: TensorSpec) -> int:
+    return bisect(starts, spec.offset) - 1
 
 
-def _bytes_of(
-    places: Mapping[str, tuple[int, int]], parts: Mapping[int, np.ndarray], spec: TensorSpec
-) -> np.ndarray:
+def _bytes_of(starts: list[int], parts: Mapping[int, np.ndarray], spec: TensorSpec) -> np.ndarray:
     """The tensor's bytes, in place in a part that is on this node."""
-    if not spec.num_bytes:
-        return np.empty(0, np.uint8)
-    part, at = places[spec.name]
+    part = _part_of(starts, spec)
+    at = spec.offset - starts[part]
     return parts[part][at : at + spec.num_bytes]
-
-
-@contextmanager
-def _lost_with(owner: str) -> Iterator[None]:
-    try:
-        yield
-    except objects.OwnerLost as error:
-        raise StoreLost(f"{owner}, which published the weights, is gone: {error}") from None

@@ -26,7 +26,8 @@ from rhymeflow.histospec.drafter import drafter_of, rehearse
 from rhymeflow.histospec.noise_sharing import epoch_of_noise
 from rhymeflow.suites.suite import RUN, of_run
 from rhymeflow.utils import progress
-from rhymeflow.weights.base import StoreLost, WeightReader
+from rhymeflow.utils.objects import OwnerLost
+from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import (
@@ -109,6 +110,8 @@ class Instance:
         engine: Callable[[Config, WeightReader, str], RolloutEngine],
     ) -> None:
         self.connection, self.name, self.config = connection, name, config
+        self._later: deque[object] = deque()
+        """Messages that came while there was no learner, carried out when there is one."""
         self.weights, self.engine = self._begin(lambda weights: engine(config, weights, name))
         limits = self.engine.limits()
         self.stop_tokens = limits.stop_token_ids
@@ -121,8 +124,6 @@ class Instance:
         """Being fetched; later commands wait."""
         self._is_cut_off = False
         """The pull waits for another learner: the one that had the weights is gone."""
-        self._later: deque[object] = deque()
-        """Messages that wait for that learner."""
         self._ending = False
         joined = events.InstanceJoined(
             name,
@@ -143,16 +144,20 @@ class Instance:
         """Make the engine, with the weights of a learner that lives as long as that takes."""
         while True:
             weights = self._connect()
-            with suppress(StoreLost):
+            with suppress(OwnerLost):
                 return weights, engine(weights)
 
     def _connect(self) -> WeightReader:
         """Wait for the weights of a learner that is there."""
         while True:
-            connect = receive(self.connection)
-            assert isinstance(connect, ConnectWeights), connect
-            with suppress(FileNotFoundError):  # it was lost meanwhile: the next one says so too
-                return self.open_weights(connect)
+            match receive(self.connection):
+                case ConnectWeights() as connect:
+                    with suppress(FileNotFoundError):  # lost meanwhile: the next one says so too
+                        return self.open_weights(connect)
+                case Shutdown():
+                    raise EOFError("the run has ended")
+                case message:  # it came with weights that are lost
+                    self._later.append(message)
 
     def serve(self) -> None:
         """Carry out commands and iterate, until `Shutdown`."""
@@ -266,7 +271,7 @@ class Instance:
             self._say_pulled(message, 0.0)
             return
         self._pulling = message
-        with suppress(StoreLost):
+        with suppress(OwnerLost):
             is_ready = self.engine.prepare(self.weights, message.version)
             if is_ready or not self.engine.has_work:
                 self._install(message)

@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from contextlib import closing
 
+import msgspec
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -32,6 +33,7 @@ from rhymeflow.workers.messages import (
     Carried,
     ConnectWeights,
     Continuation,
+    Shutdown,
     TokensGenerated,
     UseDrafter,
     receive,
@@ -66,10 +68,11 @@ def parameters(weights):
 class Side:
     """The controller's side of one instance: what it was told and what it said."""
 
-    def __init__(self, name, config, parameters, monkeypatch, never_stops=False):
+    def __init__(self, name, config, parameters, monkeypatch, never_stops=False, before=()):
         monkeypatch.setattr(rollout, "STATUS_SECONDS", 0.0)  # in every turn
         self.ours, theirs = multiprocessing.Pipe()
-        send(self.ours, ConnectWeights(parameters.handle))
+        for message in (*before, ConnectWeights(parameters.handle)):
+            send(self.ours, message)
         self.instance = rollout.Instance(theirs, name, config, make_engine)
         assert isinstance(receive(self.ours), InstanceJoined)
         if never_stops:
@@ -255,6 +258,20 @@ def test_a_pull_whose_weights_were_lost_waits_for_the_next_learner(config, weigh
         assert set(heard.versions[IDS[3]]) == {1}
         assert heard.versions[IDS[0]][-2:] == [1, 1]
         side.instance.engine.close()
+
+
+def test_a_learner_that_is_lost_while_an_instance_starts_is_waited_for(
+    config, parameters, monkeypatch
+):
+    """What was sent after its weights is carried out under those of the next one."""
+    gone = ConnectWeights(msgspec.structs.replace(parameters.handle, name="gone"))
+    drafter = UseDrafter(IndexHandle("gone", 1, 1, 1))
+    side = Side("rollout-0", config, parameters, monkeypatch, before=(gone, drafter))
+    side.turns(1)
+    assert not side.instance._later
+    side.instance.engine.close()
+    with pytest.raises(EOFError):
+        Side("rollout-0", config, parameters, monkeypatch, before=(gone, Shutdown()))
 
 
 @pytest.mark.parametrize("kept", ["recompute", "keep"])

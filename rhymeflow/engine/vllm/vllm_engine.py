@@ -31,7 +31,8 @@ from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.models.load import configured_stop_token_ids
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.utils import objects
-from rhymeflow.weights.base import StoreLost, WeightReader
+from rhymeflow.utils.objects import OwnerLost
+from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.proof import Pulled
 
 COMPARED_PULLS = 3
@@ -219,7 +220,7 @@ class VllmEngine:
             return weights.prepare(self._pulled, want)
         found = self._call("rhymeflow_prepare", weights.handle, want)
         for each in found:
-            if isinstance(each, StoreLost):
+            if isinstance(each, OwnerLost):
                 raise each
         return all(found)
 
@@ -269,14 +270,14 @@ class VllmEngine:
         """Have all workers hold `want`, newer ones if those are gone, or the newest for None.
 
         Raises:
-            StoreLost: it cannot be fetched any more; no worker has another version than it had.
+            OwnerLost: it cannot be fetched any more; no worker has another version than it had.
         """
         self._num_pulls += 1
         compare = self._num_pulls <= COMPARED_PULLS
         source = weights if self._is_here else weights.handle
         while True:
             found = self._call("rhymeflow_install", source, want, compare)
-            lost = [each for each in found if isinstance(each, StoreLost)]
+            lost = [each for each in found if isinstance(each, OwnerLost)]
             if len(lost) == len(found):
                 raise lost[0]
             if lost:  # what some have, all must get

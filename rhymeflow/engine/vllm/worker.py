@@ -12,7 +12,8 @@ from rhymeflow.core.types import Version
 from rhymeflow.engine.vllm.sampler import CounterSampler
 from rhymeflow.engine.vllm.speculator import NoSpeculation, put_drafts
 from rhymeflow.engine.vllm.weights import InstalledWeights
-from rhymeflow.weights.base import StoreLost, WeightHandle, WeightReader
+from rhymeflow.utils.objects import OwnerLost
+from rhymeflow.weights.base import WeightHandle, WeightReader
 from rhymeflow.weights.proof import Pulled
 
 PATH = f"{__name__}.WorkerExtension"
@@ -48,16 +49,16 @@ class WorkerExtension:
         """Share objects as the engine's process does, where this is another."""
         join()
 
-    def rhymeflow_prepare(self, source: WeightHandle, want: Version) -> bool | StoreLost:
+    def rhymeflow_prepare(self, source: WeightHandle, want: Version) -> bool | OwnerLost:
         """Begin to fetch what `rhymeflow_install` will need; return whether it has arrived."""
         try:
             return self._rhymeflow_open(source).prepare(None, want)
-        except StoreLost as error:
+        except OwnerLost as error:
             return error
 
     def rhymeflow_install(
         self, source: WeightReader | WeightHandle, want: Version | None, compare: bool
-    ) -> Pulled | StoreLost:
+    ) -> Pulled | OwnerLost:
         """Pull weights; see `InstalledWeights.install`.
 
         `source`: a handle where this is another process than the engine's.
@@ -67,7 +68,7 @@ class WorkerExtension:
             if not hasattr(self, "_rhymeflow_weights"):
                 self._rhymeflow_weights = InstalledWeights(self.model_runner.model, reader)
             return self._rhymeflow_weights.install(reader, want, compare=compare)
-        except StoreLost as error:  # vLLM would make something else of it
+        except OwnerLost as error:  # vLLM would make something else of it
             return error
 
     def _rhymeflow_open(self, handle: WeightHandle) -> WeightReader:
