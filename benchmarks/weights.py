@@ -40,7 +40,7 @@ NOTES = (
     "either."
 )
 KEEP = 3
-SECONDS = ["publish dense", "publish delta", "pull dense", "still", "unproved", "memcpy", "repack"]
+SECONDS = ["publish dense", "publish delta", "pull dense", "still", "repack"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         })  # fmt: skip
         found = measure(config, args.steps)
         rows.append(_row(rate, found))
-        targets += _targets(rate, found)
+        still = harness.median_ratio(found["still"], found["pull dense"])
+        targets.append(harness.at_most(f"{rate:g}: still/dense pull", round(still, 3), 0.2))
     return harness.report("weights", rows, targets, args, notes)
 
 
@@ -97,7 +98,6 @@ def measure(config: Config, num_steps: int) -> dict[str, list[float]]:
                 seconds = _timed(held[side].pull, readers[side], version)
                 found["still" if side == "delta" else "pull dense"].append(seconds)
             _compare(manifest, into, weights)
-            _copies(readers["dense"], into["dense"], weights, found)
             found["repack"].append(_timed(partial(engine.set_version, version, keep_cache=False)))
             for name, value in stores["delta"].metrics.items():
                 found[name.removeprefix("params/")].append(value)
@@ -138,22 +138,6 @@ def _compare(
             assert np.array_equal(bytes_of(tensors[spec.name]), expected), (side, spec.name)
 
 
-def _copies(
-    reader: Any, into: dict[str, Tensor], weights: dict[str, Tensor], found: dict[str, list[float]]
-) -> None:
-    """A pull that proves nothing, and one copy of as many bytes."""
-    places = {name: bytes_of(tensor) for name, tensor in into.items()}
-
-    def unproved() -> None:
-        for name, data in reader.update(None, None).whole:
-            np.copyto(places[name], data)
-
-    size = sum(len(place) for place in places.values())
-    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
-    found["unproved"].append(_timed(unproved))
-    found["memcpy"].append(_timed(np.copyto, target, source))
-
-
 def _timed(call: Callable[..., Any], *values: Any) -> float:
     started = time.perf_counter()
     call(*values)
@@ -169,13 +153,3 @@ def _row(rate: float, found: dict[str, list[float]]) -> dict[str, Any]:
         "MB": round(median["delta_bytes"] / 1e6, 2),
         **{name: round(median[name], 4) for name in SECONDS},
     }
-
-
-def _targets(rate: float, found: dict[str, list[float]]) -> list[harness.Target]:
-    still = harness.median_ratio(found["still"], found["pull dense"])
-    targets = [harness.at_most(f"{rate:g}: still/dense pull", round(still, 3), 0.2)]
-    if rate == RATES[0]:
-        for name, least in (("unproved", 0.8), ("pull dense", 0.5)):
-            share = harness.median_ratio(found["memcpy"], found[name])
-            targets.append(harness.Target(f"memcpy/{name}", round(share, 3), least))
-    return targets

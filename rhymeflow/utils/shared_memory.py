@@ -96,11 +96,6 @@ def open_descriptor(name: str, flags: int) -> int:
     return descriptor
 
 
-def path_of(name: str) -> Path:
-    """The file that stands for the memory, on Linux."""
-    return DIRECTORY / name
-
-
 def whole_lines(num_bytes: int) -> int:
     """Return the bytes of the cache lines that so many bytes take."""
     return -(-num_bytes // LINE) * LINE

@@ -1,16 +1,15 @@
 """What changed from one version of the weights to the next: one buffer of plain bytes.
 
-    words    magic; base version, base checksum; version, checksum; number of changed units; 2 spare
+    words    magic; base version, base checksum; version, checksum
     digests  of each tensor of the version, in the manifest's order
-    changed  of each tensor: how many of its 16-bit units changed
     listed   of each tensor: 0 if its changes are not listed here, else 1 more than their number
     counts   uint32, of each listed tensor and each block of 65,536 units of it: how many
     places   uint16: the changed units, from the first of their block
     values   uint16: what they are now
 
-Words, digests and both tables are uint64. A tensor of which more than `MOST` of the units
-changed is not listed: it is taken whole. (Putting in so many changes takes longer than copying; and
-at four times that the list is as large as the tensor.)
+A unit has 16 bits; words, digests and the table are uint64. A tensor of which more than `MOST` of
+the units changed is not listed: it is taken whole. (Putting in so many changes takes longer than
+copying; and at four times that the list is as large as the tensor.)
 
 A base and its changes make the version to the last bit, NaN payloads and the signs of zeros
 included. The base is known by version and checksum, so changes are never put into anything else.
@@ -31,8 +30,8 @@ from rhymeflow.weights.proof import Pulled, units_of
 MOST = 1 / 8
 """Share of a tensor's units beyond which it is not listed."""
 
-_MAGIC = 0x52484D44454C5431  # "RHMDELT1": the last digit is this arrangement's version
-_WORDS = 8
+_MAGIC = 0x52484D44454C5432  # "RHMDELT2": the last digit is this arrangement's version
+_WORDS = 5
 _BLOCK = 1 << 16
 _UNIT = 2
 
@@ -85,12 +84,9 @@ def pack(
 ) -> list[np.ndarray]:
     """The buffer, as parts that follow one another, [n] uint8."""
     listed = [each.listed for each in found if each.listed is not None]
-    changed = np.array([each.changed for each in found], np.uint64)
     entries = [0 if each.listed is None else each.changed + 1 for each in found]
-    words = np.zeros(_WORDS, np.uint64)
-    words[:6] = (_MAGIC, *base, *made, changed.sum())
-    tables = [words, np.array(digests, np.uint64), changed, np.array(entries, np.uint64)]
-    parts = [*tables, *(part for column in zip(*listed, strict=True) for part in column)]
+    words = np.array([_MAGIC, *base, *made, *digests, *entries], np.uint64)
+    parts = [words, *(part for column in zip(*listed, strict=True) for part in column)]
     return [part.view(np.uint8) for part in parts]
 
 
@@ -112,12 +108,12 @@ class Changes:
 
     def __init__(self, manifest: Manifest, buffer: np.ndarray) -> None:
         count = len(manifest)
-        words = buffer[: (_WORDS + 3 * count) * 8].view(np.uint64)
+        words = buffer[: (_WORDS + 2 * count) * 8].view(np.uint64)
         assert int(words[0]) == _MAGIC, "these are no changes of this Rhymeflow's weights"
         self.buffer = buffer
         self.base = Pulled(int(words[1]), int(words[2]))
         self.made = Pulled(int(words[3]), int(words[4]))
-        self.digests, self._changed, self._entries = words[_WORDS:].reshape(3, count).tolist()
+        self.digests, self._entries = words[_WORDS:].reshape(2, count).tolist()
         self._manifest = manifest
 
     @property
@@ -134,7 +130,7 @@ class Changes:
             -(-_units(spec) // _BLOCK) if entries else 0
             for spec, entries in zip(self._manifest, self._entries, strict=True)
         ]
-        start = (_WORDS + 3 * len(self._manifest)) * 8
+        start = (_WORDS + 2 * len(self._manifest)) * 8
         middle = start + 4 * sum(blocks)
         last = middle + 2 * sum(sizes)
         counts = self.buffer[start:middle].view(np.uint32)

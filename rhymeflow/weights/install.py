@@ -16,7 +16,6 @@ from torch import Tensor
 
 from rhymeflow.core.types import Version
 from rhymeflow.utils import progress
-from rhymeflow.weights import proof
 from rhymeflow.weights.base import Overtaken, Update, VersionUnavailable, WeightReader
 from rhymeflow.weights.changes import Listed
 from rhymeflow.weights.manifest import require
@@ -27,6 +26,7 @@ from rhymeflow.weights.proof import (
     Pulled,
     bytes_of,
     copy_and_digest,
+    digest,
     outer,
 )
 
@@ -100,7 +100,8 @@ class Installation:
             return
         if len(data):
             target.copy_(torch.from_numpy(data.copy()).view(target.dtype).reshape(target.shape))
-        self.digests[name] = digest_on_device(target)
+        is_here = target.device.type == "cpu" or target.itemsize == 1
+        self.digests[name] = digest(bytes_of(target)) if is_here else digest_on_device(target)
 
 
 def until_whole(pull: Callable[[Version | None], Pulled], want: Version | None) -> Pulled:
@@ -132,15 +133,8 @@ _AT_A_TIME = 1 << 24
 """Units that are hashed at a time: each takes 16 bytes meanwhile."""
 
 
-def digest_on_device(tensor: Tensor) -> int:
-    """`proof.digest` of a tensor's bytes, computed on its device."""
-    if tensor.device.type == "cpu" or tensor.itemsize == 1:
-        return proof.digest(bytes_of(tensor))
-    return digest_by_torch(tensor, _AT_A_TIME)
-
-
-def digest_by_torch(tensor: Tensor, at_a_time: int) -> int:
-    """`digest`, so many units at a time; of a dtype of at least two bytes."""
+def digest_on_device(tensor: Tensor, at_a_time: int = _AT_A_TIME) -> int:
+    """`proof.digest` of the bytes of a tensor of at least two-byte numbers, on its device."""
     units_U, total = _units(tensor.contiguous()), 0
     for start in range(0, len(units_U), at_a_time):
         part_U = units_U[start : start + at_a_time]

@@ -48,7 +48,7 @@ def plan(tensors: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> Manifest:
     for name, (shape, dtype) in tensors.items():
         num_bytes = math.prod(shape) * dtype.itemsize
         specs.append(TensorSpec(name, tuple(shape), _dtype_name(dtype), offset, num_bytes))
-        offset += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        offset += _aligned(num_bytes)
     return tuple(specs)
 
 
@@ -62,7 +62,7 @@ def manifest_of(tensors: Mapping[str, Tensor]) -> Manifest:
 
 def slot_bytes(manifest: Manifest) -> int:
     """Bytes that one copy of all tensors takes."""
-    return max((_aligned_end(spec) for spec in manifest), default=0)
+    return manifest[-1].offset + _aligned(manifest[-1].num_bytes) if manifest else 0
 
 
 def require(manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
@@ -90,8 +90,8 @@ def require_spec(spec: TensorSpec, tensor: Tensor) -> None:
         raise ManifestMismatch(f"{spec.name} is {given}, in the manifest {spec.describe()}")
 
 
-def _aligned_end(spec: TensorSpec) -> int:
-    return spec.offset + -(-spec.num_bytes // _ALIGNMENT) * _ALIGNMENT
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _describe(dtype: str, shape: tuple[int, ...]) -> str:

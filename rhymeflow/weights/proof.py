@@ -19,7 +19,7 @@ somebody who knows the keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -120,19 +120,3 @@ def combine(manifest: Manifest, digests: Sequence[int]) -> int:
     for spec, value in zip(manifest, digests, strict=True):
         chain.update(f"{spec.name} {spec.describe()} {value}\n".encode())
     return chain.intdigest()
-
-
-def require_equal(
-    manifest: Manifest, made: Pulled, published: Sequence[int], held: Mapping[str, int]
-) -> None:
-    """Raise `ChecksumMismatch` unless the digest of each tensor that a puller has, by name, is that
-    of what was `made`; `published` says in which tensors they differ."""
-    found = [held[spec.name] for spec in manifest]
-    if combine(manifest, found) == made.checksum:
-        return
-    differing = [spec.name for spec, a, b in zip(manifest, published, found, strict=True) if a != b]
-    raise ChecksumMismatch(
-        f"pull of version {made.version}: the checksum is not the published one; "
-        f"{len(differing)} of {len(found)} tensors differ, first "
-        f"{differing[0] if differing else 'none: the published checksum itself is damaged'}"
-    )

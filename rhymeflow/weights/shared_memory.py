@@ -13,11 +13,10 @@ Why a reader never returns a torn copy: the next to write where n lies, n + 2, s
 So if `begun` is still n after the copy, no byte had changed before the copy was done; otherwise the
 puller begins again (`base.Overtaken`).
 
-Beside the slots may lie the changes from each publication to the next (`changes.py`), each in
-memory of its own that is never written over; freed while somebody reads it, it stays until he is
-done. They are put only into the very weights that they were found against, which version and
-checksum name: a learner that is restarted publishes its version again, and where that came out
-different (on GPUs it may), instances pull it whole.
+With `keep`, the changes from each publication to the next (`changes.py`) lie in memory of their own
+that is never written over; freed while it is read, it stays until the reader lets go. They are put
+only into the weights that they were found against, named by version and checksum: a restarted
+learner publishes its version again, and if that differs (on GPUs it may), instances pull it whole.
 """
 
 from __future__ import annotations
@@ -157,7 +156,7 @@ class SharedMemoryWeightStore(WeightStore):
 
 
 class SharedMemoryWeightReader(WeightReader):
-    """The reading side, in any process of this machine; cannot write."""
+    """The reading side, in any process of this machine."""
 
     def __init__(self, handle: SharedMemoryWeightHandle) -> None:
         """Map the memory; `SharedMemoryWeightHandle.open` says what it raises."""
@@ -194,8 +193,7 @@ class SharedMemoryWeightReader(WeightReader):
         return found
 
     def _find(self, version: Version | None) -> int:
-        """The newest publication, or the one of `version`; the one before the newest is there until
-        the publication after begins."""
+        """The newest publication, or that of `version`, if it is one of the two newest."""
         while True:
             newest = self._memory.published
             held = {}

@@ -80,9 +80,9 @@ def test_shared_memory_is_freed_by_its_owner_alone_and_readers_cannot_write():
     with pytest.raises(ValueError, match="read-only"):
         reader.readable.words[0] = 1
     reader.close()
-    assert shared_memory.path_of(index.handle.name).exists()
+    assert (shared_memory.DIRECTORY / index.handle.name).exists()
     index.close()
-    assert not shared_memory.path_of(index.handle.name).exists()
+    assert not (shared_memory.DIRECTORY / index.handle.name).exists()
     with pytest.raises(FileNotFoundError):
         Index.attach(index.handle)
 
@@ -90,7 +90,7 @@ def test_shared_memory_is_freed_by_its_owner_alone_and_readers_cannot_write():
 def test_too_little_shared_memory_is_said_in_one_line():
     with pytest.raises(UserError, match=r"no room for the history index .* drafting.history_tok"):
         Index(max_tokens=1 << 40, max_responses=8, shared=True)
-    assert not list(shared_memory.path_of("").glob(f"rhymeflow-history-{os.getpid()}-*"))
+    assert not list(shared_memory.DIRECTORY.glob(f"rhymeflow-history-{os.getpid()}-*"))
 
 
 def test_readers_of_what_is_being_overwritten_propose_tokens_and_end():

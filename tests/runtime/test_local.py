@@ -118,7 +118,7 @@ def test_a_worker_that_listens_to_nobody_ends_with_its_controller(tmp_path):
         text=True,
     )
     worker = int(controller.stdout.readline())
-    memory = shared_memory.path_of((tmp_path / "memory").read_text())
+    memory = shared_memory.DIRECTORY / (tmp_path / "memory").read_text()
     assert memory.exists()
     controller.kill()
     _, said = controller.communicate(timeout=60)  # whoever had its terminal has ended

@@ -47,7 +47,7 @@ def test_what_a_killed_run_left_is_found_by_its_directory(tmp_path):
     for name in names:
         shared_memory.create(name, 4096, what="a test", advice="none")
     shared_memory.free_left(shared_memory.prefix_for(tmp_path / "run", ""))
-    assert [shared_memory.path_of(name).exists() for name in names] == [False, True]
+    assert [(shared_memory.DIRECTORY / name).exists() for name in names] == [False, True]
     resource_tracker.unregister(f"/{names[0]}", "shared_memory")
     shared_memory.free(names[1])
 

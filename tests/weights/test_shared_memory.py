@@ -1,10 +1,9 @@
-"""The weight store among real processes: whole versions, proof, and the death of anybody."""
+"""The weight store in shared memory: whole versions, proof, and readers that race a writer."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping
 
@@ -137,9 +136,9 @@ def test_a_pull_overtaken_by_pushes_begins_again(store, pushes, expected):
 
 def test_a_wrong_byte_is_found_and_its_tensor_named(store):
     store.publish(1, tensors(1))
-    whole = shared_memory.path_of(store.handle.name).read_bytes()
+    whole = (shared_memory.DIRECTORY / store.handle.name).read_bytes()
     place = whole.index(torch.full((1000,), 1.0, dtype=torch.bfloat16).view(torch.uint8).numpy())
-    with shared_memory.path_of(store.handle.name).open("r+b") as file:
+    with (shared_memory.DIRECTORY / store.handle.name).open("r+b") as file:
         file.seek(place + 77)
         file.write(bytes([whole[place + 77] ^ 1]))
     with pytest.raises(ChecksumMismatch, match=r"version 1.* 1 of 3 .* first layer\.weight"):
@@ -178,10 +177,10 @@ def test_tied_parameters_are_given_once():
 
 def test_too_little_shared_memory_is_the_users_to_know(delta, monkeypatch):
     huge = manifest.plan({"w": ((2**48,), torch.float32)})
-    before = set(shared_memory.path_of("").glob(f"rhymeflow-{os.getpid()}-*"))
+    before = set(shared_memory.DIRECTORY.glob(f"rhymeflow-{os.getpid()}-*"))
     with pytest.raises(UserError, match="no room for two copies of the weights"):
         SharedMemoryWeightStore(huge)
-    assert set(shared_memory.path_of("").glob(f"rhymeflow-{os.getpid()}-*")) == before
+    assert set(shared_memory.DIRECTORY.glob(f"rhymeflow-{os.getpid()}-*")) == before
     delta.publish(0, weights(0))
 
     def refuse(descriptor, start, size):
@@ -199,7 +198,7 @@ def test_too_little_shared_memory_is_the_users_to_know(delta, monkeypatch):
 
 
 def files_of_changes(store):
-    return list(shared_memory.path_of("").glob(f"{store.handle.name}.*"))
+    return list(shared_memory.DIRECTORY.glob(f"{store.handle.name}.*"))
 
 
 def test_no_more_changes_are_kept_than_asked_for(delta):
@@ -252,72 +251,34 @@ def follow(handle: SharedMemoryWeightHandle, last: int, report) -> None:
     report.send((seen, updates))
 
 
-def start(target, *args):
-    """Start a process with a pipe as its last argument; wait until it says it is up."""
-    ours, theirs = SPAWN.Pipe(duplex=False)
-    process = SPAWN.Process(target=target, args=(*args, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    assert ours.poll(60), "did not come up"
-    said = ours.recv()
-    return process, ours, said
-
-
-def kill(process) -> None:
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-
-
 @pytest.mark.parametrize("keep", [0, 3])
 def test_racing_pulls_are_never_torn(keep):
     store = SharedMemoryWeightStore(manifest.manifest_of(weights(0)), keep=keep)
     store.publish(0, weights(0))
-    readers = [start(follow, store.handle, 60) for _ in range(2)]
+    pipes = [SPAWN.Pipe(duplex=False) for _ in range(2)]
+    readers = [
+        SPAWN.Process(target=follow, args=(store.handle, 60, theirs), daemon=True)
+        for _, theirs in pipes
+    ]
+    for reader in readers:
+        reader.start()
+    for report, theirs in pipes:
+        theirs.close()
+        assert report.poll(60), "did not come up"
+        report.recv()
     pace = [0.0, 0.0, 0.0, 0.004]  # bursts that overtake readers, then a breath
     made = [weights(version) for version in range(61)]
     for version in range(1, 61):
         store.publish(version, made[version])
         time.sleep(pace[version % 4])
-    for process, report, _ in readers:
+    for reader, (report, _) in zip(readers, pipes, strict=True):
         assert report.poll(60), "a reader died"
         seen, updates = report.recv()
         assert seen > 1
         assert bool(updates) == bool(keep)
-        process.join()
-        assert process.exitcode == 0
+        reader.join()
+        assert reader.exitcode == 0
     store.close()
-
-
-def hang_in_pull(handle: SharedMemoryWeightHandle, report) -> None:
-    install(handle.open(), Spy(tensors(-1), lambda: (report.send("up"), time.sleep(600))))
-
-
-def hang_in_push(report) -> None:
-    store = SharedMemoryWeightStore(manifest.manifest_of(tensors(0)))
-    store.publish(1, tensors(1))
-    then = lambda: (report.send(store.handle), time.sleep(600))  # noqa: E731
-    store.publish(2, Spy(tensors(2), then, checks=0))
-
-
-def test_a_reader_killed_in_a_pull_blocks_nobody(store):
-    store.publish(1, tensors(1))
-    process, *_ = start(hang_in_pull, store.handle)
-    store.publish(2, tensors(2))  # while it hangs
-    kill(process)
-    for version in (3, 4):
-        store.publish(version, tensors(version))
-    into = tensors(-1)
-    assert install(store.handle.open(), into).version == 4
-    assert values(into) == {4.0}
-
-
-def test_a_writer_killed_in_a_push_leaves_the_old_version():
-    process, _, handle = start(hang_in_push)
-    reader, into = handle.open(), tensors(-1)
-    kill(process)
-    assert install(reader, into).version == 1
-    assert values(into) == {1.0}
-    shared_memory.free(handle.name)
 
 
 def test_closing_frees_the_memory_and_readers_keep_theirs(store):
@@ -325,7 +286,7 @@ def test_closing_frees_the_memory_and_readers_keep_theirs(store):
     store.publish(1, tensors(1))
     store.close()
     store.close()  # again is nothing
-    assert not shared_memory.path_of(store.handle.name).exists()
+    assert not (shared_memory.DIRECTORY / store.handle.name).exists()
     assert install(reader, tensors(-1)).version == 1
     with pytest.raises(FileNotFoundError):
         store.handle.open()
