@@ -135,7 +135,7 @@ def prove(config: Config, *, has_engine: bool) -> None:
         UserError: they do not compute what the model does.
     """
     from rhymeflow.engine.native.engine import Engine
-    from rhymeflow.learner.policy import Policy
+    from rhymeflow.learner.policy import proved_scorer
     from rhymeflow.models.load import small_model
     from rhymeflow.models.precision import resolve_device
     from rhymeflow.models.rope import settled
@@ -145,7 +145,7 @@ def prove(config: Config, *, has_engine: bool) -> None:
         Engine(
             model, seed=0, max_num_seqs=4, max_prefill_tokens=64, instance="check", version=0
         ).prove()
-    Policy(model, config.rollout, config.learner)
+    proved_scorer(model, config.rollout, config.learner)
 
 
 def check_machine(config: Config) -> None:

@@ -9,7 +9,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.engine.native.engine import Engine
-from rhymeflow.learner.policy import Policy
+from rhymeflow.learner.policy import proved_scorer
 from rhymeflow.models import attention, lm_head
 from tests.refused import refusal
 
@@ -72,7 +72,7 @@ def prove_engine(model):
 
 
 def prove_learner(model):
-    Policy(model, RolloutConfig(temperature=0.5), LearnerConfig(max_steps=1))
+    proved_scorer(model, RolloutConfig(temperature=0.5), LearnerConfig(max_steps=1))
 
 
 PROOFS = prove_engine, prove_learner

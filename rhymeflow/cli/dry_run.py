@@ -160,16 +160,15 @@ def sft_dry_run(config: Config) -> None:
     prove(config, has_engine=False)
     model = memory.model_here(config)
     tokenizer = load_tokenizer(config.model)
-    rows = load(config, tokenizer)
-    tokens = sum(len(each.prompt_ids) + len(each.completion_ids) for each in rows.train)
+    samples, held_out = load(config, tokenizer)
+    tokens = sum(len(each.prompt_ids) + len(each.completion_ids) for each in samples)
     epochs = config.sft.max_steps * config.sft.tokens_per_batch / tokens
     lines = [
-        f"# rows: {len(rows.train):,} to learn, of {tokens:,} tokens; "
-        f"{len(rows.held_out):,} held out",
+        f"# rows: {len(samples):,} to learn, of {tokens:,} tokens; {len(held_out):,} held out",
         f"# {config.sft.max_steps:,} steps of {config.sft.tokens_per_batch:,} tokens: about "
         f"{epochs:,.2f} epochs",
         "# the first row, and what of it is learnt:",
-        *_comments(tokenizer, _parts(rows.train[0])),
+        *_comments(tokenizer, _parts(samples[0])),
         f"# {config.model.name}: {model.num_parameters:,} parameters, computed in "
         f"{model.name_of_dtype} on {model.device}; weights, gradients and AdamW's moments take "
         f"{memory.size_text(4 * memory.MASTER * model.num_parameters)}, besides activations",

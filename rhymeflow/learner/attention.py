@@ -147,18 +147,26 @@ def visits(sequences: Sequence[np.ndarray], num_tokens: int) -> tuple[np.ndarray
 
     It is at a token's descendants, and at the token, from when it enters it to before it leaves it.
     """
+    # In the order of their places, those that begin alike are neighbours.
+    sequences = sorted(sequences, key=lambda places: places.tolist())
     enter_T, leave_T = np.full((2, num_tokens), -1)
     count = 0
-    # In the order of their places, those that begin alike are neighbours.
-    for places in sorted(sequences, key=lambda places: places.tolist()):
-        is_new = enter_T[places] < 0
-        start = len(places) - int(is_new.sum())
-        assert is_new[start:].all(), "sequences share more than their beginnings"
+    for places, start in zip(sequences, branches(sequences, num_tokens), strict=True):
         enter_T[places[start:]] = np.arange(count, count + len(places) - start)
         count += len(places) - start
         leave_T[places] = count
-    assert count == num_tokens, "a token of the row is in no sequence"
     return enter_T, leave_T
+
+
+def branches(sequences: Sequence[np.ndarray], num_tokens: int) -> list[int]:
+    """How many tokens of each sequence are those of sequences before it: its first ones."""
+    is_new_T, starts = np.ones(num_tokens, dtype=bool), []
+    for places in sequences:
+        starts.append(len(places) - int(is_new_T[places].sum()))
+        assert is_new_T[places[starts[-1] :]].all(), "sequences share more than their beginnings"
+        is_new_T[places] = False
+    assert not is_new_T.any(), "a token of the row is in no sequence"
+    return starts
 
 
 @cache

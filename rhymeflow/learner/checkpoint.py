@@ -33,60 +33,49 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from rhymeflow.core.types import Version
 from rhymeflow.errors import UserError
-from rhymeflow.learner.optimizer import MOMENTS, Optimizer
+from rhymeflow.learner.optimizer import Optimizer
 from rhymeflow.learner.ranks import Gathering, Ranks
 from rhymeflow.models.load import stop_token_ids
 from rhymeflow.store.checkpoint_dirs import UNFINISHED
 from rhymeflow.utils.disk import flush
 
 LEARNER, PROGRESS = "learner", "progress.json"
-KINDS = ("master", *MOMENTS)
 
 # That a learner of one rank is one process is meant.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or")
 
 
-class Snapshot(NamedTuple):
+class LearnerCopy:
     """One rank's rows of all that a checkpoint holds, in main memory, at one version."""
 
-    model: PreTrainedModel
-    """For its class and configuration; its parameters may have changed since."""
-    tokenizer: PreTrainedTokenizerBase | None
-    progress: dict[str, int]
-    state: dict[str, Tensor]
-    """By kind and name."""
-    weights: Gathering
-    """In compute precision."""
-    buffers: dict[str, Tensor]
-    ranks: Ranks
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None,
         optimizer: Optimizer,
         progress: dict[str, int],
         dtype: torch.dtype,
         ranks: Ranks,
-    ) -> Snapshot:
-        """Copy this rank's rows; training may go on while they are written."""
-        copies = {(kind, name): each.to("cpu", copy=True) for kind, name, each in optimizer.state()}
-        parameters = dict(model.named_parameters())
-        rows = {
-            name: copies["master", name]
-            if ("master", name) in copies
-            else ranks.local(each).to("cpu", copy=True)  # it is frozen
-            for name, each in parameters.items()
+    ) -> None:
+        """Copy them; training may go on while they are written, in `dtype` for others to load."""
+        # For its class and configuration: its parameters may have changed when this is written.
+        self._model, self._tokenizer, self._ranks, self._dtype = model, tokenizer, ranks, dtype
+        self._progress = {**progress, "optimizer_steps": optimizer.num_steps}
+        self._state = {
+            name: _distributed(rows.to("cpu", copy=True), parameter, ranks)
+            for name, parameter, rows in optimizer.state()
         }
-        weights = Gathering(model, rows.__getitem__, dtype, ranks, ranks.saving)
-        state = {
-            f"{kind}.{name}": _distributed(each, parameters[name], ranks)
-            for (kind, name), each in copies.items()
+        copied = {
+            name: self._state[f"master.{name}"]
+            if each.requires_grad
+            else ranks.local(each).to("cpu", copy=True)
+            for name, each in model.named_parameters()
         }
-        buffers = {name: each.to("cpu", copy=True) for name, each in buffers_of(model).items()}
-        progress = {**progress, "optimizer_steps": optimizer.num_steps}
-        return cls(model, tokenizer, progress, state, weights, buffers, ranks)
+        self._weights = Gathering(
+            model, lambda name: ranks.local(copied[name]), dtype, ranks, ranks.saving
+        )
+        buffers = buffers_of(model).items()
+        self._buffers = {name: each.to("cpu", copy=True) for name, each in buffers}
 
     def write(self, directory: Path) -> None:
         """Write everything beside `directory` and put it in place with one rename.
@@ -98,39 +87,39 @@ class Snapshot(NamedTuple):
         try:
             self._on_lead(lambda: begin(directory))
             self._write_state(unfinished / LEARNER)
-            self._export(unfinished)
+            blocks, count = self._weights.blocks(), self._weights.num_blocks
+            given = self._model, self._tokenizer, self._dtype, self._buffers, blocks, count
+            self._on_lead(lambda: export(unfinished, *given), blocks)
             self._on_lead(lambda: finish(unfinished, directory))
         except OSError:
-            if self.ranks.is_lead:  # on a full disk what there is of it would only be in the way
+            if self._ranks.is_lead:  # on a full disk what there is of it would only be in the way
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise
 
     def _write_state(self, directory: Path) -> None:
-        group, is_alone = self.ranks.saving, self.ranks.count == 1
+        group, is_alone = self._ranks.saving, self._ranks.count == 1
         try:
             state_dict_saver.save(
-                self.state, checkpoint_id=directory, process_group=group, no_dist=is_alone
+                self._state, checkpoint_id=directory, process_group=group, no_dist=is_alone
             )
         except CheckpointException as error:  # it is the same on all ranks
             rank, (reason, _) = min(error.failures.items())
             raise OSError(str(reason) if is_alone else f"rank {rank}: {reason}") from error
-        progress = json.dumps(self.progress)
+        progress = json.dumps(self._progress)
         self._on_lead(lambda: (directory / PROGRESS).write_text(progress))
 
-    def _export(self, directory: Path) -> None:
-        blocks, problem = self.weights.blocks(), None
-        if self.ranks.is_lead:
-            given = directory, self.model, self.tokenizer, self.weights.dtype, blocks, self.buffers
-            problem = _problem(lambda: export(*given))
-        for _ in blocks:  # what is left of them is gathered for the others' sake
+    def _on_lead(self, work: Callable[[], Any], blocks: Iterable[Any] = ()) -> None:
+        """Have rank 0 do something, for which all gather `blocks`; raise a problem of the disk on
+        all ranks."""
+        problem = None
+        if self._ranks.is_lead:
+            try:
+                work()
+            except (OSError, SafetensorError) as error:
+                problem = str(error)
+        for _ in blocks:  # on rank 0 those that are left
             pass
-        self._on_lead(lambda: None, problem)
-
-    def _on_lead(self, work: Callable[[], Any], problem: str | None = None) -> None:
-        """Have rank 0 do something, if it has no problem yet; raise one of the disk on all."""
-        if self.ranks.is_lead and problem is None:
-            problem = _problem(work)
-        if (said := self.ranks.told(problem)) is not None:
+        if (said := self._ranks.told(problem)) is not None:
             raise OSError(said)
 
 
@@ -139,10 +128,11 @@ def export(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
     dtype: torch.dtype,
-    blocks: Iterable[Mapping[str, Tensor]],
     buffers: Mapping[str, Tensor],
+    blocks: Iterable[Mapping[str, Tensor]],
+    count: int = 1,
 ) -> None:
-    """Write a Hugging Face model directory, a file for each of the `blocks` of its weights.
+    """Write a Hugging Face model directory, a file for each of `count` blocks of its weights.
 
     Names are those that the model's family has in files; buffers are in the first file.
     """
@@ -153,21 +143,16 @@ def export(
     generation_config(model, tokenizer).save_pretrained(directory)
     if tokenizer is not None:
         tokenizer.save_pretrained(directory)
-    files: list[list[str]] = []
-    num_bytes = 0
-    for block in blocks:
-        whole = block if files else {**buffers, **block}
+    weight_map, num_bytes = dict[str, str](), 0
+    for number, block in enumerate(blocks, 1):
+        name = f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors"
+        whole = {**buffers, **block} if number == 1 else block
         tensors = {name: each.detach().contiguous() for name, each in whole.items()}
         tensors = revert_weight_conversion(model, tensors)
-        save_file(tensors, directory / f"block-{len(files):05}", metadata={"format": "pt"})
-        files.append(list(tensors))
+        save_file(tensors, directory / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, name)
         num_bytes += sum(each.nbytes for each in tensors.values())
-    weight_map = dict[str, str]()
-    for number, names in enumerate(files):  # how many there are is part of their names
-        final = f"model-{number + 1:05}-of-{len(files):05}" if len(files) > 1 else "model"
-        weight_map |= dict.fromkeys(names, f"{final}.safetensors")
-        (directory / f"block-{number:05}").rename(directory / f"{final}.safetensors")
-    if len(files) > 1:
+    if count > 1:
         index = {"metadata": {"total_size": num_bytes}, "weight_map": weight_map}
         (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
 
@@ -230,9 +215,8 @@ def load(directory: Path, optimizer: Optimizer, ranks: Ranks) -> dict[str, int]:
         missing = f"{LEARNER}/{PROGRESS} is missing"
         raise UserError(f"{directory}: no checkpoint to resume from ({missing})")
     state = {
-        f"{kind}.{name}": _distributed(torch.empty(rows.shape), parameter, ranks)
-        for name, (parameter, rows) in optimizer.trained().items()
-        for kind in KINDS
+        name: _distributed(torch.empty(rows.shape), parameter, ranks)
+        for name, parameter, rows in optimizer.state()
     }
     is_alone = ranks.count == 1
     try:
@@ -247,7 +231,7 @@ def load(directory: Path, optimizer: Optimizer, ranks: Ranks) -> dict[str, int]:
         said = (str(reason).strip() or type(reason).__name__).splitlines()[0]
         raise UserError(f"{directory}: cannot be read: {said}") from error
     optimizer.load(
-        progress["optimizer_steps"], lambda kind, name: ranks.local(state[f"{kind}.{name}"])
+        progress["optimizer_steps"], {name: ranks.local(each) for name, each in state.items()}
     )
     return progress
 
@@ -259,15 +243,6 @@ def _distributed(rows: Tensor, like: Tensor, ranks: Ranks) -> Tensor:
     return DTensor.from_local(
         rows, ranks.cpu_mesh, [Shard(0)], run_check=False, shape=like.shape, stride=like.stride()
     )
-
-
-def _problem(work: Callable[[], Any]) -> str | None:
-    """Do it; what went wrong with the disk, if anything did."""
-    try:
-        work()
-    except (OSError, SafetensorError) as error:
-        return str(error)
-    return None
 
 
 # -- Written in the background, one after the other ------------------------------------------------
@@ -298,7 +273,7 @@ class Saver:
         """Whether there is a checkpoint whose end was not told yet."""
         return bool(self._pending)
 
-    def begin(self, version: Version, snapshot: Snapshot, keep: Collection[Version]) -> None:
+    def begin(self, version: Version, snapshot: LearnerCopy, keep: Collection[Version]) -> None:
         """Write `snapshot`; then delete all checkpoints but it and those of versions `keep`."""
         self._pending.append(self._thread.submit(self._write, version, snapshot, keep))
 
@@ -309,7 +284,7 @@ class Saver:
             found.append(self._pending.popleft().result())
         return found
 
-    def _write(self, version: Version, snapshot: Snapshot, keep: Collection[Version]) -> Saved:
+    def _write(self, version: Version, snapshot: LearnerCopy, keep: Collection[Version]) -> Saved:
         path, *kept = (self._directory / f"step-{each}" for each in (version, *keep))
         try:
             snapshot.write(path)

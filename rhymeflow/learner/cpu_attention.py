@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rhymeflow.cpu import packed_attention, threads
 from rhymeflow.cpu.tiles import LANES
-from rhymeflow.learner.attention import PackedAttention
+from rhymeflow.learner.attention import PackedAttention, branches
 from rhymeflow.models.attention import Attention
 
 
@@ -36,16 +36,13 @@ class CpuPackedAttention(Attention):
         self._given = sequences, num_tokens, device
         self._places = np.concatenate(sequences)
         self._longest = max(map(len, sequences))
-        is_new_T = np.ones(num_tokens, dtype=bool)
-        rows, begin = [], 0
-        for places in sequences:
-            start = int(np.argmax(is_new_T[places])) if is_new_T[places].any() else len(places)
-            assert is_new_T[places[start:]].all(), "sequences share more than their beginnings"
-            is_new_T[places] = False
-            if start < len(places):  # or another has all of it
-                rows.append((begin, len(places), start))
-            begin += len(places)
-        assert not is_new_T.any(), "a token of the row is in no sequence"
+        starts = branches(sequences, num_tokens)
+        begins = np.cumsum([0, *map(len, sequences)])
+        rows = [
+            (begin, len(places), start)
+            for begin, places, start in zip(begins[:-1], sequences, starts, strict=True)
+            if start < len(places)  # else another has all of it
+        ]
         self._sequences_S3 = np.array(rows)
         # What shares a token adds to the same gradients: one thread does it, in order.
         firsts = self._places[self._sequences_S3[:, 0]]

@@ -31,11 +31,11 @@ from rhymeflow.learner.algorithms.losses import (
     mismatch,
     token_losses,
 )
-from rhymeflow.learner.logprobs import recompute_layers
+from rhymeflow.learner.logprobs import TokenScorer, recompute_layers
 from rhymeflow.learner.metrics import Totals, batch_metrics
 from rhymeflow.learner.minibatch import MicroBatch, split, step_scales
 from rhymeflow.learner.optimizer import Optimizer, freeze, learning_rate
-from rhymeflow.learner.policy import Policy, Shards
+from rhymeflow.learner.policy import Shards, proved_scorer
 from rhymeflow.learner.ranks import ALONE, Gathering, Ranks
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.token_details import TokenDetails
@@ -96,11 +96,11 @@ class Learner:
         freeze(model, learner.frozen_parameters)
         spread = shards(model)
         self._optimizer = Optimizer(model, learner, compute_dtype, ranks)
-        self._policy = Policy(model, rollout, learner, spread)
-        self._reference: Policy | None = None
+        self._policy = proved_scorer(model, rollout, learner, spread)
+        self._reference: TokenScorer | None = None
         if learner.beta > 0.0:
             frozen = (reference or copy.deepcopy(model)).requires_grad_(False)
-            self._reference = Policy(frozen, rollout, learner, shards(frozen))
+            self._reference = proved_scorer(frozen, rollout, learner, shards(frozen))
         if learner.gradient_checkpointing:
             recompute_layers(model)
 
@@ -135,10 +135,10 @@ class Learner:
         found = self._ranks.summed(sums).numpy().view(np.uint64).tolist()
         return combine(self.manifest(), found)
 
-    def snapshot(self) -> checkpoint.Snapshot:
+    def snapshot(self) -> checkpoint.LearnerCopy:
         """A copy of all that a checkpoint holds, of this rank's rows."""
         so_far = {"version": self.version, "num_tokens": self.num_tokens}
-        return checkpoint.Snapshot.of(
+        return checkpoint.LearnerCopy(
             self.model, self._tokenizer, self._optimizer, so_far, self._dtype, self._ranks
         )
 
@@ -167,8 +167,8 @@ class Learner:
         """
         started = time.perf_counter()
         assert not self._config.needs_whole_batch, self._config.needs_whole_batch
-        early = self._so_far()
-        (minibatch,) = self._split(groups, _advantages(groups, self._config).values)
+        early, earned = self._so_far(), _advantages(groups, self._config)
+        (minibatch,) = split(groups, earned.values, self._config, self._device, self._ranks)
         self._score_fixed_policies([minibatch])
         for micro in minibatch:
             self._accumulate(micro, early.totals, details, is_first_pass=True)
@@ -199,7 +199,8 @@ class Learner:
         early = self._so_far()
         whole, totals, self._early = [*early.samples, *batch], early.totals, None
         earned = _advantages(whole, config)
-        minibatches = self._split(batch, earned.values[len(early.samples) :])
+        own = earned.values[len(early.samples) :]
+        minibatches = split(batch, own, config, self._device, self._ranks)
         self._score_fixed_policies(minibatches)
         scales, rate = step_scales(whole, config, self._rollout), learning_rate(step, config)
         self.skipped = {}
@@ -230,12 +231,6 @@ class Learner:
 
     def _so_far(self) -> _Early:
         return self._early or _Early([], Totals(diagnosis_names(self._config)), 0.0)
-
-    def _split(self, batch: Sequence[Sample], advantage_N: np.ndarray) -> list[list[MicroBatch]]:
-        ranks = self._ranks
-        return split(
-            batch, advantage_N, self._config, self._device, rank=ranks.rank, num_ranks=ranks.count
-        )
 
     def whole_details(self, details: TokenDetails) -> TokenDetails:
         """On rank 0, what all ranks found; elsewhere what was given."""

@@ -1,24 +1,22 @@
 """Log-probabilities of response tokens under a model, without ever holding [tokens, vocabulary].
 
-The body of the model runs over the packed row, the head over `chunk_size` of the predicting rows at
-a time. Every loss is a sum over tokens, so that of a chunk is differentiated before the next chunk
-is begun: one chunk's softmax is all there is, and nothing is computed twice.
-Logits are float32, by the engine's own head (`models.lm_head`) and shaping (`models.logits`); their
-gradient is rounded to the model's dtype, an error of 1 in 512 in single terms of long sums.
+The body runs over the packed row, the head over `chunk_size` of the predicting rows at a time. A
+loss is a sum over tokens, so a chunk's is differentiated before the next chunk begins. Logits are
+float32, by the engine's head (`models.lm_head`) and shaping (`models.logits`); their gradient is
+rounded to the model's dtype, an error of 1 in 512 in single terms of long sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -28,7 +26,7 @@ from rhymeflow.learner.attention import PackedAttention
 from rhymeflow.learner.packing import PackedRow, pack
 from rhymeflow.learner.sample import Sample
 from rhymeflow.models import proof
-from rhymeflow.models.attention import Attention, attending
+from rhymeflow.models.attention import Attention, attending, current
 from rhymeflow.models.lm_head import LMHead
 from rhymeflow.models.logits import shaped
 
@@ -37,6 +35,14 @@ AttentionKind = Callable[[Sequence[np.ndarray], int, torch.device], Attention]
 
 LossOf = Callable[[Tensor, slice], Tensor]
 """Log-probabilities of some of a row's response tokens, and which ones, to their summed loss."""
+
+Forward = Callable[[Callable[[], Any]], Any]
+"""Returns what a function returns that computes with the model."""
+
+
+def plainly(work: Callable[[], Any]) -> Any:
+    """Call it: the model is whole."""
+    return work()
 
 
 @dataclass(frozen=True)
@@ -47,26 +53,43 @@ class TokenScorer:
     rollout: RolloutConfig
     chunk_size: int
     attention: AttentionKind = PackedAttention
+    forward: Forward = plainly
 
+    @torch.no_grad()
     def score(self, row: PackedRow) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy of each response token, float32 [R] each, in nats."""
-        targets_R = self._tensor(row.targets_R)
-        with torch.no_grad():
-            hidden_RD, lm_head = self._hidden(row), LMHead(self.model, many_rows=True)
-            scores = [
-                self._head(lm_head, hidden_RD[chunk], targets_R[chunk])
-                for chunk in self._chunks(row)
-            ]
-        return _cat(scores)
+        found: tuple[Tensor, Tensor] = self.forward(lambda: self._score(row))
+        return found
 
     def backward(self, row: PackedRow, loss_of: LossOf) -> tuple[Tensor, Tensor]:
         """As `score`, and add the gradient of the row's loss to the model's parameters.
 
         `loss_of` is called once per chunk, in order, with a log-probability that carries gradient.
         """
+        found = self.forward(lambda: self._head_backward(row, loss_of))
+        hidden_RD, gradient_RD, logprob_R, entropy_R = found
+        hidden_RD.backward(gradient_RD)
+        return logprob_R, entropy_R
+
+    def _score(self, row: PackedRow) -> tuple[Tensor, Tensor]:
         targets_R = self._tensor(row.targets_R)
         hidden_RD, lm_head = self._hidden(row), LMHead(self.model, many_rows=True)
-        scores, gradients = [], []
+        scores = [
+            self._head(lm_head, hidden_RD[chunk], targets_R[chunk]) for chunk in self._chunks(row)
+        ]
+        return _cat(scores)
+
+    def _head_backward(
+        self, row: PackedRow, loss_of: LossOf
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The body's output [R, D], the loss's gradient by it, and the scores.
+
+        Gradients of a bfloat16 head are added up over chunks in float32 and rounded once.
+        """
+        targets_R = self._tensor(row.targets_R)
+        # Of a frozen body too: FSDP ends a pass where the gradient reaches what the pass returned.
+        hidden_RD, lm_head = self._hidden(row).requires_grad_(), LMHead(self.model, many_rows=True)
+        scores, gradients, sums = [], [], dict[nn.Parameter, Tensor]()
         for chunk in self._chunks(row):
             leaf_CD = hidden_RD[chunk].detach().requires_grad_()
             logprob_C, entropy_C = self._head(lm_head, leaf_CD, targets_R[chunk])
@@ -74,25 +97,22 @@ class TokenScorer:
             assert leaf_CD.grad is not None
             gradients.append(leaf_CD.grad)
             scores.append((logprob_C.detach(), entropy_C))
-        if hidden_RD.requires_grad:  # else the whole body is frozen
-            hidden_RD.backward(torch.cat(gradients))
-        return _cat(scores)
+            for each in self.model.get_output_embeddings().parameters():
+                if each.grad is not None and each.dtype.itemsize < 4:
+                    sums[each] = each.grad.float().add_(sums.get(each, 0.0))
+                    each.grad = None
+        for each, total in sums.items():
+            each.grad = total.to(each.dtype)
+        return hidden_RD, torch.cat(gradients), *_cat(scores)
 
-    def loss(self, row: PackedRow, loss_of: LossOf) -> tuple[Tensor, Tensor, Tensor]:
-        """The row's loss, whose backward pass adds its gradient, and then as `score`.
-
-        `loss_of` is called as by `backward`, before this returns.
-        """
-        head = self.model.get_output_embeddings()
-        given = (self._hidden(row), head.weight, head.bias, self, row, loss_of)
-        found: tuple[Tensor, Tensor, Tensor] = _apply(_HeadLoss, *given)
-        return found
-
-    def prove(self, own: proof.Own) -> None:
-        """Raise `UserError` unless this path finds what the model does by itself, `own`."""
+    @torch.no_grad()
+    def prove(self) -> None:
+        """Raise `UserError` unless this path finds what the model does by itself."""
+        sequences = proof.sequences(self.model)
+        own: proof.Own = self.forward(lambda: proof.own(self.model, sequences))
         plain = replace(self, rollout=RolloutConfig())  # no temperature or top_k
         samples = []
-        for ids, prompt in proof.sequences(self.model):
+        for ids, prompt in sequences:
             response, zeros = ids[prompt:], [0] * (len(ids) - prompt)
             samples.append(Sample(0, ids[:prompt], response, [0.0] * len(zeros), zeros, 0.0, False))
         found = [plain.score(row)[0] for row in pack(samples, range(len(samples)), 1 << 20)]
@@ -101,7 +121,7 @@ class TokenScorer:
     def _hidden(self, row: PackedRow) -> Tensor:
         """The body's output where a response token is predicted, [R, D]."""
         attention = self.attention(row.sequences, len(row.tokens_T), self.model.device)
-        with _attending_recomputably(attention):
+        with attending(attention):
             hidden_1TD = self.model.base_model(
                 input_ids=self._tensor(row.tokens_T)[None],
                 position_ids=self._tensor(row.positions_T)[None],
@@ -112,38 +132,10 @@ class TokenScorer:
 
     def _head(self, lm_head: LMHead, hidden_CD: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
         head = self.model.get_output_embeddings()
-        logits_CV = lm_head.logits(hidden_CD.detach())
-        given = (hidden_CD, head.weight, head.bias, logits_CV, lm_head, targets_C, self.rollout)
-        found: tuple[Tensor, Tensor] = _apply(_HeadLogprobs, *given)
+        found: tuple[Tensor, Tensor] = _HeadLogprobs.apply(  # type: ignore[no-untyped-call]
+            hidden_CD, head.weight, head.bias, lm_head, targets_C, self.rollout
+        )
         return found
-
-    def _head_gradients(
-        self, hidden_RD: Tensor, weights: list[Tensor], row: PackedRow, loss_of: LossOf
-    ) -> tuple[Tensor, Tensor, list[Tensor], list[tuple[Tensor, Tensor]]]:
-        """Loss, its gradients by the hidden rows and the head's weights, and each chunk's scores.
-
-        The weights' gradients are summed over chunks in float32 and then rounded once.
-        """
-        targets_R, lm_head = self._tensor(row.targets_R), LMHead(self.model, many_rows=True)
-        grad_RD = torch.empty_like(hidden_RD)
-        sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
-        total, scores = hidden_RD.new_zeros((), dtype=torch.float32), []
-        for chunk in self._chunks(row):
-            with torch.enable_grad():
-                leaves = [x.detach().requires_grad_() for x in (hidden_RD[chunk], *weights)]
-                hidden_CD, given = leaves[0], (*leaves, None)[:3]
-                logits_CV = lm_head.logits(hidden_CD.detach())
-                logprob_C, entropy_C = _apply(
-                    _HeadLogprobs, *given, logits_CV, lm_head, targets_R[chunk], self.rollout
-                )
-                loss = loss_of(logprob_C, chunk)
-                grad_RD[chunk], *gradients = torch.autograd.grad(loss, leaves)
-            for each, gradient in zip(sums, gradients, strict=True):
-                each.add_(gradient)
-            total += loss.detach()
-            scores.append((logprob_C.detach(), entropy_C))
-        rounded = [each.to(w.dtype) for each, w in zip(sums, weights, strict=True)]
-        return total, grad_RD, rounded, scores
 
     def _chunks(self, row: PackedRow) -> Iterator[slice]:
         for start in range(0, len(row.targets_R), self.chunk_size):
@@ -154,12 +146,10 @@ class TokenScorer:
 
 
 class _HeadLogprobs(torch.autograd.Function):
-    """Head, shaping, log-softmax and selection in one, with the gradient written out. The head's
-    logits are given, as `logits_CV`.
+    """Head, shaping, log-softmax and selection in one, with the gradient written out.
 
     d logprob[target] / d logits = (onehot - softmax) / temperature, times the head's slope by its
-    products; left-out tokens have softmax 0.
-    The logits are kept from forward to backward and turned into the gradient in place.
+    products; left-out tokens have softmax 0. The logits become the gradient in place.
     """
 
     @staticmethod
@@ -168,11 +158,11 @@ class _HeadLogprobs(torch.autograd.Function):
         hidden_CD: Tensor,
         weight_VD: Tensor,
         bias_V: Tensor | None,
-        logits_CV: Tensor,
         lm_head: LMHead,
         targets_C: Tensor,
         rollout: RolloutConfig,
     ) -> tuple[Tensor, Tensor]:
+        logits_CV = lm_head.logits(hidden_CD)
         slope = lm_head.slope(logits_CV)
         x_CV = shaped(
             logits_CV,
@@ -204,40 +194,7 @@ class _HeadLogprobs(torch.autograd.Function):
         grad_bias_V = grad_CV.sum(0).to(weight_VD.dtype) if ctx.has_bias else None
         grad_CV = grad_CV.to(weight_VD.dtype)
         grad_weight_VD = grad_CV.T @ hidden_CD if ctx.needs_input_grad[1] else None
-        return grad_CV @ weight_VD, grad_weight_VD, grad_bias_V, None, None, None, None
-
-
-def _apply(function: type[torch.autograd.Function], *given: Any) -> Any:
-    return function.apply(*given)
-
-
-class _HeadLoss(torch.autograd.Function):
-    """Head and loss as one node of autograd's graph, differentiated when it is computed.
-
-    For a gradient of the loss that is not 1, what was kept is scaled.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_RD: Tensor,
-        weight_VD: Tensor,
-        bias_V: Tensor | None,
-        scorer: TokenScorer,
-        row: PackedRow,
-        loss_of: LossOf,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        weights = [weight_VD] if bias_V is None else [weight_VD, bias_V]
-        loss, grad_RD, gradients, scores = scorer._head_gradients(hidden_RD, weights, row, loss_of)
-        ctx.save_for_backward(grad_RD, *gradients)
-        logprob_R, entropy_R = _cat(scores)
-        ctx.mark_non_differentiable(logprob_R, entropy_R)
-        return loss, logprob_R, entropy_R
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        grad_RD, weight_VD, *bias_V = (x * grad.to(x.dtype) for x in ctx.saved_tensors)
-        return grad_RD, weight_VD, (bias_V[0] if bias_V else None), None, None, None
+        return grad_CV @ weight_VD, grad_weight_VD, grad_bias_V, None, None, None
 
 
 def _cat(scores: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -294,20 +251,7 @@ def _parts(array: Tensor, x_CV: Tensor | None = None) -> tuple[Tensor, ...]:
 
 # -- Gradient checkpointing ------------------------------------------------------------------------
 # A layer that is recomputed in the backward pass runs when the block `attending(...)` of its
-# forward pass is over, on CUDA even in another thread; so its call remembers the attention.
-
-_attention: ContextVar[Attention] = ContextVar("recomputed_attention")
-
-
-@contextmanager
-def _attending_recomputably(attention: Attention) -> Iterator[None]:
-    """As `attending`, and layers called in the block are recomputed with the same `attention`."""
-    token = _attention.set(attention)
-    try:
-        with attending(attention):
-            yield
-    finally:
-        _attention.reset(token)
+# forward pass is over, on CUDA even in another thread; so `_contexts` remembers the attention.
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
@@ -323,4 +267,4 @@ def recompute_layers(model: PreTrainedModel) -> None:
 
 
 def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), attending(_attention.get())
+    return nullcontext(), attending(current.get())

@@ -17,6 +17,7 @@ from torch import Tensor
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.learner.algorithms.losses import TokenInputs, step_scale, token_weight
 from rhymeflow.learner.packing import PackedRow, added, empty_row, pack
+from rhymeflow.learner.ranks import ALONE, Ranks
 from rhymeflow.learner.sample import Sample
 
 
@@ -40,17 +41,15 @@ def split(
     advantage_N: np.ndarray,
     learner: LearnerConfig,
     device: torch.device,
-    *,
-    rank: int = 0,
-    num_ranks: int = 1,
+    ranks: Ranks = ALONE,
 ) -> list[list[MicroBatch]]:
-    """The micro-batches of each optimizer step of one pass over `batch` that `rank` computes.
+    """The micro-batches of each optimizer step of one pass over `batch` that this rank computes.
 
     Every rank has the same number of them, in each step first those that need a gradient.
     """
     lengths = [_length_in_loss(sample, learner) for sample in batch]
     weight_N = np.array([token_weight(learner.loss_type, length) for length in lengths])
-    steps = []
+    steps, most = [], learner.max_tokens_per_microbatch
     for members in _by_whole_groups(batch, learner.num_minibatches):
         counted = [i for i in members if lengths[i]]
         # Without a KL term a token's gradient is a multiple of its advantage.
@@ -60,7 +59,7 @@ def split(
             [
                 MicroBatch(row, _inputs(batch, row, advantage_N, weight_N, device), needs_grad)
                 for chosen, needs_grad in ((moving, True), (still, False))
-                for row in share(batch, chosen, learner.max_tokens_per_microbatch, rank, num_ranks)
+                for row in share(batch, chosen, most, ranks.rank, ranks.count)
             ]
         )
     return steps

@@ -9,7 +9,7 @@ many ranks each rank's rows of them (`policy.Shards`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 
@@ -133,27 +133,25 @@ class Optimizer:
         state = next(iter(self._adamw.state.values()), None)
         return 0 if state is None else int(state["step"])
 
-    def trained(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Each parameter that is trained, and this rank's rows of its master."""
-        return {name: (each, self._masters[name]) for name, each in self._parameters.items()}
-
-    def state(self) -> Iterator[tuple[str, str, Tensor]]:
-        """What is saved: kind (`master` or a moment), parameter's name, and this rank's rows."""
+    def state(self) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
+        """What is saved of the parameters that are trained: `master.NAME` and the like, the
+        parameter, and this rank's rows."""
         for name, master in self._masters.items():
-            yield "master", name, master.detach()
-            for kind in MOMENTS:
-                moment = self._adamw.state.get(master, {}).get(kind)
-                yield kind, name, torch.zeros_like(master) if moment is None else moment
+            moments = self._adamw.state.get(master) or dict.fromkeys(
+                MOMENTS, torch.zeros_like(master)
+            )
+            for kind, rows in (("master", master), *((kind, moments[kind]) for kind in MOMENTS)):
+                yield f"{kind}.{name}", self._parameters[name], rows.detach()
 
     @torch.no_grad()
-    def load(self, num_steps: int, read: Callable[[str, str], Tensor]) -> None:
-        """Take over what was saved: `read(kind, name)` returns this rank's rows."""
+    def load(self, num_steps: int, saved: Mapping[str, Tensor]) -> None:
+        """Take over what `state` said."""
         for name, master in self._masters.items():
-            master.copy_(read("master", name))
+            master.copy_(saved[f"master.{name}"])
             state = self._adamw.state[master]
             state["step"] = torch.tensor(float(num_steps), device=master.device)
             for kind in MOMENTS:
-                state[kind] = torch.zeros_like(master).copy_(read(kind, name))
+                state[kind] = torch.zeros_like(master).copy_(saved[f"{kind}.{name}"])
         self._refresh()
 
     def _take_gradient(self, master: Tensor, parameter: Tensor) -> None:

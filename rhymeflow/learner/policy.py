@@ -1,15 +1,15 @@
-"""A model that scores response tokens, whole on one rank or spread over many by FSDP2.
+"""What scores response tokens: a model that is whole on one rank or spread over many by FSDP2.
 
-Spread over ranks, a layer's parameters are gathered before it computes and let go after it; those
-outside the layers (embeddings, last norm, head) are gathered for the whole pass. FSDP does so in
-hooks of modules, so all that computes with the model runs inside `Shards`: `head.weight` elsewhere
-is a rank's rows. Source: ZeRO-3 (arXiv 1910.02054, section 5.3).
+Spread, a layer's parameters are gathered before it computes and freed after it; those outside the
+layers (embeddings, last norm, head) for the whole pass. FSDP does so in hooks of modules, so all
+that computes with the model runs inside `Shards`: elsewhere `head.weight` is a rank's rows. Source:
+ZeRO-3 (arXiv 1910.02054, section 5.3).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,53 +26,27 @@ from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.errors import UserError
 from rhymeflow.learner.attention import FlexAttention, PackedAttention
 from rhymeflow.learner.cpu_attention import CpuPackedAttention, serves
-from rhymeflow.learner.logprobs import AttentionKind, LossOf, TokenScorer
-from rhymeflow.learner.packing import PackedRow
+from rhymeflow.learner.logprobs import AttentionKind, TokenScorer, plainly
 from rhymeflow.learner.ranks import Ranks, layers_of
-from rhymeflow.models import proof
 from rhymeflow.models.attention import Shape
 
-T = TypeVar("T")
 
+def proved_scorer(
+    model: PreTrainedModel,
+    rollout: RolloutConfig,
+    learner: LearnerConfig,
+    shards: Shards | None = None,
+) -> TokenScorer:
+    """Scores under `model`, which is inside `shards` if it is spread over ranks.
 
-class Policy:
-    """Scores under `model`, whose parameters are spread if there are `shards`.
-
-    What is computed is proved against the model itself.
+    Raises:
+        UserError: what is computed is not what the model itself does.
     """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        rollout: RolloutConfig,
-        learner: LearnerConfig,
-        shards: Shards | None = None,
-    ) -> None:
-        self.model, self._shards = model.eval(), shards
-        own = self._without_gradient(lambda: proof.own(model, proof.sequences(model)))
-        attention, chunk = attention_kind(learner, model), learner.logits_chunk_size
-        self._scorer = TokenScorer(model, rollout, chunk, attention)
-        self._without_gradient(lambda: self._scorer.prove(own))
-
-    def score(self, row: PackedRow) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of each response token."""
-        return self._without_gradient(lambda: self._scorer.score(row))
-
-    def backward(self, row: PackedRow, loss_of: LossOf) -> tuple[Tensor, Tensor]:
-        """The same, and add the gradient of the row's loss to the model's parameters."""
-        if self._shards is None:
-            return self._scorer.backward(row, loss_of)
-        loss, logprob_R, entropy_R = self._shards(lambda: self._scorer.loss(row, loss_of))
-        loss.backward()
-        return logprob_R, entropy_R
-
-    def _without_gradient(self, work: Callable[[], T]) -> T:
-        if self._shards is None:
-            return work()
-        with torch.no_grad():
-            result = self._shards(work)
-        self._shards.reshard()
-        return result
+    attention, chunk = attention_kind(learner, model), learner.logits_chunk_size
+    forward = plainly if shards is None else shards.run
+    scorer = TokenScorer(model.eval(), rollout, chunk, attention, forward)
+    scorer.prove()
+    return scorer
 
 
 def attention_kind(learner: LearnerConfig, model: PreTrainedModel) -> AttentionKind:
@@ -94,13 +68,15 @@ def check_attention(learner: LearnerConfig, device: torch.device) -> None:
         )
 
 
-class Shards:
-    """The parameters of `model`, of which every rank keeps its rows in float32.
+class Shards(nn.Module):
+    """`model`, of whose parameters every rank keeps its rows in float32: FSDP's root module.
 
     They have their values on every rank, or memory that was never touched: `read` then returns rows
     of one by its name. Gradients are summed over ranks, not averaged: the losses of ranks are parts
     of one sum. Every rank has to make the same calls.
     """
+
+    reshard: Callable[[], None]  # FSDP's: lets go of what is gathered
 
     def __init__(
         self,
@@ -111,6 +87,8 @@ class Shards:
         offload: bool,
         read: Callable[[str, slice], Tensor] | None,
     ) -> None:
+        super().__init__()
+        self.model = model
         layers = layers_of(model)
         if not layers:
             raise UserError(
@@ -126,10 +104,9 @@ class Shards:
         # On CPUs there is nothing to bring away, and nothing to pin.
         is_away = offload and ranks.device.type == "cuda"
         away = CPUOffloadPolicy() if is_away else OffloadPolicy()
-        self._root = _Inside(model)
-        for module in (*layers, self._root):
+        for module in (*layers, self):
             fully_shard(module, mesh=ranks.mesh, mp_policy=precision, offload_policy=away)
-        for module in self._root.modules():
+        for module in self.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor
@@ -137,23 +114,13 @@ class Shards:
             if read is not None and (local := ranks.local(parameter)).numel():
                 local.copy_(read(name, ranks.rows(parameter.shape[0])))
 
-    def __call__(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns, which computes with the model."""
-        result: T = self._root(work)
+    def run(self, work: Callable[[], Any]) -> Any:
+        """Return what `work` returns, which computes with the model; it may carry gradient."""
+        result = self(work)
+        if not torch.is_grad_enabled():
+            self.reshard()  # else the next pass would take it for the weights of then
         return result
 
-    def reshard(self) -> None:
-        """Let go of what a pass without a backward pass has left gathered: the next pass would take
-        it for the weights of then."""
-        assert isinstance(self._root, FSDPModule)
-        self._root.reshard()
-
-
-class _Inside(nn.Module):
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns; its tensors may carry gradient."""
+    def forward(self, work: Callable[[], Any]) -> Any:
+        """See `run`."""
         return work()

@@ -1,29 +1,27 @@
 """The ranks of a learner: how they meet, and the collectives that they use.
 
 A learner of one rank has `ALONE`: no process group, and every collective returns what it is given.
-Tensors on CPUs travel by gloo, on GPUs by NCCL. A second group, of gloo, is for the thread that
-writes checkpoints: collectives of two threads must not mix. A rank that dies has the collectives of
-the others raise `RuntimeError` at once; one that hangs, after `timeout` seconds.
+Tensors on CPUs travel by gloo, on GPUs by NCCL. A second gloo group is for the thread that writes
+checkpoints: collectives of two threads must not mix. When a rank dies, the collectives of the
+others raise `RuntimeError` at once; when one hangs, after `timeout` seconds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import math
 import os
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
@@ -38,18 +36,22 @@ _ADDRESS_OF_INTERFACE = 0x8915
 """Linux's SIOCGIFADDR."""
 
 
-class Rendezvous:
-    """Where ranks meet: rank 0 makes it on a free port and keeps it until all have come."""
+MeetingPlace = TCPStore | str
+"""Of rank 0 the place, of the others its address (host:port)."""
 
-    def __init__(self, num_ranks: int, *, host: str = LOOPBACK) -> None:
-        self.store = TCPStore(
-            host, 0, num_ranks, is_master=True, wait_for_workers=False, use_libuv=True
-        )
-        self.address = f"{host}:{self.store.port}"
+
+def meeting_place(num_ranks: int, *, host: str = LOOPBACK) -> TCPStore:
+    """Where ranks meet: rank 0 makes it on a free port and keeps it until all have come."""
+    return TCPStore(host, 0, num_ranks, is_master=True, wait_for_workers=False, use_libuv=True)
+
+
+def address_of(store: TCPStore) -> str:
+    """Of a meeting place, for the other ranks."""
+    return f"{store.host}:{store.port}"
 
 
 class Ranks:
-    """This process as rank `rank` of `count`. Use `ALONE`, `lead` or `join`."""
+    """This process as rank `rank` of `count`. Use `ALONE` or `meet`."""
 
     def __init__(self, rank: int, count: int, device: torch.device | None = None) -> None:
         self.rank, self.count, self.device = rank, count, device
@@ -58,36 +60,28 @@ class Ranks:
         self.saving: dist.ProcessGroup | None = None
 
     @classmethod
-    def lead(
-        cls, rendezvous: Rendezvous, count: int, device: torch.device, timeout: float
+    def meet(
+        cls, at: MeetingPlace, rank: int, count: int, device: torch.device, timeout: float
     ) -> Ranks:
-        """Be rank 0, once the others have come. The device is this rank's."""
-        _talk_through(interface_towards(rendezvous.address))
-        return cls(0, count, device)._met(rendezvous.store, timeout)
-
-    @classmethod
-    def join(
-        cls, address: str, rank: int, count: int, device: torch.device, timeout: float
-    ) -> Ranks:
-        """Be another one."""
-        _talk_through(interface_towards(address))
-        host, _, port = address.rpartition(":")
-        store = TCPStore(host, int(port), count, timeout=timedelta(seconds=timeout))
-        return cls(rank, count, device)._met(store, timeout)
-
-    def _met(self, store: Store, timeout: float) -> Ranks:
-        assert self.device is not None
-        is_cuda, limit = self.device.type == "cuda", timedelta(seconds=timeout)
+        """Be a rank that computes on `device`, once all have come."""
+        self, limit = cls(rank, count, device), timedelta(seconds=timeout)
+        if isinstance(at, str):
+            host, _, port = at.rpartition(":")
+            at = TCPStore(host, int(port), count, timeout=limit)
+        # Gloo would look this host's name up, which may lead nowhere or outside.
+        if (interface := interface_towards(at.host, at.port)) is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        is_cuda = device.type == "cuda"
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
-            store=store,
-            rank=self.rank,
-            world_size=self.count,
+            store=at,
+            rank=rank,
+            world_size=count,
             timeout=limit,
-            device_id=self.device if is_cuda else None,
+            device_id=device if is_cuda else None,
         )
-        self.cpu_mesh = init_device_mesh("cpu", (self.count,))
-        self.mesh = init_device_mesh("cuda", (self.count,)) if is_cuda else self.cpu_mesh
+        self.cpu_mesh = init_device_mesh("cpu", (count,))
+        self.mesh = init_device_mesh("cuda", (count,)) if is_cuda else self.cpu_mesh
         self.saving = dist.new_group(backend="gloo", timeout=limit)
         return self
 
@@ -101,10 +95,11 @@ class Ranks:
         """Whether this is rank 0, which speaks for all."""
         return self.rank == 0
 
-    def rows(self, length: int) -> slice:
-        """The rows of a tensor of `length` rows that this rank has, as FSDP2 shards dimension 0."""
+    def rows(self, length: int, rank: int | None = None) -> slice:
+        """The rows of a tensor of `length` rows that a rank has, this one if none is named, as
+        FSDP2 shards dimension 0."""
         size = -(-length // self.count)
-        start = min(self.rank * size, length)
+        start = min((self.rank if rank is None else rank) * size, length)
         return slice(start, min(start + size, length))
 
     def local(self, tensor: Tensor) -> Tensor:
@@ -139,7 +134,7 @@ ALONE = Ranks(0, 1)
 
 
 class Gathering(Mapping[str, Tensor]):
-    """Tensors whose rows are spread over ranks, made whole on rank 0, one block after the other.
+    """Tensors whose rows are spread over ranks, made whole on rank 0 one after the other.
 
     They are the parameters of `model` by name, tied ones once, in `dtype`. Rank 0 looks them up in
     their order while the others `give` their rows; or all ranks go through `blocks`. No rank ever
@@ -158,17 +153,24 @@ class Gathering(Mapping[str, Tensor]):
         self._shapes = {name: each.shape for name, each in model.named_parameters()}
         self._names = _blocks_of(model) if ranks.count > 1 else [list(self._shapes)]
         self._rows = rows
-        self.dtype, self._ranks, self._group = dtype, ranks, group
-        self._left = self.blocks()
-        self._block: dict[str, Tensor] = {}
+        self._dtype, self._ranks, self._group = dtype, ranks, group
 
     def __getitem__(self, name: str) -> Tensor:
-        while name in self._shapes and name not in self._block:
-            self._block = {}  # before the next one is there
-            block = next(self._left, None)
-            assert block is not None, f"{name} was looked up after what follows it"
-            self._block = block
-        return self._block[name]
+        progress.advance()
+        own, ranks = self._rows(name).to(self._dtype), self._ranks
+        if ranks.count == 1:
+            return own
+        if not ranks.is_lead:
+            if len(own):
+                dist.send(own.contiguous(), 0, group=self._group)
+            return own
+        whole = torch.empty(self._shapes[name], dtype=self._dtype, device=own.device)
+        whole[: len(own)] = own
+        # One by one, into their place: gloo's `gather` would make a copy of all.
+        for rank in range(1, ranks.count):
+            if len(rows := whole[ranks.rows(len(whole), rank)]):
+                dist.recv(rows, rank, group=self._group)
+        return whole
 
     def __contains__(self, name: object) -> bool:
         return name in self._shapes
@@ -179,46 +181,23 @@ class Gathering(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._shapes)
 
+    @property
+    def num_blocks(self) -> int:
+        """How many `blocks` has."""
+        return len(self._names)
+
     def give(self) -> None:
         """For the other ranks: give rank 0 what it looks up."""
-        for _ in self.blocks():
-            pass
+        for name in self:
+            self[name]
 
     def blocks(self) -> Iterator[dict[str, Tensor]]:
-        """Every block; on ranks but 0 each is empty. All ranks have to go through all."""
+        """Every block: a layer's tensors, or another tensor; all ranks have to go through all.
+
+        On ranks but 0 they have the rank's rows only.
+        """
         for names in self._names:
-            progress.advance()
-            if self._ranks.count == 1:
-                yield {name: self._rows(name).to(self.dtype) for name in names}
-            else:
-                yield self._gather(names)
-
-    def _gather(self, names: Sequence[str]) -> dict[str, Tensor]:
-        lengths = [self._padded_size(self._shapes[name]) for name in names]
-        ends = np.cumsum(lengths)
-        starts = ends - lengths
-        count = self._ranks.count if self._ranks.is_lead else 1
-        device = self._rows(names[0]).device
-        parts_NS = torch.zeros((count, int(ends[-1])), dtype=self.dtype, device=device)
-        for name, start in zip(names, starts, strict=True):
-            rows = self._rows(name).reshape(-1)
-            parts_NS[0, start : start + len(rows)] = rows
-        # One by one, into their place: gloo's `gather` would make a copy of all.
-        if not self._ranks.is_lead:
-            dist.send(parts_NS[0], 0, group=self._group)
-            return {}
-        for rank in range(1, self._ranks.count):
-            dist.recv(parts_NS[rank], rank, group=self._group)
-        whole: dict[str, Tensor] = {}
-        for name, start, end in zip(names, starts, ends, strict=True):
-            shape = self._shapes[name]
-            # Of a block of one tensor this is the tensor; else a copy.
-            whole[name] = parts_NS[:, start:end].reshape(-1)[: math.prod(shape)].view(*shape)
-        return whole
-
-    def _padded_size(self, shape: Sequence[int]) -> int:
-        """Numbers in the most rows of a rank. Only those after the last row of all are padding."""
-        return -(-shape[0] // self._ranks.count) * math.prod(shape[1:])
+            yield {name: self[name] for name in names}
 
 
 def layers_of(model: PreTrainedModel) -> list[nn.Module]:
@@ -259,16 +238,15 @@ def check_gpus(count: int, device: torch.device) -> None:
         )
 
 
-def interface_towards(address: str) -> str | None:
-    """The network interface of this machine by which `address` (host:port) is reached; None where
-    the system does not tell (Linux does)."""
-    host, _, port = address.rpartition(":")
+def interface_towards(host: str, port: int) -> str | None:
+    """The network interface of this machine by which an address is reached; None where the system
+    does not tell (Linux does)."""
     if host == LOOPBACK:
         return "lo" if sys.platform == "linux" else "lo0"
     if sys.platform != "linux":
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, int(port)))  # sends nothing
+        probe.connect((host, port))  # sends nothing
         own = probe.getsockname()[0]
         for _, name in socket.if_nameindex():
             asked = struct.pack("256s", name.encode())
@@ -277,9 +255,3 @@ def interface_towards(address: str) -> str | None:
                 if socket.inet_ntoa(found) == own:
                     return name
     return None
-
-
-def _talk_through(interface: str | None) -> None:
-    """Gloo would look this host's name up, which may lead nowhere or outside."""
-    if interface is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

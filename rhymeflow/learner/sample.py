@@ -1,18 +1,12 @@
-"""What the learner trains on: one finished trajectory, and the names of a batch of them.
-
-Loads no torch.
-"""
+"""What the learner trains on: one finished trajectory. Loads no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-
-from rhymeflow.core.types import GroupId
 
 
 @dataclass(frozen=True)
@@ -69,20 +63,3 @@ class Sample:
         """Of one value per response token, those of the tokens that the policy sampled."""
         chosen = np.asarray(values)
         return chosen[~np.asarray(self.observed)] if self.observed else chosen
-
-
-class Batch(NamedTuple):
-    """Names what is trained on; every rank reads its share of it from the trajectory store."""
-
-    groups: tuple[GroupId, ...]
-    members: tuple[tuple[int, ...], ...]
-    """For each group, the members to train on, in ascending order."""
-    parts: tuple[int, ...] = ()
-    """How many of the first groups each earlier `Accumulate` had."""
-
-    def cut(self) -> list[Batch]:
-        """Its parts, the last of which is the rest and may be empty."""
-        ends = [*accumulate(self.parts, initial=0), len(self.groups)]
-        return [
-            Batch(self.groups[start:end], self.members[start:end]) for start, end in pairwise(ends)
-        ]

@@ -63,17 +63,18 @@ class Attention(Protocol):
         ...
 
 
-_current: ContextVar[Attention] = ContextVar("attention")
+current: ContextVar[Attention] = ContextVar("attention")
+"""Of the block `attending(...)` that this is in."""
 
 
 @contextmanager
 def attending(attention: Attention) -> Iterator[None]:
     """Use `attention` in every layer of model calls made inside the block."""
-    token = _current.set(attention)
+    token = current.set(attention)
     try:
         yield
     finally:
-        _current.reset(token)
+        current.reset(token)
 
 
 def _attention_function(
@@ -85,7 +86,7 @@ def _attention_function(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    attention, given = _current.get(), {"attention_mask": attention_mask, **kwargs}
+    attention, given = current.get(), {"attention_mask": attention_mask, **kwargs}
     layer: int = module.layer_idx  # type: ignore[assignment]
     if reason := _refusal(attention, layer, query, key, value, given):
         kind = getattr(getattr(module, "config", None), "model_type", type(module).__name__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -21,12 +21,8 @@ from rhymeflow.data.text import TemplateError, TokenIds, Unwritable, rendered
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.learner.sample import Sample
 
-
-class Segment(NamedTuple):
-    """Some of a conversation's tokens, all of them learnt or none."""
-
-    ids: list[int]
-    is_learnt: bool
+Stretch = tuple[list[int], bool]
+"""Some of a conversation's tokens, and whether they are learnt, all of them."""
 
 
 class RowError(ValueError):
@@ -69,16 +65,16 @@ class RowEncoder:
         if conversation is None:
             if tools or any("tool_calls" in turn for turn in turns):
                 raise RowError("calls of tools need a model with a chat template")
-            segments = self._plain(turns)
+            stretches = self._plain(turns)
         else:
-            segments = self._rendered(conversation, turns, tools)
-        *_, last = (place for place, segment in enumerate(segments) if segment.is_learnt)
-        kept = segments[: last + 1]
-        ids = [token for segment in kept for token in segment.ids]
+            stretches = self._rendered(conversation, turns, tools)
+        *_, last = (place for place, (_, is_learnt) in enumerate(stretches) if is_learnt)
+        kept = stretches[: last + 1]
+        ids = [token for tokens, _ in kept for token in tokens]
         length = len(prompt_ids) + len(ids)
         if length > self._max_length:
             raise RowError(f"is {length} tokens long; the model's context is {self._max_length}")
-        observed = [not segment.is_learnt for segment in kept for _ in segment.ids]
+        observed = [not is_learnt for tokens, is_learnt in kept for _ in tokens]
         return Sample(
             group=0,
             prompt_ids=prompt_ids,
@@ -154,36 +150,36 @@ class RowEncoder:
         (prompt,) = checked([Row(row.where, {column: row.values[column]})], column)
         return prompt
 
-    # -- segments ---------------------------------------------------------------------------------
+    # -- stretches --------------------------------------------------------------------------------
 
-    def _plain(self, turns: Sequence[Message]) -> list[Segment]:
+    def _plain(self, turns: Sequence[Message]) -> list[Stretch]:
         end = self._tokenizer.eos_token_id
         if end is None:
             raise RowError("the model's tokenizer has no token that ends a response")
-        segments = []
+        stretches = list[Stretch]()
         for turn in turns:
             ids, is_learnt = self._ids(turn["content"]), turn["role"] == "assistant"
             if is_learnt and (not ids or ids[-1] not in self._stops):
                 ids.append(end)
-            segments.append(Segment(ids, is_learnt))
-        return segments
+            stretches.append((ids, is_learnt))
+        return stretches
 
     def _rendered(
         self, so_far: list[Message], turns: Sequence[Message], tools: list[Schema] | None
-    ) -> list[Segment]:
-        segments: list[Segment] = []
+    ) -> list[Stretch]:
+        stretches: list[Stretch] = []
         written = self._write(so_far, tools)
         for turn in turns:
             if turn["role"] == "assistant":
                 opening = self._write(so_far, tools)
-                segments.append(Segment(self._ids(_rest(opening, written)), False))
+                stretches.append((self._ids(_rest(opening, written)), False))
                 written = self._write([*so_far, turn], tools, opens=False)
                 _check_kept(turn, opening, written)
-                segments += self._turn(_rest(written, opening))
+                stretches += self._turn(_rest(written, opening))
             so_far = [*so_far, turn]
-        return segments
+        return stretches
 
-    def _turn(self, text: str) -> Iterator[Segment]:
+    def _turn(self, text: str) -> Iterator[Stretch]:
         """The assistant's turn up to the token that ends it, and what the template puts after."""
         ids = self._ids(text)
         ends = [place for place, token in enumerate(ids) if token in self._stops]
@@ -195,8 +191,8 @@ class RowEncoder:
         begin = end = ends[-1]
         while begin - 1 in ends:  # the row ends with such a token, and the template writes another
             begin -= 1
-        yield Segment([*ids[:begin], ids[end]], True)
-        yield Segment(ids[end + 1 :], False)
+        yield [*ids[:begin], ids[end]], True
+        yield ids[end + 1 :], False
 
 
 def _check_kept(turn: Message, opening: str, written: str) -> None:

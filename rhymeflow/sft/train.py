@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,13 +85,6 @@ def _num_learnt(samples: Sequence[Sample]) -> int:
     return sum(sample.num_sampled for sample in samples)
 
 
-class Rows(NamedTuple):
-    """What is learnt from, and what the loss is measured on."""
-
-    train: list[Sample]
-    held_out: list[Sample]
-
-
 def train(config: Config, say: Callable[[str], None]) -> Path:
     """Fine-tune as section `sft` says; return the checkpoint's directory."""
     directory = check(config)
@@ -112,17 +104,17 @@ def _train(config: Config, say: Callable[[str], None], directory: Path) -> None:
     if config.learner.num_threads is not None:
         torch.set_num_threads(config.learner.num_threads)
     tokenizer = load_tokenizer(config.model)
-    rows = load(config, tokenizer)
+    samples, held_out = load(config, tokenizer)
     learner = _learner(config, tokenizer)
-    tokens = sum(len(each.prompt_ids) + len(each.completion_ids) for each in rows.train)
+    tokens = sum(len(each.prompt_ids) + len(each.completion_ids) for each in samples)
     say(
-        f"{len(rows.train):,} rows of {tokens:,} tokens, {len(rows.held_out):,} held out; "
+        f"{len(samples):,} rows of {tokens:,} tokens, {len(held_out):,} held out; "
         f"{learner.num_parameters:,} parameters"
     )
-    if rows.held_out:
-        say(f"held-out loss before: {learner.loss(rows.held_out):.4f}")
-    _fit(learner, rows.train, config, say)
-    eval_loss = learner.loss(rows.held_out) if rows.held_out else None
+    if held_out:
+        say(f"held-out loss before: {learner.loss(held_out):.4f}")
+    _fit(learner, samples, config, say)
+    eval_loss = learner.loss(held_out) if held_out else None
     if eval_loss is not None:
         say(f"held-out loss: {eval_loss:.4f}")
     _save(learner.model, tokenizer, config, directory, eval_loss)
@@ -142,13 +134,13 @@ def check(config: Config) -> Path:
     return directory
 
 
-def load(config: Config, tokenizer: PreTrainedTokenizerBase) -> Rows:
-    """Read and encode all rows."""
+def load(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[list[Sample], list[Sample]]:
+    """Read and encode all rows: what is learnt from, and what the loss is measured on."""
     data = _data(config)
     stops = configured_stop_token_ids(config.model, tokenizer)
     encoder = RowEncoder(tokenizer, data, config.sft, stops, max_length(config.model))
     train, held_out = load_rows(data, config.run.seed)
-    return Rows([encoder.encode(row) for row in train], [encoder.encode(row) for row in held_out])
+    return [encoder.encode(row) for row in train], [encoder.encode(row) for row in held_out]
 
 
 def batches(
@@ -245,7 +237,7 @@ def _save(
         model.bfloat16()
     unfinished = checkpoint.begin(directory)
     parameters, buffers = dict(model.named_parameters()), checkpoint.buffers_of(model)
-    checkpoint.export(unfinished, model, tokenizer, model.dtype, [parameters], buffers)
+    checkpoint.export(unfinished, model, tokenizer, model.dtype, buffers, [parameters])
     made = {
         "seed": config.run.seed,
         "steps": config.sft.max_steps,

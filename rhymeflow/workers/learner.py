@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,8 +23,16 @@ from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.errors import UserError
 from rhymeflow.learner.checkpoint import Saver
 from rhymeflow.learner.learner import Learner
-from rhymeflow.learner.ranks import ALONE, LOOPBACK, Ranks, Rendezvous, device_of
-from rhymeflow.learner.sample import Batch, Sample
+from rhymeflow.learner.ranks import (
+    ALONE,
+    LOOPBACK,
+    MeetingPlace,
+    Ranks,
+    address_of,
+    device_of,
+    meeting_place,
+)
+from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.load import load_model, resolve_dtype
 from rhymeflow.models.precision import resolve_device
@@ -59,7 +66,7 @@ from rhymeflow.workers.messages import (
     receive,
     send,
 )
-from rhymeflow.workers.restore import from_checkpoint, in_a_row, samples, train_again
+from rhymeflow.workers.restore import from_checkpoint, in_a_row, parts, samples, train_again
 
 PATIENCE = 10.0
 """Seconds that a rank waits to be replaced when a collective has failed."""
@@ -75,12 +82,12 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     """Join the run and serve it until `Shutdown`, alone or as the first of many ranks."""
     count = config.learner.num_ranks
     if count == 1:
-        serve(connection, config, run_dir, 0, lambda *_: ALONE)
+        serve(connection, config, run_dir, 0, None)
         return
     host = LOOPBACK if config.runtime == "local" else objects.here().address
-    rendezvous = Rendezvous(count, host=host)
-    send(connection, RanksMeet(rendezvous.address))
-    serve(connection, config, run_dir, 0, partial(Ranks.lead, rendezvous))
+    store = meeting_place(count, host=host)
+    send(connection, RanksMeet(address_of(store)))
+    serve(connection, config, run_dir, 0, store)
 
 
 def serve(
@@ -88,10 +95,11 @@ def serve(
     config: Config,
     run_dir: Path,
     rank: int,
-    meet: Callable[[int, torch.device, float], Ranks],
+    at: MeetingPlace | None,
     early: Sequence[Sent] = (),
 ) -> None:
-    """Be a rank that `meet` lets meet the others, until `Shutdown`; `early` came before that.
+    """Be a rank until `Shutdown`; the ranks meet `at` a place, if there are others. `early` came
+    before that.
 
     A rank that fails because another is gone waits to be replaced instead of reporting a defect.
     """
@@ -102,7 +110,8 @@ def serve(
     learner = None
     try:
         # Who is silent for longer is replaced before the others' collectives give up.
-        ranks = meet(count, device, 2 * config.run.worker_timeout)
+        seconds = 2 * config.run.worker_timeout
+        ranks = ALONE if at is None else Ranks.meet(at, rank, count, device, seconds)
         learner = LearnerProcess(connection, config, run_dir, ranks, early)
         learner.serve()
         ranks.leave()
@@ -228,7 +237,7 @@ class LearnerProcess:
     def _carry_out(self, message: Sent) -> None:
         match message:
             case Accumulate():
-                self._accumulate(message.version, Batch(message.groups, message.members))
+                self._accumulate(message)
                 self._say(Accumulated(message.version, len(self._early)))
             case Train():
                 self._train(message)
@@ -241,8 +250,8 @@ class LearnerProcess:
             case _:
                 raise AssertionError(f"unexpected message {message}")
 
-    def _accumulate(self, version: Version, part: Batch) -> None:
-        assert version == self.version, (version, self.version)
+    def _accumulate(self, part: Accumulate) -> None:
+        assert part.version == self.version, (part.version, self.version)
         started = time.perf_counter()
         with self._read(part) as (batch, details):
             self.learner.accumulate(batch, details)
@@ -251,12 +260,12 @@ class LearnerProcess:
 
     def _train(self, message: Train) -> None:
         assert message.version == self.version, (message.version, self.version)
-        *early, rest = Batch(message.groups, message.members, message.parts).cut()
+        *early, rest = parts(message)
         if self._early != early[: len(self._early)]:  # what was lost on the way, or is of no use
             self.learner.forget()
             self._begin_batch()
         for part in early[len(self._early) :]:
-            self._accumulate(message.version, part)
+            self._accumulate(part)
         started = time.perf_counter() - self._early_seconds
         with self._read(rest) as (batch, details):
             metrics = self.learner.train(batch, self.version, details)
@@ -269,14 +278,14 @@ class LearnerProcess:
         self._say(BatchTrained(message.version, metrics, seconds))
 
     def _begin_batch(self) -> None:
-        self._early: list[Batch] = []
+        self._early: list[Accumulate] = []
         """What is accumulated of the next batch."""
         self._early_seconds = 0.0
         self._ages: list[Version] = []
         """Of the next batch's trajectories that were read."""
 
     @contextmanager
-    def _read(self, part: Batch) -> Iterator[tuple[list[Sample], TokenDetails | None]]:
+    def _read(self, part: Accumulate) -> Iterator[tuple[list[Sample], TokenDetails | None]]:
         """What is to be trained on, and where details of it go, which are reported afterwards."""
         records = self._reader.batch(part.groups, part.members)
         self._ages += staleness(records, self.version, self.config.schedule.bound)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from rhymeflow.config import Config
-from rhymeflow.learner.ranks import Ranks
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.learner import serve
 from rhymeflow.workers.messages import JoinRanks, Sent, Shutdown, receive
@@ -19,5 +17,4 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
         if isinstance(message, Shutdown):
             return
         early.append(message)
-    meet = partial(Ranks.join, message.address, message.rank)
-    serve(connection, config, run_dir, message.rank, meet, early)
+    serve(connection, config, run_dir, message.rank, message.address, early)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from itertools import count
+from itertools import accumulate, count, pairwise
 from pathlib import Path
 
 from rhymeflow.config import Config
+from rhymeflow.core.commands import Accumulate, Train
 from rhymeflow.core.types import CUT, Version
 from rhymeflow.errors import UserError
 from rhymeflow.learner.learner import Learner
-from rhymeflow.learner.sample import Batch, Sample
+from rhymeflow.learner.sample import Sample
 from rhymeflow.reward.components import WeightedSum
 from rhymeflow.store.checkpoint_dirs import checkpoints_up_to
 from rhymeflow.store.handle import Reader
@@ -78,13 +79,15 @@ def train_again(
     """Bring `learner` to the version that was published last; yields before each step the version
     that it makes and the last one. Raises `UserError` if tokens of a batch were deleted."""
     last, skipped = published(reader), _skipped(reader)
-    for version, batch, attempt in _batches(reader, learner.version, last):
-        yield version + 1, last
+    for train, attempt in _batches(reader, learner.version, last):
+        yield train.version + 1, last
         learner.reconfigure(attempt.learner)
-        *early, rest = [samples(reader.batch(p.groups, p.members), attempt) for p in batch.cut()]
+        *early, rest = [
+            samples(reader.batch(part.groups, part.members), attempt) for part in parts(train)
+        ]
         for part in early:
             learner.accumulate(part)
-        learner.train(rest, version, skip=skipped.get(version + 1, ()))
+        learner.train(rest, train.version, skip=skipped.get(train.version + 1, ()))
     learner.reconfigure(config.learner)
 
 
@@ -118,7 +121,16 @@ def _skipped(reader: Reader, since: int = 0) -> dict[Version, list[int]]:
     return {version: json.loads(numbers) for version, numbers in reader.query(_SKIPPED, since)}
 
 
-def _batches(reader: Reader, first: Version, last: Version) -> list[tuple[Version, Batch, Config]]:
+def parts(train: Train) -> list[Accumulate]:
+    """What it trains on, as its learner accumulated it; the last is the rest and may be empty."""
+    ends = [*accumulate(train.parts, initial=0), len(train.groups)]
+    return [
+        Accumulate(train.version, train.groups[start:end], train.members[start:end])
+        for start, end in pairwise(ends)
+    ]
+
+
+def _batches(reader: Reader, first: Version, last: Version) -> list[tuple[Train, Config]]:
     """From version `first` to before `last`, each with its attempt's configuration."""
     attempts = reader.attempts()
     found = []
@@ -128,7 +140,9 @@ def _batches(reader: Reader, first: Version, last: Version) -> list[tuple[Versio
         if first <= command["version"] < last:
             attempt = max((a for a in attempts if a.first_event <= event), key=lambda a: a.number)
             groups, members = tuple(command["groups"]), tuple(map(tuple, command["members"]))
-            batch = Batch(groups, members, tuple(command.get("parts", ())))
-            found.append((command["version"], batch, config_of(attempt, reader.path)))
-    assert [version for version, *_ in found] == list(range(first, last)), "a batch is missing"
+            early = tuple(command.get("parts", ()))
+            train = Train(command["version"], groups, members, early)
+            found.append((train, config_of(attempt, reader.path)))
+    numbers = [train.version for train, _ in found]
+    assert numbers == list(range(first, last)), "a batch is missing"
     return found

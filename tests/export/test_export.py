@@ -189,7 +189,7 @@ def learnt(made: MadeRun, rows: Path, **data: Any) -> tuple[list[int], list[bool
         where="test",
     )
     config = config.changed(data=data)
-    sample = load(config, load_tokenizer(config.model)).train[0]
+    sample = load(config, load_tokenizer(config.model))[0][0]
     return sample.completion_ids, sample.observed or [False] * len(sample.completion_ids)
 
 

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 from rhymeflow.config import ModelConfig
 from rhymeflow.learner.learner import Learner
-from rhymeflow.learner.ranks import Ranks, Rendezvous
+from rhymeflow.learner.ranks import Ranks, address_of, meeting_place
 from rhymeflow.models.rows import WeightRows
 from rhymeflow.runtime import processes
 from tests.learner.builders import learner_config, made_up_batch, rollout_config, tiny_model
@@ -66,13 +66,10 @@ def _receive(pipe: Connection, deadline: float) -> Any:
 def _enter(pipe: Connection, rank: int, num_ranks: int, job: Callable[..., Any], args: Any) -> None:
     torch.set_num_threads(1)
     try:
-        device = torch.device("cpu")
-        if rank == 0:
-            rendezvous = Rendezvous(num_ranks)
-            _send(pipe, "ok", rendezvous.address)
-            ranks = Ranks.lead(rendezvous, num_ranks, device, TIMEOUT)
-        else:
-            ranks = Ranks.join(pipe.recv(), rank, num_ranks, device, TIMEOUT)
+        store = meeting_place(num_ranks) if rank == 0 else None
+        if store is not None:
+            _send(pipe, "ok", address_of(store))
+        ranks = Ranks.meet(store or pipe.recv(), rank, num_ranks, torch.device("cpu"), TIMEOUT)
         _send(pipe, "ok", job(ranks, *args))
     except BaseException:  # noqa: BLE001 - the test is to say what it was
         _send(pipe, "error", traceback.format_exc())
@@ -136,17 +133,12 @@ def break_a_gradient(ranks: Ranks) -> tuple[str, bool]:
     return learner.skipped[0], all(torch.equal(before[n], after[n]) for n in before)
 
 
-def publish_by_demand(ranks: Ranks) -> tuple[dict, list[int]]:
-    """The parameters, and how much rank 0 held at a time."""
+def publish_by_demand(ranks: Ranks) -> dict[str, torch.Tensor]:
     weights = a_learner(ranks, dtype=torch.bfloat16).weights()
-    if not ranks.is_lead:
-        weights.give()
-        return {}, []
-    found, held = {}, []
-    for name, tensor in weights.items():
-        found[name] = tensor.clone()
-        held.append(sum(each.numel() for each in weights._block.values()))
-    return found, held
+    if ranks.is_lead:
+        return {name: tensor.clone() for name, tensor in weights.items()}
+    weights.give()
+    return {}
 
 
 def fill_from_files(ranks: Ranks, model: Path) -> tuple[dict, bool]:

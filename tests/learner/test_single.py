@@ -22,13 +22,6 @@ from tests.learner.builders import (
     tiny_learner,
 )
 
-VARIANTS = [
-    {"loss_type": "grpo", "off_policy_correction": "none"},
-    {"loss_type": "bnpo", "off_policy_correction": "tis", "beta": 0.1},
-    {"loss_type": "dr_grpo", "off_policy_correction": "decoupled"},
-    {"loss_type": "dapo", "mask_truncated_completions": True},
-]
-
 
 def same_metrics(found: dict, expected: dict, **tolerance: float) -> None:
     assert found.keys() == expected.keys()
@@ -43,18 +36,6 @@ def copied(learner) -> dict[str, torch.Tensor]:
 
 def equal(one: dict, other: dict) -> bool:
     return all(torch.equal(weight, other[name]) for name, weight in one.items())
-
-
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_micro_batches_do_not_matter(variant: dict):
-    batch = made_up_batch()
-    whole, expected = gradients(tiny_learner(**variant), batch)
-    assert any(float(g.abs().max()) > 0 for g in whole.values())
-    for max_tokens in (1, 33, 100):
-        learner = tiny_learner(max_tokens_per_microbatch=max_tokens, **variant)
-        parts, metrics = gradients(learner, batch)
-        close(parts, whole, 2e-4)
-        same_metrics(metrics, expected)
 
 
 def test_samples_without_advantage_are_measured_but_not_differentiated():

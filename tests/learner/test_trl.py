@@ -12,7 +12,7 @@ import pytest
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, TrainerCallback
+from transformers import PreTrainedTokenizerFast
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
@@ -156,14 +156,6 @@ class _Recording(GRPOTrainer):
         return out
 
 
-class _Logs(TrainerCallback):
-    def __init__(self) -> None:
-        self.steps: list[dict] = []
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        self.steps.append(dict(logs))
-
-
 def _tokenizer() -> PreTrainedTokenizerFast:
     names = ["<pad>", "<bos>", "<eos>", *(f"t{n}" for n in range(3, VOCAB))]
     words = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="t3"))
@@ -215,14 +207,12 @@ def test_a_real_trainer_step_by_step(tmp_path: Path, loss_type: str, scale: str)
         disable_tqdm=True,
         seed=1,
     )
-    logs = _Logs()
     trainer = _Recording(
         model=theirs,
         reward_funcs=paid,
         args=args,
         train_dataset=Dataset.from_dict({"prompt": ["t4 t7", "t8", "t3 t3 t6", "t9 t4"] * 4}),
         processing_class=_tokenizer(),
-        callbacks=[logs],
     )
     trainer.recorded = []
     trainer.train()
@@ -239,7 +229,9 @@ def test_a_real_trainer_step_by_step(tmp_path: Path, loss_type: str, scale: str)
                      "completions/mean_terminated_length", "completions/min_terminated_length",
                      "completions/max_terminated_length", "clip_ratio/low_min",
                      "clip_ratio/high_max", "clip_ratio/region_mean"):  # fmt: skip
-            expected = pytest.approx(float(logs.steps[step][name]), rel=2e-3, abs=1e-5)
+            expected = pytest.approx(
+                float(trainer.state.log_history[step][name]), rel=2e-3, abs=1e-5
+            )
             assert metrics[name] == expected, f"{name} of step {step}"
     close(learner.weights(), {n: p.detach() for n, p in theirs.named_parameters()}, 1e-3)
     start = dict(tiny_model().named_parameters())

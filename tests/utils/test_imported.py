@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from rhymeflow.errors import UserError
 from rhymeflow.utils.user_modules import imported
+from tests.refused import refusal
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 def refused(spec: str) -> str:
-    with pytest.raises(UserError) as error:
-        imported(spec, "here")
-    message = str(error.value)
+    message = refusal(imported, spec, "here")
     assert message.startswith("here: ")
-    assert "\n" not in message
     return message
 
 
@@ -31,8 +33,7 @@ def test_a_dotted_name() -> None:
     assert imported("os.path.join", "here") is __import__("os").path.join
 
 
-def test_a_file_is_imported_once_and_finds_its_neighbours(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def test_a_file_is_imported_once_and_finds_its_neighbours(tmp_path: Path) -> None:
     (tmp_path / "a_neighbour_of_mine.py").write_text("VALUE = 7\n")
     path = file_with(
         tmp_path,
@@ -55,13 +56,11 @@ def test_a_file_is_imported_once_and_finds_its_neighbours(tmp_path: Path, monkey
         ("import sys\nsys.exit(3)\n", "importing it raised SystemExit: 3 (mine.py:2)"),
     ],
 )  # fmt: skip
-def test_a_file_that_gives_no_function(tmp_path: Path, monkeypatch, text: str, said: str) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def test_a_file_that_gives_no_function(tmp_path: Path, text: str, said: str) -> None:
     assert said in refused(file_with(tmp_path, text) + ":f")
 
 
-def test_a_file_that_failed_is_tried_again(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def test_a_file_that_failed_is_tried_again(tmp_path: Path) -> None:
     path = file_with(tmp_path, "1 / 0\n")
     assert "ZeroDivisionError" in refused(f"{path}:f")
     file_with(tmp_path, "def f(): return 5\n")
@@ -85,10 +84,7 @@ def test_what_is_not_there(spec: str, said: str) -> None:
     assert said in refused(spec)
 
 
-def test_files_of_one_name_are_modules_that_can_be_imported_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def test_files_of_one_name_are_modules_that_can_be_imported_again(tmp_path: Path) -> None:
     found = []
     for number, folder in enumerate(("a_b", "a.b", "a-b ü")):
         (tmp_path / folder).mkdir()
