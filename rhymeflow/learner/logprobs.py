@@ -108,9 +108,12 @@ class TokenScorer:
     @torch.no_grad()
     def prove(self) -> None:
         """Raise `UserError` unless this path finds what the model does by itself."""
+        self.forward(self._prove)
+
+    def _prove(self) -> None:
         sequences = proof.sequences(self.model)
-        own: proof.Own = self.forward(lambda: proof.own(self.model, sequences))
-        plain = replace(self, rollout=RolloutConfig())  # no temperature or top_k
+        own = proof.own(self.model, sequences)
+        plain = replace(self, rollout=RolloutConfig(), forward=plainly)  # no temperature or top_k
         samples = []
         for ids, prompt in sequences:
             response, zeros = ids[prompt:], [0] * (len(ids) - prompt)
