@@ -110,6 +110,9 @@ class DraftingConfig(Section):
     """Most tokens drafted for one response in one iteration."""
     shape: Literal["linear", "tree"] = "linear"
     """`tree` drafts several continuations at once where history disagrees."""
+    ranking: Literal["reward", "frequency", "combined"] = "combined"
+    """What makes one continuation likelier than another: the rewards of the responses it comes
+    from, how many of them there are, or both."""
     history_tokens: Positive = 4_000_000
     """Tokens of history that are kept; the oldest go first."""
     history_run: str | None = None

@@ -1,10 +1,9 @@
 """From candidates to a draft: the texts after the matches vote, and the likeliest tokens are taken.
 
 A node of the draft is a token together with the candidates that agree with the path to it (a mask,
-a bit per candidate). They vote on what follows; responses with better rewards have more weight. A
-token's probability, given its parent, is the acceptance rate of its class, of which its share of
-the votes is a part. Nodes are taken best first, so they stand in order of falling path probability,
-parents before children.
+a bit per candidate); they vote on what follows. A token's probability, given its parent, is the
+acceptance rate of its class, of which its share of the votes is a part. Nodes are taken best first,
+so they stand in order of falling path probability, parents before children.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from numba import njit
 
 NUM_SHARES, NUM_STATES, NUM_KINDS = 8, 4, 4
 NUM_CLASSES = NUM_SHARES * NUM_STATES * NUM_KINDS
+BY_REWARD, BY_FREQUENCY, BY_BOTH = 0, 1, 2
 BRANCHES = 4  # continuations of one node that are considered
 NOBODY = 1.0  # votes that no token gets: one candidate alone is no certainty
 
@@ -75,6 +75,7 @@ class Ballot(NamedTuple):
     tokens: np.ndarray
     """int32 [P], as what follows: of each continuation."""
     votes: np.ndarray
+    scores: np.ndarray
     shares: np.ndarray
     masks: np.ndarray
     kinds: np.ndarray
@@ -82,7 +83,9 @@ class Ballot(NamedTuple):
 
 
 @njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
-def build_drafts(texts, states, most, weights, rates, is_tree, proposals, frontier, ballot):
+def build_drafts(
+    texts, states, most, weights, rates, ranking, is_tree, proposals, frontier, ballot
+):
     """Fill row i of `proposals` with at most most[i] nodes from row i of `texts`.
 
     `states` int64 [n]: those of the sequences, see `control`. `weights` float32 [kinds,
@@ -95,7 +98,7 @@ def build_drafts(texts, states, most, weights, rates, is_tree, proposals, fronti
         mask, parent, depth, path = _weigh(texts, i, weights, ballot), -1, 0, np.float32(1)
         while count < limit:
             if depth < width:
-                options = _vote(texts, i, mask, depth, ballot)
+                options = _vote(texts, i, mask, depth, ranking, ballot)
                 waiting = _put(
                     ballot, options, states[i], is_tree, rates, frontier,
                     waiting, parent, depth, path,
@@ -130,7 +133,7 @@ def _weigh(texts, i, weights, ballot):
 
 
 @inner
-def _vote(texts, i, mask, depth, ballot):
+def _vote(texts, i, mask, depth, ranking, ballot):
     """Let these candidates vote on the token at this depth; return how many tokens got votes."""
     options = 0
     for place in range(texts.counts.shape[1]):
@@ -145,11 +148,18 @@ def _vote(texts, i, mask, depth, ballot):
             options += 1
             ballot.tokens[option] = token
             ballot.votes[option] = 0.0
+            ballot.scores[option] = 0.0
             ballot.masks[option] = np.uint64(0)
             ballot.kinds[option] = 0
-        ballot.votes[option] += ballot.weights[place] * texts.merits[i, place]
+        ballot.votes[option] += ballot.weights[place]
+        ballot.scores[option] += ballot.weights[place] * texts.merits[i, place]
         ballot.masks[option] |= np.uint64(1) << np.uint64(place)
         ballot.kinds[option] = max(ballot.kinds[option], np.int64(texts.kinds[i, place]))
+    for option in range(options):
+        if ranking == BY_FREQUENCY:
+            ballot.scores[option] = ballot.votes[option]
+        elif ranking == BY_REWARD:
+            ballot.scores[option] /= ballot.votes[option]
     return options
 
 
@@ -158,9 +168,9 @@ def _put(ballot, options, state, is_tree, rates, frontier, waiting, parent, dept
     """Let the options with the best chances wait to be taken; return how many nodes wait then."""
     total = np.float32(NOBODY)
     for option in range(options):
-        total += ballot.votes[option]
+        total += ballot.scores[option]
     for option in range(options):
-        ballot.shares[option] = ballot.votes[option] / total
+        ballot.shares[option] = ballot.scores[option] / total
         ballot.classes[option] = class_of(ballot.shares[option], state, ballot.kinds[option])
     for _ in range(min(options, BRANCHES if is_tree else 1)):
         best, chance = -1, np.float32(-1)

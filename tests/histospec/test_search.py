@@ -22,6 +22,7 @@ AGREED = (np.indices(SHAPE)[0] + 1) / (build_draft.NUM_SHARES + 2)
 AGREED[:, :, kernels.KIND_ALIGNED] += 0.1
 AGREED = AGREED.ravel().astype(np.float32)
 FIRST = np.array([control.BEGUN])
+RANKINGS = ("reward", "frequency", "combined")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -81,12 +82,13 @@ def nodes_of(proposals, row):
     st.lists(response, max_size=8),
     st.lists(response, max_size=4),
     st.lists(st.tuples(response, st.lists(st.integers(0, 5), max_size=8)), min_size=1, max_size=3),
+    st.sampled_from(RANKINGS),
     st.booleans(),
 )
-def test_drafts_are_those_of_the_direct_search(earlier, live, running, is_tree):
+def test_drafts_are_those_of_the_direct_search(earlier, live, running, ranking, is_tree):
     indexes = filled(live), filled(earlier)
     shape = "tree" if is_tree else "linear"
-    search = search_of(*indexes, max_draft=8, shape=shape)
+    search = search_of(*indexes, ranking=ranking, max_draft=8, shape=shape)
     handles, slow, numbers = [], [], []
     for (prompt, sample, noise_epoch, *_), _ in running:
         how = {"sample": sample, "noise_epoch": noise_epoch}
@@ -103,7 +105,7 @@ def test_drafts_are_those_of_the_direct_search(earlier, live, running, is_tree):
                 assert proposals.counts[row] == 0
                 continue
             expected = oracle.draft(
-                sequence, most[row], state=states[row], is_tree=is_tree,
+                sequence, most[row], state=states[row], ranking=ranking, is_tree=is_tree,
                 rates=RATES,
             )  # fmt: skip
             assert nodes_of(proposals, row) == [(t, p, float(r), c) for t, p, r, c in expected]
@@ -126,16 +128,15 @@ def test_equal_noise_says_what_comes_where_the_texts_before_say_nothing(noise_ep
     assert proposals.tokens[0, 0] == drafted
 
 
-@pytest.mark.parametrize(("rewards", "drafted"), [((0.0, 0.0, 1.0), 2), ((1.0, 1.0, 1.0), 1)])
-def test_the_better_rewarded_continuation_is_drafted(rewards, drafted):
-    """Two say 1, one says 2: it outvotes them if its reward is so much better."""
-    texts = [
-        (1, sample, -1, [first, 3], reward, True)
-        for sample, (first, reward) in enumerate(zip((1, 1, 2), rewards, strict=True))
-    ]
-    search = search_of(filled(texts), rates=AGREED)
-    handle = search.begin(PROMPTS[1], [], sample=9, noise_epoch=-1)
-    assert search.propose(np.array([handle]), np.array([1]), FIRST).tokens[0, 0] == drafted
+def test_the_better_rewarded_continuation_is_drafted_if_rewards_rank():
+    drafted = {}
+    for ranking in RANKINGS:
+        rewarded = enumerate([(1, 0.0), (1, 0.0), (2, 1.0)])
+        texts = [(1, sample, -1, [first, 3], reward, True) for sample, (first, reward) in rewarded]
+        search = search_of(filled(texts), ranking=ranking, rates=AGREED)
+        handle = search.begin(PROMPTS[1], [], sample=9, noise_epoch=-1)
+        drafted[ranking] = search.propose(np.array([handle]), np.array([1]), FIRST).tokens[0, 0]
+    assert drafted == {"reward": 2, "frequency": 1, "combined": 2}
 
 
 def test_handles_are_small_and_used_again():
