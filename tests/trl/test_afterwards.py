@@ -1,25 +1,28 @@
-"""What a trainer has when it has trained; one short run serves most of it."""
+"""What a trainer has when it has trained: of runs whose metrics and checkpoints are made up."""
 
 from __future__ import annotations
 
 import json
 import math
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from rhymeflow import Trainer, recipes
+from rhymeflow.config import Config
+from rhymeflow.runtime import train as runs
 from rhymeflow.trl import GRPOConfig, GRPOTrainer
 from tests.refused import refusal
 
 ROWS = [{"prompt": f"a{n} b{n}?", "answer": 2 * n} for n in range(8)]
 DEMO = str(recipes.directory("demo"))
-
-pytestmark = pytest.mark.slow
 
 
 def made(tmp_path: Path, **given: Any) -> GRPOTrainer:
@@ -36,12 +39,42 @@ def made(tmp_path: Path, **given: Any) -> GRPOTrainer:
     return GRPOTrainer(DEMO, args=args, train_dataset=ROWS, eval_dataset=ROWS[:2], **given)
 
 
+def leave(run_dir: Path, rows: list[dict[str, float]], checkpoints: tuple[int, ...]) -> None:
+    """Leave what a run leaves: metrics, and checkpoints whose weights are each another's."""
+    (run_dir / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for step in checkpoints:
+        folder = run_dir / "checkpoints" / f"step-{step}"
+        shutil.copytree(DEMO, folder)
+        (folder / "learner").mkdir()
+        weights = load_file(folder / "model.safetensors")
+        changed = {name: weight + step for name, weight in weights.items()}
+        save_file(changed, folder / "model.safetensors", {"format": "pt"})
+
+
+@contextmanager
+def training_is_made_up() -> Iterator[list[Config]]:
+    """Let training take two steps; what it was to train is returned."""
+    begun: list[Config] = []
+
+    def attempt(config: Config, run_dir: Path, *_: Any, **__: Any) -> Any:
+        begun.append(config)
+        rows = [{"step": n, "time": n, "loss": n / 4, "reward": 3.0} for n in (1, 2)]
+        leave(run_dir, rows, (2,))
+        return SimpleNamespace(seconds=1.5, trajectories=8)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "attempt", attempt)
+        patch.setattr(runs, "prepare", lambda config: None)
+        yield begun
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> GRPOTrainer:
     trainer = made(tmp_path_factory.mktemp("run"))
-    result = trainer.train()
-    assert result.global_step == 2
-    assert result.training_loss == result.metrics["train_loss"]
+    with training_is_made_up():
+        result = trainer.train()
+    assert (result.global_step, result.training_loss) == (2, 0.375)
+    assert result.metrics["train_loss"] == 0.375
     return trainer
 
 
@@ -49,11 +82,7 @@ def test_the_state_is_transformers(trained: GRPOTrainer) -> None:
     state = trained.state
     assert (state.global_step, state.max_steps) == (2, 2)
     assert [each["step"] for each in state.log_history[:2]] == [1, 2]
-    assert {"loss", "grad_norm", "learning_rate", "reward", "reward_std"} <= set(
-        state.log_history[0]
-    )
-    assert state.log_history[0]["rewards/lambda/mean"] == state.log_history[0]["reward"]
-    assert state.log_history[2]["train_runtime"] > 0
+    assert (state.log_history[0]["loss"], state.log_history[2]["train_runtime"]) == (0.25, 1.5)
     assert state.epoch == pytest.approx(2 / 8)
     assert trained.is_world_process_zero()
 
@@ -66,10 +95,11 @@ def test_the_model_is_the_trained_one(trained: GRPOTrainer, tmp_path: Path) -> N
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").state_dict()
     assert all((after[name].float() == saved[name].float()).all() for name in saved)
     assert AutoTokenizer.from_pretrained(tmp_path / "saved").vocab_size
-    assert not (tmp_path / "saved" / "learner.pt").exists()
+    assert not (tmp_path / "saved" / "learner").exists()
     assert trained.processing_class.vocab_size
 
 
+@pytest.mark.slow
 def test_it_is_evaluated(trained: GRPOTrainer) -> None:
     found = trained.evaluate()
     assert 0 <= found["eval_reward"] <= 6
@@ -102,30 +132,16 @@ def test_it_is_pushed_to_the_hub(trained: GRPOTrainer, monkeypatch: pytest.Monke
     assert token == "secret"
     assert created == ("someone/model", {"private": None, "exist_ok": True})
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(names)
-    assert "learner.pt" not in names
+    assert "learner" not in names
     assert (uploaded["repo_id"], uploaded["commit_message"]) == ("someone/model", "message")
 
 
 def test_train_again_goes_on_from_there(trained: GRPOTrainer) -> None:
     first = trained.run_dir
-    trained.train()
-    assert trained.run_dir.name == "out-2"
-    assert Path(trained.config.model.name) == first / "checkpoints" / "step-2"
-    assert trained.state.global_step == 2
-
-
-def test_a_run_that_was_stopped_is_gone_on_with(tmp_path: Path) -> None:
-    class Once(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-            control.should_training_stop = True
-            return control
-
-    first = made(tmp_path, callbacks=[Once])
-    assert first.train().global_step == 1
-    second = made(tmp_path)
-    assert second.train(resume_from_checkpoint=True).global_step == 2
-    assert [each["step"] for each in second.state.log_history[:2]] == [1, 2]
-    assert second.run_dir == first.run_dir
+    with training_is_made_up() as begun:
+        assert trained.train().global_step == 2
+    assert trained.run_dir == first.with_name("out-2")
+    assert [Path(each.model.name) for each in begun] == [first / "checkpoints" / "step-2"]
 
 
 def test_of_a_trainer_that_did_not_train_there_is_what_it_was_given(tmp_path: Path) -> None:
@@ -149,9 +165,7 @@ def test_the_best_model_is_the_one_at_the_end(tmp_path: Path, watched: bool) -> 
     if watched:
         trainer._callback_observer()
     rows = [{"step": step, "loss": 0.5, "eval/reward": 1.0 / step} for step in (1, 2, 3)]
-    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    for step in (1, 3):
-        shutil.copytree(DEMO, tmp_path / "checkpoints" / f"step-{step}")
+    leave(tmp_path, rows, (1, 3))
     trainer._has_begun = True
     trainer._after_training(1.0)
     assert str(trainer.checkpoint).endswith("step-1")

@@ -1,6 +1,5 @@
 """A script in the shape of TRL's first example: a model's name, a dataset, one reward; no guard."""
 
-import random
 import sys
 
 from datasets import Dataset
@@ -8,15 +7,7 @@ from datasets import Dataset
 from rhymeflow.trl import GRPOConfig, GRPOTrainer
 
 MODEL, OUTPUT = sys.argv[1:3]
-random.seed(0)
-
-
-def problem(digits):
-    terms = " ".join(label + str(digit) for label, digit in zip("abcdefghi", digits))
-    return {"prompt": terms + "?", "answer": sum(digits)}
-
-
-dataset = Dataset.from_list([problem(random.choices(range(10), k=3)) for _ in range(16)])
+dataset = Dataset.from_list([{"prompt": f"a{n} b{n}?", "answer": 2 * n} for n in range(10)])
 
 
 def reward_right_sum(completions, answer, **kwargs):

@@ -1,4 +1,4 @@
-"""Several rewards: a lambda, a closure, an object, an async one; weights, callbacks, evaluation."""
+"""Several rewards with weights: a lambda, a closure that logs; callbacks, evaluation, resuming."""
 
 import datetime
 import sys
@@ -14,7 +14,6 @@ class Stop(TrainerCallback):
         self.at, self.events = at, []
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.events.append(("step", state.global_step))
         if state.global_step == self.at:
             control.should_training_stop = True
         return control
@@ -30,14 +29,6 @@ class Stop(TrainerCallback):
         self.events.append(("save", state.global_step))
 
 
-class Contains:
-    def __init__(self, text):
-        self.text = text
-
-    def __call__(self, completions, **kwargs):
-        return [float(self.text in each) for each in completions]
-
-
 def near(length):
     def reward_near(prompts, completions, weights, day, trainer_state, log_metric, log_extra, **kw):
         assert isinstance(weights[0], list) and day[0].startswith("2026-")
@@ -47,10 +38,6 @@ def near(length):
         return [-abs(len(each) - length) / 100 for each in completions]
 
     return reward_near
-
-
-async def reward_async(completions, **kwargs):
-    return [None if not each else 0.5 for each in completions]
 
 
 def main():
@@ -64,18 +51,13 @@ def main():
     ]
     args = GRPOConfig(
         output_dir, 8, max_steps=4, num_generations=4, max_completion_length=24,
-        reward_weights=[0.1, 1.0, 0.5, 1.0], logging_steps=1, eval_strategy="steps",
+        reward_weights=[0.1, 1.0], logging_steps=1, eval_strategy="steps",
         eval_steps=2, learning_rate=1e-3, save_steps=1, use_cpu=True, warmup_steps=0.0,
     )  # fmt: skip
     stop = Stop(at=2)
     trainer = GRPOTrainer(
         model,
-        [
-            lambda completions, **kw: [len(set(c)) / 9 for c in completions],
-            near(20),
-            Contains("="),
-            reward_async,
-        ],
+        [lambda completions, **kw: [len(set(c)) / 9 for c in completions], near(20)],
         args,
         rows,
         {"low": rows[:2], "high": rows[5:]},
@@ -87,10 +69,13 @@ def main():
     assert ("save", 2) in stop.events or ("save", 1) in stop.events, stop.events
     assert {"eval_low_reward", "eval_high_reward"} <= set().union(*trainer.state.log_history)
     logged = [each for each in trainer.state.log_history if "loss" in each]
-    assert "mean_distance" in logged[0] and "rewards/lambda/mean" in logged[0], logged[0]
+    names = {"loss", "grad_norm", "learning_rate", "reward", "reward_std"}
+    assert {*names, "mean_distance", "rewards/lambda/mean"} <= set(logged[0]), logged[0]
     assert (before != next(iter(trainer.model.parameters()))).any()
     assert trainer.model is model
-    print("EVENTS", stop.events)
+    assert trainer.train(resume_from_checkpoint=True).global_step == 4
+    steps = [each["step"] for each in trainer.state.log_history if "loss" in each]
+    assert steps == [1, 2, 3, 4], "those before it was stopped, too"
     print("EVALUATED", trainer.evaluate()["eval_low_reward"])
 
 
