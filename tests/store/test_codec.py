@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymeflow.core.events import Evaluated, TrajectoryRewarded
+from rhymeflow.core.events import Evaluated
 from rhymeflow.core.types import Ending, FinishReason, TrajectoryId
 from rhymeflow.store import codec
 from rhymeflow.store.schema import SCHEMA_VERSION
@@ -72,12 +72,6 @@ def test_what_events_hold_belongs_to_the_version_of_the_store():
     assert (SCHEMA_VERSION, found) == (18, 2941125673), (
         "raise SCHEMA_VERSION, and write down the new sum"
     )
-
-
-def test_body_names_its_fields():
-    kind, body = codec.encode(TrajectoryRewarded(TrajectoryId(12, 3), 0.5))
-    assert kind == "TrajectoryRewarded"
-    assert json.loads(body) == {"trajectory": [12, 3], "reward": 0.5, "components": None}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-import pytest
-
 from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
-from rhymeflow.errors import UserError
 from rhymeflow.store.previous_run import check, open_run
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from tests.refused import refusal
+
+FIELD = "drafting.history_run"
 
 
-@pytest.fixture
-def run_dir(tmp_path):
-    path = tmp_path / "run"
-    path.mkdir()
-    (path / "config.yaml").write_text(dump_config(Config(run={"seed": 5})))
-    SqliteTrajectoryStore(path / "events.db").close()
-    return path
-
-
-def test_a_run_is_opened_with_the_configuration_it_had(run_dir):
-    config, reader = open_run(str(run_dir), "drafting.history_run")
-    assert config.run.seed == 5
+def test_a_run_is_opened_with_the_configuration_it_had_or_what_is_not_there_is_named(tmp_path):
+    check(None, FIELD)
+    assert refusal(check, str(tmp_path / "a"), FIELD) == f"{FIELD}: {tmp_path}/a: no such directory"
+    config, where = tmp_path / "config.yaml", f"{FIELD}: {tmp_path}"
+    config.write_text(dump_config(Config(run={"seed": 5})))
+    assert refusal(check, str(tmp_path), FIELD).startswith(f"{where}: is not a run")
+    SqliteTrajectoryStore(tmp_path / "events.db").close()
+    check(str(tmp_path), FIELD)
+    found, reader = open_run(str(tmp_path), FIELD)
+    assert found.run.seed == 5
     assert reader.query("SELECT * FROM segments") == []
     reader.close()
-    check(str(run_dir), "drafting.history_run")
-    check(None, "drafting.history_run")
-
-
-def test_what_is_not_there_is_named(run_dir, tmp_path):
-    with pytest.raises(UserError, match=r"^drafting.history_run: .*nowhere: no such directory$"):
-        check(str(tmp_path / "nowhere"), "drafting.history_run")
-    for name in ("events.db", "config.yaml"):
-        (run_dir / name).unlink()
-        with pytest.raises(UserError, match=r"^drafting.history_run: .*run: is not a run"):
-            check(str(run_dir), "drafting.history_run")
-
-
-def test_a_configuration_that_says_nothing_we_know_is_refused(run_dir):
-    (run_dir / "config.yaml").write_text("rollout: {num_birds: 3}")
-    with pytest.raises(UserError, match=r"^drafting.history_run: .*num_birds"):
-        check(str(run_dir), "drafting.history_run")
+    config.write_text("rollout: {num_birds: 3}")
+    assert "num_birds" in refusal(check, str(tmp_path), FIELD)
+    config.unlink()
+    assert refusal(check, str(tmp_path), FIELD).startswith(f"{where}: is not a run")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -22,7 +23,8 @@ from rhymeflow.store import reader as reading
 from rhymeflow.store.reader import IncompleteBatch, TrajectoryReader
 from rhymeflow.store.schema import SCHEMA_VERSION
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.store.stores import answered, finished, segment
+from tests.refused import refusal
+from tests.store.stores import answered, finished, group, segment
 
 
 @pytest.fixture
@@ -37,15 +39,10 @@ def store(path: Path):
     store.close()
 
 
-def put_group(store: SqliteTrajectoryStore, group: int, prompt_tokens=(5, 6)) -> None:
-    texts = {"prompt": f"prompt {group}", "columns": {"answer": group}}
-    store.put_group(group, row=group + 100, epoch=0, prompt_tokens=prompt_tokens, **texts)
-
-
-def put_trajectory(store: SqliteTrajectoryStore, group: int, member: int, length: int = 4) -> None:
+def put_trajectory(store: SqliteTrajectoryStore, number: int, member: int, length: int = 4) -> None:
     """Store one whole response: two segments, under versions 0 and 1."""
-    trajectory = TrajectoryId(group, member)
-    tokens = [group * 1000 + member * 100 + i for i in range(length)]
+    trajectory = TrajectoryId(number, member)
+    tokens = [number * 1000 + member * 100 + i for i in range(length)]
     for start, end, version in ((0, length // 2, 0), (length // 2, length, 1)):
         logprobs = [-0.25 * i for i in range(start, end)]
         made = {"logprobs": logprobs, "start": start, "version": version}
@@ -75,7 +72,7 @@ def test_a_log_is_what_was_committed_in_order_whoever_reads_it_when(tmp_path_fac
             put += [(first + n, float(time), event) for n, event in enumerate(events)]
             for number in range(first, first + act):
                 store.record_command(number, Pull("a", number, time))
-            put_group(store, len(put))
+            group(store, len(put))
         with patch.object(reading, "ROWS_AT_ONCE", 7):
             assert list(reader.events()) == kept
             found = [(number, event) for number, event, _ in reader.commands()]
@@ -96,22 +93,6 @@ def test_a_durable_commit_marks_how_far_the_disk_is(store, path):
 # -- batches --------------------------------------------------------------------------------------
 
 
-def test_batch_in_the_order_asked_for(store, path):
-    for group in (3, 1, 2):
-        put_group(store, group, prompt_tokens=[group, group + 1])
-        for member in (1, 0):
-            put_trajectory(store, group, member)
-    store.commit()
-    batch = TrajectoryReader(path).batch([2, 3], [(1,), (0, 1)])
-    assert [(r.group, r.member) for r in batch] == [(2, 1), (3, 0), (3, 1)]
-    record = batch[2]
-    assert record.prompt_ids == [3, 4]
-    assert record.completion_ids == [3100, 3101, 3102, 3103]
-    assert record.logprobs == [0.0, -0.25, -0.5, -0.75]
-    assert record.versions == [0, 0, 1, 1]
-    assert (record.reward, record.reason) == (0.5, "stop")
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -122,12 +103,16 @@ def test_batch_in_the_order_asked_for(store, path):
         ("DELETE FROM segments WHERE start = 2 AND member = 1", "2 tokens are stored of 4"),
     ],
 )
-def test_an_incomplete_batch_says_what_is_missing(store, path, damage, message):
-    put_group(store, 0)
-    put_trajectory(store, 0, 0)
-    put_trajectory(store, 0, 1)
+def test_a_batch_has_the_order_asked_for_or_says_what_is_missing(store, path, damage, message):
+    for number in (1, 0):
+        group(store, number, prompt_tokens=[number, 7])
+        for member in (0, 1):
+            put_trajectory(store, number, member)
     store.commit()
-    assert len(TrajectoryReader(path).batch([0], [(0, 1)])) == 2
+    batch = TrajectoryReader(path).batch([1, 0], [(0,), (1, 0)])
+    assert [(r.group, r.member) for r in batch] == [(1, 0), (0, 1), (0, 0)]
+    assert (batch[0].prompt_ids, batch[0].completion_ids) == ([1, 7], [1000, 1001, 1002, 1003])
+    assert (batch[0].reward, batch[0].reason) == (0.5, "stop")
     sqlite3.connect(path, isolation_level=None).execute(damage)
     with pytest.raises(IncompleteBatch, match=message):
         TrajectoryReader(path).batch([0], [(0, 1)])
@@ -147,7 +132,7 @@ def test_segments_delivered_again_in_any_order_are_stored_once(tmp_path_factory,
     deliveries = data.draw(st.permutations(whole + partial))
 
     store = SqliteTrajectoryStore(directory / "events.db")
-    put_group(store, 0)
+    group(store, 0)
     trajectory = TrajectoryId(0, 0)
     every = np.random.default_rng(0).normal(size=bounds[-1]).astype(np.float32)
     for version, start, end in deliveries:
@@ -169,11 +154,11 @@ def test_segments_delivered_again_in_any_order_are_stored_once(tmp_path_factory,
 
 
 def test_members_that_a_consumed_group_did_not_need_count_as_aborted(store, path):
-    for group in (0, 1, 2):
-        put_group(store, group)
-        put_trajectory(store, group, 0)
-        put_trajectory(store, group, 1)
-        segment(store, TrajectoryId(group, 2), [1], version=5)
+    for number in (0, 1, 2):
+        group(store, number)
+        put_trajectory(store, number, 0)
+        put_trajectory(store, number, 1)
+        segment(store, TrajectoryId(number, 2), [1], version=5)
     store.put_consumed(0, version=3, members=[1])
     store.put_ending(1, "filtered", version=3, reason="all rewards are equal")
     store.commit()
@@ -200,7 +185,7 @@ def test_members_that_a_consumed_group_did_not_need_count_as_aborted(store, path
     ids=["a reward", "trained on", "an ending"],
 )
 def test_what_is_not_there_has_no_reward_and_no_ending(store, put):
-    put_group(store, 0)
+    group(store, 0)
     put_trajectory(store, 0, 0)
     put(store)
     with pytest.raises(AssertionError, match="were to change"):
@@ -208,7 +193,7 @@ def test_what_is_not_there_has_no_reward_and_no_ending(store, put):
 
 
 def test_what_is_not_committed_is_read_by_its_writer(store, path):
-    put_group(store, 0)
+    group(store, 0, row=100)
     put_trajectory(store, 0, 0)
     assert store.origin(0) == (100, 0)
     assert TrajectoryReader(path).query("SELECT * FROM segments") == []
@@ -223,9 +208,7 @@ def test_time_in_the_server_is_counted(store):
 def test_an_evaluation_that_is_over_is_seen_as_such_and_as_nothing_else(store, path):
     for _ in range(2):
         answered(store, -2, [1.0, 0.5], suite="math", row=7, version=3)
-    store.put_group(
-        -3, row=0, epoch=0, prompt="p", prompt_tokens=[1], columns={}, suite="math", version=4
-    )
+    group(store, -3, row=0, suite="math", version=4)
     store.commit()
     assert store.suite_groups() == (-3, {-3: ("math", 4)})
     assert store.endings() == {}
@@ -252,11 +235,9 @@ def test_a_reader_cannot_write(store, path):
 def test_other_files_and_databases_are_refused(path, opened):
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE birds (name)")
-    with pytest.raises(UserError, match="not an event store of Rhymeflow"):
-        opened(path)
+    assert "not an event store of Rhymeflow" in refusal(opened, path)
     path.write_text("not a database, but long enough to look like a file of some kind" * 20)
-    with pytest.raises(UserError, match=r"events\.db: cannot be opened as an event store"):
-        opened(path)
+    assert "events.db: cannot be opened as an event store" in refusal(opened, path)
 
 
 @pytest.mark.parametrize("opened", [SqliteTrajectoryStore, TrajectoryReader])
@@ -275,16 +256,13 @@ def test_another_schema_version_is_refused(path, opened, schema, writer, advice)
     said = (
         rf"has schema version {schema}, and this .* \(0\.1\.0.*\) reads {SCHEMA_VERSION}; {advice}"
     )
-    with pytest.raises(UserError, match=said) as refused:
-        opened(path)
-    assert len(str(refused.value).splitlines()) == 1
+    assert re.search(said, refusal(opened, path))
 
 
 def test_missing_places_are_named(tmp_path):
     with pytest.raises(UserError, match="nowhere: no such directory"):
         SqliteTrajectoryStore(tmp_path / "nowhere" / "events.db")
-    with pytest.raises(UserError, match="no such file"):
-        TrajectoryReader(tmp_path / "events.db")
+    assert "no such file" in refusal(TrajectoryReader, tmp_path / "events.db")
 
 
 def test_an_archive_that_cannot_be_written_is_read(path, monkeypatch):
