@@ -22,6 +22,13 @@ from rhymeflow.observe.query import Texts, TokenTexts, load_texts
 from tests.observe.runs import make_run
 
 TOKEN = "the-token"
+FIELDS = {
+    "learner.groups_per_batch": "4",
+    "rollout.num_instances": "2",
+    "schedule.max_staleness": "2",
+    "simulation.skip_steps": "1",
+}
+"""Of simulated runs."""
 
 
 class Client:

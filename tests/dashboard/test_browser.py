@@ -22,7 +22,7 @@ from rhymeflow.core.events import InstanceJoined, LearnerReady
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard.run import Run
 from rhymeflow.sim.simulate import simulate
-from tests.dashboard.conftest import TOKEN, serving
+from tests.dashboard.conftest import FIELDS, TOKEN, serving
 from tests.export.made import MadeRun, model
 from tests.runtime.tiny import tiny_config
 from tests.store.stores import finished, segment
@@ -31,15 +31,6 @@ pytestmark = pytest.mark.slow
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 VIEWS = ("run", "time", "groups", "drafts", "log")
-FIELDS = {
-    "learner.max_steps": "8",
-    "learner.groups_per_batch": "4",
-    "rollout.num_instances": "2",
-    "schedule.max_staleness": "2",
-    "simulation.skip_steps": "1",
-}
-
-
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ALONE = [
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -158,7 +149,8 @@ def hostile(run_dir: Path, model_dir: Path) -> None:
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Over four runs: two simulated ones, a conversation with turns, and a hostile policy's."""
     folder = tmp_path_factory.mktemp("runs")
-    simulate(read_config("demo", FIELDS), output=folder / "one")
+    fields = {**FIELDS, "learner.max_steps": "8"}
+    simulate(read_config("demo", fields), output=folder / "one")
     changed = {**FIELDS, "schedule.max_staleness": "1", "learner.max_steps": "6"}
     simulate(read_config("demo", changed), output=folder / "two")
     conversation(folder / "talk", folder / "model")
@@ -227,7 +219,6 @@ def test_time(seen: Seen, address: str) -> None:
     assert abs(sum(shares) - 100) <= 2, "each is rounded"
     canvas = page.locator("canvas")
     box = canvas.bounding_box()
-    assert box is not None
     assert box["height"] == 22 + 24 * (3 + 8), "a learner, two instances, eight batches"
     page.mouse.move(box["x"] + 500, box["y"] + 22 + 12)
     page.wait_for_selector(".token-facts >> text=learner at")
@@ -378,7 +369,6 @@ def test_a_live_run_is_followed_in_every_view(chromium, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rhymeflow", "train", str(path), "--dashboard"]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        assert run.stdout is not None
         said = run.stdout.readline()
         match = re.match(r"dashboard: (http://127\.0\.0\.1:\d+/)\?token=\S+\n", said)
         assert match, said

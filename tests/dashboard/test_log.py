@@ -26,7 +26,6 @@ from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard import log
 from rhymeflow.dashboard.log import LogQuery, listed
 from rhymeflow.dashboard.run import Run
-from rhymeflow.errors import UserError
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
 IDS = st.integers(0, 3)
@@ -140,16 +139,6 @@ def test_no_answer_looks_at_many_lines(tmp_path: Path, monkeypatch: Any) -> None
         pages = [listed(run, asked)]
         while (after := pages[-1]["after"]) is not None:
             pages.append(listed(run, asked._replace(after=after)))
-        assert sum(len(page["rows"]) for page in pages) == 1
+        (row,) = [row for page in pages for row in page["rows"]]
+        assert row["body"]["trajectory"] == [39, 0]
         assert len(pages) >= 40 / 10
-
-
-def test_what_the_log_has_not(tmp_path: Path) -> None:
-    write(tmp_path / "events.db", [(Tick(), [Drop(1, "aborted", "x")])])
-    run = Run(tmp_path, "a")
-    with pytest.raises(UserError, match="the log has no kind 'Tik'; did you mean Tick"):
-        listed(run, LogQuery(kind="Tik"))
-    with pytest.raises(UserError, match="the log has no instance 'rollout-9'"):
-        listed(run, LogQuery(instance="rollout-9"))
-    found = listed(run, LogQuery(group=1))
-    assert [(each["kind"], each["body"]["reason"]) for each in found["rows"]] == [("Drop", "x")]

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
+import random
 import shlex
 import shutil
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks.dashboard import kinds
+from benchmarks.logs.made_up import Size, build_log
 from rhymeflow.core.events import VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard import views
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.serve import listening, named, newest
 from rhymeflow.dashboard.server import COOKIE, STATIC
-from rhymeflow.errors import UserError
 from rhymeflow.observe.query import TokenTexts
 from tests.dashboard.conftest import TOKEN, Client, serving
 from tests.export.made import MadeRun, model
 from tests.observe.runs import begun, make_run, stored
+from tests.refused import refusal
 from tests.store.stores import answered, group, segment
 
 # -- who may ask -----------------------------------------------------------------------------------
@@ -106,6 +110,30 @@ def test_groups(client: Client, asked: dict[str, object], found: list[int]) -> N
     assert answer["components"] == ["exact", "short"]
 
 
+NEVER_EMPTY = {
+    "groups: of a step, by spread", "groups: of a row", "groups: text, a word",
+    "groups: text of all", "groups: text, two words", "log: whole", "log: any page",
+    "log: of a group",
+}  # fmt: skip
+
+
+def test_every_kind_of_question_that_is_timed_is_answered(tmp_path: Path) -> None:
+    size = Size(num_responses=1_600, tokens=20, rows=100, instances=3, is_varied=True)
+    build_log(tmp_path, size, {"rollout.num_generations": "4", "learner.groups_per_batch": "8"})
+    with serving([Run(tmp_path, "large")]) as client:
+
+        def ask(path: str = "", **query: Any) -> Any:
+            return client.ask(f"runs/large{path}", **query)
+
+        board: Any = SimpleNamespace(ask=ask)
+        for kind, question in kinds(board, random.Random(0)).items():
+            for _ in range(4):
+                path, query = question()
+                answer = ask(path, **query)
+                if kind in NEVER_EMPTY:
+                    assert answer["groups" if kind.startswith("groups") else "rows"], kind
+
+
 def test_what_is_left_is_at_the_pace_of_steps(client: Client, run_dir: Path) -> None:
     """Loading is no step, and a batch that is being trained on has not been done."""
     with stored(begun(run_dir, learner={"max_steps": 7})) as store:
@@ -162,6 +190,8 @@ def test_a_prompt_that_drafted_is_that_of_training(tmp_path: Path) -> None:
         ("runs/a-run/time", {"from": 30, "to": 20}, "nothing lies between 30 and 20 seconds"),
         ("runs/a-run/time", {"from": "nan"}, "is no number of seconds"),
         ("runs/a-run/log", {"after": "1"}, "is no place in the log"),
+        ("runs/a-run/log", {"kind": "Evaluted"}, "has no kind 'Evaluted'; did you mean Evaluated"),
+        ("runs/a-run/log", {"instance": "rollout-9"}, "the log has no instance 'rollout-9'"),
         ("differences", {"run": ["a-run", "three"]}, "no run 'three'"),
     ],
 )  # fmt: skip
@@ -191,21 +221,18 @@ def test_runs_have_names_that_tell_them_apart(tmp_path: Path) -> None:
     paths = [tmp_path / place for place in ("x/run", "y/run", "y/run/../run", "y/other")]
     assert [run.name for run in named(paths)] == ["x-run", "y-run", "y-other"]
     assert [run.name for run in named(paths[1:])] == ["run", "other"]
-    with pytest.raises(UserError, match="is not a run directory"):
-        named([tmp_path])
+    assert "is not a run directory" in refusal(named, [tmp_path])
     (tmp_path / "y/run/events.db").touch()
     assert newest(tmp_path / "y") == tmp_path / "y/run"
     shutil.rmtree(tmp_path / "x/run")
-    with pytest.raises(UserError, match="has no run; name a run directory"):
-        newest(tmp_path / "x")
+    assert "has no run; name a run directory" in refusal(newest, tmp_path / "x")
 
 
 def test_the_next_port_is_taken_if_none_was_asked_for() -> None:
     with listening("127.0.0.1", None) as first, listening("127.0.0.1", None) as second:
         taken = first.getsockname()[1]
         assert second.getsockname()[1] > taken
-        with pytest.raises(UserError, match=f"--port {taken}: Address already in use"):
-            listening("127.0.0.1", taken)
+        assert f"--port {taken}: Address already in use" in refusal(listening, "127.0.0.1", taken)
         # asyncio asks for TCP_NODELAY where a socket says that it is TCP; else a short answer on a
         # connection that is kept takes 40 ms.
         assert first.proto == socket.IPPROTO_TCP
@@ -239,17 +266,6 @@ def test_held_out_rewards_have_the_interval_of_their_mean(client: Client, run_di
     width = 1.96 * 0.5 / 2  # means of 0.5 and 0, and of 1 and 0.5: a standard error of 0.25
     assert found["low"] == pytest.approx([0.25 - width, 0.75 - width])
     assert found["high"] == pytest.approx([0.25 + width, 0.75 + width])
-
-
-def test_what_differs_between_runs(tmp_path: Path) -> None:
-    runs = []
-    for name, bound in (("one", 1), ("two", 3)):
-        made = MadeRun(tmp_path / name, tmp_path / "model", **{"schedule.max_staleness": bound})
-        runs.append(Run(made.close(), name))
-    with serving(runs) as client:
-        assert client.ask("differences", run=["one", "two"]) == {"schedule.max_staleness": [1, 3]}
-        assert client.ask("differences", run=["one", "one"]) == {}
-        assert client.ask("runs/two")["bound"] == 3
 
 
 # -- a response ------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.time_view import ENVIRONMENTS, LEARNER, Body, Fold, Lane, Timeline
 from rhymeflow.observe.inspect import Question, as_json
 from rhymeflow.sim.simulate import simulate
+from tests.dashboard.conftest import FIELDS
 from tests.observe.runs import begun, stored
 
 A, B = "rollout-0", "rollout-1"
@@ -278,15 +279,6 @@ def test_what_limits_a_run_is_what_the_terminal_says(tmp_path: Path) -> None:
 
 # -- how batches filled ----------------------------------------------------------------------------
 
-FIELDS = {
-    "learner.max_steps": "12",
-    "learner.groups_per_batch": "4",
-    "rollout.num_instances": "2",
-    "schedule.max_staleness": "2",
-    "schedule.extra_groups": "1",
-    "schedule.extra_generations": "2",
-    "simulation.skip_steps": "1",
-}
 # Of each group: when it was first routed, when its eighth reward came, when it was trained on.
 DIRECT = """
 SELECT g.ending_version,
@@ -302,7 +294,9 @@ def test_how_batches_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """The log is read in many small parts, of which each answer reads one more."""
     monkeypatch.setattr(time_view, "EVENTS_AT_ONCE", 7)
     monkeypatch.setattr(time_view, "READING_SECONDS", 0.0)
-    simulate(read_config("demo", FIELDS), output=tmp_path / "run")
+    extra = {"schedule.extra_groups": "1", "schedule.extra_generations": "2"}
+    config = read_config("demo", {**FIELDS, **extra, "learner.max_steps": "12"})
+    simulate(config, output=tmp_path / "run")
     run = Run(tmp_path / "run", "run")
     reads = [time_view.found(run)["read"]]
     while reads[-1] < 1:

@@ -300,31 +300,25 @@ def found(run_dir: Path, **options: Any) -> Any:
     return json.loads(text)
 
 
-def test_json_of_each_thing(tmp_path: Path) -> None:
+def test_json_of_each_thing_has_documented_keys(tmp_path: Path) -> None:
     make_run(tmp_path, words=ACTS)
-    run = found(tmp_path)
+    run, step, whole = found(tmp_path), found(tmp_path, step=2), found(tmp_path, group=4)
+    both = found(tmp_path, best=1, worst=2, step=3)
     assert (run["steps"], run["groups"], run["state"], run["ended"]) == (4, 10, "killed", False)
     assert (run["latest"]["reward"], run["held_out"]) == (0.4, [[0, 0.25], [4, 0.75]])
-    step = found(tmp_path, step=2)
     assert (step["count"], step["metrics"]["reward"], step["time"]) == (3, 0.2, 20.0)
-    assert found(tmp_path, group=4)["members"][0]["text"] == ACTS
-    both = found(tmp_path, best=1, worst=2, step=3)
+    assert whole["members"][0]["text"] == ACTS
     assert [each["group"] for each in both["worst"]] == [5, 4]
     assert (both["best"][0]["step"], both["best"][0]["columns"]) == (3, {"answer": "5"})
-
-
-def test_the_keys_of_json_are_documented(tmp_path: Path) -> None:
-    make_run(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "inspecting.md").read_text()
     told = dict(re.findall(r"^\| (the run|its `members`|`--\w+`)[^|]* \| (.*) \|$", page, re.M))
-    whole = found(tmp_path, group=4)
     for of, keys in (
-        ("the run", found(tmp_path)),
-        ("`--step`", found(tmp_path, step=2)),
+        ("the run", run),
+        ("`--step`", step),
         ("`--group`", whole),
         ("its `members`", whole["members"][0]),
         ("`--trajectory`", found(tmp_path, trajectory="4.0")),
-        ("`--best`", found(tmp_path, best=1)["best"][0]),
+        ("`--best`", both["best"][0]),
     ):
         assert not set(keys) - set(re.findall(r"\w+", told[of])), of
 
@@ -343,8 +337,6 @@ def test_who_reads_only_the_beginning_of_what_is_printed(
     run = make_run(tmp_path, words="many words " * 2_000)
     command = [sys.executable, "-m", "rhymeflow", "inspect", str(run), "--best", "9", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stderr is not None
     process.stdout.readline()
     process.stdout.close()
     assert process.stderr.read() == ""

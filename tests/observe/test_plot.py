@@ -42,7 +42,6 @@ def with_rewards(run_dir: Path, rewards: list[float]) -> Path:
 )
 def test_a_mean_is_taken_where_all_curves_are(curves: Any, x: Any, y: Any, deviation: Any) -> None:
     found = mean([curve(*pair) for pair in zip(curves[::2], curves[1::2], strict=True)])
-    assert found is not None
     assert (found.x.tolist(), found.y.tolist()) == (x, y)
     assert (found.deviation is None) == (len(curves) == 2)
     if deviation is not None:
@@ -63,16 +62,6 @@ def test_smoothing_is_the_mean_of_the_last_values(values: list[Any], count: int)
     assert _smoothed(y, count, seconds) == pytest.approx(wanted)
 
 
-def test_runs_that_differ_in_their_seed_are_one_line(tmp_path: Path) -> None:
-    paths = [
-        made(tmp_path / f"{rate}-{seed}", seed=seed, learning_rate=rate)
-        for rate in (1e-4, 2e-4)
-        for seed in (0, 1)
-    ]
-    assert [*grouped(paths).values()] == [paths[:2], paths[2:]]
-    assert grouped([paths[0], paths[0]]) == {"0.0001-0": paths[:1]}, "is not its own repetition"
-
-
 def test_axes(tmp_path: Path) -> None:
     run = with_rewards(made(tmp_path / "run"), [0.5, 0.25, 1.0])
     by = {axis: Points(run, axis).curve("reward", 1) for axis in ("step", "time", "trajectories")}
@@ -86,7 +75,6 @@ def test_axes(tmp_path: Path) -> None:
         ("steps/s", 2, [1 / 30, 2 / 80]),  # steps by their time, no mean of rates
     ):
         found = Points(run, "step").curve(name, smooth)
-        assert found is not None
         assert (found.x[-1], found.y.tolist()) == (3, pytest.approx(wanted))
 
 
@@ -107,12 +95,15 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 def test_a_picture_of_two_settings_with_two_seeds_each(
     tmp_path: Path, figures: list[Figure], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    paths = [
-        str(with_rewards(made(tmp_path / f"{rate}-{seed}", seed=seed, learning_rate=rate),
-                         [0.1, 0.2 + seed, rate]))
+    runs = [
+        with_rewards(made(tmp_path / f"{rate}-{seed}", seed=seed, learning_rate=rate),
+                     [0.1, 0.2 + seed, rate])
         for rate in (1e-4, 2e-4)
         for seed in (0, 1)
     ]  # fmt: skip
+    assert [*grouped(runs).values()] == [runs[:2], runs[2:]]
+    assert grouped([runs[0], runs[0]]) == {"0.0001-0": runs[:1]}, "is not its own repetition"
+    paths = [*map(str, runs)]
     output = tmp_path / "curves.png"
     assert cli.main(["plot", *paths, "--output", str(output), "--x", "time"]) == 0
     assert capsys.readouterr().out == f"{output}\n"

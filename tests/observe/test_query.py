@@ -15,6 +15,7 @@ from rhymeflow.observe.query import Texts, TokenTexts
 from rhymeflow.store.previous_run import section_in_force
 from rhymeflow.store.reader import TrajectoryReader
 from tests.observe.runs import begun, make_run, stored
+from tests.refused import refusal
 from tests.store.stores import finished, group, segment
 
 
@@ -63,8 +64,7 @@ def test_a_group(reader: TrajectoryReader) -> None:
         1, None, None, None,
     )  # fmt: skip
     assert query.group(reader, 11)["members"] == []
-    with pytest.raises(UserError, match="has no group 99; they go to 11"):
-        query.group(reader, 99)
+    assert "has no group 99; they go to 11" in refusal(query.group, reader, 99)
 
 
 def test_a_response_token_by_token(reader: TrajectoryReader) -> None:
@@ -115,8 +115,7 @@ def test_sections_of_a_configuration_of_before(tmp_path: Path) -> None:
     """Fields that are gone say nothing to who looks at the run; a value must be one, still."""
     make_run(tmp_path)
     reader = TrajectoryReader(tmp_path / "events.db")
-    with pytest.raises(UserError, match="the run has not begun"):
-        section_in_force(reader, "model")
+    assert "the run has not begun" in refusal(section_in_force, reader, "model")
     begun(tmp_path, model={"name": "a", "gone": 1}, rollout={"temperature": "hot"}, gone={"b": 2})
     assert section_in_force(reader, "model").name == "a"
     assert section_in_force(reader, "data").system_prompt is None

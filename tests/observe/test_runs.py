@@ -18,14 +18,6 @@ from rhymeflow.observe.runs import find, read
 from tests.observe.runs import made, stored
 
 
-def test_a_run_in_a_line(tmp_path: Path) -> None:
-    run = read(made(tmp_path / "run"))
-    assert (run["recipe"], run["steps"], run["max_steps"]) == ("toy", 4, 4)
-    assert (run["started"], run["trajectories"], run["seconds"]) == ("2026-03-01T10:00:00Z", 16, 41)
-    assert (run["eval_reward_first"], run["eval_reward_best"]) == (0.25, 0.75)
-    assert run["trajectories_per_s"] == pytest.approx(16 / 41)
-
-
 def test_states(tmp_path: Path) -> None:
     run_dir = made(tmp_path / "run")
     assert read(run_dir)["state"] == "killed", "nothing says how it ended"
@@ -73,7 +65,11 @@ def test_the_list_is_by_time_and_names_what_cannot_be_read(
     assert cli.main(["runs", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [each["path"] for each in found] == ["runs/b", "runs/a", "runs/c"]
-    assert found[0]["eval_reward_best"] == 0.75
+    run = found[0]
+    assert (run["recipe"], run["steps"], run["max_steps"]) == ("toy", 4, 4)
+    assert (run["started"], run["trajectories"], run["seconds"]) == ("2026-03-01T10:00:00Z", 16, 41)
+    assert (run["eval_reward_first"], run["eval_reward_best"]) == (0.25, 0.75)
+    assert run["trajectories_per_s"] == pytest.approx(16 / 41)
     assert "problem" in found[2]
 
 

@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from rhymeflow.core.events import VersionPublished
-from rhymeflow.errors import UserError
 from rhymeflow.observe import summary
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.observe.runs import make_run, stored
+from tests.refused import refusal
 
 
 def test_summary_of_a_run(tmp_path):
@@ -54,8 +54,7 @@ def test_summary_of_a_run(tmp_path):
 
 
 def test_summary_of_a_run_that_did_nothing(tmp_path):
-    with pytest.raises(UserError, match="no such file"):
-        summary.summarize(tmp_path)
+    assert "no such file" in refusal(summary.summarize, tmp_path)
     SqliteTrajectoryStore(tmp_path / "events.db").close()
     found = summary.write(tmp_path)
     assert (found.steps, found.trained_tokens, found.staleness_max) == (0, 0, None)
