@@ -18,10 +18,10 @@ from rich.cells import cell_len
 
 from rhymeflow import cli, doctor
 from rhymeflow.cli import dispatch
-from rhymeflow.config.load import list_recipes, read_config
-from rhymeflow.errors import UserError
+from rhymeflow.config.load import list_recipes
 from rhymeflow.runtime import disk_space
 from rhymeflow.runtime.ray import library
+from tests.refused import refusal
 
 ROOT = Path(__file__).parent.parent
 Refused = Callable[..., str]
@@ -55,17 +55,12 @@ def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
         (["resume", "x", "--dry-run"], "--dry-run: there is no such argument; it is an option of"),
         (["train", "demo", "--eval.suites", "x"], "--eval.suites.0: given"),
         (["simulate"], "RECIPE_OR_FILE"),
-        (["train", "dmeo"], "did you mean demo?"),
         (["train", "demo", "--schedule", "stalefow"], "did you mean staleflow?"),
         (["train", "demo", "--schedule=simple"], '--schedule.name: given "simple", allowed: '),
-        (["train", "demo", "--schedule"], "--schedule: needs a value"),
         (["train", "demo", "--schedule", "partial", "--schedule.name", "bounded"], "given twice"),
         (["train", "demo", "extra"], "extra: there is no such argument"),
-        (["train", "demo", "--dry-run", "--model.name", "/nowhere"], "/nowhere"),
         (["recipes", "--learner.beta", "1"], "--learner.beta: there is no such argument"),
-        (["inspect", "/nowhere"], "/nowhere: no such directory"),
         (["inspect", "/nowhere", "--stpe", "1"], "--stpe: there is no such argument; did you mean"),
-        (["plot", "/nowhere", "--learner.beta", "1"], "--learner.beta: there is no such argument"),
         (["resume", "/nowhere", "--dashboard"], "/nowhere: no such directory"),
         (["bench", "engin"], "did you mean engine?"),
         (["bench", "engine", "--jsn"], "--jsn"),
@@ -117,7 +112,7 @@ REFUSED = {
     "a folder of that name": (["--run.report_to", "[trackio]"], "trackio, which is not installed"),
     "nowhere to write": (["--run.output_dir", "/proc/x/y"], "run.output_dir: /proc/x/y cannot be"),
     "a file in the way": (["--run.output_dir", "file/x"], "file/x cannot be written: "),
-    "a backup of no kind": (["--run.backup", "nosuch://x"], "run.backup: nosuch://x"),
+    "a backup of no kind": (["--run.backup", "nosuch://x"], "run.backup: nosuch://x: Protocol"),
 }
 
 
@@ -155,16 +150,11 @@ def _no_such_package(name: str) -> str:
     raise metadata.PackageNotFoundError(name)
 
 
-@pytest.mark.parametrize("name", ["synchronous", "one_step", "bounded", "partial", "staleflow"])
-@pytest.mark.parametrize("recipe", list_recipes())
-def test_every_recipe_runs_under_every_schedule(name: str, recipe: str) -> None:
-    assert read_config(recipe, {"schedule.name": name}).schedule.name == name
-
-
 def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(list_recipes())
+    assert all(len(line.split()) > 1 for line in lines), "each says what it is"
 
 
 def test_doctor_says_what_is_missing(
@@ -200,8 +190,7 @@ def test_bench_lists_and_says_that_the_benchmarks_are_elsewhere(
     assert "e2e" in capsys.readouterr().out
     elsewhere = "/usr/lib/python3/site-packages/rhymeflow/cli/dispatch.py"
     monkeypatch.setattr(dispatch, "__file__", elsewhere)
-    with pytest.raises(UserError, match="not beside the installed package"):
-        dispatch._benchmarks()
+    assert "not beside the installed package" in refusal(dispatch._benchmarks)
 
 
 # -- whole runs -----------------------------------------------------------------------------------
@@ -225,6 +214,3 @@ def test_a_short_demo_and_a_look_at_it(tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.index("held-out reward") < shown.stdout.index("Best responses")
     assert max(map(cell_len, shown.stdout.splitlines())) <= 80
-    again = command("train", "demo", *options, "--run.output_dir", "run", cwd=tmp_path)
-    assert again.returncode == 2
-    assert again.stderr.splitlines()[-1].startswith("rhymeflow: run.output_dir: run holds a run")

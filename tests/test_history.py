@@ -49,12 +49,15 @@ def test_rows_read_afterwards_give_the_same_entries(
     assert trained == first + every_or_never
 
 
-def test_what_is_null_or_not_finite_is_left_out_of_the_mean() -> None:
+def test_shares_are_of_the_time_of_all_steps_and_of_the_rest_what_is_finite_has_a_mean() -> None:
     history = History(Rhythm(every=4))
     for version, value in enumerate((None, 2.0, math.nan, 4.0), 1):
-        history.trained(version, {"loss": value, "kl": None, "grad_norm": math.inf})
+        row = {"loss": value, "kl": None, "grad_norm": math.inf}
+        seconds = 9.0 if version == 1 else 1.0
+        history.trained(version, row | {"step_time": seconds, "idle/learner": 0.1 * version})
     (entry,) = history.entries
     assert (entry["loss"], entry["kl"], entry["grad_norm"]) == (3.0, None, None)
+    assert entry["idle/learner"] == pytest.approx((9 * 0.1 + 0.2 + 0.3 + 0.4) / 12)
 
 
 def test_callbacks_see_the_state_of_their_own_step() -> None:
@@ -121,12 +124,3 @@ def test_names_of_suites_may_have_slashes() -> None:
     metrics = {"eval/math/easy/avg@1": 0.5, "eval/math/easy/pass@2": 0.7, "eval/reward": 0.1}
     entry = History(Rhythm()).evaluated(3, metrics)
     assert {"eval_math/easy_reward", "eval_math/easy_pass@2", "eval_reward"} <= set(entry)
-
-
-def test_shares_are_of_the_time_of_all_steps_and_the_rest_is_their_mean() -> None:
-    history = History(Rhythm(every=2))
-    figures = ((1.0, 0.9, 9.0), (0.0, 0.1, 1.0))
-    names = ("step", "loss", "idle/learner", "step_time")
-    history.read({i: dict(zip(names, (i, *row), strict=True)) for i, row in enumerate(figures, 1)})
-    (entry,) = history.entries
-    assert (entry["loss"], entry["idle/learner"], entry["step"]) == (0.5, 0.82, 2)

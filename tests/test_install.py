@@ -34,9 +34,6 @@ def test_cuda_packages_that_no_gpu_needs_make_it_look_into_the_cpu_index(install
         assert install.index_arguments(has_gpu, lambda more, plan=plan: plan[bool(more)]) == added
     assert install.index_arguments(False, lambda more: CUDA_PLAN) == [], "there is no CPU build"
     assert "WARNING: this machine has no NVIDIA GPU" in capsys.readouterr().err
-
-
-def test_cuda_packages_are_known(install) -> None:
     cuda = ["nvidia-nccl-cu13", "cuda-bindings", "triton", "pytorch-triton"]
     assert install.cuda_packages([*cuda, "torch", "tritonclient"]) == cuda
 

@@ -121,14 +121,12 @@ AT_ONCE = {
     "strategy": ([*ONE_LINE, "--schedule.routing", "watrfall"], "did you mean waterfall?"),
     "history": ([*ONE_LINE, "--history", "nowhere"], "drafting.history_run: nowhere: no such"),
     "two names": ([*ONE_LINE, "--reward.functions", "[]"], "two names of one thing"),
-    "option": ([*ONE_LINE, "--modle", "x"], "--modle: there is no such argument; did you mean --mo"),
     "underscore": ([*ONE_LINE, "--dry_run"], "did you mean --dry-run?"),
     "dry-run of what": ([*ONE_LINE, "--dry-run=pln"], "invalid choice: 'pln'"),
     "data as a recipe": (["train", "sums.csv"], "sums.csv: is no YAML; prompts are given as --data sums"),
     "a model as a recipe": (["train", "Qwen/Qwen3-8B"], "a model is given as --model Qwen/Qwen3-8B"),
     "rewards as a recipe": (["train", "judges.py"], "rewards are given as --reward judges.py:FUNCTION"),
     "a second recipe": (["train", "demo", "smollm2"], "'demo' is the recipe or file already"),
-    "a file as directory": ([*ONE_LINE, "--run.output_dir", "sums.csv/x"], "sums.csv/x cannot be w"),
 }  # fmt: skip
 
 

@@ -233,13 +233,6 @@ def test_mistakes_are_one_clear_line(tmp_path: Path, arguments: dict[str, Any], 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_mistake_before_the_first_step_leaves_no_run_directory(tmp_path: Path) -> None:
-    made = trainer(tmp_path, model="./nowhere", train_dataset=[{"prompt": "a"}])
-    for _ in range(2):
-        assert "./nowhere': no such directory" in refusal(made.train)
-        assert not made.run_dir.exists()
-
-
 def test_each_of_several_trainers_with_one_directory_has_its_own_inputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

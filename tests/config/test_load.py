@@ -171,7 +171,6 @@ def test_a_file_may_name_what_options_name() -> None:
     for option, path in load.SHORT.items():
         if option != "history":
             section = section_of(Config.model_fields[option].annotation)
-            assert section is not None
             assert path == f"{option}.{section.by_name}"
 
 

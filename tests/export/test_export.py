@@ -21,6 +21,7 @@ from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.sft.train import load
 from rhymeflow.store.reader import TrajectoryReader
 from tests.export.made import TEMPLATE, MadeRun, model
+from tests.refused import refusal
 
 TOOL = "rhymeflow.recipes.tools:Calculator"
 
@@ -303,8 +304,7 @@ def test_filters(run: MadeRun, filters: Filters, found: list[tuple[int, int]]) -
 def test_what_is_there_is_replaced_by_force_only(run: MadeRun, tmp_path: Path) -> None:
     output = tmp_path / "rows.jsonl"
     output.write_text("mine")
-    with pytest.raises(UserError, match="is there already; --force"):
-        export(run.run_dir, output)
+    assert "is there already; --force" in refusal(export, run.run_dir, output)
     assert output.read_text() == "mine"
     export(run.run_dir, output, force=True)
     assert output.read_text() != "mine"

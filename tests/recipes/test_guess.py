@@ -35,13 +35,6 @@ def test_halving_finds_every_number_in_time():
         assert len(messages) <= 2 * task.MAX_TURNS - 1
 
 
-def test_the_example_of_the_docstring():
-    guesses = iter(["32", "20", "25"])
-    reward, messages = played(25, lambda _: next(guesses))
-    assert reward == 1.0
-    assert [message["content"] for message in messages] == ["32", "<", "20", ">", "25"]
-
-
 @given(st.integers(1, 63), st.lists(st.text(task.ALPHABET, max_size=3), min_size=6, max_size=6))
 def test_a_game_ends_with_the_number_or_after_six_turns(hidden, turns):
     given_turns = iter(turns)

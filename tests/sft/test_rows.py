@@ -45,7 +45,7 @@ def encoder(template: str | None, max_length: int = 200, **fields: Any) -> RowEn
     return RowEncoder(tokenizer, data, sft, {tokenizer.eos_token_id}, max_length)
 
 
-CHAT, PLAIN = encoder(TEMPLATE), encoder(None)
+CHAT, PLAIN, CALLS = encoder(TEMPLATE), encoder(None), encoder(TOOLS)
 
 
 def shown(sample: Sample) -> tuple[str, str]:
@@ -119,27 +119,6 @@ def test_calls_of_tools_are_learnt(arguments: object, tools: object) -> None:
     assert encoded(chat, prompt="q", completion=turns, tools=None)[0] == "[user]q!;[assistant]"
 
 
-@pytest.mark.parametrize(
-    ("values", "says_what"),
-    [
-        ({"tools": "{"}, "column 'tools': is no JSON"),
-        ({"tools": "3"}, "column 'tools': should be a list of JSON schemas"),
-        ({"tools": ["add"]}, "column 'tools': should be a list of JSON schemas"),
-        ({"calls": "add"}, "message 0: 'tool_calls' should be a list of calls, is str 'add'"),
-        ({"calls": ["add"]}, "message 0, call 0: should be a mapping"),
-        ({"calls": [{"arguments": {}}]}, "call 0: has no name of a function"),
-        ({"calls": [{"name": "add", "arguments": "{"}]}, "call 0: 'arguments' is no JSON"),
-        ({"calls": [{"name": "add"}]}, "call 0: 'arguments' should be a mapping, is None"),
-    ],
-)
-def test_tools_that_are_none(values: dict[str, Any], says_what: str) -> None:
-    turn = {"role": "assistant", "tool_calls": values.get("calls"), "content": "a"}
-    row = {"prompt": "q", "completion": [turn], "tools": values.get("tools")}
-    message = refusal(encoded, encoder(TOOLS), **row)
-    assert says_what in message
-    assert message.startswith("rows.jsonl:7: column ")
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from(["assistant", "user"]), st.text("abcde", max_size=4)),
@@ -161,9 +140,22 @@ def test_a_turn_is_learnt_and_nothing_else(turns: list[tuple[str, str]]) -> None
     )
 
 
+def calling(calls: object = None, tools: object = None) -> dict[str, Any]:
+    turn = {"role": "assistant", "tool_calls": calls, "content": "a"}
+    return {"prompt": "q", "completion": [turn], "tools": tools}
+
+
 @pytest.mark.parametrize(
     ("encoder_", "values", "part"),
     [
+        (CALLS, calling(tools="{"), "7: column 'tools': is no JSON"),
+        (CALLS, calling(tools="3"), "7: column 'tools': should be a list of JSON schemas"),
+        (CALLS, calling(tools=["add"]), "7: column 'tools': should be a list of JSON schemas"),
+        (CALLS, calling("add"), "message 0: 'tool_calls' should be a list of calls, is str 'add'"),
+        (CALLS, calling(["add"]), "column 'completion', message 0, call 0: should be a mapping"),
+        (CALLS, calling([{"arguments": {}}]), "call 0: has no name of a function"),
+        (CALLS, calling([{"name": "add", "arguments": "{"}]), "call 0: 'arguments' is no JSON"),
+        (CALLS, calling([{"name": "add"}]), "call 0: 'arguments' should be a mapping, is None"),
         (PLAIN, {"question": "a"}, "rows.jsonl:7: has neither 'prompt' nor 'messages'"),
         (PLAIN, {"prompt": "a", "completion": None}, "rows.jsonl:7: no column 'completion'"),
         (PLAIN, {"prompt": "a", "completion": 3}, "column 'completion': should be a string or"),
