@@ -58,7 +58,7 @@ def read(db):
                 log.ends[group].append("consumed")
         elif kind == "Drop":
             log.ends[e["group"]].append(e["ending"])
-        log.is_over |= kind == "Finish"
+        log.is_over = kind == "Finish" or (log.is_over and kind != "Route")  # it may be made longer
     return log
 
 

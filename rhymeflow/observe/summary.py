@@ -162,10 +162,12 @@ def _held_out(summary: Summary) -> str:
 
 
 def _suite_lines(suite: str, versions: Mapping[Version, dict[str, float]]) -> list[tuple[str, str]]:
-    """The headline figures of a suite, at the first and the last version."""
-    first, last = min(versions), max(versions)
-    before, after = (headlines(metrics_of(suite, versions[each])) for each in (first, last))
-    return [(name, f"{before[name]:.3f} at {first}, {after[name]:.3f} at {last}") for name in after]
+    """The headline figures of a suite, at the first and the last version, where these have them."""
+    found: dict[str, list[str]] = {}
+    for version in (min(versions), max(versions)):
+        for name, value in headlines(metrics_of(suite, versions[version])).items():
+            found.setdefault(name, []).append(f"{value:.3f} at {version}")
+    return [(name, ", ".join(values)) for name, values in found.items()]
 
 
 def _lines(summary: Summary) -> list[tuple[str, str]]:

@@ -11,14 +11,25 @@ from __future__ import annotations
 import importlib.util
 import json
 import sqlite3
+from collections import Counter, defaultdict
 from contextlib import closing
 from pathlib import Path
-from types import ModuleType
+from statistics import fmean
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from benchmarks.training.train import ROOT
+from rhymeflow.build import plan
 from rhymeflow.config import Config
-from rhymeflow.core.events import GroupCreated, LearnerReady, VersionPublished
+from rhymeflow.core.events import (
+    EnvironmentFailed,
+    Evaluated,
+    GroupCreated,
+    LearnerReady,
+    RewardFailed,
+    TrajectoryRewarded,
+    VersionPublished,
+)
 from rhymeflow.data.stream import PromptStream
 from rhymeflow.engine.base import NoiseKey
 from rhymeflow.histospec.noise_sharing import epoch_of_noise
@@ -72,6 +83,7 @@ class Seen:
                 self.lengths[group, member] = length
             if last and reader.snapshots() and world.chance(COMPARE_SHARE):
                 compare_with_whole_replay(run_dir / EVENTS)
+                audited(run_dir / EVENTS)
 
 
 class WithoutSnapshots(TrajectoryReader):
@@ -114,7 +126,7 @@ what strategies keep, which must not matter."""
 
 def ended(run_dir: Path, config: Config, seen: Seen) -> None:
     path = run_dir / EVENTS
-    audited(path, config.schedule.bound)
+    assert audited(path).is_over
     compare_with_whole_replay(path)
     with closing(TrajectoryReader(path)) as reader:
         check_tokens(reader, config, seen)
@@ -129,16 +141,19 @@ def ended(run_dir: Path, config: Config, seen: Seen) -> None:
     assert steps == list(range(1, config.learner.max_steps + 1)), f"metrics of {steps}"
 
 
-def audited(path: Path, bound: int) -> None:
-    """Let the audit that users have look at the log."""
+def audited(path: Path) -> SimpleNamespace:
+    """Let the audit that users have look at the log, which may end anywhere."""
     AUDIT.wrong.clear()
     with closing(sqlite3.connect(path)) as db:
+        ((bound,),) = db.execute(
+            "SELECT json_extract(config, '$.schedule.max_staleness') FROM attempts LIMIT 1"
+        )
         log = AUDIT.read(db)
         AUDIT.law_1(db, log, bound)
         AUDIT.law_2(db, log)
         AUDIT.law_5(db, log)
-    assert log.is_over
     assert not AUDIT.wrong, "\n".join(AUDIT.wrong)
+    return log
 
 
 def check_tokens(reader: TrajectoryReader, config: Config, seen: Seen) -> None:
@@ -221,15 +236,31 @@ def check_versions(reader: TrajectoryReader, config: Config) -> None:
 
 
 def check_answers(reader: TrajectoryReader, config: Config) -> None:
-    """Answers to suites' prompts; an evaluation that was cut off leaves some of a version's."""
-    suites, of_last = {each.name: each for each in of_run(config)}, set()
-    for version, suite, row, sample in reader.query(
-        "SELECT version, suite, row, sample FROM evaluations"
+    """The last version was evaluated; what was found, of whatever version, is of all answers but
+    those that failed."""
+    events = [event for _, _, event in reader.events()]
+    judged: dict[tuple[int, int], float | None] = {}
+    for event in events:
+        if isinstance(event, TrajectoryRewarded | RewardFailed | EnvironmentFailed):
+            judged[event.trajectory] = getattr(event, "reward", None)
+    answers = reader.query("SELECT group_id, sample, reward FROM evaluations")
+    stored = {(group, sample): reward for group, sample, reward in answers}
+    rows, rewards = defaultdict(list), defaultdict(list)
+    num_answers = {each.name: each.n for each in of_run(config)}
+    for group, suite, row, version in reader.query(
+        "SELECT group_id, suite, row, ending_version FROM groups WHERE ending = 'evaluated'"
     ):
-        of_last |= {(suite, row, sample)} if version == config.learner.max_steps else set()
-    assert of_last == {
-        (each.name, row, sample)
-        for each in suites.values()
-        for row in range(HELD_OUT)
-        for sample in range(each.n)
-    }, f"only {of_last} were answered"
+        rows[suite, version].append(row)
+        for answer in ((group, sample) for sample in range(num_answers[suite])):
+            if (reward := judged[answer]) is not None:
+                assert stored[answer] == reward
+                rewards[suite, version].append(reward)
+    evaluated = [event for event in events if isinstance(event, Evaluated)]
+    due = plan(config).evaluations([config.learner.max_steps])
+    assert due <= {(each.version, each.suite) for each in evaluated}
+    held = Counter((each.suite, each.held) for each in evaluated)
+    for each in evaluated:
+        key = each.suite, each.held
+        assert sorted(rows[key]) == sorted([*range(HELD_OUT)] * held[key])
+        if held[key] == 1:
+            assert each.reward == (fmean(rewards[key]) if rewards[key] else None)

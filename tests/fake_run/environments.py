@@ -104,7 +104,7 @@ class FakeEnvironments:
         self._check(episode)
         if message.wants == "opening":
             return EpisodeOpened(key, "")
-        if key.startswith("trajectory") and self._world.chance(self._failures):
+        if self._world.chance(self._failures):
             self._world.counts["environment failed"] += 1
             return EpisodeFailed(key, turn, f"{key}: broken")
         if message.wants == "reward":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import signal
 from collections import Counter
@@ -15,11 +16,13 @@ from hypothesis import strategies as st
 from benchmarks import chaos_fake
 from rhymeflow.runtime import resume
 from rhymeflow.runtime.in_flight import InFlight
+from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.store import codec
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.workers.channel import Channel
 from tests.fake_run import check, disk, runtime, workers
+from tests.fake_run.models import HELD_OUT
 from tests.fake_run.run import SCHEDULE_NAMES, FakeRun, configuration, run_with_faults
 from tests.fake_run.runtime import Rates
 from tests.fake_run.world import World
@@ -103,6 +106,18 @@ def test_tokens_are_never_stored_without_their_events(place, monkeypatch):
 NOT_PROVED = """SELECT DISTINCT instance, version FROM segments WHERE steps > 0 EXCEPT
     SELECT json_extract(body, '$.instance'), json_extract(body, '$.version') FROM events
     WHERE kind IN ('InstanceJoined', 'Pulled')"""
+
+
+def test_answers_that_cannot_be_judged_are_counted_and_said(place, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(Reporter, "warn", lambda self, text: warnings.append(text))
+    config, _ = quiet(0)
+    config = config.changed(data={"eval_size": HELD_OUT})
+    fake = FakeRun(World(0, 0, 0.0), place(), config, Rates(0.0, 0.0, 0.3), None)
+    fake.carry_through()
+    check.ended(fake.path, fake.config, fake.seen)
+    said = r"1 answers to suite held_out under version \d are not judged: .*: broken"
+    assert any(re.fullmatch(said, warning) for warning in warnings), warnings
 
 
 def test_two_signals_in_the_middle_of_storing_tear_nothing(place, monkeypatch):

@@ -171,7 +171,7 @@ class FakePool:
 
     def _answer(self, key: Hashable) -> RewardTask:
         task = self._active.pop(key)
-        if str(key).startswith(("trajectory", "group")) and self._world.chance(self._failures):
+        if self._world.chance(self._failures):
             self._world.counts["reward failed"] += 1
             task.error = f"{key}: broken"
             return task
