@@ -51,6 +51,7 @@ LONGER_SHARE = 0.2
 CHANGE_SHARE = 0.3
 """Of resumed attempts, those with other options."""
 
+NO_FAULTS = Rates()
 Look = Callable[[Coordinator], None]
 """Looks at the coordinator; raises `AssertionError`."""
 
@@ -139,7 +140,7 @@ def configuration(draw: random.Random, schedule: str) -> Config:
 def quiet_run(seed: int, directory: Path, schedule: str) -> FakeRun:
     """A run that nothing happens to, without snapshots; it has ended."""
     config = configuration(random.Random(f"{seed} {schedule}"), schedule)
-    fake = FakeRun(World(seed, 0, 0.0), directory, config, Rates(0.0, 0.0, 0.0), None)
+    fake = FakeRun(World(seed), directory, config)
     with adapted(10**9):
         fake.carry_through()
     return fake
@@ -198,7 +199,12 @@ class FakeRun:
     """A run in `directory`, in which each attempt after a death has a folder of its own."""
 
     def __init__(
-        self, world: World, directory: Path, config: Config, rates: Rates, look: Look | None
+        self,
+        world: World,
+        directory: Path,
+        config: Config,
+        rates: Rates = NO_FAULTS,
+        look: Look | None = None,
     ) -> None:
         self._world, self._directory, self._rates, self._look = world, directory, rates, look
         self.config = config

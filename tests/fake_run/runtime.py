@@ -39,9 +39,9 @@ STOP_SECONDS = 8.0
 class Rates(NamedTuple):
     """How often what is no death happens, as shares: of messages and of calls for a reward."""
 
-    twice: float
-    late: float
-    failures: float
+    twice: float = 0.0
+    late: float = 0.0
+    failures: float = 0.0
 
 
 class Death(BaseException):

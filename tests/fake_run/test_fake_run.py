@@ -111,9 +111,9 @@ NOT_PROVED = """SELECT DISTINCT instance, version FROM segments WHERE steps > 0 
 def test_answers_that_cannot_be_judged_are_counted_and_said(place, monkeypatch):
     warnings = []
     monkeypatch.setattr(Reporter, "warn", lambda self, text: warnings.append(text))
-    config, _ = quiet(0)
-    config = config.changed(data={"eval_size": HELD_OUT})
-    fake = FakeRun(World(0, 0, 0.0), place(), config, Rates(0.0, 0.0, 0.3), None)
+    config = configuration(random.Random(0), "synchronous")
+    config = config.changed(data={"eval_size": HELD_OUT}, run={"eval_steps": 1})
+    fake = FakeRun(World(0), place(), config, Rates(failures=0.3))
     fake.carry_through()
     check.ended(fake.path, fake.config, fake.seen)
     said = r"1 answers to suite held_out under version \d are not judged: .*: broken"
@@ -136,7 +136,8 @@ def test_two_signals_in_the_middle_of_storing_tear_nothing(place, monkeypatch):
     monkeypatch.setattr(SqliteTrajectoryStore, "record", signalled)
     for number in range(10, 110, 5):
         left = number
-        fake = FakeRun(World(number, 0, 0.0), place(), *quiet(number), None)
+        config = configuration(random.Random(number), SCHEDULE_NAMES[number % 7])
+        fake = FakeRun(World(number), place(), config)
         try:
             fake.carry_through()
         except KeyboardInterrupt:
@@ -145,11 +146,6 @@ def test_two_signals_in_the_middle_of_storing_tear_nothing(place, monkeypatch):
             fake.carry_through()
         check.ended(fake.path, fake.config, fake.seen)
     assert num_ended > 9
-
-
-def quiet(seed):
-    draw = random.Random(seed)
-    return configuration(draw, SCHEDULE_NAMES[seed % 7]), Rates(0.0, 0.0, 0.0)
 
 
 # -- it would be seen ------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ class World:
     at each of a controller's or worker's steps.
     """
 
-    def __init__(self, seed: int, num_faults: int, often: float) -> None:
+    def __init__(self, seed: int, num_faults: int = 0, often: float = 0.0) -> None:
         self.rng = random.Random(seed)
         self.now = 0.0
         self.counts: Counter[str] = Counter()

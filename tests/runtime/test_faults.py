@@ -19,7 +19,6 @@ from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.utils.disk import one_line
 from tests.fake_run import check
 from tests.fake_run.run import FakeRun, configuration
-from tests.fake_run.runtime import Rates
 from tests.fake_run.world import World
 from tests.runtime.logs import each_turn
 from tests.runtime.test_resume import resume
@@ -61,7 +60,7 @@ def test_a_run_that_cannot_write_its_log_ends_in_one_line(tmp_path, fault):
     config = configuration(random.Random(8), "bounded").changed(
         learner={"max_steps": 6, "groups_per_batch": 1}, run={"save_steps": 0}
     )
-    fake = FakeRun(World(0, 0, 0.0), tmp_path, config, Rates(0.0, 0.0, 0.0), None)
+    fake = FakeRun(World(0), tmp_path, config)
     said, done = FAULTS[fault].format(log=fake.path / "events.db", run=fake.path), []
 
     def once(controller):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from rhymeflow.config import Config
 from rhymeflow.core import events
-from rhymeflow.core.commands import CloseEnvironments, Route
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.data.load import RunPrompts
 from rhymeflow.data.prompts import Prompt
@@ -16,13 +17,11 @@ from rhymeflow.data.stream import PromptStream
 from rhymeflow.errors import UserError
 from rhymeflow.reward.messages import TrainerState
 from rhymeflow.runtime.environments import Environments
-from rhymeflow.runtime.evaluation import Evaluations, Result
-from rhymeflow.runtime.in_flight import Drawn, InFlight
+from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.throughput import Throughput
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from rhymeflow.suites.suite import SuitePrompts, of_run
 from rhymeflow.workers.messages import CloseEpisodes, NoReward, Part, RewardComputed
 from tests.fake_run.models import Letters
 
@@ -34,9 +33,8 @@ RANK = {"function": "a/b.py:rank", "weight": 0.5}
 class Run:
     """The controller's part of a run with groups of three."""
 
-    def __init__(self, tmp_path, *functions, on_failure="drop", learner=None):
-        self.path = tmp_path / "events.db"
-        self.store = SqliteTrajectoryStore(self.path)
+    def __init__(self, store, *functions, on_failure="drop", learner=None):
+        self.store = store
         stream = PromptStream(SOURCE, seed=0, shuffle=False)
         prompts = RunPrompts(SOURCE, stream, Letters(), SOURCE)
         config = Config.model_validate(
@@ -46,19 +44,13 @@ class Run:
                 "reward": {"functions": list(functions), "on_failure": on_failure},
             }
         )
-        suites = {
-            suite.name: SuitePrompts(suite.section, suite.config, SOURCE, [[1], [1]], Letters())
-            for suite in of_run(config)
-        }
-        self.in_flight = InFlight(self.store, prompts, suites)
-        self.sent, self.evaluated, self.generating, self.closed = [], [], [], []
+        self.in_flight, self.sent, self.closed = InFlight(store, prompts), [], []
         workers = SimpleNamespace(
             rewards=SimpleNamespace(send=self.sent.append),
             environments=SimpleNamespace(send=self.closed.append),
         )
-        self.evaluations = Evaluations(suites, self.in_flight, self.store)
         reporter = SimpleNamespace(log=lambda message, prefix: None)
-        self.rewards = Rewards(config, workers, self.store, self.in_flight, reporter, 4)
+        self.rewards = Rewards(config, workers, store, self.in_flight, reporter, 4)
         self.environments = Environments(
             config, workers, self.in_flight, self.rewards, Throughput()
         )
@@ -67,42 +59,9 @@ class Run:
     def finish(self, *members):
         """These responses to the first prompt end; member m says m."""
         for member in members:
-            self.end(TrajectoryId(0, member), [member], 0)
-
-    def end(self, trajectory, tokens, version):
-        part = Part(trajectory, 0, version, len(tokens), 0, tokens, [-1.0] * len(tokens))
-        self.in_flight.take("r", part)
-        self.environments.finished(trajectory, "stop")
-
-    def evaluate(self, version, answers):
-        """These are the answers to the held-out prompts under a version."""
-        self.generating.clear()
-        self.do(self.evaluations.begin("r", "held_out", version, holds=True))
-        for trajectory, tokens in zip(list(self.generating), answers, strict=True):
-            self.end(trajectory, tokens, version)
-
-    def do(self, found):
-        """As the controller does."""
-        for each in found:
-            match each:
-                case Drawn():
-                    self.take(self.environments.request(each))
-                case Route():
-                    self.generating.append(each.trajectory)
-                case Result():
-                    self.evaluated.append(each)
-                case CloseEnvironments():
-                    self.environments.close(each.trajectories)
-
-    def take(self, found):
-        """As the controller does; the events that are logged."""
-        logged = []
-        for event in found:
-            logged.append(event)
-            known = len(self.evaluated)
-            self.do(self.evaluations.hear(event))
-            logged += [result.event for result in self.evaluated[known:]]
-        return logged
+            trajectory = TrajectoryId(0, member)
+            self.in_flight.take("r", Part(trajectory, 0, 0, 1, 0, [member], [-1.0]))
+            self.environments.finished(trajectory, "stop")
 
     def asked(self):
         """What was asked since the last time: (responses, functions)."""
@@ -111,33 +70,27 @@ class Run:
         return asked
 
     def answer(self, message, *components):
-        texts = [f"text {tokens[0]}" for tokens in message.responses]
-        return self.take(self.rewards.take(RewardComputed(message.key, texts, list(components))))
+        return self.take(message, RewardComputed, list(components))
 
     def fail(self, message):
+        return self.take(message, NoReward, "boom")
+
+    def take(self, message, kind, what):
         texts = [f"text {tokens[0]}" for tokens in message.responses]
-        return self.take(self.rewards.take(NoReward(message.key, texts, "boom")))
+        return list(self.rewards.take(kind(message.key, texts, what)))
 
     def stored(self):
         """(reward, components, text) by member."""
         self.store.commit()
-        reader = TrajectoryReader(self.path)
-        rows = reader.query("SELECT member, reward, components, text FROM trajectories")
-        reader.close()
+        with closing(TrajectoryReader(self.store.path)) as reader:
+            rows = reader.query("SELECT member, reward, components, text FROM trajectories")
         return {member: what for member, *what in rows}
 
 
 @pytest.fixture
 def start(tmp_path):
-    made = []
-
-    def _start(*functions, **fields):
-        made.append(Run(tmp_path, *functions, **fields))
-        return made[-1]
-
-    yield _start
-    for run in made:
-        run.store.close()
+    with closing(SqliteTrajectoryStore(tmp_path / "events.db")) as store:
+        yield partial(Run, store)
 
 
 def rewarded(*pairs):
@@ -215,20 +168,6 @@ def test_a_failure_can_stop_the_run(start, functions):
     run.finish(0, 1, 2)
     with pytest.raises(UserError, match="boom"):
         run.fail(run.sent[0])
-
-
-def test_answers_that_cannot_be_judged_are_counted_and_the_figures_are_of_the_others(start):
-    run = start(ALONE)
-    for version, num_judged in ((4, 1), (5, 0)):
-        run.evaluate(version, [[7], [7]])
-        run.asked()
-        one, other = run.last
-        assert list(map(type, run.fail(one))) == [events.RewardFailed]
-        mean = 20.0 if num_judged else None
-        *_, done = run.answer(other, {"exact_match": 2.0}) if num_judged else run.fail(other)
-        assert done == events.Evaluated("r", version, mean, held=version)
-        _, figures, error = run.evaluated[-1]
-        assert (figures["failed"], figures.get("avg@1"), error) == (2.0 - num_judged, mean, "boom")
 
 
 def test_failures_in_a_row_stop_the_run_and_others_do_not(start):

@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -37,18 +36,12 @@ def batches(config) -> list[list[list[int]]]:
     return [[record.completion_ids for record in batch] for batch in batches]
 
 
-@pytest.fixture(scope="module")
-def synchronous(tmp_path_factory):
-    config = tiny_config(
-        tmp_path_factory.mktemp("synchronous"), schedule=SYNCHRONOUS, learner={"max_steps": 5}
-    )
-    return config, train(config)
-
-
-def test_staleness_0_equals_the_plain_loop_loss_by_loss(synchronous):
-    config, summary = synchronous
+def test_staleness_0_equals_the_plain_loop_loss_by_loss(tmp_path):
+    """And leaves a complete run directory."""
+    config = tiny_config(tmp_path, schedule=SYNCHRONOUS, learner={"max_steps": 5})
+    summary, run_dir = train(config), tmp_path / "run"
     assert summary.staleness == {0: 30}
-    rows = metrics.read(Path(config.run.output_dir))
+    rows = metrics.read(run_dir)
     expected = plain.train(config)
     assert len({step["reward"] for step in expected}) > 1, "nothing happens in this run"
     assert batches(config) == [step["made"] for step in expected]
@@ -59,16 +52,11 @@ def test_staleness_0_equals_the_plain_loop_loss_by_loss(synchronous):
                 name,
             )
         assert rows[version]["off_policy/mismatch_kl"] == pytest.approx(0.0, abs=1e-6)
-
-
-def test_the_run_directory_is_complete(synchronous):
-    config, summary = synchronous
-    run_dir = Path(config.run.output_dir)
     names = {path.name for path in run_dir.iterdir()}
     assert names >= {"config.yaml", "events.db", "metrics.jsonl", "summary.json", "checkpoints"}
     written = json.loads((run_dir / "summary.json").read_text())
     assert written["steps"] == summary.steps == 5
-    assert set(metrics.read(run_dir)[5]) >= {
+    assert set(rows[5]) >= {
         *("reward", "step_time", "entropy", "completions/mean_length", "endings/consumed"),
         *("staleness/mean", "staleness/max", "off_policy/mismatch_kl", "idle/rollout"),
         *("idle/learner", "params/push_s", "params/pull_s", "coordination/coordinator_s"),

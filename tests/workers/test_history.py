@@ -138,49 +138,39 @@ def test_what_is_never_judged_is_not_remembered_for_ever(store, reader):
     assert index.rewards == {7: 1.0}
 
 
-def test_what_is_stored_and_judged_while_it_reads_is_not_lost(store, reader):
-    index, trajectory = FakeIndex(), TrajectoryId(0, 0)
-    put(store, trajectory, 0, [1, 2])
-    store.commit()
-    tail = Follower(reader, num_tokens=10**9)
-    read = tail.segments
-
-    def read_before_the_rest_is_stored(limit):
-        found = read(limit)
-        put(store, trajectory, 2, [3])
-        judge(store, trajectory, 3, 0.5)
-        store.commit()
-        return found
-
-    tail.segments = read_before_the_rest_is_stored
-    writing = IndexWriter(index, tail, Config())
-    writing.write()
-    assert (index.texts, index.rewards) == ([[1, 2]], {})
-    tail.segments = read
-    writing.write()
-    assert (index.texts, index.rewards) == ([[1, 2, 3]], {0: 0.5})
-
-
 @pytest.mark.parametrize("at_once", [1, 3, 100])
 def test_however_store_and_writer_take_turns_all_of_it_is_written(
     store, reader, monkeypatch, at_once
 ):
+    """Also if the store grows between what the writer reads of it."""
     monkeypatch.setattr(history, "SEGMENTS_AT_ONCE", at_once)
     chance, index = random.Random(at_once), FakeIndex()
-    writing = index_writer(index, reader)
+    tail = Follower(reader, num_tokens=10**9)
+    writing, read = IndexWriter(index, tail, Config()), tail.segments
     lengths = {TrajectoryId(group, member): 0 for group in range(4) for member in range(3)}
-    for _ in range(300):
+
+    def grow():
         trajectory = chance.choice(list(lengths))
         if lengths[trajectory] < 10:
             put(store, trajectory, lengths[trajectory], [lengths[trajectory]] * 2)
             lengths[trajectory] += 2
             if lengths[trajectory] == 10:
                 judge(store, trajectory, 10, float(trajectory.group))
+
+    def read_and_grow(limit):
+        found = read(limit)
+        for _ in range(chance.randrange(4)):
+            grow()
+        store.commit()
+        return found
+
+    tail.segments = read_and_grow
+    for _ in range(300):
+        grow()
         if chance.random() < 0.3:
             store.commit()
         if chance.random() < 0.3:
             writing.write()
-    store.commit()
     while writing.write():
         pass
     assert index.texts == [[n // 2 * 2 for n in range(10)]] * len(lengths)
