@@ -56,7 +56,7 @@ gpu:
 	$(GPU_PYTHON) -m rhymeflow bench gpu
 
 nightly: .venv/.installed-test
-	$(BIN)/python -m tests.core.nightly
+	$(BIN)/python -m tests.core.protocol.test_staleness
 
 .venv/.installed: pyproject.toml scripts/install.py
 	@echo "Installing into .venv (once, one or two minutes) ..."

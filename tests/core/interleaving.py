@@ -1,9 +1,8 @@
 """The pure coordinator in whatever order things happen: late, repeated, and about what is lost.
 
-Fake runs (`tests/fake_run`) have the real controller, store and workers, with turns and learners
-that die. Here are events and commands alone, so a run takes milliseconds and hypothesis tries any
-plan, schedule and order, also those that no runtime would give. Law 1 is seen from outside: under
-which version each response was started and continued.
+Unlike in fake runs (`tests/fake_run`) there are events and commands alone, so a run takes
+milliseconds and any plan, schedule and order is tried, also those that no runtime would give. Law 1
+is seen from outside: under which version each response was started and continued.
 """
 
 from __future__ import annotations

@@ -39,17 +39,17 @@ class World:
         self.shape, self.rng = shape, random.Random(0)
         self.levels = [self.rng.gauss(0, 1) for _ in range(prompts)]
 
-    def epoch(self, *, shuffled: bool = False, times: float = 1.0) -> list[Group]:
+    def epoch(self, *, shuffled: bool = False) -> list[Group]:
         """Each prompt once, in any order; `shuffled`: with another prompt's level."""
         if shuffled:
             self.rng.shuffle(self.levels)
         rows = list(range(len(self.levels)))
         self.rng.shuffle(rows)
-        return [(row, self.responses(self.levels[row], times)) for row in rows]
+        return [(row, self.responses(self.levels[row])) for row in rows]
 
-    def responses(self, level: float, times: float = 1.0) -> list[int]:
+    def responses(self, level: float) -> list[int]:
         scores = [sqrt(0.65) * level + sqrt(0.35) * self.rng.gauss(0, 1) for _ in range(MEMBERS)]
-        return [min(LONGEST, max(1, round(times * self.shape(z)))) for z in scores]
+        return [min(LONGEST, max(1, round(self.shape(z)))) for z in scores]
 
 
 def predictor(longest: int = LONGEST) -> LengthPredictor:

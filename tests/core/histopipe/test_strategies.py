@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,28 +13,7 @@ from rhymeflow.core.histopipe.strategies import migrate_outliers, planned
 from rhymeflow.core.strategies.base import FleetView, InstanceView, Migration, TrajectoryView
 from rhymeflow.core.strategies.routing import fewest_requests
 from rhymeflow.core.types import TrajectoryId
-from tests.core.strategies.fleets import NoPrediction, fleet, fleets, instance, new, partial, shown
-
-
-@dataclass
-class Predicted(NoPrediction):
-    """What each trajectory has generated, and each group is expected to come to."""
-
-    tokens: dict[TrajectoryId, int] = field(default_factory=dict)
-    means: dict[int, float] = field(default_factory=dict)
-    explained_variance: float = 0.5
-
-    def generated(self, trajectory: TrajectoryId) -> int:
-        return self.tokens.get(trajectory, 0)
-
-    def final(self, trajectory: TrajectoryId) -> float:
-        return max(self.generated(trajectory) + 1.0, self.expected(trajectory.group))
-
-    def remaining(self, trajectory: TrajectoryId) -> float:
-        return self.final(trajectory) - self.generated(trajectory)
-
-    def expected(self, group: int) -> float:
-        return self.means.get(group, 1000.0)
+from tests.core.strategies.fleets import Predicted, fleet, fleets, instance, new, partial, shown
 
 
 class Placed(Pipeline):

@@ -1,25 +1,27 @@
-"""The protocol alone: its rules one by one, and random interleavings against the naive model."""
+"""The protocol alone: its rules one by one, and random interleavings against the naive model.
+
+As a program (`make nightly`) about a million operations.
+"""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from rhymeflow.core.protocol.ordered import OrderedBuffers
 from rhymeflow.core.protocol.staleness import ProtocolError, StalenessBuffers
 from tests.core.protocol.naive import Row, best_placement
 from tests.core.protocol.pair import Pair, rows_of
 
 
-def buffers(
-    groups_per_batch=2, max_staleness=1, num_batches=100, extra_groups=0, kind=StalenessBuffers
-) -> StalenessBuffers:
-    return kind(
-        groups_per_batch=groups_per_batch,
-        extra_groups=extra_groups,
-        max_staleness=max_staleness,
-        num_batches=num_batches,
-    )
+def buffers(**sizes) -> StalenessBuffers:
+    fields = {"groups_per_batch": 2, "max_staleness": 1, "num_batches": 100, "extra_groups": 0}
+    return StalenessBuffers(**fields | sizes)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,8 @@ TestOrdered = Ordered.TestCase
 )
 def test_no_placement_has_finished_work_earlier(target, extra, eta, steps):
     """As long as nobody starts ahead of the first buffer or makes its group's window smaller."""
-    protocol = buffers(target, eta, num_batches=8, extra_groups=extra)
+    sizes = {"groups_per_batch": target, "extra_groups": extra, "max_staleness": eta}
+    protocol = buffers(**sizes, num_batches=8)
     for group_id, (choice, pick) in enumerate(steps):
         rows = [Row(*row) for row in rows_of(protocol)]
         reserved = [row.group for row in rows if row.state == "reserved"]
@@ -166,28 +169,10 @@ def test_no_placement_has_finished_work_earlier(target, extra, eta, steps):
             assert occupied == best
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    st.integers(1, 3),
-    st.integers(0, 3),
-    st.sets(st.integers(0, 60), max_size=20),
-    st.lists(st.integers(0, 1000), min_size=120, max_size=120),
-)
-def test_batches_are_the_same_whatever_finishes_first(target, eta, filtered, picks):
-    """The first groups that are left; a group is filtered when it is finished, or is not."""
-    protocol = buffers(target, eta, 200, kind=OrderedBuffers)
-    trained: list[int] = []
-    running: list[int] = []
-    group = 0
-    for pick in picks:
-        while protocol.ready():
-            trained += protocol.consume()
-        while protocol.reserve(group, protocol.first) is not None:
-            running.append(group)
-            group += 1
-        done = running.pop(pick % len(running))
-        protocol.occupy(done)
-        if done in filtered:
-            protocol.release(done)
-    kept = [g for g in range(group) if g not in filtered]
-    assert trained == kept[: len(trained)]
+if __name__ == "__main__":
+    longer = settings(
+        max_examples=6500, stateful_step_count=200, deadline=None, database=None,
+        print_blob=True, suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    for machine in (Protocol, Ordered):
+        run_state_machine_as_test(machine, settings=longer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -56,22 +56,22 @@ def partial(group: int, version: int, tokens: int = 1000) -> TrajectoryView:
     return TrajectoryView(TrajectoryId(group, 0), version, version, tokens)
 
 
-class NoPrediction:
-    """Knows nothing of lengths: every response is to have 1,000 tokens."""
+@dataclass
+class Predicted:
+    """What each trajectory has generated, and each group is expected to come to."""
 
-    explained_variance = 0.0
+    tokens: dict[TrajectoryId, int] = field(default_factory=dict)
+    means: dict[int, float] = field(default_factory=dict)
+    explained_variance: float = 0.5
 
     def generated(self, trajectory: TrajectoryId) -> int:
-        return 0
+        return self.tokens.get(trajectory, 0)
 
     def remaining(self, trajectory: TrajectoryId) -> float:
-        return 1000.0
+        return max(1.0, self.expected(trajectory.group) - self.generated(trajectory))
 
     def expected(self, group: int) -> float:
-        return 1000.0
-
-    def quantile(self, group: int, q: float) -> float:
-        return 1000.0
+        return self.means.get(group, 1000.0)
 
 
 def fleet(
@@ -92,7 +92,7 @@ def fleet(
         num_returning=num_returning,
         admissible=frozenset(admissible or ()),
         settings=replace(settings, **weighed),
-        lengths=NoPrediction(),
+        lengths=Predicted(explained_variance=0.0),
         layout=NoLayout(),
     )
 

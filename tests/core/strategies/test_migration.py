@@ -14,7 +14,7 @@ from rhymeflow.core.strategies.routing import fewest_requests, waterfall
 from rhymeflow.core.types import TrajectoryId
 from tests.core.strategies.fleets import (
     SETTINGS,
-    NoPrediction,
+    Predicted,
     fleet,
     fleets,
     instance,
@@ -161,21 +161,13 @@ def test_sharing_settles(view: FleetView, rule) -> None:
     assert moves[-1] == 0, moves
 
 
-class Predicted(NoPrediction):
-    """Responses of odd groups are about to end, the others last."""
-
-    explained_variance = 0.5
-
-    def remaining(self, trajectory: TrajectoryId) -> float:
-        return 1.0 if trajectory.group % 2 else 10_000.0
-
-
 def test_what_is_about_to_end_is_not_moved() -> None:
     view = fleet([instance("giver", running=12), instance("taker")])
     all_of_them = {t for m in rebalance(view) for t in m.trajectories}
     assert any(t.group % 2 for t in all_of_them)
     assert skip_nearly_done(view) == rebalance(view), "nothing is known of lengths"
-    moved_now = {
-        t for m in skip_nearly_done(replace(view, lengths=Predicted())) for t in m.trajectories
+    lengths = Predicted(means={t.group: 1.0 if t.group % 2 else 10_000.0 for t in all_of_them})
+    answer = skip_nearly_done(replace(view, lengths=lengths))
+    assert {t for m in answer for t in m.trajectories} == {
+        t for t in all_of_them if not t.group % 2
     }
-    assert moved_now == {t for t in all_of_them if t.group % 2 == 0}

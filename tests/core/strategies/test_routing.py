@@ -18,21 +18,10 @@ from rhymeflow.core.strategies.base import (
     weighed,
 )
 from rhymeflow.core.strategies.routing import fewest_requests, waterfall
-from tests.core.strategies.fleets import (
-    COST_14B,
-    fleet,
-    fleets,
-    instance,
-    new,
-    shown,
-)
+from tests.core.strategies.fleets import fleet, fleets, instance, new, shown
 
 Rule = Callable[[FleetView], list[Assignment]]
 RULES = pytest.mark.parametrize("rule", [fewest_requests, waterfall])
-
-
-def where(proposals: list[Assignment]) -> dict[int, str]:
-    return {proposal.trajectory.group: proposal.instance for proposal in proposals}
 
 
 class Endless:
@@ -126,13 +115,6 @@ def test_a_rule_is_the_slow_formula_and_leaves_the_view_as_it_is(
     before = shown(view)
     assert rule(view) == slow(view)
     assert shown(view) == before
-
-
-def test_what_would_slow_all_others_waits_for_an_empty_instance() -> None:
-    busy, queue = instance("busy", running=[10]), [new(0, 5000)]
-    slow = replace(COST_14B, k1=1e-4)
-    assert where(waterfall(fleet([busy], queue, cost=slow))) == {}
-    assert where(waterfall(fleet([busy, instance("empty")], queue, cost=slow))) == {0: "empty"}
 
 
 @given(tokens=st.integers(0, 10**7))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
@@ -11,9 +11,7 @@ from rhymeflow.config import ScheduleConfig
 from rhymeflow.core.commands import Interrupt
 from rhymeflow.core.histopipe import strategies
 from rhymeflow.core.lengths import LengthPredictor
-from rhymeflow.core.plan import OnPull
-from rhymeflow.core.strategies.migration import rebalance
-from rhymeflow.core.strategies.schedules import ROUTING, SCHEDULES, SYNC
+from rhymeflow.core.strategies.schedules import SCHEDULES
 from tests.core.interleaving import COST, Interleaving, a_plan, a_schedule
 from tests.core.strategies.fleets import SETTINGS
 
@@ -22,53 +20,10 @@ def test_every_schedule_of_the_configuration_is_there() -> None:
     assert list(SCHEDULES) == list(get_args(ScheduleConfig.model_fields["name"].annotation))
 
 
-@pytest.mark.parametrize("on_pull", get_args(OnPull))
-@pytest.mark.parametrize("sync", SYNC)
-@pytest.mark.parametrize("routing", ROUTING)
-def test_any_mix_of_rules_comes_to_its_end(routing: str, sync: str, on_pull: str) -> None:
-    """Whatever order things happen in, instances that leave included."""
-    mix = a_schedule(
-        routing=ROUTING[routing], sync=SYNC[sync], on_pull=on_pull, migration=rebalance
-    )
-    plan = a_plan(num_batches=5, max_staleness=2)
-    for seed in range(4):
-        runtime = Interleaving(plan, mix, capacities=(2, 3), crashes=2, seed=seed).run()
-        assert len(runtime.batches) == 5
-
-
-# -- laid out --------------------------------------------------------------------------------------
-
-PLANS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "retry": {"on_stuck": "retry", "groups_per_batch": 3},
-    "in order": {"batch_order": "requested", "extra_groups": 1, "on_stuck": "truncate"},
-    "all": {"extra_groups": 2, "filter_zero_variance": True, "on_stuck": "retry"},
-}
-
-
-def laid_out_run(plan: str, seed: int) -> Interleaving:
-    """A run of `histopipe`. Of so large groups all that runs anywhere is the last tenth."""
-    rules = a_schedule("histopipe", settings=replace(SETTINGS, cost=COST, group_size=100))
-    return Interleaving(
-        a_plan(num_batches=6, **PLANS[plan]), rules, capacities=(2, 3, 1),
-        failures=0.1 if plan != "plain" else 0.0, duplicates=0.1, crashes=2, seed=seed,
-    ).run()  # fmt: skip
-
-
-@pytest.mark.parametrize("plan", PLANS)
-def test_laid_out_runs_come_to_their_end(plan: str) -> None:
-    """In any order, with crashes; laws and invariants are looked at on the way."""
-    for seed in range(12):
-        runtime = laid_out_run(plan, seed)
-        assert len(runtime.batches) == 6
-        known = runtime.coordinator.state.layout
-        assert known.num_steps >= 6
-        ended = {group for batch in runtime.batches for group in batch} | runtime.dropped
-        assert not any(group in known for group in ended), "what has ended is forgotten"
-
-
 def test_outliers_move_in_whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a history that expects less than there is: all that goes on is an outlier, once."""
+    """With a history that expects less than there is, and so large groups that all that runs is
+    the last tenth: all that goes on is an outlier, once.
+    """
     monkeypatch.setattr(strategies, "OUTLIER_RATIO", 1.01)
     monkeypatch.setattr(LengthPredictor, "explained_variance", property(lambda self: 0.5))
     monkeypatch.setattr(
@@ -76,9 +31,12 @@ def test_outliers_move_in_whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         "expected",
         lambda self, group, generated=0: generated + 1.0 if generated else 1.0,
     )
-    number = 0
+    plan = a_plan(num_batches=6, extra_groups=2, filter_zero_variance=True, on_stuck="retry")
+    rules = a_schedule("histopipe", settings=replace(SETTINGS, cost=COST, group_size=100))
+    faults, number = {"failures": 0.1, "duplicates": 0.1, "crashes": 2}, 0
     for seed in range(12):
-        runtime = laid_out_run("all", seed)
+        runtime = Interleaving(plan, rules, capacities=(2, 3, 1), seed=seed, **faults).run()
+        assert runtime.coordinator.state.layout.num_steps >= 6
         taken = [t for c in runtime.commands if isinstance(c, Interrupt) for t in c.trajectories]
         assert len(set(taken)) == len(taken), "once each"
         number += len(taken)
