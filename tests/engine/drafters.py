@@ -2,7 +2,9 @@
 
 import random
 
-from rhymeflow.histospec.draft import NONE, Draft, DraftStats
+import pytest
+
+from rhymeflow.histospec.draft import Draft, DraftStats
 
 VOCABULARY = 150
 
@@ -19,8 +21,6 @@ class FakeDrafter:
         self.random = random.Random(seed)
         self.texts, self.stats = {}, DraftStats()
         self.begun = 0
-        self.drafted = self.steps = 0
-        self.rows = []
         self.pending = None
 
     def begin(self, prompt_ids, tokens, *, sample, noise_epoch):
@@ -49,10 +49,8 @@ class FakeDrafter:
             assert self.pending[0] <= set(handles)
             assert self.pending[2] == kv_tokens
             self.pending = None
-        self.rows.append(rows)
         for handle, tokens in zip(handles, generated, strict=True):
             assert tokens
-            self.steps += 1
             self.texts[handle][0].extend(tokens)
 
 
@@ -61,20 +59,9 @@ def line(tokens):
     return Draft(list(tokens), list(range(-1, len(tokens) - 1)))
 
 
-def none(answer, at, room, rng):
-    return NONE
-
-
 def right(size):
     """The next `size` tokens of the answer, as far as there are any."""
     return lambda answer, at, room, rng: line(answer[at : at + size])
-
-
-def wrong(size):
-    """No token is right."""
-    return lambda answer, at, room, rng: line(
-        [(token + 1) % VOCABULARY for token in (answer[at:] + [0] * size)[:size]]
-    )
 
 
 def noisy(chance, most, vocabulary=VOCABULARY):
@@ -85,11 +72,6 @@ def noisy(chance, most, vocabulary=VOCABULARY):
         return line([t if rng.random() < chance else rng.randrange(vocabulary) for t in tokens])
 
     return draft
-
-
-def too_long(answer, at, room, rng):
-    """Right to the end and past it: stop tokens, the length limit, and tokens that do not exist."""
-    return line([*answer[at:], *[rng.randrange(VOCABULARY) for _ in range(30)], 10**6, -5, 3])
 
 
 def tree(chance, most):
@@ -111,14 +93,12 @@ def tree(chance, most):
     return draft
 
 
-DRAFTS = {
-    "none": none,
-    "right": right(5),
-    "all wrong": wrong(4),
-    "random": noisy(0.0, 6),
-    "half right": noisy(0.5, 9),
-    "mostly right": noisy(0.9, 12),
-    "too long": too_long,
-    "tree": tree(0.5, 14),
-    "right tree": tree(0.8, 24),
-}
+def answers_of(requests):
+    return {(tuple(r.prompt_ids), r.noise_key.sample): list(r.tokens) for r in requests}
+
+
+def assert_same(requests, expected, tolerance=2e-5):
+    for one, other in zip(requests, expected, strict=True):
+        assert one.tokens == other.tokens
+        assert one.segments == other.segments
+        assert one.logprobs == pytest.approx(other.logprobs, rel=0, abs=tolerance)

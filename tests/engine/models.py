@@ -33,6 +33,16 @@ def sampling(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=24, stop=()):
     return Sampling(temperature, top_p, top_k, max_new_tokens, frozenset(stop))
 
 
+HOWS = {
+    "plain": {},
+    "warm": {"temperature": 1.4},
+    "nucleus": {"temperature": 0.8, "top_p": 0.9},
+    "top-k": {"top_k": 5},
+    "both": {"temperature": 1.2, "top_p": 0.7, "top_k": 20},
+    "greedy": {"temperature": 0.0},
+}
+
+
 def make_requests(lengths, how=None):
     """One request per prompt length; the first two share a prompt where their lengths agree."""
     requests = []

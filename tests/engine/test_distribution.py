@@ -1,13 +1,9 @@
 """What is sampled in bfloat16 follows the model's softmax, drafted or not.
 
-There rounding may differ with the number of rows, so tokens are compared in distribution: the three
-tokens of 20,000 responses to one prompt, over a vocabulary of 3, against the exact probabilities of
-the 27 outcomes (float32 arithmetic on the same, rounded, weights).
-
-Power: a distribution at total variation distance t has a chi-square distance of at least 4 t^2, so
-the statistic is noncentral chi-square with at least 20,000 * 4 t^2: t = 0.03 is noticed in at least
-98% of cases, 0.025 in 80% and 0.035 in 99.9%; a right engine would fail once in 9,000 (seeds are
-fixed). To accept a drafted token for being one of the two likeliest is further away than that.
+There rounding may differ with the number of rows, so tokens are compared in distribution, against
+the exact probabilities of all outcomes (float32 arithmetic on the same, rounded, weights). A total
+variation distance t gives a noncentral chi-square of at least 20,000 * 4 t^2, so 0.03 is noticed in
+98% of cases, and a right engine would fail once in 9,000 (seeds are fixed).
 """
 
 import itertools

@@ -6,9 +6,9 @@ from transformers import DynamicCache
 
 from rhymeflow.engine.native import noise
 from rhymeflow.errors import UserError
-from tests.engine.drafters import DRAFTS, FakeDrafter, right
-from tests.engine.exactness import answers_of, assert_same
+from tests.engine.drafters import FakeDrafter, answers_of, right, tree
 from tests.engine.models import (
+    HOWS,
     SEED,
     make_engine,
     make_requests,
@@ -22,15 +22,6 @@ KINDS = ("llama", "qwen2")
 LENGTHS = (3, 3, 17, 1, 40, 9, 245, 2)
 """The longest outgrows its first size class of the cache (256 tokens) while it runs."""
 
-HOWS = {
-    "plain": sampling(),
-    "warm": sampling(temperature=1.4),
-    "nucleus": sampling(temperature=0.8, top_p=0.9),
-    "top-k": sampling(top_k=5),
-    "both": sampling(temperature=1.2, top_p=0.7, top_k=20),
-    "greedy": sampling(temperature=0.0),
-}
-
 
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request):
@@ -43,10 +34,10 @@ def generated_by(model, lengths=LENGTHS, how=None, **options):
     return requests
 
 
-@pytest.mark.parametrize("how", HOWS.values(), ids=HOWS.keys())
+@pytest.mark.parametrize("how", HOWS)
 def test_equals_the_plain_model_recomputed_token_by_token(kind, how):
-    plain = tiny_model(kind, "eager" if how.top_k else "sdpa")
-    requests = make_requests(LENGTHS, how)
+    plain = tiny_model(kind, "eager" if "top_k" in HOWS[how] else "sdpa")
+    requests = make_requests(LENGTHS, sampling(**HOWS[how]))
     reasons = run(make_engine(tiny_model(kind)), requests)
     for request in requests:
         tokens, logprobs, reason = oracle(plain, request)
@@ -55,22 +46,21 @@ def test_equals_the_plain_model_recomputed_token_by_token(kind, how):
         assert reasons[request.id] == reason
 
 
-@pytest.mark.parametrize("drafts", ["none", "right tree"])
+@pytest.mark.parametrize("drafts", [right(0), tree(0.8, 24)], ids=["none", "trees"])
 @pytest.mark.parametrize("keep_cache", [True, False])
 @pytest.mark.parametrize("steps", [2, 9])
 def test_new_weights_with_and_without_the_old_cache(kind, steps, keep_cache, drafts):
     """The direct formula: the old model's keys and values up to the change, the new model's after.
 
-    After two steps the longest prompt is still being prefilled. Drafts are what the old weights
-    would have said.
+    After two steps the longest prompt is still being prefilled. New weights differ by little, so
+    that much of a response stays the same, and drafts are what the old ones would have said.
     """
     model, old = tiny_model(kind), tiny_model(kind, "sdpa")
-    new = tiny_model(kind, "sdpa", seed=1 if drafts == "none" else 0)
-    if drafts != "none":  # by little, so that much of a response stays the same
-        torch.manual_seed(3)
-        for each in new.parameters():
-            each.data *= 1 + 0.01 * torch.randn_like(each)
-    drafter = FakeDrafter(DRAFTS[drafts], answers_of(generated_by(model)))
+    new = tiny_model(kind, "sdpa")
+    torch.manual_seed(3)
+    for each in new.parameters():
+        each.data *= 1 + 0.01 * torch.randn_like(each)
+    drafter = FakeDrafter(drafts, answers_of(generated_by(model)))
     requests, engine = make_requests(LENGTHS), make_engine(model, drafter=drafter)
     for request in requests:
         engine.submit(request)
@@ -123,23 +113,6 @@ def test_a_full_model_length_is_served_and_one_more_refused():
         engine.submit(make_requests([0])[0])
 
 
-def test_one_prompt_of_many_is_computed_once(monkeypatch):
-    engine, rows = make_engine(tiny_model(), max_prefill_tokens=512), []
-    plain = engine._body.run
-
-    def counted(ids, positions, how):
-        rows.append(len(ids))
-        return plain(ids, positions, how)
-
-    monkeypatch.setattr(engine._body, "run", counted)
-    requests = make_requests([40] * 6, sampling(max_new_tokens=8))
-    run(engine, requests)
-    # 40 prompt tokens once; of the five others the last prompt token; then what was sampled,
-    # all but the last token of each.
-    assert sum(rows) == 40 + 5 + 6 * 7
-    assert len({tuple(request.tokens) for request in requests}) == 6
-
-
 def test_counts():
     engine = make_engine(tiny_model(), max_num_seqs=2)
 
@@ -180,43 +153,20 @@ def test_on_cuda_everything_is_the_same():
         assert max(request.logprobs) <= 0
 
 
-def with_urgent(model, *, is_urgent=True, kv_capacity=None, drafter=None):
-    """An engine with four places, all taken when two urgent requests came; all requests."""
-    requests = make_requests((4, 4, 20, 7, 5, 6))
-    engine = make_engine(model, max_num_seqs=4, kv_capacity=kv_capacity, drafter=drafter)
-    for request in requests[:4]:
-        engine.submit(request)
-    for _ in range(3 if drafter else 6):
-        engine.step()
-    for request in requests[4:]:
-        request.is_urgent = is_urgent
-        engine.submit(request)
-    engine.step()
-    return engine, requests
-
-
-@pytest.mark.parametrize("capacity", [None, 30, 100_000], ids=["lost", "some", "kept"])
-def test_what_makes_way_for_urgent_ones_goes_on_as_if_nothing_had_happened(capacity):
-    model = tiny_model()
-    engine, requests = with_urgent(model, kv_capacity=capacity)
-    assert engine.load().waiting == (2, 3)
-    other, expected = with_urgent(model, is_urgent=False)
-    assert other.load().waiting == (4, 5)
-    run(engine, [])
-    run(other, [])
-    assert_same(requests, expected)
-    drafter = FakeDrafter(right(1), answers_of(expected), places=4)
-    engine, requests = with_urgent(model, kv_capacity=capacity, drafter=drafter)
-    assert engine.load().waiting == (2, 3)
-    assert len(drafter.texts) <= 2, "those that wait have none"
-    run(engine, [])
-    assert_same(requests, expected)
-
-
-def test_new_weights_while_something_has_made_way():
+def test_new_weights_while_something_has_made_way_for_urgent_ones():
     """What is cached of it is computed anew with the rest."""
     model, new = tiny_model(), tiny_model(implementation="sdpa", seed=1)
-    engine, requests = with_urgent(model, kv_capacity=100_000)
+    requests = make_requests((4, 4, 20, 7, 5, 6))
+    engine = make_engine(model, max_num_seqs=4, kv_capacity=100_000)
+    for request in requests[:4]:
+        engine.submit(request)
+    for _ in range(6):
+        engine.step()
+    for request in requests[4:]:
+        request.is_urgent = True
+        engine.submit(request)
+    engine.step()
+    assert engine.load().waiting == (2, 3)
     model.load_state_dict(new.state_dict())
     engine.set_version(1, keep_cache=False)
     assert engine.kv_tokens == 0

@@ -1,37 +1,34 @@
 """Drafts change nothing but the number of iterations, and that is known exactly."""
 
+import functools
+
 import pytest
 import torch
 
 from rhymeflow.engine.base import Segment
-from tests.engine.drafters import DRAFTS, FakeDrafter, line, right
-from tests.engine.exactness import (
-    DTYPES,
-    HOWS,
-    answers_of,
-    assert_same,
-    drafted,
-    model_of,
-    requests_of,
-    undrafted,
-)
+from tests.engine.drafters import FakeDrafter, answers_of, assert_same, line, noisy, right, tree
 from tests.engine.models import make_engine, make_requests, run, sampling, tiny_model
 
+LENGTHS = (3, 3, 17, 1, 40, 9, 225, 2, 2, 60)
+"""Two prompts come twice, one is a single token, and the longest outgrows its first size class."""
+MODEL = tiny_model()
+STOP = tuple(range(0, 150, 31))
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("drafts", DRAFTS)
-def test_drafted_equals_undrafted(drafts, how, dtype):
-    """To the last bit where the compiled kernel computes: the shape of a draft is in no sum."""
-    expected, expected_reasons = undrafted(how, dtype)
-    requests, reasons, drafter = drafted(DRAFTS[drafts], how, dtype, max_prefill_tokens=50)
-    assert reasons == expected_reasons
-    assert_same(requests, expected, 0.0 if dtype == "float32" else 1e-12)
-    assert not drafter.texts
-    assert sum(request.drafted for request in requests) > 0 or drafts == "none"
-    # the iteration that prefills the last of a prompt samples a token too, and has no handle
-    undecided = sum(request.steps for request in requests) - drafter.steps
-    assert 0 < undecided <= len(requests)
+
+def requests_of():
+    requests = make_requests(LENGTHS, sampling(max_new_tokens=43))
+    for i, request in enumerate(requests):
+        if i % 2:
+            request.sampling = sampling(max_new_tokens=43 - i, stop=STOP)
+    return requests
+
+
+@functools.cache
+def answers():
+    """Of these requests, without drafts."""
+    requests = requests_of()
+    run(make_engine(MODEL), requests)
+    return answers_of(requests)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 42])
@@ -41,10 +38,8 @@ def test_right_drafts_take_as_few_iterations_as_can_be(size):
     The first token comes with the prompt, undrafted, so n tokens take 1 + ceil((n - 1) / (k + 1))
     iterations; a prompt that is copied or a single token is ready at once: ceil(n / (k + 1)).
     """
-    requests, _, _ = drafted(
-        right(size), "plain", "float32", max_prefill_tokens=512, max_num_seqs=16
-    )
-    prompts = set()
+    requests, prompts = requests_of(), set()
+    run(make_engine(MODEL, 16, 512, drafter=FakeDrafter(right(size), answers())), requests)
     for request in requests:
         assert request.segments == [Segment(0, 0, "a")]
         is_ready = len(request.prompt_ids) == 1 or tuple(request.prompt_ids) in prompts
@@ -58,12 +53,11 @@ def test_right_drafts_take_as_few_iterations_as_can_be(size):
         assert request.drafted == whole * size + last
 
 
-@pytest.mark.parametrize("drafts", ["none", "mostly right"])
+@pytest.mark.parametrize("drafts", [right(0), noisy(0.9, 12)], ids=["none", "mostly right"])
 def test_the_clock_is_the_mean_of_those_decoded(drafts):
     """Also while one waits, and while the prompt of another is prefilled."""
-    drafter = FakeDrafter(DRAFTS[drafts], answers_of(undrafted("plain", "float32")[0]))
-    engine = make_engine(model_of("float32"), 2, 10, drafter=drafter)
-    requests = requests_of("plain")[2:5]
+    engine = make_engine(MODEL, 2, 10, drafter=FakeDrafter(drafts, answers()))
+    requests = requests_of()[2:5]
     for request in requests:
         engine.submit(request)
     clock = 0.0
@@ -115,8 +109,8 @@ def test_greedy_ties_go_to_the_smaller_token_whatever_is_drafted():
     how = sampling(temperature=0.0, max_new_tokens=30)
     expected = make_requests((3, 17, 9, 40), how)
     run(make_engine(model), expected)
-    answers = answers_of(expected)
-    assert {token for answer in answers.values() for token in answer} == set(tied)
+    known = answers_of(expected)
+    assert {token for answer in known.values() for token in answer} == set(tied)
 
     def larger(answer, at, room, rng):
         """The larger token of a tie at a random place, right ones around it."""
@@ -124,26 +118,23 @@ def test_greedy_ties_go_to_the_smaller_token_whatever_is_drafted():
         return line([tied[t] if i == place else t for i, t in enumerate(tokens)])
 
     requests = make_requests((3, 17, 9, 40), how)
-    run(make_engine(model, drafter=FakeDrafter(larger, answers)), requests)
+    run(make_engine(model, drafter=FakeDrafter(larger, known)), requests)
     assert_same(requests, expected)
     assert sum(r.steps for r in requests) < sum(len(r.tokens) for r in requests)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("drafts", DRAFTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("drafts", [right(5), noisy(0.5, 9), tree(0.5, 14), tree(0.8, 24)])
 def test_on_cuda_drafted_equals_undrafted(drafts, dtype):
-    lengths, model = (3, 3, 17, 1, 40, 225), tiny_model().to("cuda", DTYPES[dtype])
+    lengths, model = (3, 3, 17, 1, 40, 225), tiny_model().to("cuda", dtype)
     expected = make_requests(lengths)
     run(make_engine(model), expected)
     requests = make_requests(lengths)
-    drafter = FakeDrafter(DRAFTS[drafts], answers_of(expected))
+    drafter = FakeDrafter(drafts, answers_of(expected))
     run(make_engine(model, drafter=drafter), requests)
     assert_same(requests, expected)
     on_cpu = make_requests(lengths)
-    run(make_engine(model_of(dtype)), on_cpu)
+    run(make_engine(tiny_model().to(dtype)), on_cpu)
     assert [r.tokens for r in requests] == [r.tokens for r in on_cpu]
-
-
-MODEL = tiny_model()

@@ -66,11 +66,3 @@ def test_only_a_cache_minds_how_many_heads_there_are_and_how_wide():
         with pytest.raises(UserError, match="where the cache has 2 of 8"):
             call(Sums(Shape(1, 2, 8)), **given)
     call(Sums(), keys=(4, 3, 8), values=(4, 3, 8))
-
-
-def test_a_cache_has_one_place_for_each_layer():
-    attention = Sums(Shape(1, 2, 8))
-    call(attention)
-    with pytest.raises(UserError, match="'llama' attends more than once in a layer"):
-        call(attention)
-    call(Sums()), call(Sums())

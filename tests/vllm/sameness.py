@@ -21,8 +21,7 @@ from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.histospec.drafter import drafter_of
 from rhymeflow.weights.base import make_store
 from rhymeflow.weights.manifest import manifest_of
-from tests.engine.drafters import FakeDrafter, noisy
-from tests.engine.exactness import answers_of
+from tests.engine.drafters import FakeDrafter, answers_of, noisy
 
 IS_THERE = importlib.util.find_spec("vllm") is not None
 needs_vllm = pytest.mark.skipif(

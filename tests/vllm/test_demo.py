@@ -8,6 +8,7 @@ import pytest
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.index import Index
+from tests.engine.models import converse
 from tests.vllm.sameness import (
     Knowing,
     answers_of,
@@ -104,22 +105,9 @@ def copied(request, name):
     return Request((request.id, name), request.prompt_ids, request.noise_key, request.sampling)
 
 
-def conversations(rig, engine, turns=3):
-    """Responses with turns: what is observed comes after each stop token."""
+def conversations(rig, engine):
     requests = requests_of(rig, 2 * NUM_TOKENS, stop=STOP)
-    for request in requests:
-        request.keeps_cache = True
-        engine.submit(request)
-    left = dict.fromkeys((request.id for request in requests), turns)
-    while engine.has_work:
-        for request, reason in engine.poll(0.01):
-            left[request.id] -= 1
-            if reason == "stop" and left[request.id]:
-                observed = [5, *((7 * len(request.tokens) + i) % rig.vocabulary for i in range(3))]
-                request.tokens += observed
-                request.logprobs += [0.0] * len(observed)
-                request.turn_start = len(request.tokens)
-                engine.submit(request)
+    converse(engine, lambda: engine.poll(0.01), requests, 3)
     return requests
 
 
