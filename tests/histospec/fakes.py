@@ -83,58 +83,42 @@ class FakeSearch:
         )
 
 
-def make(world: World, window: str, *, sequences: int, monkeypatch) -> drafter.Drafter:
-    """A drafter that searches in this world."""
-    monkeypatch.setattr(
-        drafter,
-        "Search",
-        lambda live, history, drafting, *, max_sequences, rates: FakeSearch(
-            world, max_draft=drafting.max_draft, rates=rates
-        ),
-    )
-    sizes = {"max_sequences": sequences, "max_length": 4}
-    return drafter.Drafter(None, DraftingConfig(window=window), **sizes, clock=lambda: world.now)
+def run(
+    world: World, window: str, lengths: Sequence[int], *, batch: int | None = None,
+    prompt: int = 0, prompt_row: float = 0.0, monkeypatch,
+) -> drafter.Drafter:  # fmt: skip
+    """Decode responses of these lengths, up to `batch` or all at once; `world.now` is what it took.
 
-
-def run(world: World, window: str, lengths: Sequence[int], *, monkeypatch) -> drafter.Drafter:
-    """Decode responses of these lengths, all at once; `world.now` is what it took."""
-    it = make(world, window, sequences=len(lengths), monkeypatch=monkeypatch)
-    left = {
-        it.begin([index], [], sample=index, noise_epoch=0): length
-        for index, length in enumerate(lengths)
-    }
-    done = dict.fromkeys(left, 0)
-    while left:
-        iterate(world, it, left, done, kv_tokens=sum(done.values()))
-    return it
-
-
-def stream(
-    world: World, it: drafter.Drafter, *, responses: int, length: int, batch: int, prompt: int,
-    prompt_row: float,
-) -> None:  # fmt: skip
-    """Short responses, up to `batch` at once; whoever ends is followed by a prompt to take in.
-
-    `prompt` rows, of `prompt_row` seconds each.
+    Whoever ends is followed by a prompt to take in: `prompt` rows, of `prompt_row` seconds each.
     """
+
+    def search(live, history, drafting, *, max_sequences, rates) -> FakeSearch:
+        return FakeSearch(world, max_draft=drafting.max_draft, rates=rates)
+
+    monkeypatch.setattr(drafter, "Search", search)
+    batch = batch or len(lengths)
+    sizes = {"max_sequences": batch, "max_length": 4}
+    it = drafter.Drafter(None, DraftingConfig(window=window), **sizes, clock=lambda: world.now)
     left: dict[int, int] = {}
     done: dict[int, int] = {}
-    begun = 0
-    while begun < responses or left:
-        new = min(batch - len(left), responses - begun)
-        iterate(world, it, left, done, other=new * prompt, prompt_row=prompt_row)
-        for _ in range(new):
-            handle = it.begin([begun], [], sample=0, noise_epoch=0)
+    coming = list(enumerate(lengths))
+    while coming or left:
+        new, coming = coming[: batch - len(left)], coming[batch - len(left) :]
+        if left or prompt:
+            iterate(world, it, left, done, other=len(new) * prompt, prompt_row=prompt_row)
+        for index, length in new:
+            handle = it.begin([index], [], sample=index, noise_epoch=0)
             left[handle], done[handle] = length, 0
-            begun += 1
+    return it
 
 
 def iterate(
     world: World, it: drafter.Drafter, left: dict[int, int], done: dict[int, int], *,
-    kv_tokens: int = 0, other: int = 0, prompt_row: float = 0.0,
+    other: int, prompt_row: float,
 ) -> None:  # fmt: skip
     """One iteration of those that are left, and of `other` rows of prompts."""
     handles = list(left)
+    kv_tokens = sum(done[handle] for handle in handles)
     room = [left[handle] - 1 for handle in handles]
     drafts = it.propose(handles, room, other_rows=other, kv_tokens=kv_tokens) if handles else []
     generated = []  # what an engine makes of drafts: a response is 0, 1, 2, ...

@@ -10,18 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rhymeflow.config import DraftingConfig
-from rhymeflow.histospec import build_draft, control, index, kernels
+from rhymeflow.histospec import build_draft, index
 from rhymeflow.histospec.search import Search
 from tests.histospec import oracle
 
 PROMPTS = [[7, 8, 1, 2, 1], [7, 8, 9], [2, 2, 1, 2, 1]]
 RATES = np.random.default_rng(0).uniform(0.05, 0.95, build_draft.NUM_CLASSES).astype(np.float32)
-# The more agree the better, and what is aligned best of all.
-SHAPE = (build_draft.NUM_SHARES, build_draft.NUM_STATES, build_draft.NUM_KINDS)
-AGREED = (np.indices(SHAPE)[0] + 1) / (build_draft.NUM_SHARES + 2)
-AGREED[:, :, kernels.KIND_ALIGNED] += 0.1
-AGREED = AGREED.ravel().astype(np.float32)
-FIRST = np.array([control.BEGUN])
 RANKINGS = ("reward", "frequency", "combined")
 
 
@@ -63,8 +57,8 @@ def filled(responses) -> oracle.Recorded:
     return made
 
 
-def search_of(live, history=None, *, rates=RATES, **drafting):
-    return Search(live, history, DraftingConfig(**drafting), max_sequences=40, rates=rates)
+def search_of(live, history=None, **drafting):
+    return Search(live, history, DraftingConfig(**drafting), max_sequences=40, rates=RATES)
 
 
 def flat(lists):
@@ -117,26 +111,6 @@ def test_drafts_are_those_of_the_direct_search(earlier, live, running, ranking, 
             slow[i].extend(made[-1])
             indexes[0].extend(numbers[i], made[-1])
         search.extend(np.array(handles), *flat(made))
-
-
-@pytest.mark.parametrize(("noise_epoch", "drafted"), [(0, 1), (3, 2)])
-def test_equal_noise_says_what_comes_where_the_texts_before_say_nothing(noise_epoch, drafted):
-    texts = [(1, sample, 0, [first, 3, 3], None, True) for sample, first in enumerate((1, 2, 2))]
-    search = search_of(filled(texts), rates=AGREED)
-    handle = search.begin(PROMPTS[1], [], sample=0, noise_epoch=noise_epoch)
-    proposals = search.propose(np.array([handle]), np.array([1]), FIRST)
-    assert proposals.tokens[0, 0] == drafted
-
-
-def test_the_better_rewarded_continuation_is_drafted_if_rewards_rank():
-    drafted = {}
-    for ranking in RANKINGS:
-        rewarded = enumerate([(1, 0.0), (1, 0.0), (2, 1.0)])
-        texts = [(1, sample, -1, [first, 3], reward, True) for sample, (first, reward) in rewarded]
-        search = search_of(filled(texts), ranking=ranking, rates=AGREED)
-        handle = search.begin(PROMPTS[1], [], sample=9, noise_epoch=-1)
-        drafted[ranking] = search.propose(np.array([handle]), np.array([1]), FIRST).tokens[0, 0]
-    assert drafted == {"reward": 2, "frequency": 1, "combined": 2}
 
 
 def test_handles_are_small_and_used_again():
