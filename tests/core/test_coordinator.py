@@ -93,7 +93,7 @@ def routes(commands):
     return [(str(each.trajectory), each.instance) for each in found]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     scenario=runs(),
     capacities=capacities,

@@ -121,7 +121,7 @@ class Protocol(RuleBasedStateMachine):
         self.pair.check("reserve")
 
 
-Protocol.TestCase.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)
+Protocol.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 TestProtocol = Protocol.TestCase
 
 
