@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 import pytest
@@ -302,23 +302,6 @@ def test_trying_in_vain_costs_less_than_a_hundredth(search, refused):
     searched = play(Budget(), 10_000, saved=-loss, search=search)
     beginning = 8 * (3 * search + 0.2 * PLAIN + loss)
     assert len(searched) * loss < 0.01 * 10_000 * PLAIN + beginning
-
-
-def test_pauses_grow_to_a_bound_and_what_begins_to_pay_is_found():
-    budget = Budget()
-    searched = play(budget, 20_000, saved=-0.0005)
-    gaps = [b - a for a, b in pairwise(searched) if b - a > 1]
-    assert gaps == sorted(gaps)
-    assert gaps[0] < 20
-    assert gaps[-1] == gaps[-2] < 100
-    assert play(budget, 200, saved=0.002)[0] < 100
-
-
-def test_what_pays_is_gone_on_with_through_a_few_bad_iterations():
-    budget = Budget()
-    assert len(play(budget, 100, saved=0.002)) == 100
-    assert len(play(budget, 10, saved=-0.003)) == 10
-    assert len(play(budget, 100, saved=-0.003)) < 20
 
 
 def test_a_batch_that_fell_by_half_is_a_reason_to_try_at_once_and_only_once():
