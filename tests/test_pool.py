@@ -37,6 +37,7 @@ from rhymeflow.utils import child, user_modules
 from tests.environments.test_rendering import ids, tokenizer
 from tests.environments.worlds import FILE as WORLDS
 from tests.processes import is_running
+from tests.refused import refusal
 
 FILE = Path(__file__).parent / "reward/functions.py"
 GRADERS = Path(__file__).parent / "graders.py"
@@ -133,6 +134,8 @@ def test_each_function_gives_a_component(judges: Start) -> None:
     ]  # fmt: skip
     assert WeightedSum(weighted)(done.components[0]) == 0.5 * 4 + 10 * 1 - 0.25 + 0.5 + 2 * 4
     assert WeightedSum(weighted)({}) is None, "nothing is not 0"
+    said = "reward functions half, 4.1: all returned None: none applies to this sample"
+    assert WeightedSum(weighted[3:4]).problem("4.1", [1.0, None]) == said
 
 
 def test_arguments_are_those_of_trl(judges: Start, tmp_path: Path) -> None:
@@ -169,25 +172,12 @@ def test_what_a_function_does_to_its_arguments_is_seen_by_no_other(judges: Start
     assert done.components == [{"spoils": 2.0, "spoils#2": 2.0}] * 2
 
 
-def test_a_function_may_name_only_what_it_needs(judges: Start) -> None:
-    picky = Function(function=f"{FILE}:picky", options={"factor": 3.0})
-    pool = judges(functions=(picky,))
-    right, wrong = judge(pool, request("red", colour="red", x=1), request("red", color="red"))
-    assert value(right) == 3.0
-    assert "takes an argument 'colour', and there is no such column or option" in wrong
-    assert "did you mean color?" in wrong
-
-
 WRONG = {
     "raise": "raised ValueError: the judge is ill (functions.py:",
     "exit": "raised SystemExit: 3 (functions.py:",
     "nan": "returned nan as a reward",
-    "two": "returned 2 rewards for 1 response",
-    "hang": "took longer than reward.timeout = 0.3 seconds",
     "hang in C": "took longer than reward.timeout = 0.3 seconds",
-    "hang awaiting": "took longer than reward.timeout = 0.3 seconds",
     "kill": "ended its process (killed by SIGKILL)",
-    "leave": "ended its process (exit code 7)",
     "surrogate": "raised ValueError: half \\ud800",
     "long": "raised ValueError: xxxxxxxxxxxxx",
 }
@@ -290,12 +280,7 @@ def assert_end(*pids: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "said"),
-    [
-        ("child", "took longer"),
-        ("session", "took longer"),
-        ("die with a child", "killed by SIGKILL"),
-    ],
+    ("order", "said"), [("session", "took longer"), ("die with a child", "killed by SIGKILL")]
 )
 def test_a_killed_process_takes_its_children_along(
     judges: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str, said: str
@@ -307,11 +292,11 @@ def test_a_killed_process_takes_its_children_along(
     assert_end(int(pid_file.read_text()))
 
 
-@pytest.mark.parametrize("order", ["kill the parent", "hang in C"])
-def test_nothing_outlives_the_parent(tmp_path: Path, order: str) -> None:
-    """Even inside a call that never returns."""
+def test_nothing_outlives_the_parent(tmp_path: Path) -> None:
+    """Even inside a call that never returns, and what that call started."""
+    script, pid_file = tmp_path / "parent.py", tmp_path / "pid"
     code = textwrap.dedent(f"""
-        import multiprocessing, os, time
+        import multiprocessing, os, pathlib, time
         from rhymeflow.config import RewardConfig, RewardFunction
         from rhymeflow.reward.calls import RewardTask, reward_pool
         from rhymeflow.reward.messages import RewardRequest, TrainerState
@@ -320,15 +305,14 @@ def test_nothing_outlives_the_parent(tmp_path: Path, order: str) -> None:
             pool = reward_pool(RewardConfig(functions=(function,), num_workers=2))
             pool.start()
             print(*[each.pid for each in multiprocessing.active_children()], flush=True)
-            order = RewardRequest("p", [{order!r}], [[]], {{}}, TrainerState(0, 1))
+            order = RewardRequest("p", ["hang in C with a child"], [[]], {{}}, TrainerState(0, 1))
             pool.submit(RewardTask(0, order, [0], ["f"]))
             pool.poll(0.0)
-            if "kill" in {order!r}:
-                time.sleep(60)
-            time.sleep(0.2)
+            pid_file = pathlib.Path({str(pid_file)!r})
+            while not (pid_file.exists() and pid_file.read_text()):
+                time.sleep(0.01)
             os.kill(os.getpid(), 9)
         """)
-    script, pid_file = tmp_path / "parent.py", tmp_path / "pid"
     script.write_text(code)
     environment = os.environ | {"CHILD_PID_FILE": str(pid_file)}
     result = subprocess.run(
@@ -337,7 +321,7 @@ def test_nothing_outlives_the_parent(tmp_path: Path, order: str) -> None:
     assert result.returncode == -9, result.stderr
     pids = [int(pid) for pid in result.stdout.split()]
     assert len(pids) == 2
-    assert_end(*pids, *([int(pid_file.read_text())] if pid_file.exists() else []))
+    assert_end(*pids, int(pid_file.read_text()))
 
 
 NAMES = ("in_processes", "in_pool", "in_executor", "in_spawned", "start_method")
@@ -347,7 +331,7 @@ NAMES = ("in_processes", "in_pool", "in_executor", "in_spawned", "start_method")
 def test_functions_start_processes_as_any_program_does(
     judges: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_value: bool
 ) -> None:
-    """In a file, and typed into a notebook: processes are sent what stands beside them."""
+    """In a file, and typed into a notebook."""
     where = str(GRADERS)
     if by_value:
         main = ModuleType("__main__")
@@ -379,32 +363,24 @@ def test_processes_that_never_stay_end_the_run(judges: Start, tmp_path: Path) ->
         judge(pool, request())
 
 
-BAD_FILES = {
-    "syntax": ("def f(:\n", "importing it raised SyntaxError"),
-    "raises": ("1 / 0\n", "importing it raised ZeroDivisionError: division by zero (bad.py:1)"),
-    "package": ("import no_such_package\n", "raised ModuleNotFoundError: No module named"),
-    "leaves": ("import sys; sys.exit(2)\n", "importing it raised SystemExit: 2"),
-    "dies": ("import os; os._exit(9)\n", "importing them ended the process (exit code 9)"),
-    "hangs": ("import time; time.sleep(99)\n", "importing them took longer than"),
-    "name": ("def g(completions): return [1]\n", "there is no 'f' in it; there are: g"),
-    "value": ("f = 3\n", "is a int, not a function"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_FILES)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1 / 0\n", "importing it raised ZeroDivisionError: division by zero (bad.py:1)"),
+        ("import os; os._exit(9)\n", "importing them ended the process (exit code 9)"),
+        ("import time; time.sleep(99)\n", "importing them took longer than"),
+    ],
+)
 def test_a_bad_import_is_told_before_training(
-    judges: Start, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    judges: Start, text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text, said = BAD_FILES[case]
     file = tmp_path / "bad.py"
     file.write_text(text)
-    if case == "hangs":
+    if "sleep" in text:
         monkeypatch.setattr(child, "START_SECONDS", 1.5)
-    with pytest.raises(UserError) as error:
-        judges(functions=(Function(function=f"{file}:f"),))
-    assert said in str(error.value)
-    assert str(file) in str(error.value)
-    assert "\n" not in str(error.value)
+    message = refusal(judges, functions=(Function(function=f"{file}:f"),))
+    assert said in message
+    assert str(file) in message
 
 
 def test_processes_ignore_ctrl_c_are_replaced_when_idle_and_end_with_the_pool(
@@ -516,7 +492,6 @@ def test_failures_are_told_by_name_and_never_a_reward(worlds: Start) -> None:
     for text, says in (
         ("raise", "raised ValueError: no, thank you (worlds.py:"),
         ("nonsense", "step returned int 7, should be"),
-        ("exit", "ended its process (exit code 3)"),
     ):
         told = one(world, text)
         assert told.startswith(f"environment of 5.1, turn 1: {says}")
@@ -537,9 +512,8 @@ def test_reset_must_fit_the_data_and_the_prompt(worlds: Start) -> None:
 
 
 def test_a_long_answer_is_cut_and_says_so(worlds: Start) -> None:
-    world = worlds("Echo", max_observation_chars=50)
-    assert one(world, "long") == "x" * 50 + "\n[cut: 50 of 1000000 characters]"
-    assert one(worlds("Echo", max_observation_chars=2_000_000), "long") == "x" * 1_000_000
+    world = worlds("Echo", max_observation_chars=999_950)
+    assert one(world, "long") == "x" * 999_950 + "\n[cut: 999950 of 1000000 characters]"
 
 
 @pytest.mark.parametrize("name", ["Sleeper", "Async"])
@@ -581,9 +555,7 @@ def test_what_hangs_in_a_loop_is_cancelled_and_its_process_lives(worlds: Start) 
     assert one(world, "pid") == pid
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [("Echo", "hang"), ("Echo", "c"), ("Async", "block"), ("Async", "stubborn")]
-)
+@pytest.mark.parametrize(("name", "text"), [("Echo", "hang"), ("Echo", "c"), ("Async", "stubborn")])
 def test_what_cannot_be_cancelled_ends_with_its_process_and_only_it_is_charged(
     worlds: Start, name: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -607,12 +579,12 @@ def test_what_cannot_be_cancelled_ends_with_its_process_and_only_it_is_charged(
 
 def test_of_many_only_the_one_that_ends_the_process_is_charged(worlds: Start) -> None:
     world = worlds("Echo")
-    for number in range(8):
+    for number in range(4):
         ask(world, f"good {number}", "slow")
     ask(world, "bad", "exit")
     found = answers(world)
     assert "exit code 3" in found.pop("bad")
-    assert found == {f"good {number}": "slow" for number in range(8)}
+    assert found == {f"good {number}": "slow" for number in range(4)}
 
 
 def test_what_is_dropped_is_not_answered_and_may_be_asked_again(
@@ -674,17 +646,14 @@ def test_a_tool_that_raises_fails_the_response_where_that_is_wanted(worlds: Star
     assert "no tool 'fails'; did you mean fail?" in unknown["content"]
 
 
-@pytest.mark.parametrize(
-    ("tool", "arguments", "content"),
-    [
+def test_tools_need_no_class(worlds: Start) -> None:
+    world = worlds(tools=("plot", f"{GRADERS}:run_code"))
+    table = [
         ("plot", {"function": "x", "self": "y"}, "xy"),  # parameters may have any names
-        (f"{GRADERS}:run_code", {"text": "abc"}, "[3.0] [3.0] [3.0]"),  # it starts processes
-        ("multiply", {"a": 2, "b": 3}, "6"),
-    ],
-)
-def test_tools_need_no_class(worlds: Start, tool: str, arguments: Any, content: str) -> None:
-    world, name = worlds(tools=(tool,)), tool.rpartition(":")[2]
-    call = f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-    assert one(world, call) == [{"role": "tool", "name": name, "content": content}]
-    assert one(world, call, "6") is None
-    assert one(world, call, "6", wants="reward") is None
+        ("run_code", {"text": "abc"}, "[3.0] [3.0] [3.0]"),  # it starts processes
+    ]
+    for name, arguments, content in table:
+        call = f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+        assert one(world, call) == [{"role": "tool", "name": name, "content": content}]
+        assert one(world, call, "6") is None
+        assert one(world, call, "6", wants="reward") is None

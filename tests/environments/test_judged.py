@@ -10,7 +10,7 @@ import pytest
 
 from rhymeflow.config import EnvironmentClass, EnvironmentConfig
 from rhymeflow.environments.judged import judged_by, wants_environments
-from rhymeflow.environments.kinds import load_kinds
+from rhymeflow.environments.kinds import Kind, load_kinds
 from rhymeflow.environments.live import LiveEnvironment
 from rhymeflow.environments.messages import Opening
 from rhymeflow.errors import UserError
@@ -52,6 +52,12 @@ def needs_texts(environments: list[Purse], completions: list[str]) -> list[float
     return [0.0]
 
 
+def kind_of(environment: str) -> Kind:
+    classes = (EnvironmentClass(environment=environment),)
+    (kind,) = load_kinds(EnvironmentConfig(classes=classes))
+    return kind
+
+
 @pytest.mark.parametrize(
     ("made", "reward"), [(Purse, 8.0), (Generous, 108.0), (partial(Purse, 10), 22.0)]
 )
@@ -59,12 +65,11 @@ def test_functions_are_part_of_the_reward(tmp_path: Any, made: Any, reward: floa
     judged = judged_by(made, [(left, 2.0), (nothing, 5.0)])
     path = tmp_path / "objects.pickle"
     path.write_bytes(user_modules.dumped({"Purse": judged}))
-    config = EnvironmentConfig(classes=(EnvironmentClass(environment=f"{path}:Purse"),))
-    (kind,) = load_kinds(config)
+    kind = kind_of(f"{path}:Purse")
     assert list(kind.methods or {}) == ["spend"]
 
     async def episode() -> float | None:
-        environment = LiveEnvironment(0, config, kind, [])
+        environment = LiveEnvironment(0, EnvironmentConfig(), kind, [])
         await environment.open(Opening(0, 1, "p", {"extra": 2, "goal": 1}))
         return (await environment.judge()).value
 
@@ -72,13 +77,7 @@ def test_functions_are_part_of_the_reward(tmp_path: Any, made: Any, reward: floa
 
 
 def test_a_function_may_make_the_environment() -> None:
-    spec = f"{worlds.__file__}:counter"
-    (kind,) = load_kinds(EnvironmentConfig(classes=(EnvironmentClass(environment=spec),)))
-    (other,) = load_kinds(
-        EnvironmentConfig(
-            classes=(EnvironmentClass(environment=spec.replace("counter", "Counter")),)
-        )
-    )
+    kind, other = (kind_of(f"{worlds.FILE}:{name}") for name in ("counter", "Counter"))
     assert list(kind.methods or {}) == list(other.methods or {})
     assert (kind.name, other.name) == ("counter", "Counter")
 

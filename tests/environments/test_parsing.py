@@ -24,7 +24,10 @@ ARGUMENTS = st.dictionaries(st.text(), JSON)
 NAMES = st.text(min_size=1)
 
 
-@given(st.lists(st.tuples(NAMES, ARGUMENTS)), st.sampled_from(["", " ", "\n", "let me see\n"]))
+@given(
+    st.lists(st.tuples(NAMES, ARGUMENTS), max_size=3),
+    st.sampled_from(["", " ", "\n", "let me see\n"]),
+)
 def test_json_calls_come_back_as_they_were_written(calls, between) -> None:
     text = between.join(
         f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
@@ -36,10 +39,12 @@ def test_json_calls_come_back_as_they_were_written(calls, between) -> None:
     ]
 
 
-def test_the_end_of_a_call_may_stand_in_a_string() -> None:
-    inner = {"name": "say", "arguments": {"text": "</tool_call><tool_call>{"}}
-    [call] = parse_calls(f"<tool_call>{json.dumps(inner)}</tool_call>")
-    assert json.loads(call.arguments) == inner["arguments"]
+def test_the_end_of_a_call_may_stand_in_a_string_and_arguments_be_one() -> None:
+    arguments = {"text": "</tool_call><tool_call>{"}
+    for given_ in (arguments, json.dumps(arguments)):
+        text = json.dumps({"name": "say", "arguments": given_})
+        [call] = parse_calls(f"<tool_call>{text}</tool_call>")
+        assert json.loads(call.arguments) == arguments
 
 
 @given(
@@ -50,7 +55,8 @@ def test_the_end_of_a_call_may_stand_in_a_string() -> None:
                 st.from_regex(r"[a-z_]+", fullmatch=True),
                 st.text().filter(lambda value: "</parameter>" not in value),
             ),
-        )
+        ),
+        max_size=3,
     )
 )
 def test_xml_calls_come_back_as_they_were_written(calls) -> None:
@@ -93,11 +99,6 @@ def test_a_malformed_call_says_what_is_wrong_and_hides_no_other(text: str, error
     bad, other = parse_calls(f"<tool_call>{text}</tool_call>{good}")
     assert error in bad.error
     assert other == Call("b")
-
-
-def test_arguments_may_be_a_string_of_json() -> None:
-    [call] = parse_calls('<tool_call>{"name": "a", "arguments": "{\\"x\\": 1}"}</tool_call>')
-    assert json.loads(call.arguments) == {"x": 1}
 
 
 SCHEMAS = {"add": schema_of(worlds.Counter.add, "tool add")}
@@ -165,10 +166,6 @@ def test_arguments_that_fit_are_given(given_, is_text: bool, expected) -> None:
         assert arguments_of(call, schemas) == expected
 
 
-def test_a_tool_of_which_too_little_is_said_is_refused() -> None:
-    for tool, lacks in ((worlds.undocumented, "docstring"), (worlds.untyped, "type hint")):
-        with pytest.raises(UserError, match=lacks) as error:
-            schema_of(tool, "tool odd")
-        assert str(error.value).startswith("tool odd: ")
+def test_a_tool_whose_arguments_have_no_names_is_refused() -> None:
     with pytest.raises(UserError, match="'rest' cannot be given by name"):
         schema_of(lambda *rest: None, "tool odd")

@@ -18,6 +18,7 @@ from rhymeflow.environments.rendering import ChatRenderer, TextRenderer
 from rhymeflow.environments.tools import schema_of
 from rhymeflow.errors import UserError
 from tests.environments import worlds
+from tests.refused import refusal
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
@@ -170,11 +171,7 @@ def test_a_tokenizers_own_template_reads_its_calls() -> None:
 @pytest.mark.parametrize(
     ("template", "tools", "says"),
     [
-        (
-            FORGETS,
-            [],
-            "with reasoning and turns of the user: changes a turn of the assistant's when",
-        ),
+        (FORGETS, [], "with reasoning and turns of the user: changes a turn"),
         (FORGETS, TOOLS, "changes a turn"),
         (NO_TOOLS, TOOLS, "calls of tools: refuses it: no tools"),
         (BEGINS_OTHERWISE, [], "begins the assistant's turn otherwise when it has been said"),
@@ -184,16 +181,9 @@ def test_a_tokenizers_own_template_reads_its_calls() -> None:
     ],
 )
 def test_a_template_that_does_more_than_append_is_refused(template, tools, says) -> None:
-    with pytest.raises(UserError) as error:
-        ChatRenderer(tokenizer(template), tools)
-    assert str(error.value).startswith("the chat template")
-    assert says in str(error.value)
-
-
-def test_a_template_is_refused_for_what_a_run_needs_only() -> None:
-    assert ChatRenderer(tokenizer(NO_TOOLS)).encode("a", [])
-    with pytest.raises(UserError):
-        ChatRenderer(tokenizer(NO_TOOLS), TOOLS, reads_users=False)
+    message = refusal(ChatRenderer, tokenizer(template), tools)
+    assert message.startswith("the chat template")
+    assert says in message
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("trl"), reason="needs TRL's chat templates")

@@ -41,11 +41,6 @@ class Echo:
                 ctypes.PyDLL(None).sleep(1000)  # holds the interpreter's lock
             case "exit":
                 os._exit(3)
-            case "once":
-                path = Path(said.split()[1])
-                if not path.exists():
-                    path.touch()
-                    os._exit(3)
             case "long":
                 return "x" * 1_000_000
             case "nonsense":
@@ -90,8 +85,6 @@ class Async:
                         await asyncio.sleep(1000)
                     except asyncio.CancelledError:
                         continue
-            case ["block"]:
-                time.sleep(1000)
             case ["pid"]:
                 return f"{os.getpid()}"
             case ["cancel"]:

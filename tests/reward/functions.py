@@ -43,10 +43,6 @@ def spoils(prompts, completions, answers, **kwargs):
     return lengths
 
 
-def picky(completions, colour, factor=2.0):
-    return [factor * (colour[0] == completions[0])]
-
-
 async def patient(completions, **kwargs):
     await asyncio.sleep(0.01)
     return [0.25 for _ in completions]
@@ -82,11 +78,6 @@ def _with_child(then, **options):
     return does
 
 
-def _kills_its_parent():
-    os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(3600)
-
-
 def _waits_for_all_children():
     try:
         os.wait()
@@ -94,25 +85,17 @@ def _waits_for_all_children():
         return [1.0]
 
 
-async def _awaits_forever():
-    await asyncio.Event().wait()
-
-
 ORDERS = {
     "fine": lambda: [1.0],
     "raise": _raises,
     "exit": lambda: sys.exit(3),
     "nan": lambda: [float("nan")],
-    "two": lambda: [1.0, 2.0],
     "hang": _hangs,
     "hang in C": _hangs_in_c,
-    "hang awaiting": _awaits_forever,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "leave": lambda: os._exit(7),
-    "child": _with_child(_hangs),
     "session": _with_child(_hangs, start_new_session=True),
     "die with a child": _with_child(lambda: os.kill(os.getpid(), signal.SIGKILL)),
-    "kill the parent": _with_child(_kills_its_parent),
+    "hang in C with a child": _with_child(_hangs_in_c),
     "wait": _waits_for_all_children,
     "pid": lambda: [os.getpid()],
     "threads": lambda: [float(os.environ["OMP_NUM_THREADS"])],

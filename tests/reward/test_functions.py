@@ -12,6 +12,7 @@ from rhymeflow.data.load import load_prompts
 from rhymeflow.errors import UserError
 from rhymeflow.reward.components import component_names
 from rhymeflow.reward.functions import Judge, NoReward
+from tests.refused import refusal
 from tests.reward import judged
 
 
@@ -27,10 +28,9 @@ def failure(function: str, completion: str, columns: dict[str, Any], **options: 
 
 
 def refused(function: str, **options: Any) -> str:
-    with pytest.raises(UserError) as error:
-        Judge(RewardFunction(function=function, options=options))
-    assert str(error.value).startswith(f"reward function {function}: ")
-    return str(error.value)
+    message = refusal(Judge, RewardFunction(function=function, options=options))
+    assert message.startswith(f"reward function {function}: ")
+    return message
 
 
 @pytest.mark.parametrize(
@@ -122,18 +122,6 @@ def test_a_recipe_gives_its_reward() -> None:
     assert score("recipe:demo", "a1+0=1 =2", {"answer": "1"}) == 0
 
 
-def test_dotted_names() -> None:
-    assert score("tests.reward.test_functions.always", "x", {}) == 1
-    assert "No module named 'no_such'" in refused("no_such.f")
-    assert "there is no 'alway' in it; did you mean always?" in refused(
-        "tests.reward.test_functions.alway"
-    )
-
-
-def always(completions: list[str], **kwargs: Any) -> list[float]:
-    return [1.0 for _ in completions]
-
-
 def narrow(completions: list[str], width: int = 1) -> list[float]:
     return [float(width) for _ in completions]
 
@@ -141,8 +129,6 @@ def narrow(completions: list[str], width: int = 1) -> list[float]:
 def test_mistakes_in_names_and_options() -> None:
     assert "no built-in has this name; did you mean exact_match?" in refused("exactmatch")
     assert "there is no file" in refused("no/such.py:f")
-    assert "name the function too, as in a/b.py:function" in refused("a/b.py")
-    assert "name the function too, as in a/b.py:function" in refused("a/b.py:")
     assert "takes no option 'colunm'; did you mean column?" in refused("exact_match", colunm="x")
     assert "needs the option 'pattern'" in refused("regex")
     assert "is no regular expression" in refused("regex", pattern="(")
@@ -150,10 +136,12 @@ def test_mistakes_in_names_and_options() -> None:
         "regex", pattern="a", mode="x"
     )
     assert "extract is 'x', should be one of" in refused("reasoning_gym", extract="x")
-    assert "takes no option 'widht'; did you mean width?" in refused(
-        "tests.reward.test_functions.narrow", widht=2
-    )
-    assert score("tests.reward.test_functions.narrow", "x", {"other": 1}, width=2) == 2
+    own = "tests.reward.test_functions.narrow"
+    assert "takes no option 'widht'; did you mean width?" in refused(own, widht=2)
+    assert score(own, "x", {"other": 1}, width=2) == 2
+    said = failure("tests.reward.test_functions._takes_no_more", "x", {"anser": "1"})
+    assert "takes an argument 'answer', and there is no such column or option" in said
+    assert "did you mean anser?" in said
 
 
 @pytest.mark.parametrize(
@@ -168,25 +156,18 @@ def test_an_absent_package_is_named_with_its_command(
 
 
 def test_built_ins_judge_responses_and_a_users_functions_groups() -> None:
-    for built_in in ("exact_match", "regex", "recipe:demo"):
-        assert RewardFunction(function=built_in).per == "response"
-        assert RewardFunction(function=built_in, per="group").per == "group"
-    for own in ("a/b.py:judge", "pkg.mod.judge"):
-        assert RewardFunction(function=own).per == "group"
-        assert RewardFunction(function=own, per="response").per == "response"
+    calls = dict.fromkeys(("exact_match", "regex", "recipe:demo"), "response")
+    calls |= dict.fromkeys(("a/b.py:judge", "pkg.mod.judge", "llm_judge", "reward_model"), "group")
+    for name, per in calls.items():
+        assert RewardFunction(function=name).per == per
+        for other in ("response", "group"):
+            assert RewardFunction(function=name, per=other).per == other
 
 
 def test_component_names() -> None:
-    specs = [
-        "exact_match",
-        "a/b.py:judge",
-        "pkg.mod.judge",
-        "recipe:demo",
-        "exact_match",
-        "x.judge",
-    ]
+    specs = ["exact_match", "a/b.py:judge", "pkg.mod.judge", "recipe:demo", "exact_match"]
     names = component_names(RewardFunction(function=spec) for spec in specs)
-    assert names == ("exact_match", "judge", "judge#2", "recipe:demo", "exact_match#2", "judge#3")
+    assert names == ("exact_match", "judge", "judge#2", "recipe:demo", "exact_match#2")
 
 
 def _takes_no_more(completions, answer): ...

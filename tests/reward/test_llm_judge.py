@@ -90,7 +90,6 @@ def test_a_group_is_judged_at_once(server):
     server.seconds = 0.1
     judge(server, [f"response {i}" for i in range(8)], concurrency=4)
     assert server.most_at_once == 4
-    assert RewardFunction(function="llm_judge").per == "group"
 
 
 def test_a_server_that_is_busy_is_asked_again(server):

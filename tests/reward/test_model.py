@@ -30,16 +30,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-
-
 def test_what_the_policy_was_given_is_scored_as_the_reward_models_template_writes_it(
     folder: Path, tmp_path: Path
 ) -> None:
     """Text that was made a message, a conversation with answers of its environment, and text."""
     copytree(folder, tmp_path, dirs_exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     tokenizer.save_pretrained(tmp_path)
     model = LlamaForSequenceClassification.from_pretrained(folder)
 
@@ -67,7 +64,6 @@ def test_what_the_policy_was_given_is_scored_as_the_reward_models_template_write
     assert score(tmp_path, None, [["2"]]) == expected("a1?2")
     together = judged("reward_model", ["2", "a1=1 b2"], prompt="a1?", model=str(folder))
     assert together == [expected("a1?2"), expected("a1?a1=1 b2")]
-    assert RewardFunction(function="reward_model").per == "group"
 
 
 def test_what_is_no_model_is_said(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from rhymeflow.config import Config, RewardConfig, RewardFunction
 from rhymeflow.data.prompts import Prompt
-from rhymeflow.errors import UserError
 from rhymeflow.reward.trial import tried
+from tests.refused import refusal
 
 PROMPT = Prompt(0, "1+1?", {"answer": "0"}, "sums.csv:2")
 
@@ -67,8 +67,6 @@ def test_what_gives_no_reward_is_refused_where_a_run_would_stop(
     tmp_path: Path, body: str, said: str
 ) -> None:
     functions = of_file(tmp_path, body)
-    with pytest.raises(UserError) as error:
-        lines(*functions, timeout=0.2)
     where = "reward function 'f0', on a response '0' to sums.csv:2: "
-    assert str(error.value).startswith(where + said)
+    assert refusal(lines, *functions, timeout=0.2).startswith(where + said)
     assert said in lines(*functions, timeout=0.2, on_failure="drop")[0]
