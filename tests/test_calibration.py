@@ -101,7 +101,7 @@ def test_the_log_of_a_run_gives_the_machine_it_ran_on(schedule: str, tmp_path: P
     }  # fmt: skip
     config = read_config("demo", given)
     real = simulate(config, output=tmp_path / "run")
-    output = tmp_path / "mine.json"
+    output = tmp_path / "deeper" / "mine.json"
     found = calibrate(tmp_path / "run", output=output)
     truth, profile = profiles.load("demo-cpu"), profiles.load(str(output))
     assert profile == found.profile

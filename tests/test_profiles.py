@@ -114,13 +114,6 @@ def test_training_is_shared_by_the_devices():
     assert dataclasses.asdict(one) == pytest.approx(dataclasses.asdict(many) | shared)
 
 
-def test_round_trip(tmp_path):
-    profile = dataclasses.replace(profiles.load("demo-cpu"), name="mine")
-    path = tmp_path / "deeper" / "mine.json"
-    profiles.save(profile, path)
-    assert profiles.load(str(path)) == profile
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

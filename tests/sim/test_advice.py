@@ -28,8 +28,8 @@ FIELDS = {
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(advice, "STEPS", 8)
-    simulate(read_config("demo", FIELDS), output=tmp_path / "run")
-    return tmp_path / "run"
+    simulate(read_config("demo", FIELDS), output=tmp_path)
+    return tmp_path
 
 
 def rewrite(run_dir: Path, **fields: float) -> None:
@@ -39,31 +39,27 @@ def rewrite(run_dir: Path, **fields: float) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_the_simulation_is_scaled_to_the_run(run_dir: Path) -> None:
+def test_neighbours_are_bounds_and_splits_scaled_to_the_run(run_dir: Path) -> None:
     found = advise(run_dir)
     assert found.steps == 8
     assert found.simulated == pytest.approx(found.steps_per_second, rel=0.15)
+    assert {tuple(each.fields.items()) for each in found.changes} == {
+        (("schedule.max_staleness", 2),),
+        (("schedule.max_staleness", 3),),
+        (("rollout.num_instances", 1), ("learner.num_ranks", 2)),
+    }
     rewrite(run_dir, step_time=30.0)
     found = advise(run_dir)
     assert found.steps_per_second == pytest.approx(1 / 30)
     assert found.simulated == pytest.approx(1 / 30, rel=0.15)
 
 
-def test_neighbours_are_bounds_and_splits_of_as_many_devices(run_dir: Path) -> None:
-    assert {tuple(each.fields.items()) for each in advise(run_dir).changes} == {
-        (("schedule.max_staleness", 2),),
-        (("schedule.max_staleness", 3),),
-        (("rollout.num_instances", 1), ("learner.num_ranks", 2)),
-    }
-
-
-def test_a_learner_that_waits_gives_a_device_to_rollout(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(advice, "STEPS", 8)
-    fields = {**FIELDS, "learner.num_ranks": "2", "rollout.num_instances": "1"}
+def test_a_learner_that_waits_gives_a_device_to_rollout(run_dir: Path) -> None:
+    fields = FIELDS | {"learner.num_ranks": "2", "rollout.num_instances": "1"}
     fields["rollout.max_num_seqs"] = "8"
-    simulate(read_config("demo", fields), output=tmp_path / "run")
-    rewrite(tmp_path / "run", **{"idle/learner": 0.95, "idle/rollout": 0.05})
-    best = advise(tmp_path / "run").recommended
+    simulate(read_config("demo", fields), output=run_dir)
+    rewrite(run_dir, **{"idle/learner": 0.95, "idle/rollout": 0.05})
+    best = advise(run_dir).recommended
     assert best is not None
     assert best.fields == {"rollout.num_instances": 2, "learner.num_ranks": 1}
     assert best.gain > 0.3

@@ -212,9 +212,6 @@ def test_the_mind_plans_no_more_often_than_it_is_to() -> None:
     assert counts[1] < counts[0] / 2
 
 
-# -- the audit sees it -----------------------------------------------------------------------------
-
-
 def admit(audit: Audit, response: Response) -> None:
     if response.id.group == len(audit.groups):
         audit.groups.append(RequestedGroup(Prompt(0, 0, response.prompt_tokens)))

@@ -33,8 +33,8 @@ RESPONSES = GROUPS * MEMBERS
 STEP = rollout_seconds() + train_seconds() + PROFILE.push + PROFILE.pull
 """Seconds, from the second step on."""
 FIRST = STEP - PROFILE.pull
-THIRD = FIRST + STEP + PROFILE.pull + rollout_seconds() + 0.1
-"""While the third batch is trained on."""
+SECOND, THIRD = (FIRST + n * STEP + PROFILE.pull + rollout_seconds() + 0.1 for n in (0, 1))
+"""While the second and the third batch are trained on."""
 FAULTS = {
     "simulation__faults__instance_seconds": 1.0,
     "simulation__faults__learner_seconds": 2.0,
@@ -64,28 +64,41 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return run(a_config(tmp_path_factory.mktemp("quiet")), Constant())
 
 
-# -- the learner -----------------------------------------------------------------------------------
-
-
-def test_a_learner_trains_again_what_no_checkpoint_has(tmp_path: Path, quiet: Result) -> None:
-    """It dies while it trains on the third batch, and there is no checkpoint."""
-    found = died(tmp_path, [Death(THIRD, "learner")])
-    lost = 0.1 + 0.25 + 2.0 + 2 * train_seconds()
-    assert found.seconds == pytest.approx(quiet.seconds + lost)
-    assert (found.deaths, found.batches_retrained) == ({"learner": 1}, 2)
-    assert (found.tokens_lost, found.tokens_wasted) == (0, 0)
-    assert "learner 1; 0 tokens lost, 2 batches trained again" in found.text()
-
-
-def test_a_checkpoint_is_where_training_again_begins(tmp_path: Path, quiet: Result) -> None:
-    copy = {"checkpoint_copy": 0.1}
-    found = died(tmp_path, [Death(THIRD, "learner")], copy, run__save_steps=2)
+AGAIN = FIRST + PROFILE.pull + 0.01
+AWAY = 0.25 + 2.0
+"""Until it is noticed, and until there is another learner."""
+COSTS = {
+    # who dies, assumed times, changes: the seconds that it costs, batches trained again
+    "no checkpoint": ([Death(THIRD, "learner")], {}, {}, 0.1 + AWAY + 2 * train_seconds(), 2),
     # The copy is made while rollout goes on, which is longer.
-    assert found.seconds == pytest.approx(quiet.seconds + 0.1 + 0.25 + 2.0)
-    assert found.batches_retrained == 0
-    late = {**copy, "checkpoint_write": 1000.0}
-    found = died(tmp_path, [Death(THIRD, "learner")], late, run__save_steps=2)
-    assert found.batches_retrained == 2
+    "a checkpoint": (
+        [Death(THIRD, "learner")], {"checkpoint_copy": 0.1}, {"run__save_steps": 2}, 0.1 + AWAY, 0
+    ),
+    "one that is being written": (
+        [Death(THIRD, "learner")], {"checkpoint_write": 1000.0}, {"run__save_steps": 2},
+        0.1 + AWAY + 2 * train_seconds(), 2,
+    ),
+    # What is to be trained again is counted at each death.
+    "again while it begins again": (
+        [Death(AGAIN, "learner"), Death(AGAIN + 1, "learner")], {}, {},
+        0.01 + 1 + AWAY + train_seconds() - rollout_seconds(), 2,
+    ),
+    # Instances that join hold the newest version, and don't pull it before it is there.
+    "everything": ([Death(SECOND, "controller")], {}, {}, 0.1 + AWAY + train_seconds(), 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dying", "seconds", "changes", "cost", "retrained"), COSTS.values(), ids=COSTS
+)
+def test_what_no_checkpoint_has_is_trained_again(
+    dying, seconds, changes, cost: float, retrained: int, tmp_path: Path, quiet: Result
+) -> None:
+    found = died(tmp_path, dying, seconds, **changes)
+    assert found.seconds == pytest.approx(quiet.seconds + cost)
+    assert (found.deaths, found.batches_retrained) == ({dying[0].victim: len(dying)}, retrained)
+    assert (found.tokens_lost, found.tokens_wasted) == (0, 0)
+    assert f"{dying[0].victim} {len(dying)}; 0 tokens lost, {retrained} batch" in found.text()
 
 
 def test_checkpoints_are_due_as_in_real_runs(tmp_path: Path) -> None:
@@ -97,14 +110,6 @@ def test_checkpoints_are_due_as_in_real_runs(tmp_path: Path) -> None:
         assert found.batches_retrained == retrained, (share, evaluated)
 
 
-def test_one_that_dies_again_begins_again(tmp_path: Path, quiet: Result) -> None:
-    at = FIRST + PROFILE.pull + 0.01
-    found = died(tmp_path, [Death(at, "learner"), Death(at + 1, "learner")])
-    away = 1 + 0.25 + 2.0 + train_seconds()
-    assert away > rollout_seconds()
-    assert found.seconds == pytest.approx(quiet.seconds + 0.01 + away - rollout_seconds())
-
-
 def test_rollout_goes_on_without_a_learner_as_far_as_the_bound_allows(tmp_path: Path) -> None:
     changes = {"schedule__name": "one_step", "learner__max_steps": 8}
     at = FIRST + 2 * (train_seconds() + PROFILE.push) + 0.1
@@ -114,9 +119,6 @@ def test_rollout_goes_on_without_a_learner_as_far_as_the_bound_allows(tmp_path: 
         lost.append(found.seconds)
         assert max(found.staleness) == 1
     assert lost[1] - lost[0] == pytest.approx(0.1 + 0.25 + 2.0 + 3 * train_seconds())
-
-
-# -- instances -------------------------------------------------------------------------------------
 
 
 def test_what_was_stored_of_a_lost_instance_goes_on_elsewhere(tmp_path: Path) -> None:
@@ -143,20 +145,6 @@ def test_another_joins_only_when_there_is_a_learner(tmp_path: Path) -> None:
     assert timeline.learner.spans[0].kind == "restore"
 
 
-# -- everything ------------------------------------------------------------------------------------
-
-
-def test_a_controller_takes_everything_with_it(tmp_path: Path, quiet: Result) -> None:
-    """While the second batch is trained on; nothing is in flight, one batch is trained again."""
-    at = FIRST + PROFILE.pull + rollout_seconds() + 0.1
-    found = died(tmp_path, [Death(at, "controller")])
-    away = 0.1 + 0.25 + 2.0 + train_seconds()
-    # The instances that join hold the newest version by then, and don't pull it before it is there.
-    assert found.seconds == pytest.approx(quiet.seconds + away)
-    assert found.deaths == {"controller": 1}
-    assert found.tokens_wasted == 0
-
-
 def test_colocated_devices_die_together(tmp_path: Path) -> None:
     changes = {"simulation__colocated": True, "rollout__num_instances": 4}
     without = run(a_config(tmp_path, **changes), Constant())
@@ -170,8 +158,6 @@ def test_a_run_that_never_gets_on_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"simulation\.faults: step 1 is never done: 10,000"):
         died(tmp_path, (Death(k * 0.1, "devices") for k in range(10**6)))
 
-
-# -- rates -----------------------------------------------------------------------------------------
 
 SPLIT = Devices(num_instances=20, per_instance=2, learner=24, colocated=False)
 

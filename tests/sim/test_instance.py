@@ -72,7 +72,7 @@ def scenario(seed: int):
     times = sorted(rng.uniform(0, 1.5) for _ in range(rng.randint(1, 40)))
     prompts = [rng.randint(1, 40) for _ in range(5)]
     lengths: dict[TrajectoryId, int] = {}
-    commands, version, away = [], 0, []
+    commands, version = [], 0
     for number, time in enumerate(times, start=1):
         kind = rng.random()
         if kind < 0.6 or not lengths:
@@ -83,7 +83,6 @@ def scenario(seed: int):
             some = tuple(rng.sample(sorted(lengths), min(len(lengths), rng.randint(1, 3))))
             command = Abort if rng.random() < 0.3 else Interrupt
             commands.append((time, command("rollout-0", number, some)))
-            away += some
         else:
             version += 1
             commands.append((time, Pull("rollout-0", number, version)))
@@ -149,10 +148,6 @@ def test_equals_one_iteration_after_another(seed: int, drafted: bool) -> None:
     assert fast.tally.tokens_generated == pytest.approx(generated, abs=1e-6)
 
 
-def routes(*members: TrajectoryId) -> list:
-    return [(0.0, Route("rollout-0", n, t, 0)) for n, t in enumerate(members, start=1)]
-
-
 RECORDED = {
     # seed, with drafts: time, preemptions, tokens prefilled first and again, interrupted, pulls
     (3, True): (3.192431, 14, 449, 740, 7, 7),
@@ -182,19 +177,14 @@ def test_work_grows_with_trajectories_not_with_tokens() -> None:
     members = [TrajectoryId(0, m) for m in range(4)]
     lengths = {t: 1_000_000 + t.member for t in members}
     responses = {t: Response(t, 10, n, routed_version=0) for t, n in lengths.items()}
-    instance, reported, events = run_fast(hardware, routes(*members), responses)
+    routes = [(0.0, Route("rollout-0", n, t, 0)) for n, t in enumerate(members, start=1)]
+    instance, reported, events = run_fast(hardware, routes, responses)
     assert events < 12
     assert instance.tally.tokens_generated == sum(lengths.values())
     # All four begin within an iteration of one another, so this is nearly one arithmetic series.
     n, steps = 4, 1_000_000
     seconds = steps * COST.iteration(n, 40) + COST.k1 * n * steps * (steps - 1) / 2
     assert reported[0][0] == pytest.approx(seconds, rel=1e-5)
-
-
-def test_a_response_that_the_cache_cannot_hold_is_a_defect_of_the_caller() -> None:
-    one = TrajectoryId(0, 0)
-    with pytest.raises(AssertionError, match="does not hold"):
-        ran((replace(HARDWARE, kv_capacity=30), routes(one), {one: 50}, [10]))
 
 
 def test_what_was_interrupted_survives_the_next_instance() -> None:
@@ -217,12 +207,7 @@ def test_what_was_interrupted_survives_the_next_instance() -> None:
     assert response.oldest_version == 0
 
 
-# -- the formula -----------------------------------------------------------------------------------
-
-
-@given(
-    st.floats(1e-6, 1.0), st.floats(0.0, 1e-3), st.integers(1, 100_000), st.floats(0.0, 1.0)
-)  # fmt: skip
+@given(st.floats(1e-6, 1.0), st.floats(0.0, 1e-3), st.integers(1, 100_000), st.floats(0.0, 1.0))
 def test_a_stretch_is_inverted_to_the_iteration(first, growth, iterations, share) -> None:
     decode_span = DecodeSpan(3.0, first, growth, iterations)
     now = 3.0 + share * (decode_span.end - 3.0)

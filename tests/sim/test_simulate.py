@@ -25,7 +25,7 @@ from rhymeflow.sim.result import Result, quantiles
 from rhymeflow.sim.simulate import run, simulate
 from rhymeflow.sim.workload import Prompt, Recorded, ResponseSpec, workload
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.observe.runs import make_run
+from tests.observe.runs import made, stored
 
 PROFILE = Profile(
     name="round numbers", description="d", source="s", k1=1e-6, k2=1e-3, k3=1e-3, c=0.0, k4=1e-3,
@@ -77,6 +77,12 @@ def a_config(path: Path, **changes: object) -> Config:
     }
     fields.update({name.replace("__", "."): value for name, value in changes.items()})
     return build_config(fields, where="test")
+
+
+def ran(path: Path, **changes: object) -> Result:
+    """With lengths that are drawn."""
+    config = a_config(path, **changes)
+    return run(config, workload(config, None))
 
 
 def rollout_seconds() -> float:
@@ -201,11 +207,10 @@ def test_twice_the_same_to_the_byte(tmp_path: Path) -> None:
 
 
 def test_redundancy_and_filtering_show_in_the_endings(tmp_path: Path) -> None:
-    config = a_config(
+    found = ran(
         tmp_path, schedule__name="partial", schedule__extra_generations=1,
         schedule__filter_zero_variance=True, learner__max_steps=8,
     )  # fmt: skip
-    found = run(config, workload(config, None))
     endings = {label for quantile in found.quantiles for label in quantile.endings}
     assert {"consumed", "filtered", "aborted: its group did not need it"} <= endings
     assert found.tokens_wasted > 0
@@ -216,8 +221,7 @@ def test_redundancy_and_filtering_show_in_the_endings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("prompts", "steps"), [(1000, STEPS), (8, 30)])
 def test_how_well_lengths_were_predicted(tmp_path: Path, prompts: int, steps: int) -> None:
     changes = {"simulation__workload__num_prompts": prompts, "learner__max_steps": steps}
-    config = a_config(tmp_path, **changes)
-    found = run(config, workload(config, None))
+    found = ran(tmp_path, **changes)
     shown = "–"  # no prompt came twice
     if prompts == 8:
         assert found.rank_correlation > 0.5
@@ -234,9 +238,6 @@ def test_quantiles_hold_every_response_once() -> None:
     assert (found[-1].shortest, found[-1].longest) == (11, 99)
     assert found[-1].endings == {"aborted: x": 1, "consumed": 2}
     assert [q.responses for q in quantiles(outcomes[:2])] == [1, 1]
-
-
-# -- turns -----------------------------------------------------------------------------------------
 
 
 TURNS = {"simulation.workload.mean_turns": 3, "simulation.workload.observation_tokens": 7}
@@ -273,25 +274,18 @@ def test_a_turn_takes_in_what_was_answered_and_keeps_the_rest(tmp_path: Path) ->
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_every_schedule_keeps_the_laws_with_turns_and_deaths(name: str, tmp_path: Path) -> None:
     """The audit of the simulated world raises where one does not."""
-    bound = BOUNDS.get(name, 2)
-    config = a_config(
-        tmp_path, **TURNS, schedule__name=name, schedule__max_staleness=bound,
+    found = ran(
+        tmp_path, **TURNS, schedule__name=name, schedule__max_staleness=BOUNDS.get(name, 2),
         schedule__extra_generations=1, learner__groups_per_batch=4,
         simulation__faults__device_mtbf_hours=0.02, simulation__faults__instance_seconds=2.0,
         simulation__faults__learner_seconds=2.0,
     )  # fmt: skip
-    found = run(config, workload(config, None))
     assert found.steps == STEPS
     assert found.deaths, "nothing died"
 
 
-# -- where lengths come from -----------------------------------------------------------------------
-
-
 def test_lengths_as_a_run_recorded_them(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    make_run(run_dir, num_steps=4)
+    run_dir = made(tmp_path / "run")
     config = a_config(tmp_path, rollout__max_completion_length=500)
     recorded = Recorded(run_dir, config)
     assert [recorded.prompt(i).row for i in (0, 1, 9, 10)] == [0, 1, 9, 0]
@@ -299,12 +293,9 @@ def test_lengths_as_a_run_recorded_them(tmp_path: Path) -> None:
     assert recorded.response(3, 0, 0).length == 13
     assert recorded.response(3, 0, 1).length == 103
     assert recorded.response(3, 7, 5).length in (13, 103), "another response to the same prompt"
-    assert recorded.response(77, 0, 0).length in {10 + g for g in range(10)} | {
-        100 + g for g in range(10)
-    }
-    assert Recorded(run_dir, a_config(tmp_path)).response(3, 0, 1).length == 100, (
-        "no longer than allowed"
-    )
+    assert recorded.response(77, 0, 0).length in {*range(10, 20), *range(100, 110)}
+    shorter = Recorded(run_dir, a_config(tmp_path))
+    assert shorter.response(3, 0, 1).length == 100, "no longer than allowed"
     assert recorded.computed_share == 1.0, "its metrics do not say"
     with (run_dir / "metrics.jsonl").open("a") as file:
         for step, share in ((1, 0.25), (3, 0.75)):
@@ -316,19 +307,15 @@ def test_lengths_as_a_run_recorded_them(tmp_path: Path) -> None:
 
 
 def test_turns_as_a_run_recorded_them(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    make_run(run_dir, num_steps=4)
+    run_dir = made(tmp_path / "run")
     long, other = TrajectoryId(3, 1), TrajectoryId(3, 0)  # of 103 and 13 tokens
-    store = SqliteTrajectoryStore(run_dir / "events.db")
     happened = [
         TurnEnded(long, "rollout-0", 1, 40), TurnEnded(other, "rollout-1", 1, 6),
         Observed(long, 1, 47, seconds=2.5), Observed(other, 1, 7, seconds=0.25),
         TurnEnded(long, "rollout-0", 2, 60), Observed(long, 2, 70, seconds=0.5),
     ]  # fmt: skip
-    store.record(99.0, happened)
-    store.commit()
-    store.close()
+    with stored(run_dir) as store:
+        store.record(99.0, happened)
     config = a_config(tmp_path, **{"rollout.max_completion_length": 500})
     recorded = Recorded(run_dir, config)
     assert recorded.response(3, 0, 1).length == 86
@@ -349,9 +336,6 @@ def test_a_run_without_responses(tmp_path: Path) -> None:
         workload(a_config(tmp_path), tmp_path)
     with pytest.raises(UserError, match="no such file"):
         workload(a_config(tmp_path), tmp_path / "elsewhere")
-
-
-# -- mistakes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -428,29 +412,20 @@ def test_model_devices_and_ranks_are_those_of_the_configuration() -> None:
     assert "recipe:demo" in run(other, workload(other, None)).devices
 
 
-HISTORIES = {
-    "shuffled": {"simulation.workload.epoch_correlation": "0"},
-    "of prompts that are all alike": {"simulation.workload.prompt_variance_share": "0"},
-}
-
-
-def simulated(schedule: str, bound: int, history: str) -> Result:
-    config = read_config(
-        "cluster",
-        {
-            "schedule.name": schedule, "schedule.max_staleness": str(bound),
-            "rollout.num_instances": "4", "learner.num_ranks": "20",
-            "simulation.workload.num_prompts": "64", "simulation.workload.prompt_tokens": "256",
-            "simulation.workload.mean_length": "2000", "rollout.max_completion_length": "8192",
-            "learner.groups_per_batch": "32", "learner.max_steps": "14", **HISTORIES[history],
-        },
-    )  # fmt: skip
-    return run(config, workload(config, None), uncounted=bound)
-
-
-@pytest.mark.parametrize("bound", [1, 3])
-@pytest.mark.parametrize("history", HISTORIES)
-def test_rhymeflow_falls_back(history: str, bound: int) -> None:
+@pytest.mark.parametrize(
+    ("constant", "bound"), [("epoch_correlation", 1), ("prompt_variance_share", 3)]
+)
+def test_rhymeflow_falls_back(constant: str, bound: int) -> None:
     """Where history predicts nothing it loses nothing to staleflow, which does not ask it."""
-    ours, theirs = (simulated(name, bound, history) for name in ("rhymeflow", "staleflow"))
-    assert ours.throughput >= 0.97 * theirs.throughput
+    given = {
+        "schedule.max_staleness": str(bound), f"simulation.workload.{constant}": "0",
+        "rollout.num_instances": "4", "learner.num_ranks": "20",
+        "simulation.workload.num_prompts": "64", "simulation.workload.prompt_tokens": "256",
+        "simulation.workload.mean_length": "2000", "rollout.max_completion_length": "8192",
+        "learner.groups_per_batch": "32", "learner.max_steps": "14",
+    }  # fmt: skip
+    found = {}
+    for name in ("rhymeflow", "staleflow"):
+        config = read_config("cluster", given | {"schedule.name": name})
+        found[name] = run(config, workload(config, None), uncounted=bound).throughput
+    assert found["rhymeflow"] >= 0.97 * found["staleflow"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,13 +10,13 @@ import numpy as np
 import pytest
 
 from rhymeflow.config.load import build_config
-from rhymeflow.sim import simulate
 from rhymeflow.sim import timeline as plot
-from rhymeflow.sim.faults import Death, Recovery
+from rhymeflow.sim.faults import Death
 from rhymeflow.sim.result import Result
 from rhymeflow.sim.simulate import run
 from rhymeflow.sim.timeline import Span, Timeline
 from rhymeflow.sim.workload import workload
+from tests.sim.test_deaths import recovering
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +33,7 @@ def watched() -> tuple[Timeline, Result]:
         where="test",
     )
     timeline = Timeline()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulate, "Recovery", partial(Recovery, detection=0.0))
+    with recovering(detection=0.0):
         found = run(config, workload(config, None), timeline=timeline, dying=[Death(0.5, 1)])
     return timeline, found
 

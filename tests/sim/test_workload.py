@@ -10,7 +10,7 @@ import pytest
 from rhymeflow.config import Config
 from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
-from rhymeflow.sim.workload import MOST_TURNS, Synthetic, uniform
+from rhymeflow.sim.workload import MOST_TURNS, Synthetic
 
 
 def a_config(**workload: object) -> Config:
@@ -70,13 +70,6 @@ def test_decided_prompts_have_one_reward() -> None:
 def test_a_mean_that_cannot_be(mean: float) -> None:
     with pytest.raises(UserError, match=r"simulation\.workload\.mean_length"):
         Synthetic(a_config(mean_length=mean))
-
-
-def test_uniform_is_uniform() -> None:
-    values = [uniform(0, b"x", i) for i in range(20_000)]
-    assert statistics.fmean(values) == pytest.approx(0.5, abs=0.01)
-    assert statistics.pstdev(values) == pytest.approx(12**-0.5, abs=0.005)
-    assert all(0 < value < 1 for value in values)
 
 
 def test_turns_are_as_many_as_is_said_and_share_the_length() -> None:
