@@ -78,8 +78,6 @@ def test_changes_and_contexts() -> None:
     assert memory.longest(Config(), TINY, 10) == 100, "the model's context"
 
 
-# -- measured --------------------------------------------------------------------------------------
-
 LAYERS = {
     # bytes kept for the backward pass of a token, layer and unit of the hidden size: transformers'
     # own modules in bfloat16 on (fake) CUDA, as the learner runs them
@@ -126,8 +124,6 @@ def test_the_learners_peaks_are_within_a_fifth(recipe: str, tokens: int, peak: f
     said += memory.ALLOCATOR * tokens * each
     assert said / 1e6 == pytest.approx(peak, rel=0.2)
 
-
-# -- refused ---------------------------------------------------------------------------------------
 
 TOO_MUCH = [
     # field, value, what the message must hold

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from rhymeflow.config import DataConfig
 from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.prompts import Prompt, opened
+from tests import characters
 from tests.refused import refusal
 
 TEMPLATE = (
@@ -23,13 +24,11 @@ TEMPLATE = (
 
 
 def tokenizer(template: str | None) -> PreTrainedTokenizerFast:
-    characters = sorted(set("abcdefghijklmnopqrstuvwxyz0123456789 +=?[];<>^"))
-    raw = Tokenizer(models.WordLevel({each: n for n, each in enumerate(characters)}, "?"))
-    raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    raw.post_processor = processors.TemplateProcessing(
-        "^ $A", special_tokens=[("^", raw.token_to_id("^"))]
+    made = characters.make_tokenizer("abcdefghijklmnopqrstuvwxyz0123456789 +=?[];<>^", 200)
+    made.add_special_tokens({"bos_token": "^"})
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        "^ $A", special_tokens=[("^", made.convert_tokens_to_ids("^"))]
     )
-    made = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="^")
     made.chat_template = template
     return made
 
@@ -88,7 +87,7 @@ CALLED = [USER, {"role": "assistant", "content": "so", "tool_calls": CALL}, USER
         (WRITES_CALLS, CALLED, {}, "^[user]hi;[assistant]soadd;[user]hi;[assistant]"),
         (BEGINS_NO_TURN, "hi", {"assistant_prefix": "[assistant]"}, "^[user]hi;[assistant]"),
         (NEEDS_NO_BEGINNING, "hi", {}, "hi]"),
-        (BASE, "aé", {}, "^a?"),  # which has a token for it
+        (BASE, "aé", {}, "^a<pad>"),  # which has a token for it
         # Text that the template made is not wrapped again unless that is asked for.
         (CHAT, "^[user]hi;[assistant]", {"chat_template": False}, "^[user]hi;[assistant]"),
         (CHAT, "^[user]hi;[assistant]", {"chat_template": True},

@@ -1,4 +1,5 @@
-"""`rhymeflow eval` from the command line, against a plain model and a plain loop."""
+"""`rhymeflow eval` from the command line, against a plain model, which gives one token at a time
+without any engine, and a plain loop."""
 
 from __future__ import annotations
 
@@ -10,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rhymeflow import cli, recipes
 from rhymeflow.config.load import read_config
 from rhymeflow.data.load import load_prompts
+from rhymeflow.engine.base import NoiseKey
+from rhymeflow.engine.native import noise
 from rhymeflow.recipes.demo import task as demo
 from rhymeflow.recipes.guess import task as guess
 from rhymeflow.store.reader import TrajectoryReader
-from tests.evaluation.oracle import Oracle
 
 Capture = pytest.CaptureFixture[str]
 Refused = Callable[..., str]
@@ -28,13 +32,46 @@ def short(completions, **columns):
 
 def several(completions, **columns):
     return [float(len(completions))] * len(completions)
-
-def fails(completions, **columns):
-    raise ValueError("no such luck")
-
-def nothing(completions, **columns):
-    return [None] * len(completions)
 """
+
+
+EVALUATION = 2**31 - 1
+"""The epoch of the noise of held-out answers."""
+
+
+class Oracle:
+    """The model of a recipe, in float32."""
+
+    def __init__(self, recipe: str) -> None:
+        directory = recipes.directory(recipe)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, attn_implementation="eager"
+        )
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+
+    def ids(self, text: str) -> list[int]:
+        return self.tokenizer(text)["input_ids"]
+
+    def text(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def turn(
+        self, prompt: str, tokens: list[int], row: int, sample: int, temperature: float, most: int
+    ) -> list[int]:
+        """What comes after `tokens`, up to the end of the turn or `most` tokens in all."""
+        made, stream = list(tokens), noise.stream(0, NoiseKey(row, EVALUATION, sample))
+        while len(made) < most:
+            ids = torch.tensor([self.ids(prompt) + made])
+            with torch.no_grad():
+                logits = self.model(ids).logits[0, -1]
+            if temperature:
+                keys = noise.row_keys([stream], [len(made)], torch.device("cpu"))
+                gumbel = -noise.exponentials(keys, len(logits))[0].log()
+                logits = (logits / temperature).double() + gumbel
+            made.append(int(logits.argmax()))
+            if made[-1] == self.tokenizer.eos_token_id:
+                break
+        return made[len(tokens) :]
 
 
 def evaluated(capsys: Capture, *arguments: object) -> dict[str, Any]:
@@ -205,22 +242,6 @@ def test_help_is_at_most_80_columns_wide(command: str, capsys: Capture) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("function", "part"), [("fails", "no such luck"), ("nothing", "none applies to this sample")]
-)
-def test_an_error_is_not_a_reward(
-    function: str, part: str, refused: Refused, tmp_path: Path
-) -> None:
-    judge = tmp_path / "judge.py"
-    judge.write_text(JUDGE)
-    arguments = ["recipe:demo", "--size", "2", "--reward", f"{judge}:{function}"]
-    arguments += ["--rollout.max_completion_length", "20", "--reward.retries", "0"]
-    message = refused("eval", *arguments)
-    assert part in message
-    assert "to held-out row" in message
-
-
-@pytest.mark.slow
 def test_what_becomes_of_a_failure_is_up_to_on_failure(
     capsys: Capture, refused: Refused, tmp_path: Path
 ) -> None:
@@ -233,10 +254,10 @@ def test_what_becomes_of_a_failure_is_up_to_on_failure(
         "    def reward(self): return 1.0\n"
         f"hidden_of_first = {held_out('guess', 1)[0].columns['hidden']!r}\n"
     )
-    suite = f"[{{name: a, size: 2, environments: [{{environment: '{worlds}:Breaks'}}]}}]"
-    arguments = ["recipe:guess", "--eval.suites", suite, "--environment.retries", "0"]
+    arguments = ["recipe:guess", "--size", "2", "--environment.retries", "0"]
+    arguments += ["--environment.classes", f"[{{environment: '{worlds}:Breaks'}}]"]
     message = refused("eval", *arguments)
-    assert "environment of answer 0 to suite a, row 0" in message
+    assert "environment of answer 0 to held-out row 0" in message
     assert "it broke" in message
-    found = evaluated(capsys, *arguments, "--environment.on_failure", "drop")["a"]
+    found = evaluated(capsys, *arguments, "--environment.on_failure", "drop")["held_out"]
     assert (found["failed"], found["avg@1"], found["prompts"]) == (1.0, 1.0, 2)

@@ -84,15 +84,9 @@ def test_what_is_printed_is_what_the_engine_generates(
     assert capsys.readouterr().out == f"{text}\n"
 
 
-def test_text_comes_token_by_token() -> None:
-    config = configuration(model__name="recipe:demo", rollout__temperature=0)
-    pieces = list(Generator(config, must_fit=False).answer(PROMPT))
-    num_tokens = len(by_the_engine(config, PROMPT))
-    assert len(pieces) == num_tokens - 1  # all but the end of the sequence
-    assert all(len(piece) == 1 for piece in pieces)
-
-
-def test_a_conversation_keeps_what_was_said(talker: Path, capsys: Capture) -> None:
+def test_a_conversation_keeps_what_was_said(
+    talker: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = configuration(
         model__name=talker, rollout__max_completion_length=12, data__system_prompt="be"
     )
@@ -106,9 +100,12 @@ def test_a_conversation_keeps_what_was_said(talker: Path, capsys: Capture) -> No
     for number, (prompt, answer) in enumerate(zip(asked, (first, second), strict=True)):
         tokens = by_the_engine(config, prompt, number)
         assert tokenizer.decode(tokens, skip_special_tokens=True) == answer
-    # One prompt to a chat model is the user's message.
-    assert cli.main(["generate", str(talker), "that", "--system", "be", "--max-tokens", "12"]) == 0
-    assert capsys.readouterr().out == f"{first}\n"
+    # One prompt to a chat model is the user's message; a conversation ends with the input.
+    monkeypatch.setattr(sys, "stdin", io.StringIO("that\n\ntest\n"))
+    for how, out in (("that", f"{first}\n"), ("--chat", f"{first}\n{second}\n")):
+        options = ["--system", "be", "--max-tokens", "12"]
+        assert cli.main(["generate", str(talker), how, *options]) == 0
+        assert capsys.readouterr().out == out
 
 
 @pytest.mark.parametrize(
@@ -134,17 +131,6 @@ def test_what_is_wrong_is_one_line(
     assert part in refused("generate", *arguments)
 
 
-@pytest.fixture
-def conversation(talker: Path) -> subprocess.Popen[str]:
-    arguments = ["generate", str(talker), "--chat", "--max-tokens", "20"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "rhymeflow", *arguments],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        # In the background of a shell that is no terminal's, interrupts are ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-
-
 def test_a_run_is_asked_by_its_newest_checkpoint(
     talker: Path, tmp_path: Path, capsys: Capture, refused: Any
 ) -> None:
@@ -160,14 +146,14 @@ def test_a_run_is_asked_by_its_newest_checkpoint(
     assert capsys.readouterr().out == out
 
 
-def test_the_end_of_input_ends_a_conversation(conversation: Any) -> None:
-    out, err = conversation.communicate("that\ntest\n", timeout=120)
-    assert out.count("\n") == 2
-    assert not err
-
-
-def test_an_interrupt_ends_it_cleanly(conversation: Any) -> None:
-    process = conversation
+def test_an_interrupt_ends_it_cleanly(talker: Path) -> None:
+    arguments = ["generate", str(talker), "--chat", "--max-tokens", "20"]
+    process: Any = subprocess.Popen(
+        [sys.executable, "-m", "rhymeflow", *arguments],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # In the background of a shell that is no terminal's, interrupts are ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     process.stdin.write("that\n")
     process.stdin.flush()
     assert process.stdout.readline()
@@ -175,9 +161,6 @@ def test_an_interrupt_ends_it_cleanly(conversation: Any) -> None:
     process.wait(timeout=120)  # before its input is closed, which would end it too
     out, err = process.communicate()
     assert (process.returncode, out, err) == (130, "\n", "rhymeflow: interrupted\n")
-
-
-# -- text as tokens come, with a tokenizer whose tokens are bytes ----------------------------------
 
 
 def decode(tokens: list[int]) -> str:

