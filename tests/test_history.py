@@ -53,11 +53,13 @@ def test_shares_are_of_the_time_of_all_steps_and_of_the_rest_what_is_finite_has_
     history = History(Rhythm(every=4))
     for version, value in enumerate((None, 2.0, math.nan, 4.0), 1):
         row = {"loss": value, "kl": None, "grad_norm": math.inf}
-        seconds = 9.0 if version == 1 else 1.0
-        history.trained(version, row | {"step_time": seconds, "idle/learner": 0.1 * version})
+        seconds, idle = 10.0 - version, None if version == 4 else 0.1 * version
+        row |= {"step_time": seconds, "idle/learner": idle, "idle/rollout": None}
+        history.trained(version, row)
     (entry,) = history.entries
+    assert entry["idle/rollout"] is None
     assert (entry["loss"], entry["kl"], entry["grad_norm"]) == (3.0, None, None)
-    assert entry["idle/learner"] == pytest.approx((9 * 0.1 + 0.2 + 0.3 + 0.4) / 12)
+    assert entry["idle/learner"] == pytest.approx((9 * 0.1 + 8 * 0.2 + 7 * 0.3) / (9 + 8 + 7))
 
 
 def test_callbacks_see_the_state_of_their_own_step() -> None:

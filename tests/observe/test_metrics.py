@@ -32,17 +32,6 @@ def test_rows_of_one_step_are_joined_and_a_half_line_left_out(tmp_path):
     assert metrics.read(tmp_path / "nothing") == {}
 
 
-def test_a_share_of_a_run_is_time_over_time():
-    rows = [
-        {"step_time": 9.0, "idle/learner": 0.5},
-        {"step_time": 1.0, "idle/learner": 0.0},
-        {"eval/reward": 1.0},
-        {"step_time": 5.0, "idle/learner": None},
-    ]
-    assert metrics.mean(rows, "idle/learner") == 0.45, "4.5 of 10 seconds"
-    assert metrics.mean(rows, "idle/rollout") is None
-
-
 def test_what_a_resumed_run_does_again_is_forgotten(tmp_path):
     path = tmp_path / "metrics.jsonl"
     rows = ['{"step": 1, "x": 0.1}\n', '{"step": 2}\n', '{"step": 1, "eval/reward": 1e-05}\n']
