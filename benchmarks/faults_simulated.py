@@ -21,7 +21,7 @@ from benchmarks.staleflow import setting
 from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
 from rhymeflow.sim.faults import DETECTION, HOUR, Death, Devices, Victim, failures
-from rhymeflow.sim.result import Result
+from rhymeflow.sim.result import SimulationResult
 from rhymeflow.sim.simulate import run as simulate
 from rhymeflow.sim.workload import uniform, workload
 
@@ -109,7 +109,7 @@ def rows_of(cell: Cell, seeds: int, *, is_beside: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def resuming(cell: Cell, quiet: Result, seeds: int) -> dict[str, Any]:
+def resuming(cell: Cell, quiet: SimulationResult, seeds: int) -> dict[str, Any]:
     """What the deaths of each kind cost, and the ratios that follow from it."""
     columns: dict[str, Any] = {}
     per_second = 0.0
@@ -120,7 +120,7 @@ def resuming(cell: Cell, quiet: Result, seeds: int) -> dict[str, Any]:
     return columns | {f"{rate}x": round(1 / (1 + per_second * rate), 4) for rate in RATES}
 
 
-def cost_of(cell: Cell, kind: str, quiet: Result, seeds: int) -> tuple[float, int]:
+def cost_of(cell: Cell, kind: str, quiet: SimulationResult, seeds: int) -> tuple[float, int]:
     """Seconds that one death costs, the median over seeds, and how many deaths there were."""
     found, deaths = [], 0
     for seed in range(seeds):
@@ -132,7 +132,7 @@ def cost_of(cell: Cell, kind: str, quiet: Result, seeds: int) -> tuple[float, in
     return max(0.0, statistics.median(found)), deaths
 
 
-def one(cell: Cell, dying: Iterator[Death] | None) -> Result:
+def one(cell: Cell, dying: Iterator[Death] | None) -> SimulationResult:
     config = configure(cell)
     result = simulate(config, workload(config, None), dying=dying, uncounted=UNCOUNTED)
     told = ", ".join(f"{n} {kind}" for kind, n in result.deaths.items()) or "no deaths"
@@ -179,7 +179,7 @@ def failures_of(cell: Cell, seed: int) -> Iterator[Death]:
     return failures(seed, devices, device_mtbf_hours=MTBF_HOURS / RATES[-1])
 
 
-def restarting(cell: Cell, quiet: Result, save_steps: int) -> dict[str, Any]:
+def restarting(cell: Cell, quiet: SimulationResult, save_steps: int) -> dict[str, Any]:
     """The baseline: work since the checkpoint is done again, and so is a restart that fails (its
     expectation, as in Daly, A higher order estimate of the optimum checkpoint interval, 2006)."""
     faults = configure(cell).simulation.faults

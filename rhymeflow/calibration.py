@@ -286,7 +286,7 @@ def train_timings(
 # -- the profile -----------------------------------------------------------------------------------
 
 
-class Row(NamedTuple):
+class FitQuality(NamedTuple):
     """How well one quantity is fitted."""
 
     quantity: str
@@ -299,7 +299,7 @@ class Calibration(NamedTuple):
     """A profile, and how far off it is."""
 
     profile: Profile
-    rows: tuple[Row, ...]
+    rows: tuple[FitQuality, ...]
 
     def text(self, output: Path | None) -> str:
         """A table for people: errors, coefficients, where the profile went."""
@@ -387,7 +387,9 @@ def fitted(
         seconds = [row[metric] for row in rows if metric in row]
         times[what] = statistics.median(seconds) if seconds else 0.0
         if seconds:
-            found.append(Row(what, len(seconds), errors([times[what]] * len(seconds), seconds)))
+            found.append(
+                FitQuality(what, len(seconds), errors([times[what]] * len(seconds), seconds))
+            )
     ranks = config.learner.num_ranks
     profile = Profile(
         name=name,
@@ -411,15 +413,15 @@ def _kept(timings: Sequence[Any]) -> list[Any]:
     return [each for number, each in enumerate(timings) if number % HELD_OUT]
 
 
-def _row(quantity: str, timings: Sequence[Any], predict: Callable[[Any], float]) -> Row:
+def _row(quantity: str, timings: Sequence[Any], predict: Callable[[Any], float]) -> FitQuality:
     fitted, held_out = (
         errors(map(predict, some), (each.seconds for each in some))
         for some in (_kept(timings), timings[::HELD_OUT])
     )
-    return Row(quantity, len(timings), fitted, held_out)
+    return FitQuality(quantity, len(timings), fitted, held_out)
 
 
-def _source(rows: Sequence[Row]) -> str:
+def _source(rows: Sequence[FitQuality]) -> str:
     shares = ", ".join(
         f"{row.quantity} {row.fitted.mean:.1%}"
         + (f" (held out {row.held_out.mean:.1%})" if row.held_out is not None else "")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rhymeflow import build, memory, profiles
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
-from rhymeflow.memory import GB, Model, Part, size_text, total
+from rhymeflow.memory import GB, MemoryPart, ModelSize, size_text, total
 
 STORED_TOKEN = 10
 """Bytes of the store for each generated token: eight of the token and its log-probability
@@ -110,7 +110,7 @@ def place(config: Config) -> list[Node]:
     return nodes
 
 
-def model_of(config: Config) -> Model:
+def model_of(config: Config) -> ModelSize:
     """The model. Raises `UserError` if it cannot be spread over the GPUs of an instance."""
     model, parts = memory.model_on_gpus(config), config.rollout.vllm_tensor_parallel_size
     if model.num_heads % parts or model.num_kv_heads % parts:
@@ -127,30 +127,30 @@ def prompt_of(config: Config) -> int:
     return config.data.max_prompt_length or config.simulation.workload.prompt_tokens
 
 
-def of_rank(config: Config, model: Model) -> list[Part]:
+def of_rank(config: Config, model: ModelSize) -> list[MemoryPart]:
     """What one rank takes of its GPU."""
     optimizer = [] if config.learner.offload_optimizer else memory.of_optimizer(config, model)
     return [*optimizer, *memory.of_rank(config, model, prompt_of(config))]
 
 
-def of_node(config: Config, model: Model, node: Node) -> list[Part]:
+def of_node(config: Config, model: ModelSize, node: Node) -> list[MemoryPart]:
     """What the workers of a node take of its main memory."""
     workers = len(node.ranks) + config.rollout.vllm_tensor_parallel_size * len(node.instances)
     if not workers:
         return []
     parts = [
-        Part(f"{workers} processes (estimate)", workers * memory.PROCESS),
-        Part("weights staged, two versions", 2 * model.weights),
+        MemoryPart(f"{workers} processes (estimate)", workers * memory.PROCESS),
+        MemoryPart("weights staged, two versions", 2 * model.weights),
         *memory.of_changes(config, model),
     ]
     if config.learner.offload_optimizer and node.ranks:
         taken = len(node.ranks) * total(memory.of_optimizer(config, model))
-        parts.append(Part("master weights, gradients, AdamW moments", taken))
+        parts.append(MemoryPart("master weights, gradients, AdamW moments", taken))
     return parts + (memory.of_history(config.drafting) if node.instances else [])
 
 
 def _check_gpus(
-    config: Config, model: Model, rank: Sequence[Part], instance: Sequence[Part]
+    config: Config, model: ModelSize, rank: Sequence[MemoryPart], instance: Sequence[MemoryPart]
 ) -> None:
     rollout, there = config.rollout, config.cluster.gpu_memory_gb
     least = memory.longest(config, model, prompt_of(config))
@@ -178,7 +178,7 @@ def _check_gpus(
         )
 
 
-def _check_node(config: Config, model: Model, node: Node) -> None:
+def _check_node(config: Config, model: ModelSize, node: Node) -> None:
     parts = of_node(config, model, node)
     if total(parts) > config.cluster.memory_gb * GB:
         most = max(parts, key=lambda part: part.num_bytes)
@@ -200,7 +200,7 @@ class Rates(NamedTuple):
     mean_length: float
 
 
-def rates(config: Config, model: Model) -> Rates:
+def rates(config: Config, model: ModelSize) -> Rates:
     """What the cluster would do with every instance full and the learner never waiting, by the cost
     model: bounds. `rhymeflow simulate` says what lengths, pulls and the staleness bound leave of
     it.
@@ -231,7 +231,7 @@ def rates(config: Config, model: Model) -> Rates:
     return Rates(profile.name, generated, trained, both, both * each * _DAY, mean)
 
 
-def _head(config: Config, model: Model) -> Iterator[str]:
+def _head(config: Config, model: ModelSize) -> Iterator[str]:
     cluster, parameters = config.cluster, f"{model.num_parameters:,} parameters"
     if model.num_experts:
         parameters += f", {model.num_experts} experts"
@@ -242,7 +242,7 @@ def _head(config: Config, model: Model) -> Iterator[str]:
     )
 
 
-def _nodes(config: Config, model: Model, nodes: Sequence[Node]) -> Iterator[str]:
+def _nodes(config: Config, model: ModelSize, nodes: Sequence[Node]) -> Iterator[str]:
     """Nodes with the same numbers of workers in one entry."""
     yield "nodes:"
     for _, alike in groupby(nodes, lambda node: (len(node.ranks), len(node.instances))):
@@ -250,7 +250,7 @@ def _nodes(config: Config, model: Model, nodes: Sequence[Node]) -> Iterator[str]
         parts = of_node(config, model, same[0])
         numbers = _span("node", [node.number for node in same])
         yield f"  {numbers}: {_workers(config, same)}"
-        yield from map(_line, [*parts, Part("main memory of a node", total(parts))])
+        yield from map(_line, [*parts, MemoryPart("main memory of a node", total(parts))])
 
 
 def _workers(config: Config, nodes: Sequence[Node]) -> str:
@@ -279,12 +279,12 @@ def _span(what: str, numbers: Sequence[int], join: str = " ") -> str:
     return f"{what}{plural}{join}{first}" + ("" if first == last else f" to {last}")
 
 
-def _table(title: str, parts: Sequence[Part]) -> Iterator[str]:
+def _table(title: str, parts: Sequence[MemoryPart]) -> Iterator[str]:
     yield f"{title}:"
-    yield from map(_line, [*parts, Part("in all", total(parts))])
+    yield from map(_line, [*parts, MemoryPart("in all", total(parts))])
 
 
-def _line(part: Part) -> str:
+def _line(part: MemoryPart) -> str:
     return f"    {part.what:<55} {size_text(part.num_bytes):>9}"
 
 
@@ -298,4 +298,4 @@ def _rates(config: Config, found: Rates) -> Iterator[str]:
         (f"both, {both}", found.both),
     ):
         yield f"    {what:<55} {rate:>9,.0f} tokens/s"
-    yield _line(Part("store, a day", found.store_day))
+    yield _line(MemoryPart("store, a day", found.store_day))

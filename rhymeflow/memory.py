@@ -36,7 +36,7 @@ PROCESS = 3_000_000_000
 """Main memory of a process that computes on a GPU: Python, torch, CUDA's libraries; estimated."""
 
 
-class Part(NamedTuple):
+class MemoryPart(NamedTuple):
     """What takes memory, and how much of it, in bytes."""
 
     what: str
@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelSize:
     """What of a model decides about memory."""
 
     num_parameters: int
@@ -88,21 +88,21 @@ class Model:
         return 2 * self.num_layers * self.num_kv_heads * self.head_size * self.bytes_per_value
 
 
-def model_here(config: Config) -> Model:
+def model_here(config: Config) -> ModelSize:
     """The model as this machine computes it. Raises `UserError` if there is no such model."""
     device = resolve_device(config.model)
     dtype = load.resolve_dtype(config.model, device)
     return model_of(load.load_config(config.model), dtype, str(device))
 
 
-def model_on_gpus(config: Config) -> Model:
+def model_on_gpus(config: Config) -> ModelSize:
     """The model on GPUs, where `model.dtype: auto` is bfloat16; no network is asked for what
     recipes name. Raises `UserError` if there is no such model."""
     dtype = torch.float32 if config.model.dtype == "float32" else torch.bfloat16
     return model_of(load.architecture(config.model), dtype, "cuda")
 
 
-def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Model:
+def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> ModelSize:
     """A model of this kind, computed in this precision there."""
     text = hf_config.get_text_config()
 
@@ -112,7 +112,7 @@ def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Mo
 
     heads, hidden = text.num_attention_heads, text.hidden_size
     of_experts = given("num_experts_per_tok") * given("moe_intermediate_size")
-    return Model(
+    return ModelSize(
         num_parameters=load.count_parameters(hf_config),
         num_outside=text.vocab_size * hidden * (1 if hf_config.tie_word_embeddings else 2),
         num_layers=text.num_hidden_layers,
@@ -133,7 +133,7 @@ def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Mo
 # -- activations -----------------------------------------------------------------------------------
 
 
-def layer_bytes(model: Model) -> int:
+def layer_bytes(model: ModelSize) -> int:
     """What one layer keeps of one token for its backward pass.
 
     A norm keeps its input in float32, that normalised, and its output; each linear layer its input;
@@ -151,7 +151,7 @@ def layer_bytes(model: Model) -> int:
     return norms + size * (heads + 4 * model.intermediate_size)
 
 
-def activation_bytes(model: Model, *, gradient_checkpointing: bool) -> int:
+def activation_bytes(model: ModelSize, *, gradient_checkpointing: bool) -> int:
     """What a pass over all layers keeps of one token, and computes with in the last of them."""
     size, layer = model.bytes_per_value, layer_bytes(model)
     in_backward = size * (4 * model.hidden_size + 3 * model.intermediate_size)
@@ -160,7 +160,7 @@ def activation_bytes(model: Model, *, gradient_checkpointing: bool) -> int:
     return model.num_layers * layer + in_backward
 
 
-def _activations(config: Config, model: Model, prompt: int, length: int) -> Part:
+def _activations(config: Config, model: ModelSize, prompt: int, length: int) -> MemoryPart:
     """Of a micro-batch, in which a group's prompt is there once."""
     learner = config.learner
     groups = -(-learner.groups_per_batch // (learner.num_minibatches * learner.num_ranks))
@@ -168,54 +168,56 @@ def _activations(config: Config, model: Model, prompt: int, length: int) -> Part
     tokens = max(length, min(most, learner.max_tokens_per_microbatch))
     each = activation_bytes(model, gradient_checkpointing=learner.gradient_checkpointing)
     in_use = ALLOCATOR if model.device == "cpu" else 1
-    return Part(f"activations of {tokens:,} tokens, at most", in_use * tokens * each)
+    return MemoryPart(f"activations of {tokens:,} tokens, at most", in_use * tokens * each)
 
 
 # -- what each process takes -----------------------------------------------------------------------
 
 
-def longest(config: Config, model: Model, prompt: int) -> int:
+def longest(config: Config, model: ModelSize, prompt: int) -> int:
     """Tokens of the longest prompt and response."""
     rollout = config.rollout
     own = rollout.vllm_max_model_length if rollout.engine == "vllm" else None
     return min(own or model.max_positions, prompt + rollout.max_completion_length)
 
 
-def of_optimizer(config: Config, model: Model) -> list[Part]:
+def of_optimizer(config: Config, model: ModelSize) -> list[MemoryPart]:
     """What a rank keeps in float32, of which each has its share."""
     count = config.learner.num_ranks
     masters, share = model.num_parameters * MASTER / count, "" if count == 1 else f", 1/{count}"
     return [
-        Part(f"master weights (float32){share}", masters),
-        Part(f"gradients (float32){share}", masters),
-        Part(f"AdamW moments (2 x float32){share}", 2 * masters),
+        MemoryPart(f"master weights (float32){share}", masters),
+        MemoryPart(f"gradients (float32){share}", masters),
+        MemoryPart(f"AdamW moments (2 x float32){share}", 2 * masters),
     ]
 
 
-def of_rank(config: Config, model: Model, prompt: int) -> list[Part]:
+def of_rank(config: Config, model: ModelSize, prompt: int) -> list[MemoryPart]:
     """What a rank takes besides, for prompts of at most so many tokens."""
     learner, parts = config.learner, []
     if learner.num_ranks > 1:
         # Two layers, for the next is gathered while one computes; each with its gradient.
         layers = 2 * (model.num_parameters - model.num_outside) / model.num_layers
         gathered = 2 * (model.num_outside + layers) * model.bytes_per_value
-        parts.append(Part("gathered: embeddings, head and two layers", gathered))
+        parts.append(MemoryPart("gathered: embeddings, head and two layers", gathered))
     elif model.bytes_per_value != MASTER:
-        parts.append(Part(f"weights ({model.name_of_dtype})", model.weights))
+        parts.append(MemoryPart(f"weights ({model.name_of_dtype})", model.weights))
     if learner.beta > 0:
         spread = model.num_parameters * MASTER / learner.num_ranks
-        parts.append(Part("reference model", spread if learner.num_ranks > 1 else model.weights))
+        parts.append(
+            MemoryPart("reference model", spread if learner.num_ranks > 1 else model.weights)
+        )
     rows = f"logits, {learner.logits_chunk_size:,} rows x {model.vocab_size:,}"
     logits = learner.logits_chunk_size * model.vocab_size * MASTER
     if model.device == "cpu":
-        parts.append(Part(f"{rows} at a time", logits))
+        parts.append(MemoryPart(f"{rows} at a time", logits))
     else:
-        parts.append(Part(f"{rows}, and their gradient", 2 * logits))
+        parts.append(MemoryPart(f"{rows}, and their gradient", 2 * logits))
     length = longest(config, model, prompt)
     return [*parts, _activations(config, model, min(prompt, length), length)]
 
 
-def kv_tokens(config: Config, model: Model, prompt: int) -> int:
+def kv_tokens(config: Config, model: ModelSize, prompt: int) -> int:
     """Tokens that the KV cache of an instance holds; below 0: its weights alone are too large.
 
     vLLM takes `vllm_gpu_memory_utilization` of each of its GPUs, and what weights leave of that is
@@ -228,43 +230,45 @@ def kv_tokens(config: Config, model: Model, prompt: int) -> int:
     return int((rollout.vllm_gpu_memory_utilization * gpus - model.weights) // model.kv_token)
 
 
-def of_instance(config: Config, model: Model, prompt: int) -> list[Part]:
+def of_instance(config: Config, model: ModelSize, prompt: int) -> list[MemoryPart]:
     """What an instance takes of each of its GPUs; on CPUs, each of its processes of main memory."""
     rollout, each = config.rollout, config.rollout.vllm_tensor_parallel_size
     share = "" if each == 1 else f", 1/{each}"
     tokens = max(0, kv_tokens(config, model, prompt))
-    cache = Part(f"KV cache, at most {tokens:,} tokens", tokens * model.kv_token / each)
+    cache = MemoryPart(f"KV cache, at most {tokens:,} tokens", tokens * model.kv_token / each)
     if rollout.engine == "vllm" and model.device == "cpu":
-        cache = Part("KV cache (vllm_kv_cache_gb)", rollout.vllm_kv_cache_gb * GB / each)
-    return [Part(f"weights{share}", model.weights / each), cache]
+        cache = MemoryPart("KV cache (vllm_kv_cache_gb)", rollout.vllm_kv_cache_gb * GB / each)
+    return [MemoryPart(f"weights{share}", model.weights / each), cache]
 
 
-def of_changes(config: Config, model: Model) -> list[Part]:
+def of_changes(config: Config, model: ModelSize) -> list[MemoryPart]:
     """What `weights.transport = delta` keeps; a listed change takes twice the bytes it is of."""
     if config.weights.transport != "delta":
         return []
     versions = config.schedule.bound + SPARE_VERSIONS
-    return [Part(f"changes to {versions} versions, at most", versions * 2 * MOST * model.weights)]
+    return [
+        MemoryPart(f"changes to {versions} versions, at most", versions * 2 * MOST * model.weights)
+    ]
 
 
-def of_history(drafting: DraftingConfig) -> list[Part]:
+def of_history(drafting: DraftingConfig) -> list[MemoryPart]:
     """The index of history. Raises `UserError` if no machine could hold it."""
     if drafting.window == "off":
         return []
     tokens = drafting.history_tokens
     with _sized(f"drafting.history_tokens = {tokens:,}"):
         index = Index(max_tokens=tokens, max_responses=drafting.history_responses)
-    return [Part(f"history index of {tokens:,} tokens", index.num_bytes)]
+    return [MemoryPart(f"history index of {tokens:,} tokens", index.num_bytes)]
 
 
-def of_drafter(config: Config, model: Model) -> list[Part]:
+def of_drafter(config: Config, model: ModelSize) -> list[MemoryPart]:
     """An instance's index of what runs. Raises `UserError` if no machine could hold it."""
     drafting, sequences = config.drafting, config.rollout.max_num_seqs
     if drafting.window == "off":
         return []
     with _sized(f"rollout.max_num_seqs = {sequences:,}"):
         made = Drafter(None, drafting, max_sequences=sequences, max_length=model.max_positions)
-    return [Part("index of what runs", made.num_bytes)]
+    return [MemoryPart("index of what runs", made.num_bytes)]
 
 
 @contextmanager
@@ -276,12 +280,12 @@ def _sized(what: str) -> Iterator[None]:
         raise UserError(f"{what}: no memory for the index of drafts: {error}") from None
 
 
-def here(config: Config, model: Model, prompt: int) -> list[tuple[str, Part]]:
+def here(config: Config, model: ModelSize, prompt: int) -> list[tuple[str, MemoryPart]]:
     """What a run takes of this machine, process by process, all of a kind together."""
     instances, ranks = config.rollout.num_instances, config.learner.num_ranks
     processes = instances * config.rollout.vllm_tensor_parallel_size
     kinds = [
-        ("weight store", 1, [Part("weights, two slots in shared memory", 2 * model.weights)]),
+        ("weight store", 1, [MemoryPart("weights, two slots in shared memory", 2 * model.weights)]),
         ("rollout", processes, of_instance(config, model, prompt)),
         ("learner", ranks, [*of_optimizer(config, model), *of_rank(config, model, prompt)]),
         ("weight store", 1, of_changes(config, model)),
@@ -289,18 +293,18 @@ def here(config: Config, model: Model, prompt: int) -> list[tuple[str, Part]]:
         ("rollout", instances, of_drafter(config, model)),
     ]
     return [
-        (name if count == 1 else f"{count} x {name}", Part(part.what, count * part.num_bytes))
+        (name if count == 1 else f"{count} x {name}", MemoryPart(part.what, count * part.num_bytes))
         for name, count, parts in kinds
         for part in parts
     ]
 
 
-def shared(config: Config, model: Model) -> float:
+def shared(config: Config, model: ModelSize) -> float:
     """Bytes of shared memory that a run takes of this machine: weights, and history."""
     return 2 * model.weights + total(of_history(config.drafting))
 
 
-def total(parts: Iterable[Part]) -> float:
+def total(parts: Iterable[MemoryPart]) -> float:
     """Bytes of all of them."""
     return sum(part.num_bytes for part in parts)
 

@@ -48,13 +48,13 @@ _LENGTH = struct.Struct("!i")
 
 
 @dataclass_transform(frozen_default=True)
-class Message(msgspec.Struct, frozen=True, tag=True):
+class PoolMessage(msgspec.Struct, frozen=True, tag=True):
     """Between pool and process; `id` names a session and is used for no other."""
 
     id: int
 
 
-class Close(Message):
+class Close(PoolMessage):
     """Ends the session; not answered."""
 
 
@@ -64,17 +64,17 @@ class Imported(msgspec.Struct, frozen=True, tag=True):
     error: str | None = None
 
 
-class Begun(Message):
+class Begun(PoolMessage):
     """The call's user code runs from now on."""
 
 
-class Failure(Message):
+class Failure(PoolMessage):
     """The call gave no answer: `error` says what it did instead."""
 
     error: str
 
 
-class Late(Message):
+class Late(PoolMessage):
     """The call took longer than the configured time; `is_stuck`: it cannot be cancelled."""
 
     is_stuck: bool
@@ -117,11 +117,11 @@ class Task:
         self.is_begun = self.is_suspect = False
         self.failures: Counter[int] = Counter()
 
-    def begin(self, earlier: Any) -> Message:
+    def begin(self, earlier: Any) -> PoolMessage:
         """Return the first question: of a new session, or in that of `earlier`, a task."""
         raise NotImplementedError
 
-    def take(self, reply: Any) -> Message | None:
+    def take(self, reply: Any) -> PoolMessage | None:
         """Take a reply and return the next question; None: `result` is set, or replies are to come.
 
         Raises:
@@ -332,7 +332,7 @@ class Pool:
                 self._release(task)
             self._finished.append(task)
 
-    def _ask(self, task: Task, question: Message, now: float) -> None:
+    def _ask(self, task: Task, question: PoolMessage, now: float) -> None:
         assert task.process is not None
         task.is_begun = False
         task.deadline = now + self._patience
@@ -460,7 +460,7 @@ class _Process:
         self.tasks: dict[int, Task] = {}
         """Those it has not answered, by session, in the order they were asked."""
 
-    def send(self, question: Message) -> None:
+    def send(self, question: PoolMessage) -> None:
         message = encode(question)
         self.unsent += _LENGTH.pack(len(message)) + message
 

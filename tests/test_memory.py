@@ -16,7 +16,7 @@ from rhymeflow.config import Config
 from rhymeflow.config.load import build_config, parse_config, read_config
 from rhymeflow.errors import UserError
 
-TINY = memory.Model(
+TINY = memory.ModelSize(
     num_parameters=1000, num_outside=200, num_layers=2, num_heads=6, num_kv_heads=3, head_size=5,
     hidden_size=10, intermediate_size=9, num_experts=0, normalises_heads=False, vocab_size=7,
     max_positions=100, dtype=torch.bfloat16, device="cpu",
@@ -24,7 +24,7 @@ TINY = memory.Model(
 FLOAT32 = replace(TINY, dtype=torch.float32)
 
 
-def parts(model: memory.Model, **given: object) -> dict[tuple[str, str], float]:
+def parts(model: memory.ModelSize, **given: object) -> dict[tuple[str, str], float]:
     config = build_config(given, where="test")
     found = memory.here(config, model, 10)
     return {(who, part.what.split(",")[0].split(" (")[0]): part.num_bytes for who, part in found}

@@ -29,7 +29,7 @@ from rhymeflow.environments.episode import Episode
 from rhymeflow.environments.episodes import Episodes
 from rhymeflow.errors import UserError
 from rhymeflow.pool import Pool
-from rhymeflow.reward.calls import Judged, RewardTask, reward_pool
+from rhymeflow.reward.calls import FunctionRewards, RewardTask, reward_pool
 from rhymeflow.reward.components import WeightedSum, component_names
 from rhymeflow.reward.messages import RewardRequest, TrainerState
 from rhymeflow.suites.suite import RUN
@@ -104,7 +104,7 @@ def submit(pool: Any, key: Any, asked: RewardRequest, *functions: int) -> None:
 
 
 def judge(pool: Any, *requests: RewardRequest) -> list[Any]:
-    """What came of each: `Judged`, or an error."""
+    """What came of each: `FunctionRewards`, or an error."""
     for member, each in enumerate(requests):
         submit(pool, TrajectoryId(4, member), each)
     tasks = finished(pool)
@@ -112,7 +112,7 @@ def judge(pool: Any, *requests: RewardRequest) -> list[Any]:
     return [task.result if task.error is None else task.error for task in found]
 
 
-def value(judged: Judged) -> float:
+def value(judged: FunctionRewards) -> float:
     """What the only function gave the only response."""
     [components] = judged.components
     [reward] = components.values()
@@ -162,7 +162,7 @@ def test_a_group_is_judged_in_one_call_and_only_by_the_functions_asked_for(judge
     assert finished(pool)["group 7"].result.components == [
         {"length": 3.0, "by_rank": 1.0}, {"length": 1.0, "by_rank": 0.0}, {"length": 2.0},
     ]  # fmt: skip
-    assert judge(judges("not_mine", "not_mine"), together("a", "b")) == [Judged([{}, {}])]
+    assert judge(judges("not_mine", "not_mine"), together("a", "b")) == [FunctionRewards([{}, {}])]
 
 
 def test_what_a_function_does_to_its_arguments_is_seen_by_no_other(judges: Start) -> None:
@@ -188,7 +188,7 @@ def test_what_is_no_reward_is_an_error_and_harms_no_other(judges: Start) -> None
     outcomes = judge(pool, *[request(c) for order in WRONG for c in ("fine", order)])
     found = zip(WRONG, outcomes[::2], outcomes[1::2], strict=True)
     for number, (order, fine, error) in enumerate(found):
-        assert fine == Judged([{"length": 4.0, "by_order": 1.0}])
+        assert fine == FunctionRewards([{"length": 4.0, "by_order": 1.0}])
         assert error.startswith(f"reward function 'by_order', 4.{2 * number + 1}: ")
         assert WRONG[order] in error
         assert ("\n" in error, len(error) < 1200, "tried" in error) == (False, True, False)

@@ -18,7 +18,7 @@ from rhymeflow import profiles
 from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
 from rhymeflow.errors import UserError
-from rhymeflow.sim.result import Result
+from rhymeflow.sim.result import SimulationResult
 from rhymeflow.sim.simulate import run as simulate
 from rhymeflow.sim.workload import workload
 from rhymeflow.utils.bounds import FIXED_BOUNDS
@@ -151,7 +151,7 @@ def configure(one: Case, rollout_devices: int | None) -> Config:
     )
 
 
-def figures_of(result: Result, one: Case, rollout: int) -> Figures:
+def figures_of(result: SimulationResult, one: Case, rollout: int) -> Figures:
     responses = sum(result.staleness.values())
     staleness = sum(age * count for age, count in result.staleness.items())
     share = result.idle_learner if one.colocated else 1.0

@@ -21,7 +21,7 @@ from rhymeflow.utils.cores import cores_of_ranks, usable_cores
 if TYPE_CHECKING:
     from rhymeflow.check import Checked
     from rhymeflow.learner.sample import Sample
-    from rhymeflow.memory import Model
+    from rhymeflow.memory import ModelSize
 
 _LINES, _WIDTH = 24, 300
 """Lines of a text that are shown, the first and the last half, and their width."""
@@ -55,7 +55,7 @@ def dry_run(config: Config, *, is_full: bool) -> None:
     print("\n".join([*lines, needs.strip("\n"), dump_config(config)]), end="")
 
 
-def _needs(config: Config, model: Model, longest_prompt: int | None) -> str:
+def _needs(config: Config, model: ModelSize, longest_prompt: int | None) -> str:
     """Sizes, memory and placement; `longest_prompt` in tokens, if the data was read."""
     from rhymeflow import memory
 
@@ -111,7 +111,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
-def _check_room(config: Config, model: Model, run_dir: Path) -> None:
+def _check_room(config: Config, model: ModelSize, run_dir: Path) -> None:
     """Raise the `UserError` of a run that finds too little room for the model."""
     from rhymeflow import memory
     from rhymeflow.runtime import disk_space

@@ -16,7 +16,7 @@ from rhymeflow.core.commands import Command
 from rhymeflow.core.instance import Instance
 from rhymeflow.core.protocol.group import NOT_FINISHED, Group, Member, MemberState
 from rhymeflow.core.spread import is_flat, normalized_sum
-from rhymeflow.core.state import Prompt, State
+from rhymeflow.core.state import RequestedPrompt, State
 from rhymeflow.core.types import EvaluationId, FinishReason, TrajectoryId
 
 Commands = Iterator[Command]
@@ -35,7 +35,7 @@ def _add_group(state: State, event: events.GroupCreated) -> None:
     state.next_group += 1
     state.num_requested -= 1
     retries = 0 if event.repeats is None else state.retries.pop(event.repeats)
-    state.prompts[event.group] = Prompt(event.prompt_tokens, retries)
+    state.prompts[event.group] = RequestedPrompt(event.prompt_tokens, retries)
     state.lengths.open(event.group, event.prompt, event.epoch)
     if event.repeats is None:
         state.queue.unadmitted.append(event.group)

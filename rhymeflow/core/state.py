@@ -23,7 +23,7 @@ from rhymeflow.core.protocol.staleness import StalenessBuffers
 from rhymeflow.core.types import Ending, EvaluationId, GroupId, InstanceId, TrajectoryId, Version
 
 
-class Prompt(NamedTuple):
+class RequestedPrompt(NamedTuple):
     """The prompt of a group."""
 
     tokens: int
@@ -100,7 +100,7 @@ class State:
         self.next_group: GroupId = 0
         self.early: dict[GroupId, GroupCreated] = {}  # reported before one with a lower number
         self.num_requested = 0  # groups, of which the data has not reported yet
-        self.prompts: dict[GroupId, Prompt] = {}  # of groups reported and not ended
+        self.prompts: dict[GroupId, RequestedPrompt] = {}  # of groups reported and not ended
         self.retries: dict[GroupId, int] = {}
         """Of groups whose prompt is to be retried: retries, this one included."""
         self.num_inflight = 0  # admitted groups that are not complete

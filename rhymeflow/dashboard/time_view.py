@@ -283,7 +283,7 @@ class Filling:
             self.batches.append(Batch(body.version, now, groups))
 
 
-class Timeline:
+class RunTimeline:
     """Folds of the log as far as it was read."""
 
     def __init__(self, reader: TrajectoryReader) -> None:
@@ -326,7 +326,7 @@ def found(run: Run, start: float | None = None, end: float | None = None) -> dic
     Raises:
         UserError: the end is not after the start.
     """
-    with run.kept(Timeline) as timeline:
+    with run.kept(RunTimeline) as timeline:
         _, last = timeline.reader.last_event()
         begin, stop = start or 0.0, last if end is None else min(end, last)
         if stop <= begin and last:
@@ -411,7 +411,7 @@ def shares(lane: Lane, edges: NDArray[np.float64]) -> NDArray[np.float64]:
     return parts
 
 
-def _latest(run: Run, timeline: Timeline) -> dict[str, Any] | None:
+def _latest(run: Run, timeline: RunTimeline) -> dict[str, Any] | None:
     """What limits the run, as the terminal says it, and the shares of the time of those steps; None
     before the first step."""
     rows = [row for row in run.metrics.rows()[-_ROWS:] if row.get("step_time")]

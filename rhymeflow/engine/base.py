@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from rhymeflow.core.types import Version
 from rhymeflow.histospec.draft import DraftStats, IndexHandle
 from rhymeflow.weights.base import WeightReader
-from rhymeflow.weights.proof import Pulled
+from rhymeflow.weights.proof import ProvedWeights
 
 
 class NoiseKey(NamedTuple):
@@ -112,7 +112,7 @@ class Finished(NamedTuple):
     reason: Literal["stop", "length"]
 
 
-class Limits(NamedTuple):
+class EngineLimits(NamedTuple):
     """What an engine can hold, and where its model stops."""
 
     max_num_seqs: int
@@ -157,7 +157,7 @@ class RolloutEngine(Protocol):
     def has_work(self) -> bool:
         """Whether anything runs or waits."""
 
-    def limits(self) -> Limits:
+    def limits(self) -> EngineLimits:
         """What it can hold. Never changes."""
 
     def load(self) -> Load:
@@ -184,7 +184,7 @@ class RolloutEngine(Protocol):
         Call it until it has; only the time that `install` takes depends on it.
         """
 
-    def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> Pulled:
+    def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> ProvedWeights:
         """Take the weights of `want`, or newer ones if those are gone.
 
         Running requests continue with recomputed keys and values or, with `keep_cache`, with those

@@ -32,7 +32,7 @@ from rhymeflow.environments.messages import (
     Step,
 )
 from rhymeflow.environments.rendering import ChatRenderer, TextRenderer
-from rhymeflow.pool import Message, Pool, Refused, Task
+from rhymeflow.pool import Pool, PoolMessage, Refused, Task
 from rhymeflow.suites.suite import RUN
 from rhymeflow.utils.user_values import shown
 
@@ -69,7 +69,7 @@ class EpisodeTask(Task):
         self.stays = wants != "reward"
         self._stepped, self._doing = 0, "reset"
 
-    def begin(self, earlier: EpisodeTask | None) -> Message:
+    def begin(self, earlier: EpisodeTask | None) -> PoolMessage:
         """Have it made, or ask for the rest."""
         if earlier is not None:
             self._stepped = earlier._stepped
@@ -82,7 +82,7 @@ class EpisodeTask(Task):
         missing = len(self.episode.turns) - earlier._stepped
         return missing == 1 or (missing == 0 and self._wants == "reward")
 
-    def _next(self) -> Message:
+    def _next(self) -> PoolMessage:
         turns = self.episode.turns
         if self._stepped == len(turns):
             self._doing = "reward"
@@ -90,7 +90,7 @@ class EpisodeTask(Task):
         self._doing = f"turn {self._stepped + 1}"
         return Step(self.id, self._renderer.said(turns[self._stepped]))
 
-    def take(self, reply: Reply) -> Message | None:
+    def take(self, reply: Reply) -> PoolMessage | None:
         """Look at the reply, and ask the next thing or be done."""
         match reply:
             case Opened(text=text) if self._wants != "opening":

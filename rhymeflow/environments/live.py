@@ -57,7 +57,7 @@ from rhymeflow.pool import (
 from rhymeflow.utils.user_values import Arguments, described, reward_number, shown
 
 
-class Failed(Exception):  # noqa: N818 - it is what happened
+class CallFailed(Exception):  # noqa: N818 - it is what happened
     """User code raised, or returned what it must not; the text says what."""
 
     def __init__(self, text: str, raised: str | None = None) -> None:
@@ -66,16 +66,16 @@ class Failed(Exception):  # noqa: N818 - it is what happened
         """The text that the policy reads."""
 
 
-def _raised(error: BaseException) -> Failed:
+def _raised(error: BaseException) -> CallFailed:
     text = " ".join(str(error).split())
     name = type(error).__name__
-    return Failed(f"raised {described(error)}", f"{name}: {text}" if text else name)
+    return CallFailed(f"raised {described(error)}", f"{name}: {text}" if text else name)
 
 
 class LiveEnvironment:
     """An environment object and the conversation so far; one call at a time.
 
-    `open`, `step` and `judge` return a reply, or raise `Failed` whatever user code raises.
+    `open`, `step` and `judge` return a reply, or raise `CallFailed` whatever user code raises.
     """
 
     def __init__(
@@ -103,17 +103,19 @@ class LiveEnvironment:
             given = {"seed": opening.seed, "prompt": opening.prompt, **columns}
             takes = Arguments(reset)
             if (name := takes.missing(given)) is not None:
-                raise Failed(f"reset takes an argument {name!r}, and the data has no such column"
-                             f"{nearest(name, columns)}")  # fmt: skip
+                raise CallFailed(
+                    f"reset takes an argument {name!r}, and the data has no such column"
+                    f"{nearest(name, columns)}"
+                )
             given = takes.chosen(columns, given)
             returned = await self._call(reset, **copy.deepcopy(given))
             if not isinstance(returned, str | None):
-                raise Failed(f"returned {shown(returned)}, should be text or None")
+                raise CallFailed(f"returned {shown(returned)}, should be text or None")
             text = _shortened(returned or "", self._config.max_observation_chars)
         try:
             prompt = opened(opening.prompt, text)
         except UserError as error:
-            raise Failed(str(error)) from None
+            raise CallFailed(str(error)) from None
         if isinstance(prompt, str):
             self._messages = [{"role": "user", "content": prompt}]
             return Opened(self.id, text)
@@ -157,7 +159,7 @@ class LiveEnvironment:
         try:
             return Rewarded(self.id, reward_number(await self._call(method)))
         except ValueError as error:
-            raise Failed(f"{name} {error}") from None
+            raise CallFailed(f"{name} {error}") from None
 
     async def close(self) -> None:
         """Call the object's `close`, and end the thread."""
@@ -179,20 +181,20 @@ class LiveEnvironment:
             tool = getattr(self._object, call.name)
         try:
             return str(await self._call(tool, **arguments)), False
-        except Failed as error:
+        except CallFailed as error:
             if self._config.on_tool_error == "fail":
-                raise Failed(f"tool {call.name} {error}") from None
+                raise CallFailed(f"tool {call.name} {error}") from None
             return f"Error: {error.raised}", True
 
     async def _call(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
-        """Call user code; raises `Failed` if it raises."""
+        """Call user code; raises `CallFailed` if it raises."""
         bound = partial(function, *arguments, **named)
         try:
             if inspect.iscoroutinefunction(function):
                 return await bound()
             result = await self._in_thread(bound)
             return await result if inspect.isawaitable(result) else result
-        except Failed:
+        except CallFailed:
             raise
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and self.is_cancelled:
@@ -218,20 +220,20 @@ def _checked(answer: Any) -> Answer:
     if answer is None or isinstance(answer, str):
         return answer
     if not isinstance(answer, list):
-        raise Failed(f"step returned {shown(answer)}, {wanted}")
+        raise CallFailed(f"step returned {shown(answer)}, {wanted}")
     if not answer:
-        raise Failed("step returned an empty list; None ends the episode")
+        raise CallFailed("step returned an empty list; None ends the episode")
     for each in answer:
         if not isinstance(each, dict) or not isinstance(each.get("role"), str):
-            raise Failed(f"step returned a list with {shown(each)}, which is no message")
+            raise CallFailed(f"step returned a list with {shown(each)}, which is no message")
         if not isinstance(each.get("content"), str):
-            raise Failed(f"step returned the message {shown(each)}, whose content is no text")
+            raise CallFailed(f"step returned the message {shown(each)}, whose content is no text")
         if each["role"] == "assistant":
-            raise Failed("step returned a message of the assistant, which is the policy's part")
+            raise CallFailed("step returned a message of the assistant, which is the policy's part")
     try:
         return [plain(each, "step returned a message that") for each in answer]
     except UserError as error:
-        raise Failed(str(error)) from None
+        raise CallFailed(str(error)) from None
 
 
 def cut(answer: Answer, limit: int) -> Answer:
@@ -336,7 +338,7 @@ class _Server:
                 if call is not None:
                     await asyncio.wait([call])
                 await live.close()
-        except (Failed, TimeoutError, asyncio.CancelledError) as error:
+        except (CallFailed, TimeoutError, asyncio.CancelledError) as error:
             what = str(error) or "took too long"
             print(f"closing an environment {what}", file=sys.stderr)
 
@@ -352,5 +354,5 @@ class _Server:
 async def _reply(id: int, work: Coroutine[Any, Any, Reply]) -> Reply | Failure:
     try:
         return await work
-    except Failed as error:
+    except CallFailed as error:
         return Failure(id, clipped(str(error)))

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from rhymeflow.environments.episode import TurnFigures
-from rhymeflow.pool import Close, Message
+from rhymeflow.pool import Close, PoolMessage
 
 Answer = list[dict[str, Any]] | str | None
 """What `Environment.step` returns."""
@@ -44,36 +44,36 @@ class Opening(msgspec.Struct, frozen=True):
     columns: dict[str, Any]
 
 
-class Open(Message):
+class Open(PoolMessage):
     """Make an environment and reset it."""
 
     opening: Opening
 
 
-class Step(Message):
+class Step(PoolMessage):
     """Answer this turn."""
 
     said: Said
 
 
-class GiveReward(Message):
+class GiveReward(PoolMessage):
     """Return the reward."""
 
 
-class Opened(Message):
+class Opened(PoolMessage):
     """It is reset, and returned this text."""
 
     text: str
 
 
-class Answered(Message):
+class Answered(PoolMessage):
     """Its answer to the turn."""
 
     answer: Answer
     figures: TurnFigures
 
 
-class Rewarded(Message):
+class Rewarded(PoolMessage):
     """The reward, or None where it has none."""
 
     value: float | None

@@ -25,7 +25,7 @@ _ENDINGS = """SELECT COALESCE(ending, 'unfinished'), COUNT(*) FROM groups
 
 
 @dataclass(frozen=True)
-class Drafts:
+class DraftSummary:
     """Results of drafting. Held-out answers count only in the time."""
 
     mean_acceptance_length: float
@@ -64,7 +64,7 @@ class Summary:
     """Groups by how they ended; `unfinished` were in flight when the run ended."""
     idle: dict[str, float]
     """Share of the time that instances and learner stood idle, of that of all steps together."""
-    drafts: Drafts | None
+    drafts: DraftSummary | None
     """`None` of a run that drafted nothing."""
     backup: str | None
     """How much of the run is in its backup; `None` of a run without one."""
@@ -141,12 +141,12 @@ def _evaluations(
     return found
 
 
-def _drafts(totals: query.Record, rows: Iterable[Mapping[str, Any]]) -> Drafts | None:
+def _drafts(totals: query.Record, rows: Iterable[Mapping[str, Any]]) -> DraftSummary | None:
     if not totals["drafted"]:
         return None
     found = query.draft_figures(totals["generated"], totals["steps"], totals["drafted"])
     saved = sum(row.get("draft/time_saved") or 0.0 for row in rows)
-    return Drafts(found["acceptance_length"], found["acceptance_rate"], saved)
+    return DraftSummary(found["acceptance_length"], found["acceptance_rate"], saved)
 
 
 def _held_out(summary: Summary) -> str:

@@ -17,19 +17,19 @@ from typing import Any
 import msgspec
 
 from rhymeflow.config import RewardConfig
-from rhymeflow.pool import Failure, Message, Pool, Task, clipped, encode
-from rhymeflow.reward.functions import Judge, NoReward
+from rhymeflow.pool import Failure, Pool, PoolMessage, Task, clipped, encode
+from rhymeflow.reward.functions import Judge, NotAReward
 from rhymeflow.reward.messages import RewardRequest
 
 
-class RewardCall(Message):
+class RewardCall(PoolMessage):
     """Call these functions (by index, in this order) up to the first that gives no reward."""
 
     request: RewardRequest
     functions: list[int]
 
 
-class Value(Message):
+class Value(PoolMessage):
     """A function's reward of each response, or None where it does not apply."""
 
     values: list[float | None]
@@ -39,7 +39,7 @@ class Value(Message):
 
 
 @dataclass(slots=True)
-class Judged:
+class FunctionRewards:
     """For each response, the reward of each function by name (of those that applied to it)."""
 
     components: list[dict[str, float]]
@@ -49,7 +49,7 @@ class Judged:
 
 class RewardTask(Task):
     """Has these functions (by index in `names`) judge responses; `key`, as text, says in errors
-    what was judged. The result is `Judged`."""
+    what was judged. The result is `FunctionRewards`."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class RewardTask(Task):
         self.request, self._names = request, names
         self._missing = list(functions)
         self._values: dict[int, list[float | None]] = {}
-        self._judged = Judged([{} for _ in request.completions])
+        self._judged = FunctionRewards([{} for _ in request.completions])
 
     def begin(self, earlier: None) -> RewardCall:
         """Ask for what is missing."""
@@ -109,7 +109,7 @@ def _serve(judges: list[Judge], connection: Connection) -> None:
                 judge = judges[index]
                 try:
                     values = judge(call.request, runner)
-                except NoReward as what:
+                except NotAReward as what:
                     connection.send_bytes(encode(Failure(call.id, clipped(str(what)))))
                     break
                 logged = judge.logged

@@ -34,7 +34,7 @@ ABSENT = ("data_source", "extra_info")
 """What verl always gives a function, and other data may lack: it is None then."""
 
 
-class NoReward(Exception):  # noqa: N818 - it is what happened
+class NotAReward(Exception):  # noqa: N818 - it is what happened
     """The function did something else than give a reward; the text says what."""
 
 
@@ -95,7 +95,7 @@ class Judge:
 
     def __call__(self, request: RewardRequest, runner: asyncio.Runner) -> list[float | None]:
         """Return a finite number or None for each response, from one call; coroutines run in
-        `runner`. `NoReward` says what the function did instead."""
+        `runner`. `NotAReward` says what the function did instead."""
         self.logged = Logged()
         arguments = self._arguments(request)
         try:
@@ -104,11 +104,11 @@ class Judge:
                 result = runner.run(_awaited(result))
         # User code: whatever it raises becomes a message and no reward.
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
-            raise NoReward(f"raised {described(error)}") from None
+            raise NotAReward(f"raised {described(error)}") from None
         try:
             return reward_numbers(result, len(request.completions))
         except ValueError as error:
-            raise NoReward(str(error)) from None
+            raise NotAReward(str(error)) from None
 
     def _arguments(self, request: RewardRequest) -> dict[str, Any]:
         count = len(request.completions)
@@ -121,13 +121,13 @@ class Judge:
             given["seen"] = None if seen is None else _conversation(seen, request)
         given["completion_ids"] = copy.deepcopy(request.completion_ids)
         if (problem := self._replaced(request.columns)) is not None:
-            raise NoReward(problem)
+            raise NotAReward(problem)
         if self._adds == TRAINER_ARGUMENTS:
             given["trainer_state"] = request.trainer_state
             given["log_metric"] = self.logged.log_metric
             given["log_extra"] = self.logged.log_extra
         if (name := self._takes.missing(given)) is not None:
-            raise NoReward(
+            raise NotAReward(
                 f"takes an argument {name!r}, and there is no such column or option"
                 f"{nearest(name, request.columns)}"
             )

@@ -20,7 +20,7 @@ from rhymeflow.data.load import RunPrompts
 from rhymeflow.runtime.base import News, Received, WorkerLost
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.environments import Environments
-from rhymeflow.runtime.evaluation import Evaluations, Result, ToDo
+from rhymeflow.runtime.evaluation import EvaluationResult, Evaluations, ToDo
 from rhymeflow.runtime.event_log import EventLog
 from rhymeflow.runtime.histories import Histories
 from rhymeflow.runtime.in_flight import Drawn, InFlight, NotOpened
@@ -73,7 +73,7 @@ class Controller:
         reporter: Reporter,
         past: Past,
         checkpoints: Checkpoints,
-        on_model: Callable[[messages.Model], None],
+        on_model: Callable[[messages.LoadedModel], None],
     ) -> None:
         self.config, self.supervisor, self.store = config, supervisor, store
         self.history, self.reporter, self.coordinator = history, reporter, past.coordinator
@@ -252,7 +252,7 @@ class Controller:
             match each:
                 case Drawn():
                     self._take(self.environments.request(each))
-                case Result():
+                case EvaluationResult():
                     self.training.evaluated(each)
                     self._events.append(each.event)
                 case _:
@@ -270,7 +270,7 @@ class Controller:
             yield events.InstanceLeft(name, reason)
 
     def _from_learner(self, message: Any) -> None:
-        if isinstance(message, messages.Carried) and isinstance(message.data, messages.Model):
+        if isinstance(message, messages.Carried) and isinstance(message.data, messages.LoadedModel):
             self._on_model(message.data)
         self._events += self.training.hear(message)
         match message:

@@ -15,7 +15,7 @@ from rhymeflow.core.commands import CloseEnvironments, Route
 from rhymeflow.core.events import Event
 from rhymeflow.core.types import CUT, GroupId, InstanceId, SuiteName, TrajectoryId, Version
 from rhymeflow.runtime.in_flight import Drawn, InFlight, NotOpened
-from rhymeflow.suites.figures import Judged, figures, said
+from rhymeflow.suites.figures import JudgedAnswer, figures, said
 from rhymeflow.suites.suite import SuitePrompts
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Evaluation:
     """Rows that are not groups yet."""
     groups: dict[int, GroupId] = field(default_factory=dict)
     """By row."""
-    judged: dict[tuple[int, int], Judged | None] = field(default_factory=dict)
+    judged: dict[tuple[int, int], JudgedAnswer | None] = field(default_factory=dict)
     """By row and member; None: that could not be judged."""
     error: str = ""
     """Why not, of the last of these."""
@@ -51,7 +51,7 @@ class Evaluation:
         return figures(judged, self.suite.section.pass_threshold)
 
 
-class Result(NamedTuple):
+class EvaluationResult(NamedTuple):
     """An evaluation that is complete."""
 
     event: events.Evaluated
@@ -60,7 +60,7 @@ class Result(NamedTuple):
     """Why answers could not be judged, if some could not."""
 
 
-ToDo = Drawn | Route | CloseEnvironments | Result
+ToDo = Drawn | Route | CloseEnvironments | EvaluationResult
 """A prompt to make a group of, a response to generate or to give up, a result to report."""
 
 
@@ -155,19 +155,19 @@ class Evaluations:
             evaluation.opening.discard(drawn.prompt.row)
             yield from self._result(evaluation)
 
-    def _judged(self, trajectory: TrajectoryId, answer: Judged | None) -> Iterator[ToDo]:
+    def _judged(self, trajectory: TrajectoryId, answer: JudgedAnswer | None) -> Iterator[ToDo]:
         evaluation = self._of(trajectory)
         row = self._in_flight[trajectory.group].drawn.prompt.row
         evaluation.judged[row, trajectory.member] = answer
         yield from self._result(evaluation)
 
-    def _answer(self, trajectory: TrajectoryId, reward: float) -> Judged:
+    def _answer(self, trajectory: TrajectoryId, reward: float) -> JudgedAnswer:
         suite, group = self._of(trajectory).suite, self._in_flight[trajectory.group]
         sampled = self._in_flight.num_stored(trajectory) - sum(
             end - start for start, end in self._in_flight.turns(trajectory)
         )
         vote = said(group.last_turns[trajectory.member], suite.section.answer_pattern)
-        return Judged(reward, sampled, group.reasons[trajectory.member] in CUT, vote)
+        return JudgedAnswer(reward, sampled, group.reasons[trajectory.member] in CUT, vote)
 
     # -- what is to be done -------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class Evaluations:
         assert version is not None
         return Route(instance, 0, trajectory, version)
 
-    def _result(self, evaluation: Evaluation) -> Iterator[Result]:
+    def _result(self, evaluation: Evaluation) -> Iterator[EvaluationResult]:
         """What came of an evaluation, if it is complete."""
         if len(evaluation.judged) < evaluation.num_answers or evaluation.instance is None:
             return
@@ -219,7 +219,7 @@ class Evaluations:
         del self._in_progress[suite.name, evaluation.asked]
         mean = found.get(f"avg@{suite.n}")
         event = events.Evaluated(evaluation.instance, evaluation.asked, mean, suite.name, held)
-        yield Result(event, found, evaluation.error)
+        yield EvaluationResult(event, found, evaluation.error)
 
     def _versions(self, evaluation: Evaluation) -> set[Version]:
         """What its answers so far are of."""

@@ -18,7 +18,7 @@ from rhymeflow.core.events import Event, GroupCreated, LearnerReady, Tick, Versi
 from rhymeflow.runtime import snapshot
 from rhymeflow.runtime.in_flight import InFlight
 from rhymeflow.runtime.resume import Past
-from rhymeflow.runtime.snapshot import Snapshot
+from rhymeflow.runtime.snapshot import StateSnapshot
 from rhymeflow.runtime.training import Training
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class EventLog:
         """Store the coordinator's state after the last event that it handled."""
         if not self._last_handled:
             return  # the beginning of every run
-        found = Snapshot(self._coordinator.state, self._num_drawn, self._training.batch)
+        found = StateSnapshot(self._coordinator.state, self._num_drawn, self._training.batch)
         self._store.put_snapshot(self._last_handled, snapshot.write(found))
         self._num_events, self.is_snapshot_due = 0, False
 

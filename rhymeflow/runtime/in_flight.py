@@ -68,7 +68,7 @@ class NotOpened(NamedTuple):
 
 
 @dataclass(slots=True)
-class Group:
+class GroupInFlight:
     """What was requested, and how far its members are."""
 
     drawn: Drawn
@@ -113,14 +113,14 @@ class InFlight:
         suites: Mapping[SuiteName, SuitePrompts] = MappingProxyType({}),
     ) -> None:
         self._store, self._prompts, self._suites = store, prompts, suites
-        self._groups: dict[GroupId, Group] = {}
+        self._groups: dict[GroupId, GroupInFlight] = {}
         self._next_group_id: GroupId = 0
         self._last_of_suites: GroupId = 0
         self.num_drawn = 0  # in the stream; a retried prompt takes none
         self.of_suites: dict[GroupId, tuple[SuiteName, Version]] = {}
         """Groups of an earlier attempt that evaluate a version on a suite, and were in flight."""
 
-    def __getitem__(self, group: GroupId) -> Group:
+    def __getitem__(self, group: GroupId) -> GroupInFlight:
         return self._groups[group]
 
     def __contains__(self, trajectory: TrajectoryId) -> bool:
@@ -176,7 +176,7 @@ class InFlight:
                     f"{what}: row {row} is not what it was when group {group_id} was made of "
                     "it; a run can be resumed only with the data that it began with"
                 )
-            self._groups[group_id] = Group(
+            self._groups[group_id] = GroupInFlight(
                 Drawn(group_id, known.epoch, prompt, None, suite, evaluates),
                 opening,
                 ids,
@@ -211,7 +211,7 @@ class InFlight:
         """Store a prompt, and what its environment put after it, as a new group."""
         group_id, epoch, prompt, repeats, suite, version = drawn
         ids = self._encoded(prompt, opening, suite)
-        self._groups[group_id] = Group(drawn, opening, ids)
+        self._groups[group_id] = GroupInFlight(drawn, opening, ids)
         self._store.put_group(
             group_id,
             row=prompt.row,

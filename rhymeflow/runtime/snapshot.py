@@ -27,7 +27,7 @@ _ALLOWED = {("builtins", name) for name in ("set", "frozenset")}
 _ALLOWED |= {("collections", name) for name in ("deque", "defaultdict", "OrderedDict")}
 
 
-class Snapshot(NamedTuple):
+class StateSnapshot(NamedTuple):
     """What a replay would have found by then."""
 
     state: State
@@ -38,20 +38,20 @@ class Snapshot(NamedTuple):
     """The batch that is being trained on."""
 
 
-def write(snapshot: Snapshot) -> bytes:
+def write(snapshot: StateSnapshot) -> bytes:
     """The snapshot as bytes."""
     state = pickle.dumps(tuple(snapshot), protocol=5)
     return digest_of_classes() + _digest(state) + state
 
 
-def read(blob: bytes) -> Snapshot | None:
+def read(blob: bytes) -> StateSnapshot | None:
     """What `write` was given; None: the coordinator's classes have changed, or it is damaged.
     Raises `pickle.UnpicklingError` if it holds other classes."""
     known = digest_of_classes()
     digest, state = blob[len(known) : 2 * len(known)], blob[2 * len(known) :]
     if not blob.startswith(known) or digest != _digest(state):
         return None
-    return Snapshot(*_Reader(io.BytesIO(state)).load())
+    return StateSnapshot(*_Reader(io.BytesIO(state)).load())
 
 
 @cache

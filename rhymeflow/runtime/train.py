@@ -56,7 +56,7 @@ from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.suites.suite import RUN, SuitePrompts, load_suites
 from rhymeflow.utils import shared_memory, stopping
 from rhymeflow.utils.disk import no_room, one_line
-from rhymeflow.workers.messages import Model
+from rhymeflow.workers.messages import LoadedModel
 
 
 class Loaded(NamedTuple):
@@ -266,7 +266,7 @@ def assembled(
     config = in_force_once_loaded(config, loaded.tokenizer, loaded.prompts)
     record_config(config, path, store)
 
-    def on_model(ready: Model) -> None:
+    def on_model(ready: LoadedModel) -> None:
         for version, _ in ready.damaged:
             rename(path / CHECKPOINTS / f"step-{version}", DAMAGED)
         record_config(in_force_with(config, ready), path, store)
@@ -328,7 +328,7 @@ def in_force_once_loaded(config: Config, tokenizer: Tokenizer, prompts: RunPromp
     return config.changed(data=found)
 
 
-def in_force_with(config: Config, ready: Model) -> Config:
+def in_force_with(config: Config, ready: LoadedModel) -> Config:
     """With what the learner says of the model; vLLM's cache is as large as it finds memory for."""
     rollout = config.rollout
     capacity = rollout.max_kv_tokens

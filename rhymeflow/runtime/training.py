@@ -12,7 +12,7 @@ from rhymeflow.core.commands import Accumulate, Train
 from rhymeflow.core.events import Accumulated, Event, LearnerReady, VersionPublished
 from rhymeflow.core.types import Version
 from rhymeflow.runtime.checkpoints import Checkpoints
-from rhymeflow.runtime.evaluation import Result
+from rhymeflow.runtime.evaluation import EvaluationResult
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.suites.figures import metrics_of
@@ -74,7 +74,7 @@ class Training:
         if version not in self.checkpoints:
             self._save(version)
 
-    def evaluated(self, result: Result) -> None:
+    def evaluated(self, result: EvaluationResult) -> None:
         """A suite's prompts were answered under a version."""
         version, suite, figures = result.event.held, result.event.suite, result.figures
         assert version is not None
@@ -97,7 +97,7 @@ class Training:
                 yield ready
             case messages.Retraining():
                 self._reporter.say(f"training again: {message.version} of {message.last}")
-            case messages.TokenDetails():
+            case messages.BatchDetails():
                 for details in message.responses:
                     self._store.put_token_details(*details)
             case Accumulated():
@@ -123,7 +123,7 @@ class Training:
             case _:
                 raise AssertionError(f"unexpected message {message}")
 
-    def _say_what_there_is(self, message: messages.Model) -> None:
+    def _say_what_there_is(self, message: messages.LoadedModel) -> None:
         if message.num_trained < message.num_parameters:
             self._reporter.warn(
                 f"training {message.num_trained:,} of {message.num_parameters:,} "

@@ -20,9 +20,9 @@ from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.profiles import Profile
-from rhymeflow.sim.result import Result
+from rhymeflow.sim.result import SimulationResult
 from rhymeflow.sim.simulate import run
-from rhymeflow.sim.workload import Recorded
+from rhymeflow.sim.workload import RecordedWorkload
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import config_in_force, store_of
 from rhymeflow.utils.bounds import FIXED_BOUNDS
@@ -88,10 +88,10 @@ def advise(run_dir: Path) -> Advice:
         raise UserError(f"{run_dir}: has too few steps to be simulated; it needs 3")
     seen = _mean(rows)
     groups = (STEPS + SKIPPED + 2 * config.schedule.bound + 2) * config.learner.groups_per_batch
-    lengths = Recorded(run_dir, config, newest=groups)
+    lengths = RecordedWorkload(run_dir, config, newest=groups)
     profile = dataclasses.replace(profiles.load(config.schedule.cost_model), devices_per_instance=1)
 
-    def simulated(changes: Mapping[str, int]) -> Result:
+    def simulated(changes: Mapping[str, int]) -> SimulationResult:
         changed = _configured(config, changes)
         return run(changed, lengths, profile=profile, uncounted=changed.schedule.bound + 1)
 
@@ -114,7 +114,7 @@ def _mean(rows: Sequence[Mapping[str, Any]]) -> _Seen:
     return _Seen(fmean(row["step_time"] for row in rows), *busy)
 
 
-def _scaled(profile: Profile, seen: _Seen, result: Result) -> Profile:
+def _scaled(profile: Profile, seen: _Seen, result: SimulationResult) -> Profile:
     """With which the simulation's instances and learner would be busy as those of the run are."""
     seconds = 1 / result.steps_per_second
     rollout = seen.rollout / ((1 - result.idle_rollout) * seconds)

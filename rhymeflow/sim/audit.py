@@ -16,7 +16,7 @@ from rhymeflow.core.plan import Plan
 from rhymeflow.core.spread import is_flat
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
 from rhymeflow.sim.response import Response
-from rhymeflow.sim.workload import Prompt
+from rhymeflow.sim.workload import SimulatedPrompt
 
 NOT_NEEDED = "its group did not need it"
 """Why a member of a consumed group was not trained on: there were more than `num_generations`."""
@@ -42,7 +42,7 @@ class Tokens(NamedTuple):
     """Of groups whose trained responses have all the same reward: without a backward pass."""
 
 
-class Batch(NamedTuple):
+class TrainedBatch(NamedTuple):
     """What one step trained on."""
 
     responses: int
@@ -51,7 +51,7 @@ class Batch(NamedTuple):
     tokens: Tokens
 
 
-class Step(NamedTuple):
+class PublishedStep(NamedTuple):
     """The state of the run when a version was published."""
 
     version: Version
@@ -65,7 +65,7 @@ class Step(NamedTuple):
 class RequestedGroup:
     """A prompt that was requested from the data, and its responses."""
 
-    prompt: Prompt
+    prompt: SimulatedPrompt
     members: list[Response] = field(default_factory=list)
     """In the order in which they were first routed."""
     has_ended: bool = False
@@ -79,7 +79,7 @@ class Audit:
         self.groups: list[RequestedGroup] = []  # by their numbers
         self.responses: dict[TrajectoryId, Response] = {}  # all that were ever routed
         self.outcomes: list[Outcome] = []
-        self.batches: list[Batch] = []
+        self.batches: list[TrainedBatch] = []
         self.staleness: Counter[int] = Counter()
         """Trained responses by the age of their oldest token, in versions."""
 
@@ -103,7 +103,7 @@ class Audit:
         """Whether more of it may be generated."""
         return not (response.is_complete or self.groups[response.id.group].has_ended)
 
-    def train(self, command: Train) -> Batch:
+    def train(self, command: Train) -> TrainedBatch:
         """Check the batch, and enter it."""
         number = command.version
         groups = self._chosen(command)
@@ -119,7 +119,7 @@ class Audit:
             for response in self._end(group):
                 used = response.id.member in chosen
                 self._enter(response, "consumed" if used else "aborted", "" if used else NOT_NEEDED)
-        batch = Batch(
+        batch = TrainedBatch(
             responses=len(every),
             response_tokens=sum(response.generated for response in every),
             sampled_tokens=sum(response.sampled for response in every),

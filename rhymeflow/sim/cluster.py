@@ -21,13 +21,13 @@ from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.core.events import Event
 from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
-from rhymeflow.sim.audit import Audit, RequestedGroup, Step, Tokens
+from rhymeflow.sim.audit import Audit, PublishedStep, RequestedGroup, Tokens
 from rhymeflow.sim.continuous_batching import Hardware
 from rhymeflow.sim.faults import Death, Deaths, Recovery
-from rhymeflow.sim.instance import Instance
-from rhymeflow.sim.learner import Learner
+from rhymeflow.sim.instance import SimulatedInstance
+from rhymeflow.sim.learner import SimulatedLearner
 from rhymeflow.sim.response import Response
-from rhymeflow.sim.workload import Prompt, Workload
+from rhymeflow.sim.workload import SimulatedPrompt, Workload
 
 if TYPE_CHECKING:
     from rhymeflow.sim.record import Record
@@ -79,14 +79,14 @@ class Cluster:
         self.audit = Audit(plan)
         self.now = 0.0
         self.published: Version = 0
-        self.steps: list[Step] = []
+        self.steps: list[PublishedStep] = []
         self.commands = self.events = self.ticks = 0
         self.num_instances = num_instances
         row = None if timeline is None else timeline.learner
-        self.learner = Learner(hardware.cost, recovery, row)
+        self.learner = SimulatedLearner(hardware.cost, recovery, row)
         self.sites = [Site() for _ in range(num_instances)]
-        self.live: dict[InstanceId, Instance] = {}
-        self.all_instances: list[Instance] = []
+        self.live: dict[InstanceId, SimulatedInstance] = {}
+        self.all_instances: list[SimulatedInstance] = []
         """Also those that died, in the order they joined."""
         self.deaths = Deaths(self, recovery, failures)
         self._timeline, self._log = timeline, log
@@ -206,7 +206,7 @@ class Cluster:
 
     # -- prompts and rewards -----------------------------------------------------------------
 
-    def _created(self, prompt: Prompt, repeats: GroupId | None = None) -> Event:
+    def _created(self, prompt: SimulatedPrompt, repeats: GroupId | None = None) -> Event:
         self.audit.groups.append(RequestedGroup(prompt))
         group = len(self.audit.groups) - 1
         return events.GroupCreated(group, prompt.row, prompt.epoch, prompt.tokens, repeats)
@@ -228,7 +228,7 @@ class Cluster:
     # -- instances ---------------------------------------------------------------------------
 
     def _deliver(self, given: list[InstanceCommand]) -> None:
-        touched: dict[InstanceId, Instance] = {}
+        touched: dict[InstanceId, SimulatedInstance] = {}
         for command in given:
             instance = self.live.get(command.instance)
             if instance is not None:  # else it has died
@@ -240,7 +240,7 @@ class Cluster:
             self._look_due = True
             self._at(self.now + self.latencies.snapshot_seconds, _LOOK, self._look)
 
-    def _advance(self, instance: Instance) -> None:
+    def _advance(self, instance: SimulatedInstance) -> None:
         if instance.next != self.now:
             return  # a command arrived meanwhile and changed what comes next
         happened = instance.advance(self.now)
@@ -283,7 +283,7 @@ class Cluster:
             return
         assert site.instance is None, f"site {number} is taken"
         name = f"rollout-{number}.{site.joined}" if site.joined else f"rollout-{number}"
-        instance = self.live[name] = Instance(
+        instance = self.live[name] = SimulatedInstance(
             name,
             hardware,
             version=self.published,
@@ -330,5 +330,5 @@ class Cluster:
             return  # it died meanwhile
         version = self.published = self.learner.publish(self.now)
         busy = sum(instance.busy_seconds(self.now) for instance in self.all_instances)
-        self.steps.append(Step(version, self.now, busy, self.learner.busy))
+        self.steps.append(PublishedStep(version, self.now, busy, self.learner.busy))
         self.report([events.VersionPublished(version)])

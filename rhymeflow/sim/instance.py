@@ -25,10 +25,10 @@ from rhymeflow.sim.continuous_batching import ContinuousBatch, DecodeSpan, Hardw
 from rhymeflow.sim.response import Response
 
 if TYPE_CHECKING:
-    from rhymeflow.sim.timeline import Kind, Row
+    from rhymeflow.sim.timeline import Kind, TimelineRow
 
 
-class Instance:
+class SimulatedInstance:
     """One instance, up and idle at `now`.
 
     Its driver calls `advance` at the time `next`, and `deliver` for each command, which may change
@@ -45,7 +45,7 @@ class Instance:
         now: float,
         find: Callable[[TrajectoryId], Response],
         published: Callable[[], Version],
-        row: Row | None = None,
+        row: TimelineRow | None = None,
     ) -> None:
         self.name, self.hardware, self.version = name, hardware, version
         self.next = inf  # the time at which it must be advanced

@@ -16,7 +16,7 @@ from rhymeflow.core.types import Version
 from rhymeflow.sim.faults import Recovery
 
 if TYPE_CHECKING:
-    from rhymeflow.sim.timeline import Row
+    from rhymeflow.sim.timeline import TimelineRow
 
 _PATIENCE = 1.5
 """How many times `save_seconds` a checkpoint waits for a version that is evaluated."""
@@ -33,13 +33,13 @@ class _Batch:
     is_saved: bool = False  # whether its version is
 
 
-class Learner:
+class SimulatedLearner:
     """The learner of a run, up and idle at second 0.
 
     Its driver calls `publish` at the time `next`. Without `recovery` there are no checkpoints.
     """
 
-    def __init__(self, cost: CostModel, recovery: Recovery | None, row: Row | None) -> None:
+    def __init__(self, cost: CostModel, recovery: Recovery | None, row: TimelineRow | None) -> None:
         self.next = inf  # the time at which it publishes
         self.is_there = True
         self.busy = 0.0

@@ -21,7 +21,7 @@ from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.observe.metrics import MetricsWriter
-from rhymeflow.sim.audit import Step
+from rhymeflow.sim.audit import PublishedStep
 from rhymeflow.sim.cluster import Cluster
 from rhymeflow.store.schema import ENVIRONMENT, EVENTS, is_written
 from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -50,7 +50,7 @@ class Record:
         self._cuts: dict[TrajectoryId, list[Cut]] = {}
         self._tokens = self._trained = 0.0
         self._ages: Counter[int] = Counter()
-        self._last = Step(0, 0.0, 0.0, 0.0)
+        self._last = PublishedStep(0, 0.0, 0.0, 0.0)
 
     def _open(self) -> None:
         """Replace an earlier simulation: not before this one begins, for it may be refused."""

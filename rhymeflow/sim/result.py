@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rhymeflow.config import Config
-from rhymeflow.sim.audit import Outcome, Step
+from rhymeflow.sim.audit import Outcome, PublishedStep
 from rhymeflow.sim.cluster import Cluster
 
 _NUM_QUANTILES = 5
@@ -39,7 +39,7 @@ class Quantile:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class SimulationResult:
     """Figures of a simulated run; times in virtual seconds."""
 
     name: str
@@ -112,11 +112,11 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def result(cluster: Cluster, config: Config, devices: str, uncounted: int) -> Result:
+def result(cluster: Cluster, config: Config, devices: str, uncounted: int) -> SimulationResult:
     """The figures of a run that has ended. `devices`, in words, is what the cluster is made of."""
     audit, steps, skipped = cluster.audit, cluster.steps, config.simulation.skip_steps
     counted_to = len(steps) - uncounted
-    start = steps[skipped - 1] if skipped else Step(0, 0.0, 0.0, 0.0)
+    start = steps[skipped - 1] if skipped else PublishedStep(0, 0.0, 0.0, 0.0)
     end = steps[counted_to - 1]
     seconds = end.time - start.time
     measured = audit.batches[skipped:counted_to]
@@ -131,7 +131,7 @@ def result(cluster: Cluster, config: Config, devices: str, uncounted: int) -> Re
     responses = sum(batch.responses for batch in audit.batches)
     rollout_busy = end.rollout_busy - start.rollout_busy
     lengths = cluster.coordinator.state.lengths.metrics()
-    return Result(
+    return SimulationResult(
         name=config.name,
         schedule=config.schedule.name,
         max_staleness=cluster.plan.max_staleness,
@@ -201,7 +201,7 @@ def _table(title: str, *headings: str) -> Table:
     return table
 
 
-def _summary(r: Result) -> Table:
+def _summary(r: SimulationResult) -> Table:
     measured = r.step_seconds[r.skipped : r.steps - r.uncounted]
     rows: list[tuple[str, Any]] = [
         ("cluster", r.devices),
@@ -250,7 +250,7 @@ def _summary(r: Result) -> Table:
     return table
 
 
-def _staleness(r: Result) -> Table:
+def _staleness(r: SimulationResult) -> Table:
     table = _table("Staleness of trained responses (their oldest token)", "versions", "responses")
     table.add_column("share")
     total = sum(r.staleness.values())
@@ -261,7 +261,7 @@ def _staleness(r: Result) -> Table:
     return table
 
 
-def _endings(r: Result) -> Table:
+def _endings(r: SimulationResult) -> Table:
     labels = sorted({label for q in r.quantiles for label in q.endings})
     labels.sort(key=lambda label: (label.startswith("aborted"), label))
     title = "Endings by full length"  # an aborted response counts as long as it would have become

@@ -22,7 +22,7 @@ from rhymeflow.sim.continuous_batching import Hardware
 from rhymeflow.sim.drafts import Drafts
 from rhymeflow.sim.faults import Death, Devices, Recovery, failures
 from rhymeflow.sim.record import Record
-from rhymeflow.sim.result import Result, counted, result
+from rhymeflow.sim.result import SimulationResult, counted, result
 from rhymeflow.sim.timeline import Timeline, draw
 from rhymeflow.sim.workload import Workload
 from rhymeflow.sim.workload import workload as a_workload
@@ -39,7 +39,7 @@ def simulate(
     output: Path | None = None,
     workload: Path | None = None,
     on_step: Callable[[int], object] = lambda step: None,
-) -> Result:
+) -> SimulationResult:
     """Simulate a run, and plot its timeline.
 
     Args:
@@ -74,7 +74,7 @@ def run(
     dying: Iterable[Death] | None = None,
     uncounted: int = 0,
     log: Record | None = None,
-) -> Result:
+) -> SimulationResult:
     """Simulate a run on these lengths. Writes nothing.
 
     `uncounted` steps at the end are left out of rates and idle shares: nothing runs ahead of the

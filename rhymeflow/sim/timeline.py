@@ -22,7 +22,7 @@ from matplotlib.ticker import MaxNLocator
 
 from rhymeflow.core.types import Version
 from rhymeflow.observe.plot import unit_of
-from rhymeflow.sim.result import Result, counted
+from rhymeflow.sim.result import SimulationResult, counted
 
 Kind = Literal["decode", "prefill", "pull", "train", "push", "restore", "idle"]
 
@@ -38,7 +38,7 @@ class Span:
 
 
 @dataclass(slots=True)
-class Row:
+class TimelineRow:
     """One instance, or the learner."""
 
     name: str
@@ -73,8 +73,8 @@ class Timeline:
     """All rows: the learner's, and one for each instance in the order they joined."""
 
     def __init__(self) -> None:
-        self.learner = Row("learner", 0.0)
-        self.instances: list[Row] = []
+        self.learner = TimelineRow("learner", 0.0)
+        self.instances: list[TimelineRow] = []
 
     @property
     def end(self) -> float:
@@ -82,16 +82,16 @@ class Timeline:
         rows = [self.learner, *self.instances]
         return max((row.spans[-1].end for row in rows if row.spans), default=0.0)
 
-    def sample(self, num_rows: int) -> list[Row]:
+    def sample(self, num_rows: int) -> list[TimelineRow]:
         """So many instances, evenly chosen, or all where there are no more."""
         most = len(self.instances)
         if most <= num_rows:
             return self.instances
         return [self.instances[i * most // num_rows] for i in range(num_rows)]
 
-    def join(self, name: str, now: float) -> Row:
+    def join(self, name: str, now: float) -> TimelineRow:
         """A new row."""
-        self.instances.append(Row(name, now))
+        self.instances.append(TimelineRow(name, now))
         return self.instances[-1]
 
 
@@ -104,7 +104,7 @@ _ROW_LABELS = 16
 Rgb = tuple[float, float, float]
 
 
-def draw(path: Path, timeline: Timeline, result: Result) -> None:
+def draw(path: Path, timeline: Timeline, result: SimulationResult) -> None:
     """Write a PNG of the learner and of the instances, or of `_ROWS` evenly chosen ones."""
     rows, end = timeline.sample(_ROWS), timeline.end
     unit, scale = unit_of(end)
@@ -151,7 +151,9 @@ def colours(num_versions: int) -> Callable[[Span], Rgb]:
     return colour
 
 
-def _legend(figure: Figure, axes: Axes, result: Result, colour: Callable[[Span], Rgb]) -> None:
+def _legend(
+    figure: Figure, axes: Axes, result: SimulationResult, colour: Callable[[Span], Rgb]
+) -> None:
     steps = result.steps
     middle = steps // 2
     kinds = [
@@ -177,7 +179,7 @@ def _legend(figure: Figure, axes: Axes, result: Result, colour: Callable[[Span],
     bar.update_ticks()
 
 
-def _title(r: Result) -> str:
+def _title(r: SimulationResult) -> str:
     instances = counted(r.num_instances, "instance")
     return (
         f"{r.name}: {r.schedule}, staleness at most {r.max_staleness}, {instances}"
@@ -190,7 +192,7 @@ def _title(r: Result) -> str:
 
 
 def draw_rows(
-    axes: Axes, rows: Sequence[Row], end: float, scale: float, colour: Callable[[Span], Rgb]
+    axes: Axes, rows: Sequence[TimelineRow], end: float, scale: float, colour: Callable[[Span], Rgb]
 ) -> None:
     """One bar for each row, from the top down, until `end`; `scale` seconds are one of the axis."""
     boxes, fills = [], []
@@ -213,7 +215,7 @@ def draw_rows(
         axes.spines[side].set_visible(False)
 
 
-def _load(axes: Axes, rows: Sequence[Row], end: float, scale: float) -> None:
+def _load(axes: Axes, rows: Sequence[TimelineRow], end: float, scale: float) -> None:
     times = np.linspace(0, end, 1500)
     running, kv_tokens = np.zeros(len(times)), np.zeros(len(times))
     for row in rows:

@@ -103,7 +103,7 @@ SIGMA = 1.0  # standard deviation of the logarithm of an environment's seconds
 MOST_TURNS = 8  # of a response, in times the mean: one of a thousand would have more
 
 
-class Prompt(NamedTuple):
+class SimulatedPrompt(NamedTuple):
     """A prompt requested from the data."""
 
     row: int
@@ -141,10 +141,10 @@ class Synthetic:
 
     computed_share = 1.0  # of a batch's tokens the learner computes all, as far as is known
 
-    def prompt(self, number: int) -> Prompt:
+    def prompt(self, number: int) -> SimulatedPrompt:
         """Epoch after epoch, in order: prompts do not differ but by their hashes."""
         epoch, row = divmod(number, self.config.num_prompts)
-        return Prompt(row, epoch, self.config.prompt_tokens)
+        return SimulatedPrompt(row, epoch, self.config.prompt_tokens)
 
     def response(self, row: int, epoch: int, member: int) -> ResponseSpec:
         """A length by the prompt's level and the response's own score."""
@@ -187,7 +187,7 @@ class Synthetic:
         return level
 
 
-class Recorded:
+class RecordedWorkload:
     """Prompts and responses as a run's event store has them, over and over.
 
     What the run did not finish (also a request beyond its end) is one of the prompt's other
@@ -221,7 +221,7 @@ class Recorded:
             raise UserError(f"{run_dir}: no response was finished in this run")
         rows = metrics.read(run_dir).values()
         self.computed_share = fmean([row[COMPUTED] for row in rows if COMPUTED in row] or [1.0])
-        self._prompts = [Prompt(*found) for found in dict.fromkeys(groups)]
+        self._prompts = [SimulatedPrompt(*found) for found in dict.fromkeys(groups)]
         self._epochs = 1 + max(prompt.epoch for prompt in self._prompts)
         self._known: dict[tuple[int, int, int], ResponseSpec] = {}
         self._all: list[ResponseSpec] = []
@@ -237,7 +237,7 @@ class Recorded:
         self.longest_prompt = max(prompt.tokens for prompt in self._prompts)
         self.most_observed = max(sum(each.tokens for each in one.answers) for one in self._all)
 
-    def prompt(self, number: int) -> Prompt:
+    def prompt(self, number: int) -> SimulatedPrompt:
         """As they were requested; then from the beginning, in later epochs."""
         turn, index = divmod(number, len(self._prompts))
         found = self._prompts[index]
@@ -280,13 +280,13 @@ def _recorded_answers(reader: TrajectoryReader) -> dict[tuple[int, int], list[An
     return answers
 
 
-Workload = Synthetic | Recorded
+Workload = Synthetic | RecordedWorkload
 """Where prompts, lengths and rewards come from."""
 
 
 def workload(config: Config, run_dir: Path | None) -> Workload:
     """The recorded run's, or the configured one. `UserError` if it cannot be had."""
-    return Synthetic(config) if run_dir is None else Recorded(run_dir, config)
+    return Synthetic(config) if run_dir is None else RecordedWorkload(run_dir, config)
 
 
 def uniform(seed: int, purpose: bytes, *numbers: int) -> float:

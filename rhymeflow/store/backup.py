@@ -61,7 +61,7 @@ class Damaged(Exception):  # noqa: N818 - it is what happened
     """A file of a backup is missing or not as it was written; holds its name and what is wrong."""
 
 
-class State(msgspec.Struct, frozen=True):
+class StorePosition(msgspec.Struct, frozen=True):
     """How far a store is."""
 
     position: dict[str, int]
@@ -82,7 +82,7 @@ class StoredFile(msgspec.Struct, frozen=True):
 class Backup(msgspec.Struct, frozen=True):
     """All that a run is rebuilt from. Files may be of earlier backups and attempts."""
 
-    state: State
+    state: StorePosition
     version: int
     """Of the checkpoint."""
     files: dict[str, StoredFile]
@@ -232,7 +232,7 @@ _LAST_EVENT = "SELECT seq, time FROM events ORDER BY seq DESC LIMIT 1"
 _PRUNED_BEFORE = "SELECT value FROM meta WHERE key = 'pruned_before'"
 
 
-def state_of(connection: sqlite3.Connection) -> State:
+def state_of(connection: sqlite3.Connection) -> StorePosition:
     """How far a store is."""
     position = {}
     for table, column in GROWING.items():
@@ -240,10 +240,10 @@ def state_of(connection: sqlite3.Connection) -> State:
         (position[table],) = connection.execute(newest).fetchone()
     last_event = connection.execute(_LAST_EVENT).fetchone() or (0, 0.0)
     found = [connection.execute(query).fetchone() for query in (PUBLISHED, _PRUNED_BEFORE)]
-    return State(position, last_event, *(row[0] if row else 0 for row in found))
+    return StorePosition(position, last_event, *(row[0] if row else 0 for row in found))
 
 
-def read_rows(connection: sqlite3.Connection, target: Path, since: dict[str, int]) -> State:
+def read_rows(connection: sqlite3.Connection, target: Path, since: dict[str, int]) -> StorePosition:
     """Write what is new after a position to the file `target`, in one read transaction.
 
     Of tables that grow, the new rows; of the others those that `changes` names, as they are now. So
@@ -459,7 +459,7 @@ class BackupThread:
         file.write_bytes(msgspec.json.encode(value))
         self._storage.put(name, file)
 
-    def _copy(self, state: State, version: int) -> None:
+    def _copy(self, state: StorePosition, version: int) -> None:
         """Copy what is held, and then say that all is there."""
         own, number, last = self._attempt, self._number + 1, self._last
         place, held, files = f"{own}/{number:08d}", self._held / "files", dict[str, StoredFile]()
@@ -481,7 +481,7 @@ class BackupThread:
         self._write_state()
 
 
-def _continues(connection: sqlite3.Connection, state: State) -> bool:
+def _continues(connection: sqlite3.Connection, state: StorePosition) -> bool:
     """Whether a store has all that it had in this state: not if its end was lost with the power."""
     number, when = state.last_event
     found = connection.execute("SELECT time FROM events WHERE seq = ?", (number,)).fetchone()

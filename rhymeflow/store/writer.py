@@ -34,7 +34,7 @@ from rhymeflow.store.statements import FINISHED_OF, PROMPTS_OF, TOKENS_OF, State
 from rhymeflow.store.transaction import Transaction
 
 
-class Progress(NamedTuple):
+class GroupProgress(NamedTuple):
     """What is stored of a group."""
 
     row: int
@@ -186,11 +186,11 @@ class SqliteTrajectoryStore:
         row, epoch = found[0]
         return row, epoch
 
-    def progress(self, groups: Iterable[GroupId]) -> dict[GroupId, Progress]:
+    def progress(self, groups: Iterable[GroupId]) -> dict[GroupId, GroupProgress]:
         """What is stored of these groups."""
         wanted = json.dumps(list(groups))
         found = {
-            group: Progress(row, epoch, prompt, array("i", tokens).tolist(), {}, {}, {}, {})
+            group: GroupProgress(row, epoch, prompt, array("i", tokens).tolist(), {}, {}, {}, {})
             for group, row, epoch, prompt, tokens in self._ask(PROMPTS_OF, wanted)
         }
         for group, member, blob, version, is_observed in self._ask(TOKENS_OF, wanted):

@@ -13,7 +13,7 @@ from rhymeflow.core.types import HELD_OUT, SuiteName
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedAnswer:
     """What figures need of an answer."""
 
     reward: float
@@ -33,7 +33,7 @@ def pass_at_k(num_answers: int, num_passed: int, k: int) -> float:
     return 1.0 - math.comb(num_answers - num_passed, k) / math.comb(num_answers, k)
 
 
-def majority(answers: Sequence[Judged]) -> float:
+def majority(answers: Sequence[JudgedAnswer]) -> float:
     """The mean reward of the answers with the most frequent vote; of equally frequent ones,
     of the first: samples are exchangeable, so that favours none."""
     said: dict[Hashable, list[float]] = {}
@@ -43,7 +43,9 @@ def majority(answers: Sequence[Judged]) -> float:
     return sum(won) / len(won)
 
 
-def figures(prompts: Sequence[Sequence[Judged | None]], pass_threshold: float) -> dict[str, float]:
+def figures(
+    prompts: Sequence[Sequence[JudgedAnswer | None]], pass_threshold: float
+) -> dict[str, float]:
     """The figures by name, of the answers to each prompt, as many to each. Those that could not be
     judged are None: `failed` counts them, and the figures are of the others; pass@k of prompts with
     at least k."""

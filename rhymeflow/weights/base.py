@@ -24,7 +24,7 @@ from rhymeflow.utils import progress
 from rhymeflow.utils.objects import OwnerLost
 from rhymeflow.weights.changes import Changes, Finder, Found, Listed, pack, shares, whole_in
 from rhymeflow.weights.manifest import Manifest, TensorSpec, require_names, require_spec
-from rhymeflow.weights.proof import ChecksumMismatch, Pulled, bytes_of, combine, digest
+from rhymeflow.weights.proof import ChecksumMismatch, ProvedWeights, bytes_of, combine, digest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,7 @@ class WeightStore:
     def __init__(self, manifest: Manifest, keep: int) -> None:
         """The changes to the last `keep` publications are kept."""
         self._manifest, self._keep, self._finder = manifest, keep, Finder(manifest)
-        self._made: Pulled | None = None
+        self._made: ProvedWeights | None = None
         self.metrics: Mapping[str, float] = {}
         """How much the last publication changed, and what that takes, each as a share of the
         weights; empty where no changes are kept."""
@@ -75,7 +75,7 @@ class WeightStore:
                 found.append(self._finder.find(source, old(spec)))
             put(spec, source)
             digests.append(digest(source))
-        made = Pulled(version, combine(self._manifest, digests))
+        made = ProvedWeights(version, combine(self._manifest, digests))
         changes = [] if base is None else pack(base, made, digests, found)
         self._end(made, digests, base, changes)
         if base is not None:
@@ -88,7 +88,11 @@ class WeightStore:
         raise NotImplementedError
 
     def _end(
-        self, made: Pulled, digests: list[int], base: Pulled | None, changes: Sequence[np.ndarray]
+        self,
+        made: ProvedWeights,
+        digests: list[int],
+        base: ProvedWeights | None,
+        changes: Sequence[np.ndarray],
     ) -> None:
         """All tensors were taken: let them be pulled. If there is a `base`, the changes, parts of
         one buffer, lead here from it."""
@@ -143,7 +147,7 @@ class Update(NamedTuple):
     """What turns weights that a puller has into those of another version."""
 
     manifest: Manifest
-    made: Pulled
+    made: ProvedWeights
     """What it makes, if it is proved."""
     digests: Callable[[], Sequence[int]]
     """Of each tensor that was published. Raises `Overtaken` if other bytes may have been read."""
@@ -166,7 +170,7 @@ class Update(NamedTuple):
         for step in self.steps or ():
             yield from (each for each in step.listed.items() if each[0] not in whole)
 
-    def prove(self, held: Mapping[str, int]) -> Pulled:
+    def prove(self, held: Mapping[str, int]) -> ProvedWeights:
         """What was pulled, given the digest of each tensor that the puller now computes with (law
         5); where only listed changes were put in, it follows from the one before.
 
@@ -196,13 +200,13 @@ class WeightReader:
     def __init__(self, handle: WeightHandle) -> None:
         self.handle, self.manifest = handle, handle.manifest
         self._executor = ThreadPoolExecutor(1, "weights")
-        self._fetching: tuple[Pulled | None, Version | None, Future[Update]] | None = None
+        self._fetching: tuple[ProvedWeights | None, Version | None, Future[Update]] | None = None
 
-    def _fetch(self, have: Pulled | None, want: Version | None) -> Update:
+    def _fetch(self, have: ProvedWeights | None, want: Version | None) -> Update:
         """See `update`."""
         raise NotImplementedError
 
-    def prepare(self, have: Pulled | None, want: Version) -> bool:
+    def prepare(self, have: ProvedWeights | None, want: Version) -> bool:
         """Begin to fetch, in the background, what `update` will need; whether that is here.
 
         To be asked again until it is. Nothing depends on it but how long `update` takes.
@@ -215,7 +219,7 @@ class WeightReader:
             fetch.result()  # raises it
         return fetch.done()
 
-    def update(self, have: Pulled | None, want: Version | None) -> Update:
+    def update(self, have: ProvedWeights | None, want: Version | None) -> Update:
         """What brings `want` (None: the newest), by changes if `have` was proved and they are
         known and shorter.
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rhymeflow.weights.manifest import Manifest, TensorSpec
-from rhymeflow.weights.proof import Pulled, units_of
+from rhymeflow.weights.proof import ProvedWeights, units_of
 
 MOST = 1 / 8
 """Share of a tensor's units beyond which it is not listed."""
@@ -80,7 +80,7 @@ class Finder:
 
 
 def pack(
-    base: Pulled, made: Pulled, digests: Sequence[int], found: Sequence[Found]
+    base: ProvedWeights, made: ProvedWeights, digests: Sequence[int], found: Sequence[Found]
 ) -> list[np.ndarray]:
     """The buffer, as parts that follow one another, [n] uint8."""
     listed = [each.listed for each in found if each.listed is not None]
@@ -111,8 +111,8 @@ class Changes:
         words = buffer[: (_WORDS + 2 * count) * 8].view(np.uint64)
         assert int(words[0]) == _MAGIC, "these are no changes of this Rhymeflow's weights"
         self.buffer = buffer
-        self.base = Pulled(int(words[1]), int(words[2]))
-        self.made = Pulled(int(words[3]), int(words[4]))
+        self.base = ProvedWeights(int(words[1]), int(words[2]))
+        self.made = ProvedWeights(int(words[3]), int(words[4]))
         self.digests, self._entries = words[_WORDS:].reshape(2, count).tolist()
         self._manifest = manifest
 
@@ -163,15 +163,17 @@ def whole_in(steps: Iterable[Changes]) -> set[str]:
 class Link(NamedTuple):
     """A publication, and what can be had of its changes."""
 
-    made: Pulled
-    base: Pulled | None
+    made: ProvedWeights
+    base: ProvedWeights | None
     """None: none can be had."""
     num_bytes: int
     buffer: Any
     """The changes, or what names them."""
 
 
-def chain(manifest: Manifest, newest_first: Iterable[Link], have: Pulled) -> list[Link] | None:
+def chain(
+    manifest: Manifest, newest_first: Iterable[Link], have: ProvedWeights
+) -> list[Link] | None:
     """What leads from `have` to the first of these, in order.
 
     None if it is not there, or larger than the weights.

@@ -23,7 +23,7 @@ from rhymeflow.weights.proof import (
     HASH_BLOCK,
     INNER,
     MASK,
-    Pulled,
+    ProvedWeights,
     bytes_of,
     copy_and_digest,
     digest,
@@ -41,14 +41,14 @@ class Installation:
     """
 
     def __init__(self, into: Mapping[str, Tensor]) -> None:
-        self.holds: Pulled | None = None
+        self.holds: ProvedWeights | None = None
         """What was proved of them; None: they hold anything."""
         self.digests: dict[str, int] = {}
         """Of each tensor, as far as it was pulled."""
         self._into = into
         self._places: dict[str, np.ndarray | None] = {}
 
-    def pull(self, reader: WeightReader, want: Version | None = None) -> Pulled:
+    def pull(self, reader: WeightReader, want: Version | None = None) -> ProvedWeights:
         """Bring `want`, or the newest weights for None, into the tensors.
 
         Only what differs from what they hold, where the reader knows it. Raises `ManifestMismatch`
@@ -58,7 +58,7 @@ class Installation:
         if held is None:
             require(reader.manifest, self._into)
 
-        def pull(want: Version | None) -> Pulled:
+        def pull(want: Version | None) -> ProvedWeights:
             nonlocal held
             update, held = reader.update(held, want), None  # if it is overtaken, all anew
             return self._put_in(update)
@@ -66,11 +66,11 @@ class Installation:
         self.holds = until_whole(pull, want)
         return self.holds
 
-    def pull_at_least(self, reader: WeightReader, want: Version | None) -> Pulled:
+    def pull_at_least(self, reader: WeightReader, want: Version | None) -> ProvedWeights:
         """Bring `want` or, if it is there no longer, the newest weights; see `pull`."""
         return or_newer(partial(self.pull, reader), want)
 
-    def _put_in(self, update: Update) -> Pulled:
+    def _put_in(self, update: Update) -> ProvedWeights:
         from rhymeflow.weights.kernels import put_changes  # loads numba
 
         for name, listed in update.listed:
@@ -104,7 +104,9 @@ class Installation:
         self.digests[name] = digest(bytes_of(target)) if is_here else digest_on_device(target)
 
 
-def until_whole(pull: Callable[[Version | None], Pulled], want: Version | None) -> Pulled:
+def until_whole(
+    pull: Callable[[Version | None], ProvedWeights], want: Version | None
+) -> ProvedWeights:
     """`pull` this, again as often as publications overtake it."""
     for _ in range(_MAX_OVERTAKEN):
         try:
@@ -114,7 +116,9 @@ def until_whole(pull: Callable[[Version | None], Pulled], want: Version | None) 
     raise RuntimeError(f"overtaken by publications {_MAX_OVERTAKEN} times during one pull")
 
 
-def or_newer(pull: Callable[[Version | None], Pulled], want: Version | None) -> Pulled:
+def or_newer(
+    pull: Callable[[Version | None], ProvedWeights], want: Version | None
+) -> ProvedWeights:
     """`pull` this or, if it is there no longer, the newest weights."""
     try:
         return pull(want)

@@ -27,7 +27,7 @@ from rhymeflow.weights.base import (
 )
 from rhymeflow.weights.changes import Link, chain, copied, whole_in
 from rhymeflow.weights.manifest import Manifest, TensorSpec, slot_bytes
-from rhymeflow.weights.proof import Pulled
+from rhymeflow.weights.proof import ProvedWeights
 
 QUESTION = "weights"
 """What a reader asks the learner for: the catalogue."""
@@ -42,7 +42,7 @@ WHOLE_VERSIONS = 2
 class PublishedVersion(NamedTuple):
     """What can be had of one version."""
 
-    made: Pulled
+    made: ProvedWeights
     digests: list[int]
     parts: tuple[Reference, ...] | None
     """None: the whole version is not kept any more."""
@@ -82,7 +82,11 @@ class ObjectWeightStore(WeightStore):
         self._parts.append(self._objects.put(self._buffer[: self._sizes[len(self._parts)]]))
 
     def _end(
-        self, made: Pulled, digests: list[int], base: Pulled | None, changes: Sequence[np.ndarray]
+        self,
+        made: ProvedWeights,
+        digests: list[int],
+        base: ProvedWeights | None,
+        changes: Sequence[np.ndarray],
     ) -> None:
         link = Link(made, None, 0, None)
         if base is not None:
@@ -117,7 +121,7 @@ class ObjectWeightReader(WeightReader):
         self._objects, self._owner = objects.here(), handle.owner
         self._starts = _starts(handle.manifest)
 
-    def _fetch(self, have: Pulled | None, want: Version | None) -> Update:
+    def _fetch(self, have: ProvedWeights | None, want: Version | None) -> Update:
         catalogue: Catalogue = self._objects.ask(self._owner, QUESTION)
         wanted = [n for n, p in enumerate(catalogue) if want is None or p.made.version == want]
         if not wanted:

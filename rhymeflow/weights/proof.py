@@ -64,7 +64,7 @@ class ChecksumMismatch(RuntimeError):  # noqa: N818 - it is what happened
     """The weights that arrived are not the weights that were published."""
 
 
-class Pulled(NamedTuple):
+class ProvedWeights(NamedTuple):
     """What a pull brought: proved weights of `version`."""
 
     version: Version

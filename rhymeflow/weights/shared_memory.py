@@ -40,7 +40,7 @@ from rhymeflow.weights.base import (
 )
 from rhymeflow.weights.changes import Changes, Link, chain, copied, whole_in
 from rhymeflow.weights.manifest import Manifest, TensorSpec, slot_bytes
-from rhymeflow.weights.proof import Pulled
+from rhymeflow.weights.proof import ProvedWeights
 
 _MAGIC = 0x52484D464C4F5731  # "RHMFLOW1": the last digit is this arrangement's version
 _WORD = 8
@@ -62,8 +62,8 @@ class _Slot:
         return self.begun == int(self._words[1]) == publication
 
     @property
-    def made(self) -> Pulled:
-        return Pulled(int(self._words[2]), int(self._words[3]))
+    def made(self) -> ProvedWeights:
+        return ProvedWeights(int(self._words[2]), int(self._words[3]))
 
     @property
     def digests(self) -> list[int]:
@@ -76,7 +76,7 @@ class _Slot:
         """Say that the slot is being written: what it held is gone."""
         self._words[0] = publication
 
-    def end(self, made: Pulled, digests: Sequence[int]) -> None:
+    def end(self, made: ProvedWeights, digests: Sequence[int]) -> None:
         self._words[2:_SLOT_WORDS] = np.array(made, np.uint64)
         self._words[_SLOT_WORDS:] = np.array(digests, np.uint64)
         self._words[1] = self._words[0]
@@ -128,7 +128,11 @@ class SharedMemoryWeightStore(WeightStore):
         return previous.bytes_of, lambda spec, source: np.copyto(slot.bytes_of(spec), source)
 
     def _end(
-        self, made: Pulled, digests: list[int], base: Pulled | None, changes: Sequence[np.ndarray]
+        self,
+        made: ProvedWeights,
+        digests: list[int],
+        base: ProvedWeights | None,
+        changes: Sequence[np.ndarray],
     ) -> None:
         publication = self._memory.published + 1
         self._memory.slot(publication).end(made, digests)
@@ -167,11 +171,11 @@ class SharedMemoryWeightReader(WeightReader):
         is_ours = int(self._memory.header[0]) == _MAGIC
         assert is_ours, f"{handle.name} is no weight store of this Rhymeflow"
 
-    def prepare(self, have: Pulled | None, want: Version) -> bool:
+    def prepare(self, have: ProvedWeights | None, want: Version) -> bool:
         """Copy the changes that are needed into this process; see `base.WeightReader`."""
         return have is None or not self._has_changes or super().prepare(have, want)
 
-    def _fetch(self, have: Pulled | None, want: Version | None) -> Update:
+    def _fetch(self, have: ProvedWeights | None, want: Version | None) -> Update:
         found = None if have is None else self._changes_since(have, want)
         publication, steps = found or (self._find(want), None)
         slot = self._memory.slot(publication)
@@ -213,7 +217,7 @@ class SharedMemoryWeightReader(WeightReader):
         )
 
     def _changes_since(
-        self, have: Pulled, want: Version | None
+        self, have: ProvedWeights, want: Version | None
     ) -> tuple[int, list[Changes]] | None:
         target, links = 0, list[Link]()
         for publication in range(self._memory.published, 0, -1):

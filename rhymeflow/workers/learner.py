@@ -54,7 +54,7 @@ from rhymeflow.workers.messages import (
     BatchTrained,
     Carried,
     CheckpointEnded,
-    Model,
+    LoadedModel,
     Publication,
     Publish,
     RanksMeet,
@@ -163,7 +163,7 @@ class LearnerProcess:
         if self.weights is None:
             return
         model, count = self.learner.model, self.learner.num_parameters
-        loaded = Model(
+        loaded = LoadedModel(
             self.weights.handle,
             device.type,
             str(dtype).removeprefix("torch."),
@@ -302,7 +302,7 @@ class LearnerProcess:
             ResponseDetails(TrajectoryId(record.group, record.member), logprobs, flags)
             for record, (logprobs, flags) in zip(records, details.blobs(), strict=True)
         ]
-        self._say(messages.TokenDetails(found))
+        self._say(messages.BatchDetails(found))
 
     def _publish(self, version: Version) -> None:
         assert version == self.version, (version, self.version)

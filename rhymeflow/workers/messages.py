@@ -57,7 +57,7 @@ class Status(msgspec.Struct, frozen=True, array_like=True):
     drafts: DraftStats
 
 
-class Model(msgspec.Struct, frozen=True, array_like=True):
+class LoadedModel(msgspec.Struct, frozen=True, array_like=True):
     """With `LearnerReady`: the model that is loaded, and where its weights are."""
 
     handle: WeightHandle
@@ -88,7 +88,7 @@ DATA: dict[str, Any] = {
     "Route": Continuation,
     "Pulled": float,  # seconds that it took
     "Snapshot": Status,
-    "LearnerReady": Model,
+    "LearnerReady": LoadedModel,
     "VersionPublished": Publication,
 }
 """What comes with the commands and events of these names; with others there is nothing."""
@@ -203,7 +203,7 @@ class ResponseDetails(NamedTuple):
     flags: bytes
 
 
-class TokenDetails(Message):
+class BatchDetails(Message):
     """With `run.token_details`, before `BatchTrained`: each response of the batch once."""
 
     responses: list[ResponseDetails]

@@ -15,7 +15,7 @@ from rhymeflow.weights.base import make_store
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.channel import Channel
-from rhymeflow.workers.messages import Carried, Model, Shutdown, receive, send
+from rhymeflow.workers.messages import Carried, LoadedModel, Shutdown, receive, send
 
 
 def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
@@ -27,7 +27,7 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     weights = make_store(config, manifest_of(tensors), run_dir)
     try:
         checksum = weights.publish(0, tensors)
-        loaded = Model(
+        loaded = LoadedModel(
             weights.handle,
             device.type,
             str(dtype).removeprefix("torch."),

@@ -52,7 +52,7 @@ POLL_SECONDS = 0.01
 
 
 @dataclass(slots=True)
-class Held:
+class HeldResponse:
     """A response that the engine has, and what the controller has been sent of it."""
 
     request: Request
@@ -92,14 +92,14 @@ def make_engine(config: Config, weights: WeightReader, name: str) -> RolloutEngi
 def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     """Join the run and serve it until `Shutdown`."""
     prepare(config)  # while the learner loads
-    instance = Instance(connection, name, config, make_engine)
+    instance = RolloutInstance(connection, name, config, make_engine)
     try:
         instance.serve()
     finally:
         instance.engine.close()
 
 
-class Instance:
+class RolloutInstance:
     """The engine, the weights it pulls and the connection. `engine` makes the engine."""
 
     def __init__(
@@ -115,7 +115,7 @@ class Instance:
         self.weights, self.engine = self._begin(lambda weights: engine(config, weights, name))
         limits = self.engine.limits()
         self.stop_tokens = limits.stop_token_ids
-        self._held: dict[TrajectoryId, Held] = {}
+        self._held: dict[TrajectoryId, HeldResponse] = {}
         self._configs = {RUN: config} | {suite.name: suite.config for suite in of_run(config)}
         self.last_number = 0
         self.busy_seconds = 0.0
@@ -248,7 +248,7 @@ class Instance:
             # Its last token was sent by an instance that died before it could say so.
             self._say_ended(request, reason, message.turn)
             return
-        self._held[trajectory] = Held(request, message.turn, len(tokens))
+        self._held[trajectory] = HeldResponse(request, message.turn, len(tokens))
         self.engine.submit(request)
 
     def _interrupt(self, message: Interrupt) -> None:

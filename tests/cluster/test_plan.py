@@ -36,7 +36,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def model_of(recipe: str) -> memory.Model:
+def model_of(recipe: str) -> memory.ModelSize:
     return plan.model_of(read_config(recipe))
 
 

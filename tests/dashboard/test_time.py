@@ -27,7 +27,7 @@ from rhymeflow.core.events import (
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard import time_view
 from rhymeflow.dashboard.run import Run
-from rhymeflow.dashboard.time_view import ENVIRONMENTS, LEARNER, Body, Fold, Lane, Timeline
+from rhymeflow.dashboard.time_view import ENVIRONMENTS, LEARNER, Body, Fold, Lane, RunTimeline
 from rhymeflow.observe.inspect import Question, as_json
 from rhymeflow.sim.simulate import simulate
 from tests.dashboard.conftest import FIELDS
@@ -303,7 +303,7 @@ def test_how_batches_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         reads.append(time_view.found(run)["read"])
     assert reads == sorted(reads)
     assert len(reads) > 10
-    with run.kept(Timeline) as whole:
+    with run.kept(RunTimeline) as whole:
         expected = whole.reader.query(DIRECT)
         batches = whole.filling.batches
         assert whole.filling.open() == [], "every group has ended"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rhymeflow.engine.native import cpu_attention
 from rhymeflow.engine.native.attention import attention_for
-from rhymeflow.engine.native.cache import KVCache, Span
+from rhymeflow.engine.native.cache import CacheSpan, KVCache
 from rhymeflow.engine.native.cpu_attention import DTYPES, CpuAttention, serves
 from rhymeflow.models.attention import Shape
 
@@ -43,7 +43,7 @@ class Filled:
         self.group, self.scale = heads // kv_heads, dim**-0.5
         self.cache = KVCache(Shape(2, kv_heads, dim), dtype, CPU)
         self.spans = [
-            Span(self.cache.reserve(None, cached + new), cached, new, parents)
+            CacheSpan(self.cache.reserve(None, cached + new), cached, new, parents)
             for cached, new, parents in cases
         ]
         for size_class in self.cache.size_classes.values():
@@ -178,7 +178,7 @@ def test_a_row_of_a_draft_is_that_of_the_last_token_alone_to_the_last_bit(
     for row in range(new):
         node = row - len(before)
         path = before[: row + 1] if node < 0 else [*before, *line_to(parents, node, len(before))]
-        alone = Span(filled.cache.reserve(None, cached + len(path)), cached + len(path) - 1, 1)
+        alone = CacheSpan(filled.cache.reserve(None, cached + len(path)), cached + len(path) - 1, 1)
         kv = alone.slot.size_class.kv[1, :, alone.slot.index]
         kv[:, :, :cached] = span.slot.size_class.kv[1, :, span.slot.index, :, :cached]
         held = torch.stack([filled.k[path[:-1]], filled.v[path[:-1]]]).transpose(1, 2)

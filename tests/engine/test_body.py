@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rhymeflow.engine.native.body import Layers, Modules, body_for
-from rhymeflow.engine.native.cache import KVCache, Span
+from rhymeflow.engine.native.cache import CacheSpan, KVCache
 from rhymeflow.engine.native.cpu_attention import CpuAttention
 from rhymeflow.models import attention
 from tests.learner.builders import tiny_model
@@ -44,7 +44,7 @@ def scramble(model):
 def hidden_of(body, dtype, lengths):
     """The hidden states of sequences of such lengths, side by side, whose keys are not cached."""
     cache = KVCache(attention.Shape(LAYERS, KV_HEADS, DIM), dtype, CPU)
-    spans = [Span(cache.reserve(None, length), 0, length) for length in lengths]
+    spans = [CacheSpan(cache.reserve(None, length), 0, length) for length in lengths]
     how = CpuAttention(dtype, DIM).over(spans)
     positions = [place for length in lengths for place in range(length)]
     ids = [(7 * i + i * i) % SIZES["vocab_size"] for i in range(sum(lengths))]

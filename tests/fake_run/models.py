@@ -22,14 +22,14 @@ from rhymeflow.core.types import Version
 from rhymeflow.data.load import RunPrompts
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.data.stream import PromptStream
-from rhymeflow.engine.base import Finished, Limits, Load, NoiseKey, Request
+from rhymeflow.engine.base import EngineLimits, Finished, Load, NoiseKey, Request
 from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.learner.sample import Sample
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.train import Loaded
 from rhymeflow.suites.suite import SuitePrompts, of_run
 from rhymeflow.weights.base import VersionUnavailable
-from rhymeflow.weights.proof import Pulled
+from rhymeflow.weights.proof import ProvedWeights
 
 STOP = 0
 STATE_FILE = "state.json"
@@ -58,23 +58,23 @@ class Weights:
     """What a learner has published: the memory that instances read."""
 
     def __init__(self) -> None:
-        self._published: Pulled | None = None
+        self._published: ProvedWeights | None = None
         self._asked = 0
 
     @property
     def metrics(self) -> dict[str, float]:
         return {}
 
-    def prepare(self, have: Pulled, want: Version) -> bool:
+    def prepare(self, have: ProvedWeights, want: Version) -> bool:
         """Not at once, so that commands wait for a pull."""
         self._asked += 1
         return self._asked % 3 == 0
 
     def publish(self, version: Version, state: int) -> int:
-        self._published = Pulled(version, state)
+        self._published = ProvedWeights(version, state)
         return state
 
-    def newest(self, want: Version) -> Pulled:
+    def newest(self, want: Version) -> ProvedWeights:
         if self._published is None or self._published.version < want:
             raise VersionUnavailable(f"{want} of {self._published}")
         return self._published
@@ -152,7 +152,7 @@ class Model:
 class Engine:
     """A `RolloutEngine` that generates a token of each running response in an iteration."""
 
-    def __init__(self, weights: Weights, limits: Limits) -> None:
+    def __init__(self, weights: Weights, limits: EngineLimits) -> None:
         self._limits, self._requests = limits, dict[Hashable, Request]()
         self._clock, self._num_generated = 0.0, 0
         self.install(weights, 0, keep_cache=False)
@@ -161,7 +161,7 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._requests)
 
-    def limits(self) -> Limits:
+    def limits(self) -> EngineLimits:
         return self._limits
 
     def load(self) -> Load:
@@ -199,9 +199,9 @@ class Engine:
         return [self._requests.pop(each) for each in chosen if each in self._requests]
 
     def prepare(self, weights: Weights, want: Version) -> bool:
-        return weights.prepare(Pulled(self.version, self.checksum), want)
+        return weights.prepare(ProvedWeights(self.version, self.checksum), want)
 
-    def install(self, weights: Weights, want: Version, *, keep_cache: bool) -> Pulled:
+    def install(self, weights: Weights, want: Version, *, keep_cache: bool) -> ProvedWeights:
         pulled = weights.newest(want)
         self.version, self.checksum = pulled
         return pulled

@@ -14,9 +14,9 @@ from pathlib import Path
 from rhymeflow.config import Config
 from rhymeflow.core.events import LearnerReady
 from rhymeflow.core.types import Version
-from rhymeflow.engine.base import Limits
+from rhymeflow.engine.base import EngineLimits
 from rhymeflow.learner.checkpoint import Saved, remove_others
-from rhymeflow.reward.calls import Judged, RewardTask
+from rhymeflow.reward.calls import FunctionRewards, RewardTask
 from rhymeflow.reward.components import component_names
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, UNFINISHED
 from rhymeflow.store.reader import TrajectoryReader
@@ -26,9 +26,9 @@ from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.learner import LearnerProcess
 from rhymeflow.workers.messages import Carried, ConnectWeights, send
-from rhymeflow.workers.messages import Model as LoadedModel
+from rhymeflow.workers.messages import LoadedModel as LoadedModel
 from rhymeflow.workers.reward import RewardWorker
-from rhymeflow.workers.rollout import Instance
+from rhymeflow.workers.rollout import RolloutInstance
 from tests.fake_run import models
 from tests.fake_run.world import World
 
@@ -116,7 +116,7 @@ class FakeSaver:
         return self._directory / f"step-{version}"
 
 
-class FakeInstance(Instance):
+class FakeInstance(RolloutInstance):
     """An instance with a `models.Engine`."""
 
     def __init__(
@@ -128,7 +128,7 @@ class FakeInstance(Instance):
         world: World,
     ) -> None:
         self._shared, self._world = shared, world
-        limits = Limits(
+        limits = EngineLimits(
             config.rollout.max_num_seqs, MAX_LENGTH, 10 * MAX_LENGTH, frozenset({models.STOP})
         )
         super().__init__(
@@ -180,5 +180,5 @@ class FakePool:
             {self._names[i]: models.reward(tokens) for i in functions}
             for tokens in task.request.completion_ids
         ]
-        task.result = Judged(components)
+        task.result = FunctionRewards(components)
         return task

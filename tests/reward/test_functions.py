@@ -11,7 +11,7 @@ from rhymeflow.config import DataConfig, RewardFunction
 from rhymeflow.data.load import load_prompts
 from rhymeflow.errors import UserError
 from rhymeflow.reward.components import component_names
-from rhymeflow.reward.functions import Judge, NoReward
+from rhymeflow.reward.functions import Judge, NotAReward
 from tests.refused import refusal
 from tests.reward import judged
 
@@ -22,7 +22,7 @@ def score(function: str, completion: str, columns: dict[str, Any], **options: An
 
 
 def failure(function: str, completion: str, columns: dict[str, Any], **options: Any) -> str:
-    with pytest.raises(NoReward) as error:
+    with pytest.raises(NotAReward) as error:
         score(function, completion, columns, **options)
     return str(error.value)
 
@@ -205,7 +205,7 @@ def test_a_column_is_not_replaced_by_an_argument(function, column: str, is_repla
         return
     with pytest.raises(UserError, match=f"has a column '{column}', which is the name of an arg"):
         judge.check_columns(columns)
-    with pytest.raises(NoReward, match=f"column '{column}'"):
+    with pytest.raises(NotAReward, match=f"column '{column}'"):
         judged(judge, ["a"], columns)
 
 

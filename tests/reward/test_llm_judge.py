@@ -12,7 +12,7 @@ import pytest
 from rhymeflow.config import RewardFunction
 from rhymeflow.errors import UserError
 from rhymeflow.reward import llm_judge
-from rhymeflow.reward.functions import Judge, NoReward
+from rhymeflow.reward.functions import Judge, NotAReward
 from tests.reward import judged
 
 KEY = "sk-not-to-be-seen"
@@ -108,7 +108,7 @@ def test_a_server_that_is_busy_is_asked_again(server):
 )
 def test_what_is_no_reward_is_an_error_without_the_key(server, errors, says, problem, asked):
     server.errors, server.says = errors, says
-    with pytest.raises(NoReward, match=problem) as raised:
+    with pytest.raises(NotAReward, match=problem) as raised:
         judge(server, ["abc"], retries=2)
     assert len(server.asked) == asked
     assert KEY not in str(raised.value)
@@ -116,10 +116,10 @@ def test_what_is_no_reward_is_an_error_without_the_key(server, errors, says, pro
 
 def test_a_server_that_is_silent_or_gone_is_an_error(server):
     server.seconds = 1.0
-    with pytest.raises(NoReward, match="timed out"):
+    with pytest.raises(NotAReward, match="timed out"):
         judge(server, ["abc"], timeout=0.1, retries=0)
     server.server_close()
-    with pytest.raises(NoReward, match=r"127\.0\.0\.1"):
+    with pytest.raises(NotAReward, match=r"127\.0\.0\.1"):
         judge(server, ["abc"], retries=0, timeout=0.2)
 
 

@@ -13,7 +13,7 @@ from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.errors import UserError
 from rhymeflow.runtime import snapshot
 from rhymeflow.runtime.replay import replay
-from rhymeflow.runtime.snapshot import Snapshot
+from rhymeflow.runtime.snapshot import StateSnapshot
 from rhymeflow.store.previous_run import config_of
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -64,7 +64,9 @@ def write_log(path, config, events, *, snapshot_after=None) -> None:
             for command in coordinator.handle(event):
                 store.record_command(number, command)
             if number == snapshot_after:
-                store.put_snapshot(number, snapshot.write(Snapshot(coordinator.state, 5, None)))
+                store.put_snapshot(
+                    number, snapshot.write(StateSnapshot(coordinator.state, 5, None))
+                )
         store.commit()
 
 

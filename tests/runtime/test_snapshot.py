@@ -11,7 +11,7 @@ from rhymeflow.config import Config
 from rhymeflow.core.protocol.group import Member, MemberState
 from rhymeflow.runtime import snapshot
 from rhymeflow.runtime.replay import beginning
-from rhymeflow.runtime.snapshot import Snapshot
+from rhymeflow.runtime.snapshot import StateSnapshot
 
 
 def test_states_of_members_are_written_by_value_in_every_python():
@@ -35,7 +35,7 @@ def test_bytes_of_another_run_no_code():
 
 def test_a_changed_byte_is_noticed():
     """Pickle would read many of them without a word."""
-    blob = snapshot.write(Snapshot(beginning(Config()).coordinator.state, 5, None))
+    blob = snapshot.write(StateSnapshot(beginning(Config()).coordinator.state, 5, None))
     assert snapshot.read(blob) is not None
     for index in random.Random(0).sample(range(len(blob)), 20):
         changed = bytearray(blob)

@@ -26,7 +26,7 @@ from rhymeflow.sim.drafts import Drafts
 from rhymeflow.sim.faults import Death, Recovery
 from rhymeflow.sim.response import Answer, Response
 from rhymeflow.sim.timeline import Timeline
-from rhymeflow.sim.workload import Prompt, ResponseSpec, uniform
+from rhymeflow.sim.workload import ResponseSpec, SimulatedPrompt, uniform
 from tests.core import invariants
 from tests.core.interleaving import a_plan, a_schedule
 
@@ -42,8 +42,10 @@ class Lengths:
     def __init__(self, seed: int, *, turns: bool = False) -> None:
         self.seed, self.turns = seed, turns
 
-    def prompt(self, number: int) -> Prompt:
-        return Prompt(number % 7, number // 7, 1 + int(20 * uniform(self.seed, b"p", number % 7)))
+    def prompt(self, number: int) -> SimulatedPrompt:
+        return SimulatedPrompt(
+            number % 7, number // 7, 1 + int(20 * uniform(self.seed, b"p", number % 7))
+        )
 
     def response(self, row: int, epoch: int, member: int) -> ResponseSpec:
         def draw(turn: int, below: int) -> int:
@@ -214,7 +216,7 @@ def test_the_mind_plans_no_more_often_than_it_is_to() -> None:
 
 def admit(audit: Audit, response: Response) -> None:
     if response.id.group == len(audit.groups):
-        audit.groups.append(RequestedGroup(Prompt(0, 0, response.prompt_tokens)))
+        audit.groups.append(RequestedGroup(SimulatedPrompt(0, 0, response.prompt_tokens)))
     audit.admit(response)
 
 

@@ -16,7 +16,7 @@ import pytest
 from rhymeflow.errors import UserError
 from rhymeflow.sim import simulate
 from rhymeflow.sim.faults import HOUR, Death, Devices, Recovery, failures
-from rhymeflow.sim.result import Result
+from rhymeflow.sim.result import SimulationResult
 from rhymeflow.sim.simulate import run
 from rhymeflow.sim.timeline import Timeline
 from tests.sim.test_simulate import (
@@ -53,14 +53,14 @@ def recovering(**seconds: float | None) -> Iterator[None]:
 
 def died(
     path: Path, dying: Iterable[Death], seconds: dict[str, Any] | None = None, **changes: object
-) -> Result:
+) -> SimulationResult:
     """Responses are all equally long; two instances, a learner, `synchronous`."""
     with recovering(**(seconds or {})):
         return run(a_config(path, **{**FAULTS, **changes}), Constant(), dying=dying)
 
 
 @pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> Result:
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> SimulationResult:
     return run(a_config(tmp_path_factory.mktemp("quiet")), Constant())
 
 
@@ -92,7 +92,7 @@ COSTS = {
     ("dying", "seconds", "changes", "cost", "retrained"), COSTS.values(), ids=COSTS
 )
 def test_what_no_checkpoint_has_is_trained_again(
-    dying, seconds, changes, cost: float, retrained: int, tmp_path: Path, quiet: Result
+    dying, seconds, changes, cost: float, retrained: int, tmp_path: Path, quiet: SimulationResult
 ) -> None:
     found = died(tmp_path, dying, seconds, **changes)
     assert found.seconds == pytest.approx(quiet.seconds + cost)
@@ -188,7 +188,7 @@ def test_failures_are_those_of_the_seed() -> None:
 
 
 def test_rates_of_a_configuration(tmp_path: Path) -> None:
-    def with_rate(hours: float | None) -> Result:
+    def with_rate(hours: float | None) -> SimulationResult:
         fields = {**FAULTS, "simulation__faults__device_mtbf_hours": hours}
         fields |= {"schedule__name": "staleflow", "learner__max_steps": 12}
         return run(a_config(tmp_path, **fields), Constant())

@@ -17,7 +17,7 @@ from rhymeflow.core.events import Event, Snapshot
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.sim.continuous_batching import ContinuousBatch, DecodeSpan, Hardware
 from rhymeflow.sim.drafts import Drafts
-from rhymeflow.sim.instance import Instance
+from rhymeflow.sim.instance import SimulatedInstance
 from rhymeflow.sim.response import Response
 
 COST = CostModel(
@@ -33,7 +33,7 @@ HARDWARE = Hardware(
 def run_fast(hardware, commands, responses):
     """Drive the instance as the cluster does; return (time, event) without the snapshots."""
     published = [0]
-    instance = Instance(
+    instance = SimulatedInstance(
         "rollout-0", hardware, version=0, now=0.0,
         find=responses.__getitem__, published=lambda: published[0],
     )  # fmt: skip
@@ -191,7 +191,7 @@ def test_what_was_interrupted_survives_the_next_instance() -> None:
     response = Response(TrajectoryId(0, 0), 10, 60, routed_version=0)
     generated = []
     for name in ("rollout-0", "rollout-1"):
-        instance = Instance(
+        instance = SimulatedInstance(
             name, HARDWARE, version=0, now=0.0, find=lambda _: response, published=lambda: 0,
         )  # fmt: skip
         instance.deliver(Route(name, 1, response.id, 0), 0.0)

@@ -16,7 +16,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics, query
 from rhymeflow.observe.query import TokenTexts
 from rhymeflow.observe.runs import read
-from rhymeflow.sim.result import Result
+from rhymeflow.sim.result import SimulationResult
 from rhymeflow.sim.simulate import run, simulate
 from rhymeflow.sim.workload import workload
 from rhymeflow.store.reader import TrajectoryReader
@@ -40,7 +40,7 @@ FAULTS = {
 }
 
 
-def recorded(directory: Path, **fields: str) -> Result:
+def recorded(directory: Path, **fields: str) -> SimulationResult:
     return simulate(read_config("demo", {**SMALL, **fields}), output=directory)
 
 

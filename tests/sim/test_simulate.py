@@ -21,9 +21,9 @@ from rhymeflow.errors import UserError
 from rhymeflow.profiles import Profile
 from rhymeflow.sim.audit import Outcome
 from rhymeflow.sim.response import Answer
-from rhymeflow.sim.result import Result, quantiles
+from rhymeflow.sim.result import SimulationResult, quantiles
 from rhymeflow.sim.simulate import run, simulate
-from rhymeflow.sim.workload import Prompt, Recorded, ResponseSpec, workload
+from rhymeflow.sim.workload import RecordedWorkload, ResponseSpec, SimulatedPrompt, workload
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.observe.runs import made, stored
 
@@ -47,8 +47,8 @@ class Constant:
     most_observed = 0
     computed_share = 1.0
 
-    def prompt(self, number: int) -> Prompt:
-        return Prompt(number, 0, PROMPT)
+    def prompt(self, number: int) -> SimulatedPrompt:
+        return SimulatedPrompt(number, 0, PROMPT)
 
     def response(self, row: int, epoch: int, member: int) -> ResponseSpec:
         return ResponseSpec(LENGTH, float(member), [])
@@ -79,7 +79,7 @@ def a_config(path: Path, **changes: object) -> Config:
     return build_config(fields, where="test")
 
 
-def ran(path: Path, **changes: object) -> Result:
+def ran(path: Path, **changes: object) -> SimulationResult:
     """With lengths that are drawn."""
     config = a_config(path, **changes)
     return run(config, workload(config, None))
@@ -139,7 +139,7 @@ def test_drafts_make_as_many_tokens_as_their_chances_say(tmp_path: Path) -> None
         tmp_path, drafting__window="cost", drafting__max_draft=2, simulation__acceptance=0.5,
         schedule__cost_model=str(tmp_path / "free.json"),
     )  # fmt: skip
-    repeated = Constant(prompt=lambda number: Prompt(number % 2, number // 2, PROMPT))
+    repeated = Constant(prompt=lambda number: SimulatedPrompt(number % 2, number // 2, PROMPT))
     found = run(config, repeated)
     in_first, later = ceil((LENGTH - 1) / 1.39), ceil((LENGTH - 1) / 1.75)
     responses, turns = GROUPS * MEMBERS, in_first + (STEPS - 1) * later
@@ -287,20 +287,20 @@ def test_every_schedule_keeps_the_laws_with_turns_and_deaths(name: str, tmp_path
 def test_lengths_as_a_run_recorded_them(tmp_path: Path) -> None:
     run_dir = made(tmp_path / "run")
     config = a_config(tmp_path, rollout__max_completion_length=500)
-    recorded = Recorded(run_dir, config)
+    recorded = RecordedWorkload(run_dir, config)
     assert [recorded.prompt(i).row for i in (0, 1, 9, 10)] == [0, 1, 9, 0]
     assert recorded.prompt(10).epoch == recorded.prompt(0).epoch + 1
     assert recorded.response(3, 0, 0).length == 13
     assert recorded.response(3, 0, 1).length == 103
     assert recorded.response(3, 7, 5).length in (13, 103), "another response to the same prompt"
     assert recorded.response(77, 0, 0).length in {*range(10, 20), *range(100, 110)}
-    shorter = Recorded(run_dir, a_config(tmp_path))
+    shorter = RecordedWorkload(run_dir, a_config(tmp_path))
     assert shorter.response(3, 0, 1).length == 100, "no longer than allowed"
     assert recorded.computed_share == 1.0, "its metrics do not say"
     with (run_dir / "metrics.jsonl").open("a") as file:
         for step, share in ((1, 0.25), (3, 0.75)):
             file.write(json.dumps({"step": step, "packing/computed_share": share}) + "\n")
-    assert Recorded(run_dir, config).computed_share == 0.5
+    assert RecordedWorkload(run_dir, config).computed_share == 0.5
     config = build_config({"rollout.num_generations": 2}, over=config, where="test")
     found = simulate(config, output=tmp_path / "out", workload=run_dir)
     assert found.quantiles[0].shortest == 10
@@ -317,11 +317,11 @@ def test_turns_as_a_run_recorded_them(tmp_path: Path) -> None:
     with stored(run_dir) as store:
         store.record(99.0, happened)
     config = a_config(tmp_path, **{"rollout.max_completion_length": 500})
-    recorded = Recorded(run_dir, config)
+    recorded = RecordedWorkload(run_dir, config)
     assert recorded.response(3, 0, 1).length == 86
     assert recorded.response(3, 0, 1).answers == [Answer(40, 7, 2.5), Answer(53, 10, 0.5)]
     assert recorded.response(3, 0, 0).answers == [Answer(6, 1, 0.25)]
-    shorter = Recorded(run_dir, a_config(tmp_path, **{"rollout.max_completion_length": 53}))
+    shorter = RecordedWorkload(run_dir, a_config(tmp_path, **{"rollout.max_completion_length": 53}))
     assert shorter.response(3, 0, 1).answers == [Answer(40, 7, 2.5)], "cut before the second"
     assert recorded.response(4, 0, 1).answers == []
     assert recorded.most_observed == 17

@@ -12,7 +12,7 @@ import pytest
 from rhymeflow.config.load import build_config
 from rhymeflow.sim import timeline as plot
 from rhymeflow.sim.faults import Death
-from rhymeflow.sim.result import Result
+from rhymeflow.sim.result import SimulationResult
 from rhymeflow.sim.simulate import run
 from rhymeflow.sim.timeline import Span, Timeline
 from rhymeflow.sim.workload import workload
@@ -20,7 +20,7 @@ from tests.sim.test_deaths import recovering
 
 
 @pytest.fixture(scope="module")
-def watched() -> tuple[Timeline, Result]:
+def watched() -> tuple[Timeline, SimulationResult]:
     """Three instances, one of which is away for a while, and a learner."""
     config = build_config(
         {

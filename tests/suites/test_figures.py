@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymeflow.suites.figures import Judged, counted, figures, majority, pass_at_k, said
+from rhymeflow.suites.figures import JudgedAnswer, counted, figures, majority, pass_at_k, said
 
 REWARDS = st.sampled_from([0.0, 0.25, 1.0, 2.0])
-ANSWERS = st.builds(Judged, REWARDS, st.integers(0, 9), st.booleans(), st.sampled_from("abc"))
+ANSWERS = st.builds(JudgedAnswer, REWARDS, st.integers(0, 9), st.booleans(), st.sampled_from("abc"))
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())
@@ -27,7 +27,7 @@ def test_pass_at_k_is_the_share_of_subsets_in_which_one_passes(
 
 
 @given(st.lists(ANSWERS, min_size=1, max_size=9))
-def test_the_majority_is_what_is_said_most_often_and_first(answers: list[Judged]) -> None:
+def test_the_majority_is_what_is_said_most_often_and_first(answers: list[JudgedAnswer]) -> None:
     counts = Counter(each.said for each in answers)
     largest = max(counts.values())
     won = next(each.said for each in answers if counts[each.said] == largest)
@@ -38,7 +38,7 @@ def test_the_majority_is_what_is_said_most_often_and_first(answers: list[Judged]
 @given(st.integers(1, 5).flatmap(
     lambda n: st.lists(st.lists(ANSWERS, min_size=n, max_size=n), min_size=1, max_size=6)
 ))  # fmt: skip
-def test_every_figure_is_a_mean_over_prompts(prompts: list[list[Judged]]) -> None:
+def test_every_figure_is_a_mean_over_prompts(prompts: list[list[JudgedAnswer]]) -> None:
     n, found = len(prompts[0]), figures(prompts, 1.0)
     every = [each for answers in prompts for each in answers]
     expected = {

@@ -16,7 +16,7 @@ from rhymeflow.config import Config
 from rhymeflow.config.load import build_config, read_config
 from rhymeflow.data.load import load_prompts
 from rhymeflow.runtime.resume_options import check_change
-from rhymeflow.suites.figures import Judged, figures, figures_of, headlines, metrics_of
+from rhymeflow.suites.figures import JudgedAnswer, figures, figures_of, headlines, metrics_of
 from rhymeflow.suites.suite import (
     RUN,
     Suite,
@@ -143,7 +143,7 @@ def test_functions_and_environments_of_all_have_their_places() -> None:
 
 def test_what_the_best_checkpoint_can_be_best_by() -> None:
     """Exactly what is written when its suite is evaluated, and is better if it is more."""
-    answers = [[Judged(1.0, 3, False, "1")] * 3]
+    answers = [[JudgedAnswer(1.0, 3, False, "1")] * 3]
     written = metrics_of("math", figures(answers, 1.0))
     for name in written:
         made = config(MATH, run={"best_metric": name})

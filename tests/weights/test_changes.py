@@ -25,7 +25,7 @@ from rhymeflow.weights.install import Installation
 from rhymeflow.weights.kernels import BLOCK
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.objects import ObjectWeightStore
-from rhymeflow.weights.proof import HASH_BLOCK, INNER, ChecksumMismatch, Pulled, mixed
+from rhymeflow.weights.proof import HASH_BLOCK, INNER, ChecksumMismatch, ProvedWeights, mixed
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from tests.weights.made_up import bits, changed, checksum_of, install, random_bits, weights
 from tests.weights.shared_objects import sharing
@@ -195,9 +195,9 @@ def test_changes_are_put_into_nothing_else_than_what_they_were_found_against(sto
     store.publish(4, weights(4))
     store.publish(5, weights(5))
     reader = store.handle.open()
-    other = Pulled(4, checksum_of(weights(3)))
+    other = ProvedWeights(4, checksum_of(weights(3)))
     assert reader.update(other, 5).steps is None
-    assert reader.update(Pulled(4, checksum_of(weights(4))), 5).steps
+    assert reader.update(ProvedWeights(4, checksum_of(weights(4))), 5).steps
 
 
 def test_an_instance_that_was_changed_by_somebody_else_is_found_out(store):

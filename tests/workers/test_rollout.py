@@ -73,7 +73,7 @@ class Side:
         self.ours, theirs = multiprocessing.Pipe()
         for message in (*before, ConnectWeights(parameters.handle)):
             send(self.ours, message)
-        self.instance = rollout.Instance(theirs, name, config, make_engine)
+        self.instance = rollout.RolloutInstance(theirs, name, config, make_engine)
         assert isinstance(receive(self.ours), InstanceJoined)
         if never_stops:
             self.instance.stop_tokens = frozenset()

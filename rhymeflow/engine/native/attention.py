@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rhymeflow.engine.native.cache import Span
+from rhymeflow.engine.native.cache import CacheSpan
 from rhymeflow.engine.native.cpu_attention import CpuAttention, serves
 from rhymeflow.models.attention import Attention
 
@@ -30,7 +30,7 @@ kernels want masks whose rows are aligned."""
 
 def attention_for(
     device: torch.device, dtype: torch.dtype, head_dim: int
-) -> Callable[[list[Span]], Attention]:
+) -> Callable[[list[CacheSpan]], Attention]:
     """What makes the attention of each iteration: the compiled one where it can, on CPUs."""
     if serves(device, dtype, head_dim):
         return CpuAttention(dtype, head_dim).over
@@ -43,9 +43,9 @@ class CachedAttention(Attention):
     What the row holds beyond the spans gets zeros. Slots must not move while it is in use.
     """
 
-    def __init__(self, spans: list[Span], device: torch.device) -> None:
+    def __init__(self, spans: list[CacheSpan], device: torch.device) -> None:
         self.holds = spans[0].slot.size_class.shape
-        blocks: dict[tuple[int, int | None], list[tuple[Span, int]]] = {}
+        blocks: dict[tuple[int, int | None], list[tuple[CacheSpan, int]]] = {}
         start = 0
         for span in spans:
             alone = start if span.num_new > WIDEST else None
@@ -69,7 +69,7 @@ class _Block:
     """New tokens of some sequences in one size class: as many rows for each slot from the first
     one's to the last one's, also for those between them that are of others."""
 
-    def __init__(self, members: list[tuple[Span, int]], device: torch.device) -> None:
+    def __init__(self, members: list[tuple[CacheSpan, int]], device: torch.device) -> None:
         """`members`: each span with the place in the packed row at which it begins."""
         spans = [span for span, _ in members]
         start_S = np.array([start for _, start in members])

@@ -77,7 +77,7 @@ class SizeClass:
         self.flat_keys, self.flat_values = keys.unbind(0), values.unbind(0)
 
 
-class Span(NamedTuple):
+class CacheSpan(NamedTuple):
     """One sequence's part of an iteration's row: `num_new` tokens after `cached` ones.
 
     Each follows the one before it, but for the last ones if `parents` are given: the tree that

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rhymeflow.cpu import attention, threads
 from rhymeflow.cpu.tiles import ROWS
-from rhymeflow.engine.native.cache import SizeClass, Span
+from rhymeflow.engine.native.cache import CacheSpan, SizeClass
 from rhymeflow.models.attention import Attention
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -39,10 +39,10 @@ class CpuAttention:
         panel = attention.PANEL
         size_class = SizeClass(panel, torch.zeros(1, 2, 1, 1, panel, head_dim, dtype=dtype))
         row_1TD = torch.zeros(1, 1, head_dim, dtype=dtype)
-        once = self.over([Span(size_class.add(1), 0, 1)])
+        once = self.over([CacheSpan(size_class.add(1), 0, 1)])
         once.attend(0, row_1TD, row_1TD, row_1TD, 1.0)
 
-    def over(self, spans: list[Span]) -> _Iteration:
+    def over(self, spans: list[CacheSpan]) -> _Iteration:
         """The attention of an iteration whose row is these spans, one after another."""
         size_classes: dict[SizeClass, list[int]] = {}
         for i, span in enumerate(spans):
@@ -113,7 +113,7 @@ def _flat(x: Tensor) -> np.ndarray:
     return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy().reshape(-1)
 
 
-def _described(spans: list[Span]) -> tuple[np.ndarray, np.ndarray]:
+def _described(spans: list[CacheSpan]) -> tuple[np.ndarray, np.ndarray]:
     """Spans and trees as `attention.attend` takes them."""
     parents: list[int] = []
     rows, start = [], 0

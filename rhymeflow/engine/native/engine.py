@@ -20,9 +20,9 @@ from rhymeflow.engine.drafter import Drafting, is_linear
 from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.attention import attention_for
 from rhymeflow.engine.native.body import body_for
-from rhymeflow.engine.native.cache import KeptCaches, KVCache, Span
+from rhymeflow.engine.native.cache import CacheSpan, KeptCaches, KVCache
 from rhymeflow.engine.native.sampler import Draws, sample
-from rhymeflow.engine.native.scheduler import Plan, Scheduler, Work
+from rhymeflow.engine.native.scheduler import IterationPlan, Scheduler, SequenceWork
 from rhymeflow.engine.native.sequence import Sequence
 from rhymeflow.engine.native.verify import accepted, depths
 from rhymeflow.errors import UserError
@@ -200,7 +200,7 @@ class Engine:
                 sequence.cached = 0
             sequence.is_mixed = sequence.cached > 0
 
-    def _drafted(self, work: list[Work]) -> list[Work]:
+    def _drafted(self, work: list[SequenceWork]) -> list[SequenceWork]:
         """Add drafts to the work of sequences that are ready to decode."""
         before = time.perf_counter()
         ready = [item.sequence.request for item in work if item.sequence.remaining == 1]
@@ -213,11 +213,11 @@ class Engine:
         for item in work:
             draft = drafts.get(item.sequence.request.id)
             if draft is not None:
-                item = Work(item.sequence, 1 + len(draft.tokens), draft)
+                item = SequenceWork(item.sequence, 1 + len(draft.tokens), draft)
             drafted.append(item)
         return drafted
 
-    def _place(self, plan: Plan) -> list[Span]:
+    def _place(self, plan: IterationPlan) -> list[CacheSpan]:
         """Make room in the cache and copy shared prefixes; return the spans of the plan's work."""
         cache = self._cache
         for donor, sequence, length in plan.prefix_copies:
@@ -226,11 +226,11 @@ class Engine:
         for sequence, num_new, _draft in plan.work:
             sequence.slot = cache.reserve(sequence.slot, sequence.cached + num_new)
         return [
-            Span(each.slot, each.cached, num_new, None if is_linear(draft) else draft.parents)
+            CacheSpan(each.slot, each.cached, num_new, None if is_linear(draft) else draft.parents)
             for each, num_new, draft in plan.work
         ]
 
-    def _run(self, work: list[Work], cached: attention.Attention) -> Tensor:
+    def _run(self, work: list[SequenceWork], cached: attention.Attention) -> Tensor:
         """Run the body of the model over the packed row; return hidden states.
 
         [T, D], and some rows more that belong to no sequence.
@@ -249,7 +249,7 @@ class Engine:
         positions += [0] * unused
         return self._body.run(ids, positions, cached)
 
-    def _postprocess(self, work: list[Work], hidden_TD: Tensor) -> list[Finished]:
+    def _postprocess(self, work: list[SequenceWork], hidden_TD: Tensor) -> list[Finished]:
         """Sample where a sequence's last token was run and at its draft; end what is complete."""
         rows: list[int] = []
         draws: list[Draws] = []

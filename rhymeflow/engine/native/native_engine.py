@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
-from rhymeflow.engine.base import Finished, Limits
+from rhymeflow.engine.base import EngineLimits, Finished
 from rhymeflow.engine.native.attention import attention_for
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.histospec.draft import IndexHandle
@@ -18,7 +18,7 @@ from rhymeflow.models.rope import settled
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.install import Installation
-from rhymeflow.weights.proof import Pulled
+from rhymeflow.weights.proof import ProvedWeights
 
 
 def load_kernels(config: Config) -> None:
@@ -62,14 +62,14 @@ class NativeEngine(Engine):
         )
         self.prove()
         stop = stop_token_ids(model, load_tokenizer(config.model))
-        self._limits = Limits(rollout.max_num_seqs, self.max_length, capacity, stop)
+        self._limits = EngineLimits(rollout.max_num_seqs, self.max_length, capacity, stop)
 
     @property
     def checksum(self) -> int:
         """Of the weights that it computes with, as they were proved."""
         return self._pulled.checksum
 
-    def limits(self) -> Limits:
+    def limits(self) -> EngineLimits:
         """What it can hold."""
         return self._limits
 
@@ -81,7 +81,7 @@ class NativeEngine(Engine):
         """Fetch what changed; see `base.RolloutEngine`."""
         return weights.prepare(self._pulled, want)
 
-    def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> Pulled:
+    def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> ProvedWeights:
         """Copy weights into the model; see `base.RolloutEngine`."""
         self._pulled = self._weights.pull_at_least(weights, want)
         self.set_version(self._pulled.version, keep_cache=keep_cache)

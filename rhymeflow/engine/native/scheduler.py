@@ -27,7 +27,7 @@ URGENT_SHARE = 0.5
 training continues beside an evaluation of any size."""
 
 
-class Work(NamedTuple):
+class SequenceWork(NamedTuple):
     """Run the next `num_new` tokens of the sequence that are not cached; the last are its draft."""
 
     sequence: Sequence
@@ -44,11 +44,11 @@ class PrefixCopy(NamedTuple):
 
 
 @dataclass(slots=True)
-class Plan:
+class IterationPlan:
     """One iteration: first the copies, then the work."""
 
     prefix_copies: list[PrefixCopy] = field(default_factory=list)
-    work: list[Work] = field(default_factory=list)
+    work: list[SequenceWork] = field(default_factory=list)
     evicted: list[Sequence] = field(default_factory=list)
     """Gave their places to urgent ones."""
 
@@ -71,12 +71,12 @@ class Scheduler:
         """Put a sequence at the end of its queue."""
         (self.urgent if sequence.request.is_urgent else self.waiting).append(sequence)
 
-    def plan(self) -> Plan:
+    def plan(self) -> IterationPlan:
         """Admit what there is room for and say what runs now.
 
         A copy counts as done: `cached` is raised here. After the work the caller calls `advance`.
         """
-        plan = Plan()
+        plan = IterationPlan()
         if self.urgent:
             self._admit_urgent(plan)
         while (self.waiting or self.urgent) and len(self.running) < self.max_num_seqs:
@@ -92,10 +92,10 @@ class Scheduler:
                 num_new = min(num_new, budget)
                 budget -= num_new
             if num_new:
-                plan.work.append(Work(sequence, num_new))
+                plan.work.append(SequenceWork(sequence, num_new))
         return plan
 
-    def advance(self, work: Iterable[Work]) -> None:
+    def advance(self, work: Iterable[SequenceWork]) -> None:
         """The work was run: its tokens are in the cache, drafts included."""
         for sequence, num_new, _draft in work:
             sequence.cached += num_new
@@ -109,7 +109,7 @@ class Scheduler:
         if not gone.isdisjoint(self.urgent):
             self.urgent = deque(sequence for sequence in self.urgent if sequence not in gone)
 
-    def _admit_urgent(self, plan: Plan) -> None:
+    def _admit_urgent(self, plan: IterationPlan) -> None:
         """Start as many as have places; what started last makes way where none is free."""
         others = [sequence for sequence in self.running if not sequence.request.is_urgent]
         free = self.urgent_places - (len(self.running) - len(others))
@@ -121,7 +121,7 @@ class Scheduler:
                 plan.evicted.append(last)
             self.running.append(self.urgent.popleft())
 
-    def _share(self, unready: list[Sequence], plan: Plan) -> set[Sequence]:
+    def _share(self, unready: list[Sequence], plan: IterationPlan) -> set[Sequence]:
         """Plan copies of prompts in the cache; return the sequences that wait for theirs."""
         donors: dict[tuple[int, ...], Sequence] = {}
         for sequence in self.running:

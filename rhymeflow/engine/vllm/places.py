@@ -47,7 +47,7 @@ class Target:
 
 
 @dataclass(slots=True)
-class Place:
+class TensorPlace:
     """What this process holds of one tensor of the manifest."""
 
     target: Target
@@ -61,7 +61,7 @@ class Place:
         return destination
 
 
-def find_places(model: nn.Module, manifest: Manifest) -> dict[str, Place]:
+def find_places(model: nn.Module, manifest: Manifest) -> dict[str, TensorPlace]:
     """Return the place of each tensor by its name.
 
     Raises:
@@ -138,19 +138,19 @@ def _share(layer: nn.Module) -> tuple[int, int]:
     return getattr(layer, "tp_rank", 0), getattr(layer, "tp_size", 1)
 
 
-def _place(target: Target, part: int, shape: tuple[int, ...]) -> Place:
+def _place(target: Target, part: int, shape: tuple[int, ...]) -> TensorPlace:
     """Read from the layer's own attributes."""
     layer, whole = target.layer, tuple(slice(0, size) for size in shape)
     if has_experts(layer):
-        return Place(target, _of_experts(target, shape))
+        return TensorPlace(target, _of_experts(target, shape))
     indices = getattr(layer, "shard_indices", None)
     if indices is not None:  # an embedding or a head: padded behind the vocabulary
         first, end = indices.org_vocab_start_index, indices.org_vocab_end_index
         held = slice(0, end - first), *whole[1:]
-        return Place(target, [((slice(first, end), *whole[1:]), held)])
+        return TensorPlace(target, [((slice(first, end), *whole[1:]), held)])
     sizes = getattr(layer, "output_partition_sizes", None)
     if sizes is None:
-        return Place(target, [(whole, whole)])
+        return TensorPlace(target, [(whole, whole)])
     rank, row = _share(layer)[0], [0, *accumulate(sizes)][part]
     if part > 0:  # each key and value head may be held by several processes
         rank //= getattr(layer, "num_kv_head_replicas", 1)
@@ -161,7 +161,7 @@ def _place(target: Target, part: int, shape: tuple[int, ...]) -> Place:
     if columns and num_columns is not None and num_columns != shape[1]:
         columns = (slice(rank * num_columns, (rank + 1) * num_columns),)
     own = tuple(slice(0, each.stop - each.start) for each in columns)
-    return Place(target, [((rows, *columns), (slice(row, row + sizes[part]), *own))])
+    return TensorPlace(target, [((rows, *columns), (slice(row, row + sizes[part]), *own))])
 
 
 def _of_experts(target: Target, shape: tuple[int, ...]) -> list[tuple[Slices, Slices]]:
@@ -185,7 +185,7 @@ def _of_experts(target: Target, shape: tuple[int, ...]) -> list[tuple[Slices, Sl
     ]
 
 
-def shape_of(target: Target, places: Mapping[str, Place]) -> tuple[int, ...]:
+def shape_of(target: Target, places: Mapping[str, TensorPlace]) -> tuple[int, ...]:
     """The target's shape before it is packed."""
     pieces = [piece for name in target.parts for piece in places[name].pieces]
     ends = [[each.stop for each in destination] for _, destination in pieces]

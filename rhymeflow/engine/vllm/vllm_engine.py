@@ -18,7 +18,7 @@ from typing import Any
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
-from rhymeflow.engine.base import Finished, Limits, Load, Request, Segment
+from rhymeflow.engine.base import EngineLimits, Finished, Load, Request, Segment
 from rhymeflow.engine.drafter import Drafting
 from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.scheduler import URGENT_SHARE
@@ -33,7 +33,7 @@ from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.utils import objects
 from rhymeflow.utils.objects import OwnerLost
 from rhymeflow.weights.base import WeightReader
-from rhymeflow.weights.proof import Pulled
+from rhymeflow.weights.proof import ProvedWeights
 
 COMPARED_PULLS = 3
 """The first pulls, after which layers are compared with fresh ones."""
@@ -105,7 +105,7 @@ class VllmEngine:
         held = int(cache.num_gpu_blocks * cache.block_size)
         capacity = min(held, rollout.max_kv_tokens or held)
         stop = configured_stop_token_ids(config.model, load_tokenizer(config.model))
-        self._limits = Limits(rollout.max_num_seqs, max_length(config), capacity, stop)
+        self._limits = EngineLimits(rollout.max_num_seqs, max_length(config), capacity, stop)
         self._pulled = self._pull(weights, None)
         self_test.check(
             self, drafts=config.drafting.window != "off", has_sampler=not self._is_second
@@ -128,7 +128,7 @@ class VllmEngine:
         """Whether anything runs or waits."""
         return bool(self._entries)
 
-    def limits(self) -> Limits:
+    def limits(self) -> EngineLimits:
         """What it can hold."""
         return self._limits
 
@@ -224,7 +224,7 @@ class VllmEngine:
                 raise each
         return all(found)
 
-    def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> Pulled:
+    def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> ProvedWeights:
         """Have every worker pull; see `base.RolloutEngine`."""
         self._pulled = self._pull(weights, want)
         if not keep_cache:
@@ -266,7 +266,7 @@ class VllmEngine:
         """Compute all keys and values anew, also of running requests."""
         self._llm.reset_prefix_cache(reset_running_requests=True)
 
-    def _pull(self, weights: WeightReader, want: Version | None) -> Pulled:
+    def _pull(self, weights: WeightReader, want: Version | None) -> ProvedWeights:
         """Have all workers hold `want`, newer ones if those are gone, or the newest for None.
 
         Raises:
@@ -284,7 +284,7 @@ class VllmEngine:
                 time.sleep(LOST_SECONDS)
                 continue
             if all(each == found[0] for each in found):
-                return Pulled(*found[0])
+                return ProvedWeights(*found[0])
             want = max(each.version for each in found)
 
     def _give(self, entry: Entry) -> None:

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from rhymeflow.core.types import Version
-from rhymeflow.engine.vllm.places import Place, Target, find_places, has_experts, shape_of
+from rhymeflow.engine.vllm.places import Target, TensorPlace, find_places, has_experts, shape_of
 from rhymeflow.utils import progress
 from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.install import Installation, or_newer, until_whole
 from rhymeflow.weights.manifest import Manifest, ManifestMismatch
-from rhymeflow.weights.proof import ChecksumMismatch, Pulled, bytes_of, digest
+from rhymeflow.weights.proof import ChecksumMismatch, ProvedWeights, bytes_of, digest
 
 PROBE_ROWS = 3
 
@@ -44,7 +44,7 @@ class InstalledWeights:
         self._manifest = reader.manifest
         self._specs = {spec.name: spec for spec in reader.manifest}
         self._places = find_places(model, reader.manifest)
-        self._held: Pulled | None = None
+        self._held: ProvedWeights | None = None
         self._unpacked: Unpacked | None = None
         targets = {id(place.target): place.target for place in self._places.values()}
         self._targets = list(targets.values())
@@ -57,7 +57,7 @@ class InstalledWeights:
     @torch.no_grad()
     def install(
         self, reader: WeightReader, want: Version | None = None, *, compare: bool = False
-    ) -> Pulled:
+    ) -> ProvedWeights:
         """Install `want`, newer weights if those are gone, or the newest for None.
 
         `compare` compares every layer with a fresh one, which takes as much memory and time again.
@@ -67,7 +67,7 @@ class InstalledWeights:
         """
         held, self._held = self._held, None
 
-        def pull(want: Version | None) -> Pulled:
+        def pull(want: Version | None) -> ProvedWeights:
             if self._unpacked is None and held and self._can_take_changes(reader, held, want):
                 self._unpacked = Unpacked(self._places, self._manifest)
             if self._unpacked is None:
@@ -77,7 +77,9 @@ class InstalledWeights:
         self._held = or_newer(pull, want)
         return self._held
 
-    def _can_take_changes(self, reader: WeightReader, held: Pulled, want: Version | None) -> bool:
+    def _can_take_changes(
+        self, reader: WeightReader, held: ProvedWeights, want: Version | None
+    ) -> bool:
         """Whether the reader knows changes, and this process has whole weights, as published."""
         dtypes = {spec.name: getattr(torch, spec.dtype) for spec in self._manifest}
         fits = not any(target.is_split for target in self._targets) and all(
@@ -89,7 +91,7 @@ class InstalledWeights:
 
     def _pull_changes(
         self, unpacked: Unpacked, reader: WeightReader, want: Version | None, compare: bool
-    ) -> Pulled:
+    ) -> ProvedWeights:
         pulled = unpacked.installation.pull(reader, want)
         changed = unpacked.take_changed()
         for layer in {id(target.layer) for target in changed if target.is_packed}:
@@ -100,7 +102,9 @@ class InstalledWeights:
             self._compare(unpacked.buffers)
         return pulled
 
-    def _pull_whole(self, reader: WeightReader, compare: bool, want: Version | None) -> Pulled:
+    def _pull_whole(
+        self, reader: WeightReader, compare: bool, want: Version | None
+    ) -> ProvedWeights:
         digests: dict[str, int] = {}
         buffers: dict[str, Tensor] = {}
         missing = {
@@ -200,7 +204,7 @@ class InstalledWeights:
 class Unpacked:
     """The weights that layers are packed from."""
 
-    def __init__(self, places: Mapping[str, Place], manifest: Manifest) -> None:
+    def __init__(self, places: Mapping[str, TensorPlace], manifest: Manifest) -> None:
         """Undefined until the first pull."""
         self.buffers: dict[str, Tensor] = {}
         """By the name of a packed target."""

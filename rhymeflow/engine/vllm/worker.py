@@ -14,7 +14,7 @@ from rhymeflow.engine.vllm.speculator import NoSpeculation, put_drafts
 from rhymeflow.engine.vllm.weights import InstalledWeights
 from rhymeflow.utils.objects import OwnerLost
 from rhymeflow.weights.base import WeightHandle, WeightReader
-from rhymeflow.weights.proof import Pulled
+from rhymeflow.weights.proof import ProvedWeights
 
 PATH = f"{__name__}.WorkerExtension"
 """The name by which vLLM imports it."""
@@ -58,7 +58,7 @@ class WorkerExtension:
 
     def rhymeflow_install(
         self, source: WeightReader | WeightHandle, want: Version | None, compare: bool
-    ) -> Pulled | OwnerLost:
+    ) -> ProvedWeights | OwnerLost:
         """Pull weights; see `InstalledWeights.install`.
 
         `source`: a handle where this is another process than the engine's.

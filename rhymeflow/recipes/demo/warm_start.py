@@ -6,9 +6,8 @@ The teacher forgets every other carry. So the model knows how to write out a sum
 and ends in time, but is right only about four times in ten. Reinforcement learning, which sees only
 the final answer, has to find out that carries matter.
 
-The shipped weights were made by an earlier command with other batches of the same solutions, in
-1600 steps; `warm_start.json` has their digest. Another CPU or torch may round differently and so
-give other digits with the same behaviour.
+The shipped weights (digest in `warm_start.json`) were made in 1600 steps by an earlier command with
+other batches of the same solutions. Another CPU or torch may round to other digits.
 """
 
 from __future__ import annotations

@@ -1,0 +1,86 @@
+"""The house stays small enough for one reader: lines per room, files, names, module docstrings."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "rhymeflow"
+
+ROOMS = {
+    "calibration.py": 450, "cli": 1_150, "cluster.py": 310, "config": 1_900, "core": 3_800,
+    "cpu": 950, "dashboard": 1_600, "data": 1_450, "engine": 3_400, "environments": 1_550,
+    "evaluation": 400, "export": 700, "histospec": 2_150, "learner": 2_750, "memory.py": 350,
+    "models": 1_400, "observe": 2_450, "pool.py": 550, "profiles": 150, "recipes": 550,
+    "reward": 950, "runtime": 4_850, "sft": 500, "sim": 3_150, "store": 2_450, "suites": 350,
+    "trainer": 1_050, "trl": 750, "utils": 1_200, "weights": 1_450, "workers": 1_950,
+}  # fmt: skip
+"""Lines that a room of the package may have. A new capability names what it adds, and what went."""
+
+ELSEWHERE = 600
+"""Lines of all other files at the first level together."""
+
+TOTALS = {"rhymeflow": 46_000, "tests": 32_000, "benchmarks": 6_650}
+
+THEORY = {
+    "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
+    "core/protocol/staleness.py", "core/strategies/routing.py", "cpu/__init__.py",
+    "engine/native/noise.py", "engine/native/scheduler.py", "engine/native/verify.py",
+    "engine/vllm/weights.py", "histospec/kernels.py", "learner/algorithms/advantages.py",
+    "learner/algorithms/losses.py", "learner/packing.py", "learner/token_details.py",
+    "observe/limits.py", "weights/changes.py", "weights/proof.py", "weights/shared_memory.py",
+}  # fmt: skip
+"""Files whose docstring is a page: a proof, a derivation, or a format in memory."""
+
+
+def parsed() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text())
+
+
+def lines_of(files: list[Path]) -> int:
+    return sum(len(file.read_text().splitlines()) for file in files)
+
+
+def python_files(path: Path) -> list[Path]:
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_keeps_its_budget(room: str) -> None:
+    assert lines_of(python_files(PACKAGE / room)) <= ROOMS[room]
+
+
+def test_the_whole_keeps_its_budget() -> None:
+    others = [path for path in PACKAGE.iterdir() if path.name not in ROOMS]
+    assert lines_of([file for path in others for file in python_files(path)]) <= ELSEWHERE
+    for name, limit in TOTALS.items():
+        assert lines_of(python_files(ROOT / name)) <= limit, name
+    assert len(python_files(PACKAGE)) <= 340
+
+
+def test_a_name_is_that_of_one_class() -> None:
+    """But for the environments of recipes, which are a user's code."""
+    found = defaultdict(list)
+    for path, module in parsed():
+        if not path.startswith("recipes/"):
+            for node in ast.walk(module):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found[node.name].append(path)
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
+
+
+def test_what_a_file_is_for_is_said_in_six_lines() -> None:
+    """Examples and layouts, which are indented, are not counted."""
+    long = {}
+    for path, module in parsed():
+        text = ast.get_docstring(module) or ""
+        prose = [line for line in text.splitlines() if line and not line.startswith(" ")]
+        if path not in THEORY and len(prose) > 6:
+            long[path] = len(prose)
+    assert long == {}
