@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
@@ -23,6 +24,21 @@ def make_tokenizer(alphabet: str, max_length: int) -> PreTrainedTokenizerFast:
     )
 
 
+def small_llama(vocab_size: int, max_length: int, **more: Any) -> LlamaConfig:
+    """A Llama of width 32 with those two tokens."""
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=max_length,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+        **more,
+    )
+
+
 def save_without_weights(
     directory: Path, alphabet: str, max_length: int, chat_template: str | None = None
 ) -> Path:
@@ -30,20 +46,14 @@ def save_without_weights(
     tokenizer = make_tokenizer(alphabet, max_length)
     tokenizer.chat_template = chat_template
     tokenizer.save_pretrained(directory)
-    LlamaConfig(
+    small_llama(
+        len(tokenizer),
+        max_length,
         architectures=["LlamaForCausalLM"],
-        vocab_size=len(tokenizer),
-        hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
         head_dim=16,
-        max_position_embeddings=max_length,
         tie_word_embeddings=True,
         initializer_range=0.08,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=0,
     ).save_pretrained(directory)
     return directory

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from rhymeflow.config import Config
 from rhymeflow.observe import metrics
-from tests.characters import make_tokenizer
+from tests.characters import make_tokenizer, small_llama
 
 NUM_PROMPTS = 12
 
@@ -35,20 +35,8 @@ def save_model(
     """Save a random model. With many `unused_ids`, which mean no text, it hardly ever stops."""
     tokenizer = make_tokenizer("0123456789+=?", max_length)
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer) + unused_ids,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=max_length,
-            bos_token_id=None,
-            eos_token_id=1,
-            pad_token_id=0,
-        )
-    )
+    sizes = {"intermediate_size": 64, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(small_llama(len(tokenizer) + unused_ids, max_length, **sizes))
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
