@@ -60,7 +60,11 @@ def traced() -> list[str]:
             "TRACE_OUT": str(out),
         }
         command = [sys.executable, "-m", "rhymeflow", *RUN, "--run.output_dir", str(there / "run")]
-        subprocess.run(command, env={**os.environ, **changed}, check=True, capture_output=True)
+        done = subprocess.run(
+            command, env={**os.environ, **changed}, capture_output=True, text=True
+        )
+        if done.returncode:
+            sys.exit(f"the run that is traced failed:\n{done.stderr}")
         entered = [
             (int(tick), str(Path(path).relative_to(PACKAGE)), function)
             for each in out.iterdir()
@@ -85,6 +89,8 @@ def num_lines(path: str) -> int:
 
 def main() -> None:
     """Print the files, and fail if the page does not name one."""
+    if sys.argv[1:]:
+        sys.exit(f"{sys.argv[0]} takes no arguments")
     found, (spine, beside) = traced(), named()
     for path in found:
         where = "spine" if path in spine else "beside" if path in beside else "NOT NAMED"
