@@ -16,7 +16,7 @@ from rhymeflow.data.load import load_prompts
 from rhymeflow.data.stream import PromptStream
 from rhymeflow.engine.base import NoiseKey
 from rhymeflow.engine.native import noise
-from tests.runtime.tiny import even_digits
+from tests.runtime.even import even_digits
 
 
 def respond(model, ids: list[int], key: NoiseKey, config: Config, eos: int) -> list[int]:

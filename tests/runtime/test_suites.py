@@ -9,7 +9,7 @@ import pytest
 from rhymeflow.evaluation.evaluate import evaluate
 from rhymeflow.observe import metrics
 from rhymeflow.suites.figures import metrics_of
-from tests.runtime import talkers, tiny
+from tests.runtime import even, talkers
 from tests.runtime.logs import train
 from tests.runtime.test_resume import SYNCHRONOUS, small
 
@@ -29,7 +29,7 @@ MATH = {
     "name": "math", "n": 4, "temperature": 1.0, "steps": 1, "pass_threshold": 1.0,
     "answer_pattern": "[0-9]+",
     "functions": [
-        {"function": f"{tiny.__file__}:even_digits", "per": "response"},
+        {"function": f"{even.__file__}:even_digits", "per": "response"},
         {"function": f"{__file__}:lengths", "weight": 0.5},
     ],
 }  # fmt: skip

@@ -21,12 +21,9 @@ from transformers import LlamaForCausalLM
 from rhymeflow.config import Config
 from rhymeflow.observe import metrics
 from tests.characters import make_tokenizer, small_llama
+from tests.runtime import even
 
 NUM_PROMPTS = 12
-
-
-def even_digits(prompts, completions, completion_ids, **columns) -> list[float]:
-    return [sum(c in "02468" for c in text) / max(len(text), 1) for text in completions]
 
 
 def save_model(
@@ -86,7 +83,7 @@ def tiny_config(directory: Path, *, runtime: str = "local", **sections: dict[str
             "num_threads": 1,
         },
         "drafting": {"window": "off", "history_tokens": 100_000},
-        "reward": {"functions": [{"function": f"{__file__}:even_digits"}]},
+        "reward": {"functions": [{"function": f"{even.__file__}:even_digits"}]},
         "learner": {"max_steps": 4, "groups_per_batch": 2, "learning_rate": 1e-2, "num_threads": 1},
         "schedule": {"max_staleness": 1},
         "run": {"eval_steps": 2, "report_to": [], "output_dir": str(directory / "run")},
