@@ -252,15 +252,9 @@ def mismatch(args: argparse.Namespace) -> harness.Found:
         for name, answer in answers.items():
             found = learner_logprobs(request["prompts"], answer["tokens"], dtype)
             kl, largest = mismatch_kl(answer["logprobs"], found)
-            rows.append(
-                {
-                    "part": "mismatch",
-                    "dtype": dtype,
-                    "engine": name,
-                    "mismatch_kl": f"{kl:.2e}",
-                    "largest difference": round(largest, 4),
-                }
-            )
+            case = {"part": "mismatch", "dtype": dtype, "engine": name}
+            differ = {"mismatch_kl": f"{kl:.2e}", "largest difference": round(largest, 4)}
+            rows.append(case | differ)
     return rows, []
 
 
@@ -308,9 +302,4 @@ def mismatch_kl(behaviour: list[list[float]], learner: list[list[float]]) -> tup
     return float(total) / len(ours), float((ours - theirs).abs().max())
 
 
-PARTS = {
-    "seam": seam,
-    "repeated": repeated,
-    "rhyming": rhyming,
-    "mismatch": mismatch,
-}
+PARTS = {"seam": seam, "repeated": repeated, "rhyming": rhyming, "mismatch": mismatch}
