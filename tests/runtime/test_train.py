@@ -85,6 +85,7 @@ def test_a_worker_that_is_killed_while_it_starts_is_named_and_everything_ends(
     assert not any(map(is_running, seen.values()))
 
 
+@pytest.mark.usefixtures("not_in_background")
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_what_stops_a_run_asks_it_to_end_and_then_ends_it(number):
     controller = SimpleNamespace(stop_asked=False, end_asked=False)
@@ -99,10 +100,12 @@ def test_what_stops_a_run_asks_it_to_end_and_then_ends_it(number):
 
 @pytest.fixture
 def not_in_background() -> Iterator[None]:
-    """Shells start what is to run in the background with SIGINT ignored, and it stays so."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Shells start what is to run in the background with SIGINT ignored, `nohup` with SIGHUP."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.usefixtures("not_in_background")

@@ -177,10 +177,11 @@ def test_tied_parameters_are_given_once():
 
 def test_too_little_shared_memory_is_the_users_to_know(delta, monkeypatch):
     huge = manifest.plan({"w": ((2**48,), torch.float32)})
-    before = set(shared_memory.DIRECTORY.glob(f"rhymeflow-{os.getpid()}-*"))
+    own = f"rhymeflow-{os.getpid()}-*"
+    before = set(shared_memory.DIRECTORY.glob(own))
     with pytest.raises(UserError, match="no room for two copies of the weights"):
         SharedMemoryWeightStore(huge)
-    assert set(shared_memory.DIRECTORY.glob(f"rhymeflow-{os.getpid()}-*")) == before
+    assert set(shared_memory.DIRECTORY.glob(own)) == before
     delta.publish(0, weights(0))
 
     def refuse(descriptor, start, size):
@@ -189,9 +190,7 @@ def test_too_little_shared_memory_is_the_users_to_know(delta, monkeypatch):
     monkeypatch.setattr("os.posix_fallocate", refuse)
     with pytest.raises(UserError, match="no room for what changed in the weights"):
         delta.publish(1, weights(1))
-    assert not {
-        p for p in set(shared_memory.DIRECTORY.iterdir()) - before if str(os.getpid()) in p.name
-    }
+    assert set(shared_memory.DIRECTORY.glob(own)) == before
 
 
 # -- changes --------------------------------------------------------------------------------------
