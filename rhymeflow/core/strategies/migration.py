@@ -16,7 +16,7 @@ from rhymeflow.core.strategies.base import (
     fits,
     weighed,
 )
-from rhymeflow.core.types import TrajectoryId, Version
+from rhymeflow.core.types import TrajectoryId
 
 MAX_WAITING = 3
 """With more than this many waiting on an instance, they are sent back to be routed anew."""
@@ -88,27 +88,24 @@ def _lasts(trajectory: TrajectoryId, giver: InstanceView, view: FleetView) -> bo
 
 
 def _shares(view: FleetView) -> Iterator[Migration]:
-    starved: dict[Version, list[InstanceView]] = {}
-    for instance in view.instances:
-        if instance.has_room() and not instance.waiting and instance.version not in view.admissible:
-            starved.setdefault(instance.version, []).append(instance)
-    for version, takers in starved.items():
-        givers = [x for x in view.instances if x.version == version]
-        yield from _pairs(takers, givers, view.settings)
+    starved = dict.fromkeys(
+        x.version
+        for x in view.instances
+        if not x.waiting and x.version not in view.admissible and x.has_room()
+    )
+    for version in starved:
+        yield from _pairs([x for x in view.instances if x.version == version], view.settings)
 
 
-def _pairs(
-    takers: Iterable[InstanceView], givers: Iterable[InstanceView], settings: Settings
-) -> Iterator[Migration]:
-    """The least loaded beside the most loaded, the second least beside the second most, ..."""
-
-    def load(instance: InstanceView) -> float:
-        return settings.cost.throughput(_num_decoded(instance), instance.kv_tokens)
-
-    least_first = sorted((load(x), place, x) for place, x in enumerate(takers))
-    most_first = sorted((-load(x), place, x) for place, x in enumerate(givers))
+def _pairs(instances: Iterable[InstanceView], settings: Settings) -> Iterator[Migration]:
+    """The least loaded that is starved beside the most loaded, the second least beside the second
+    most, ..."""
+    throughput = settings.cost.throughput
+    loads = [(throughput(_num_decoded(x), x.kv_tokens), i, x) for i, x in enumerate(instances)]
+    least_first = sorted(load for load in loads if not load[2].waiting and load[2].has_room())
+    most_first = sorted(loads, key=lambda load: (-load[0], load[1]))
     for (little, _, taker), (much, _, giver) in zip(least_first, most_first, strict=False):
-        if -much <= settings.throughput_ratio * little:
+        if much <= settings.throughput_ratio * little:
             return
         if taken := _taken(giver, taker, settings.cost):
             yield Migration(giver.name, taken)

@@ -143,32 +143,44 @@ class _Fleet:
         rank: Callable[[_Load, int], float],
         has_place: Callable[[_Load, int], bool],
     ) -> None:
-        loads = [_Load(x, place) for place, x in enumerate(instances) if x.has_room()]
-        self.num_open = len(loads)
+        self._with_room: dict[Version, list[tuple[int, InstanceView]]] = {}
+        for place, instance in enumerate(instances):
+            if instance.has_room():
+                self._with_room.setdefault(instance.version, []).append((place, instance))
+        self.versions = sorted(self._with_room)
+        self.num_open = sum(map(len, self._with_room.values()))
         """Instances that still have room."""
-        self.versions = sorted({load.instance.version for load in loads})
-        self._loads: dict[InstanceId, _Load] = {load.instance.name: load for load in loads}
         self._rank, self.has_place = rank, has_place
+        self._loads: dict[Version, dict[InstanceId, _Load]] = {}
+        """Of versions that were asked for: many ticks ask for one of several."""
         self._heaps: dict[Version, dict[int, list[tuple[float, int, int, _Load]]]] = {
             version: {} for version in self.versions
         }
         """For each power of two of tokens: rank, place, `num_running` then, load. An entry whose
         `num_running` is not the load's is out of date."""
 
+    def _loads_of(self, version: Version) -> dict[InstanceId, _Load]:
+        if version not in self._loads:
+            with_room = self._with_room[version]
+            self._loads[version] = {x.name: _Load(x, place) for place, x in with_room}
+        return self._loads[version]
+
     def home(self, trajectory: TrajectoryView) -> _Load | None:
         """The instance whose cache may still have it, if it may go there and that has room."""
-        if trajectory.home is None or trajectory.home not in self._loads:
+        if trajectory.home is None:
             return None
-        load = self._loads[trajectory.home]
-        is_able = load.instance.version >= trajectory.min_version and load.has_room()
-        return load if is_able else None
+        for version in self.versions:
+            load = self._loads_of(version).get(trajectory.home)
+            if load is not None:
+                return load if version >= trajectory.min_version and load.has_room() else None
+        return None
 
     def best(self, version: Version, tokens: int) -> _Load | None:
         """The lowest rank among the instances of `version` that have a place for `tokens`."""
         size = weighed(tokens)
         if size not in self._heaps[version]:
-            of_version = (x for x in self._loads.values() if x.instance.version == version)
-            heap = [self._entry(load, size) for load in of_version if load.has_room()]
+            loads, rank = self._loads_of(version).values(), self._rank
+            heap = [(rank(x, size), x.place, x.num_running, x) for x in loads if x.has_room()]
             heapify(heap)
             self._heaps[version][size] = heap
         heap, found = self._heaps[version][size], None
