@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     rows = -(-args.trajectories // (MEMBERS * EPOCHS))
-    size = Size(num_responses=args.trajectories, tokens=args.tokens, rows=rows, is_varied=True)
+    size = Size(num_responses=args.trajectories, tokens=args.tokens, rows=rows)
     with kept(args.run, size) as folder:
         found, targets = pages(folder, args)
     return harness.report("dashboard", found, targets, args, __doc__ or "")

@@ -1,9 +1,8 @@
 """Logs of runs that never were, made by the coordinator, the controller's log and the store.
 
-    build_log(folder, Size(num_events=10_000_000))
-
-Instances, learner and rewards answer at once. The log, the store and `metrics.jsonl` are what a run
-would have written that was killed then.
+Instances, learner and rewards answer at once. Lengths have a long tail, prompts have words, drafts
+get better, some responses see a pull, some rewards fail, instances die. What is written is what a
+run of two attempts has written that was killed in the second.
 """
 
 from __future__ import annotations
@@ -40,14 +39,12 @@ CAPACITY = 64
 """Responses that an instance decodes at a time."""
 STEPS = 10_000_000
 """More than there will be."""
-ROUND_SECONDS = 0.1
-NUM_METRICS = 60
-"""Numbers in a row of metrics.jsonl: the demo's."""
-SAVE_STEPS = 3
+ROUND_SECONDS, SAVE_STEPS = 0.1, 3
 SPREAD, LONGEST = 1.2, 2048
 """Of lengths: standard deviation of their logarithm, and the longest there are."""
-VOCABULARY = 58
-"""Tokens of the demo."""
+VOCABULARY, NUM_METRICS = 58, 60
+"""Tokens of the demo, and the numbers in a row of its metrics.jsonl."""
+LETTERS, NUM_WORDS = "etaoinshrdlcumwfgypbvk", 2_000
 METRICS = (
     *("reward", "reward_std", "entropy", "grad_norm", "clip_ratio", "step_time", "loss", "kl"),
     *("completions/mean_length", "completions/max_length", "completions/clipped_ratio"),
@@ -69,41 +66,35 @@ class Size(NamedTuple):
     instances: int = 16
     rows: int = 1_000_000
     """Prompts: more than the length predictor remembers."""
-    is_varied: bool = False
-    """Lengths have a long tail, prompts have words, drafts get better, some responses see a pull,
-    some rewards fail, instances die, there are two attempts: for what shows a run."""
-
-
-class Letters:
-    def encode(self, prompt: Prompt) -> list[int]:
-        return [ord(letter) for letter in str(prompt.prompt)]
 
 
 class Questions:
-    """Prompts by row; with `words`, of so many words and more, of which the last is its own."""
+    """Prompts by row: some words, the last of which no other prompt has."""
 
-    def __init__(self, rows: int, words: int = 0) -> None:
+    def __init__(self, rows: int) -> None:
         self._rows, draw = rows, random.Random(0)
-        letters = "etaoinshrdlcumwfgypbvk"
-        self._words = ["".join(draw.choices(letters, k=draw.randrange(2, 9))) for _ in range(words)]
+        self._words = [
+            "".join(draw.choices(LETTERS, k=draw.randrange(2, 9))) for _ in range(NUM_WORDS)
+        ]
 
     def __len__(self) -> int:
         return self._rows
 
     def __getitem__(self, row: int) -> Prompt:
-        text = f"{row} + {row % 97} = ?"
-        if self._words:
-            draw = random.Random(row)
-            chosen = " ".join(draw.choices(self._words, k=draw.randrange(20, 60)))
-            text = f"Question: {chosen}, and number{row:07}x?"
+        draw = random.Random(row)
+        chosen = " ".join(draw.choices(self._words, k=draw.randrange(20, 60)))
+        text = f"Question: {chosen}, and number{row:07}x?"
         return Prompt(row, text, {"answer": str(row + row % 97)})
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Tokens of any prompt."""
+        return [1] * 20
 
 
 def prompts(config: Config) -> RunPrompts:
     """A source that costs nothing."""
     source: Any = Questions(Size().rows)
-    stream = PromptStream(source, config.run.seed, shuffle=False)
-    return RunPrompts(source, stream, Letters(), [])  # type: ignore[arg-type]
+    return RunPrompts(source, PromptStream(source, config.run.seed, shuffle=False), source, [])
 
 
 def build_log(
@@ -125,9 +116,9 @@ def build_log(
             "rollout.num_instances": str(size.instances),
             "schedule.max_staleness": "2",
             "schedule.max_inflight_batches": "4",
-            "data.eval_size": "16" if size.is_varied else "0",
+            "data.eval_size": "16",
             "run.eval_steps": "50",
-            "schedule.filter_zero_variance": str(size.is_varied).lower(),
+            "schedule.filter_zero_variance": "true",
             "reward.on_failure": "drop",
             "drafting.window": "off",
             "run.output_dir": str(folder),
@@ -139,7 +130,7 @@ def build_log(
     with closing(SqliteTrajectoryStore(folder / EVENTS)) as store:
         store.begin_attempt(config.model_dump_json(), now=0.0, started="2026-01-01T00:00:00+00:00")
         cluster = Cluster(config, store, folder, size)
-        is_resumed = not size.is_varied
+        is_resumed = False
         while not cluster.is_enough(1.0) or cluster.log._num_events < nearly:
             cluster.round()
             if not is_resumed and cluster.is_enough(0.5):
@@ -173,8 +164,7 @@ class Cluster:
     def __init__(
         self, config: Config, store: SqliteTrajectoryStore, folder: Path, size: Size
     ) -> None:
-        self.size, self.store = size, store
-        self.prompts = Questions(size.rows, 2_000 if size.is_varied else 0)
+        self.size, self.store, self.prompts = size, store, Questions(size.rows)
         self.training: Any = SimpleNamespace(
             batch=None, published=0, checkpoints=SimpleNamespace(newest=None)
         )
@@ -190,17 +180,11 @@ class Cluster:
         self.numbers: dict[str, int] = {}
         self.mean = math.log(size.tokens) - SPREAD**2 / 2
         self.names = [f"rollout-{i}" for i in range(size.instances)]
-        self.events: list[e.Event] = [
-            e.LearnerReady(0, _checksum(0)),
-            *map(self.joined, self.names),
-        ]
+        self.events = [e.LearnerReady(0, _checksum(0)), *map(self.joined, self.names)]
 
     def is_enough(self, share: float) -> bool:
-        size = self.size
-        return (
-            self.num_events >= share * size.num_events
-            and self.num_responses >= share * size.num_responses
-        )
+        events, responses = share * self.size.num_events, share * self.size.num_responses
+        return self.num_events >= events and self.num_responses >= responses
 
     def joined(self, name: str) -> e.Event:
         version = self.training.published
@@ -233,34 +217,31 @@ class Cluster:
             yield e.Snapshot(name, self.numbers[name], (), 3000, self.rounds * ROUND_SECONDS)
 
     def end(self, route: c.Route) -> Iterator[e.Event]:
-        trajectory, draw, size = route.trajectory, self.random, self.size
+        trajectory, draw = route.trajectory, self.random
         start = self.lengths.pop(trajectory, 0)
         length = start + self.length()
         self.segment(route, start, length)
         reason: Any = "length" if length >= LONGEST else "stop"
         self.store.put_finished(trajectory, length=length, reason=reason)
-        self.store.put_text(trajectory, "7 = " * length if size.is_varied else "7" * length)
+        self.store.put_text(trajectory, "7 = " * length)
         self.num_responses += 1
         yield e.TrajectoryFinished(trajectory, route.instance, length, reason)
-        if size.is_varied and trajectory.group % 33 == 5:
+        if trajectory.group % 33 == 5:
             yield e.RewardFailed(trajectory, "reward failed: no number in the answer")
             return
-        row, epoch = trajectory.group % size.rows, trajectory.group // size.rows
-        chance = (row * 7919 % 1000) / 1000 + 0.05 * epoch if size.is_varied else 0.5
-        reward = float(draw.random() < chance)
+        epoch, row = divmod(trajectory.group, self.size.rows)
+        reward = float(draw.random() < (row * 7919 % 1000) / 1000 + 0.05 * epoch)
         self.store.put_reward(trajectory, reward=reward, components={"correct": reward})
         yield e.TrajectoryRewarded(trajectory, reward)
 
     def length(self) -> int:
-        if self.size.is_varied:
-            return min(int(self.random.lognormvariate(self.mean, SPREAD)) + 1, LONGEST)
-        return self.random.randint(2, 2 * self.size.tokens)
+        return min(int(self.random.lognormvariate(self.mean, SPREAD)) + 1, LONGEST)
 
     def segment(self, route: c.Route, start: int, end: int) -> None:
-        """Tokens of a response; in a varied run some were drafted from the second epoch on."""
+        """Tokens of a response; some were drafted from the second epoch on."""
         length, group = end - start, route.trajectory.group
         epoch, steps = group // self.size.rows, length
-        if self.size.is_varied and epoch:
+        if epoch:
             steps = max(int(length / (1.2 + 0.3 * epoch + group * 31 % 100 / 50)), 1)
         self.store.put_segment(
             route.trajectory, start=start, version=route.version, instance=route.instance,
@@ -278,7 +259,7 @@ class Cluster:
         numbers = ", ".join(f'"{name}": {version / (i + 1)}' for i, name in enumerate(names))
         self.metrics.write(f'{{"step": {version}, "time": {now}, {numbers}}}\n'.encode())
         yield e.VersionPublished(version, _checksum(version))
-        if self.size.is_varied and version % 500 == 499:
+        if version % 500 == 499:
             name = self.names.pop(0)
             base, _, lives = name.partition(".")
             self.names.append(f"{base}.{int(lives or 0) + 1}")
@@ -324,22 +305,19 @@ class Cluster:
         )  # fmt: skip
 
     def interrupt(self, instance: str, number: int, stopped: set[Any]) -> Iterator[e.Event]:
-        """A part of each is stored, in a varied run; it goes on later, or elsewhere."""
+        """A part of each is stored; it goes on later, or elsewhere."""
         for route in [route for route in self.running if route.trajectory in stopped]:
-            start = end = self.lengths.get(route.trajectory, 0)
-            if self.size.is_varied:
-                end += max(self.length() // 2, 1)
-                self.segment(route, start, end)
-                self.lengths[route.trajectory] = end
+            start = self.lengths.get(route.trajectory, 0)
+            end = self.lengths[route.trajectory] = start + max(self.length() // 2, 1)
+            self.segment(route, start, end)
             yield e.TrajectoryInterrupted(route.trajectory, instance, number, end)
         self.running = deque(r for r in self.running if r.trajectory not in stopped)
 
     def create(self) -> e.Event:
-        group = self.num_groups
-        row, epoch = group % self.size.rows, group // self.size.rows
-        self.num_groups += 1
+        group, self.num_groups = self.num_groups, self.num_groups + 1
+        epoch, row = divmod(group, self.size.rows)
         prompt = self.prompts[row]
-        ids = [1] * 20 if self.size.is_varied else Letters().encode(prompt)
+        ids = self.prompts.encode(prompt)
         self.store.put_group(
             group, row=row, epoch=epoch, prompt=str(prompt.prompt), prompt_tokens=ids,
             columns=prompt.columns,

@@ -118,7 +118,7 @@ NEVER_EMPTY = {
 
 
 def test_every_kind_of_question_that_is_timed_is_answered(tmp_path: Path) -> None:
-    size = Size(num_responses=1_600, tokens=20, rows=100, instances=3, is_varied=True)
+    size = Size(num_responses=1_600, tokens=20, rows=100, instances=3)
     build_log(tmp_path, size, {"rollout.num_generations": "4", "learner.groups_per_batch": "8"})
     with serving([Run(tmp_path, "large")]) as client:
 
