@@ -16,10 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from benchmarks import harness
-from benchmarks.simulated.schedules import EPOCH
+from benchmarks.simulated import splits
 from benchmarks.staleflow import setting
 from rhymeflow.config import Config
-from rhymeflow.config.load import read_config
 from rhymeflow.sim.faults import DETECTION, HOUR, Death, Devices, Victim, failures
 from rhymeflow.sim.result import SimulationResult
 from rhymeflow.sim.simulate import run as simulate
@@ -35,7 +34,7 @@ A100s, is 6.6 times it."""
 SIMULATED = f"{RATES[-1]}x, simulated"
 APART = 900.0
 """Seconds in which there is one death, where the cost of one is measured."""
-STEPS, SKIPPED, UNCOUNTED = 16, 4, 3
+STEPS, UNCOUNTED = 16, 3
 AIM = 0.8
 """Of the effective training time; published best under injected failures: over 80%, against 60%
 where the job restarts (RobustRL, arXiv 2512.22492, at another rate than any of these)."""
@@ -141,23 +140,15 @@ def one(cell: Cell, dying: Iterator[Death] | None) -> SimulationResult:
 
 
 def configure(cell: Cell) -> Config:
-    return read_config(
-        "cluster",
-        {
-            **setting(cell, STEPS),
-            "drafting.window": "cost",
-            "learner.groups_per_batch": str(cell.devices // 2),
-            "run.save_steps": "1",  # a step takes minutes
-            "simulation.skip_steps": str(SKIPPED),
-            "rollout.num_instances": str(cell.rollout or cell.devices),
-            "learner.num_ranks": str(cell.devices - cell.rollout),
-            "simulation.colocated": "false" if cell.rollout else "true",
-            "simulation.workload.num_prompts": str(cell.devices // 2 * EPOCH),
-            # Work grows with plans and snapshots; steps last minutes.
-            "simulation.tick_seconds": "2",
-            "simulation.snapshot_seconds": "20",
-        },
-    )
+    settings = {
+        **setting(cell),
+        "drafting.window": "cost",
+        "learner.groups_per_batch": str(cell.devices // 2),
+        "run.save_steps": "1",  # a step takes minutes
+        "simulation.workload.num_prompts": str(cell.devices // 2 * splits.SKIPPED),
+        **splits.planned_every(2),
+    }
+    return splits.configure(splits.case(cell.devices, settings, STEPS), cell.rollout)
 
 
 def apart(cell: Cell, kind: str, seed: int) -> Iterator[Death]:

@@ -21,9 +21,6 @@ DEVICES = (32, 64, 128)
 BATCH, STEPS = 128, 12
 EPOCH = splits.SKIPPED
 """Steps of an epoch."""
-START = (12, 16)
-"""Rollout is most of the work here."""
-
 OFF, ON = {"drafting.window": "off"}, {"drafting.window": "cost"}
 STAGES: dict[str, dict[str, str]] = {
     "synchronous": {"schedule.name": "synchronous", **OFF},
@@ -67,32 +64,20 @@ def cells() -> list[Cell]:
 
 
 def case(cell: Cell) -> splits.Case:
-    colocated = STAGES[cell.stage]["schedule.name"] == "synchronous"
-    uncounted = 0 if colocated else 1
-    overrides = {
+    settings = {
         "schedule.cost_model": MODELS[cell.model],
         "rollout.max_completion_length": str(cell.length),
         "learner.groups_per_batch": str(BATCH),
-        "learner.max_steps": str(STEPS + uncounted),
-        "simulation.skip_steps": str(EPOCH),
         "simulation.workload.mean_length": str(cell.length // 4),
         "simulation.workload.sigma": "0.95",
         "simulation.workload.prompt_tokens": "1024",
         "simulation.workload.num_prompts": str(EPOCH * BATCH),
-        # Work grows with plans and snapshots; steps last minutes. Against a plan every 0.5 s the
-        # rate changes by less than half a percent.
-        "simulation.tick_seconds": "2",
-        "simulation.snapshot_seconds": "20",
+        # Against a plan every 0.5 s the rate changes by less than half a percent.
+        **splits.planned_every(2),
         **STAGES[cell.stage],
     }
-    return splits.case(
-        cell.devices,
-        overrides,
-        colocated=colocated,
-        uncounted=uncounted,
-        parts=(16, 32),
-        start=START,
-    )
+    # Rollout is most of the work here.
+    return splits.case(cell.devices, settings, STEPS, uncounted=1, parts=(16, 32), start=12)
 
 
 def targets(rows: Sequence[Mapping[str, Any]]) -> list[harness.Target]:
@@ -107,17 +92,13 @@ def targets(rows: Sequence[Mapping[str, Any]]) -> list[harness.Target]:
         for stage in PUBLISHED
     }
     last = [r for r in rows if r["stage"] == "+ drafts"]
+    most = [r["over synchronous"] for r in last]
     found = splits.judged(
         *(
             (f"histopipe/{stage}/synchronous, {where}", statistics.mean, over[stage], published)
             for stage, published in PUBLISHED.items()
         ),
-        (
-            "histopipe/+ drafts/synchronous, greatest",
-            max,
-            [r["over synchronous"] for r in last],
-            GREATEST,
-        ),
+        ("histopipe/+ drafts/synchronous, greatest", max, most, GREATEST),
     )
     if last:
         moved = statistics.mean(r["interrupted"] for r in last)

@@ -96,19 +96,15 @@ def cells() -> list[Cell]:
 
 
 def case(cell: Cell) -> splits.Case:
-    colocated = cell.bound == 0
-    uncounted = 0 if colocated else UNCOUNTED
-    overrides = {
-        **setting(cell, STEPS + uncounted),
+    settings = {
+        **setting(cell),
         "drafting.window": "cost" if cell.drafts else "off",
-        # Work grows with plans and snapshots; steps last minutes.
-        "simulation.tick_seconds": "1",
-        "simulation.snapshot_seconds": "10",
+        **splits.planned_every(1),
         "simulation.workload.sigma": TAILS[cell.tail],
         "simulation.workload.num_prompts": str(BATCH * EPOCH),
         **HISTORIES[cell.history],
     }
-    return splits.case(cell.devices, overrides, colocated=colocated, uncounted=uncounted)
+    return splits.case(cell.devices, settings, STEPS, uncounted=UNCOUNTED)
 
 
 def over_better(rows: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -8,6 +8,7 @@ one that drives real runs.
 from __future__ import annotations
 
 import argparse
+import functools
 import multiprocessing
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -27,8 +28,6 @@ Key = TypeVar("Key", bound=Hashable)
 Cell = TypeVar("Cell", bound=Any)  # a named tuple
 Figures = dict[str, Any]
 
-START = (6, 16)
-"""The share of devices with which the search begins, unless a case says otherwise."""
 SKIPPED = 4
 """Steps at the beginning that are not counted: the first batches fill buffers and history."""
 NOTES = (
@@ -50,16 +49,39 @@ class Case(NamedTuple):
     """Steps at the end that are not counted."""
     parts: tuple[int, ...] = (16,)
     """The search moves by one of so many parts of the devices, then by one of so many."""
-    start: tuple[int, int] = START
-    """Share of the devices with which the search begins."""
+    start: int = 6
+    """Sixteenths of the devices with which the search begins."""
 
     def __str__(self) -> str:
         told = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in self.settings)
         return f"{self.devices} devices, {told}"
 
+    @property
+    def per_instance(self) -> int:
+        return profiles.load(dict(self.settings)["schedule.cost_model"]).devices_per_instance
 
-def case(devices: int, overrides: Mapping[str, str], **search: Any) -> Case:
-    return Case(devices, tuple(sorted(overrides.items())), **search)
+
+def case(
+    devices: int, settings: Mapping[str, str], steps: int, *, uncounted: int = 0, **search: Any
+) -> Case:
+    """A case of so many steps; where nothing runs ahead, all at the end are counted."""
+    bound = settings.get("schedule.max_staleness", "1")
+    colocated = FIXED_BOUNDS.get(settings["schedule.name"], int(bound)) == 0
+    uncounted = 0 if colocated else uncounted
+    settings = {
+        **settings,
+        "learner.max_steps": str(steps + uncounted),
+        "simulation.skip_steps": str(SKIPPED),
+    }
+    return Case(devices, tuple(sorted(settings.items())), colocated, uncounted, **search)
+
+
+def planned_every(seconds: int) -> dict[str, str]:
+    """Settings of steps that last minutes: work grows with plans and snapshots."""
+    return {
+        "simulation.tick_seconds": str(seconds),
+        "simulation.snapshot_seconds": str(10 * seconds),
+    }
 
 
 def add_arguments(parser: argparse._ActionsContainer) -> None:
@@ -88,45 +110,35 @@ def best(cases: Mapping[Key, Case], jobs: int) -> dict[Key, Figures]:
     wanted = list(dict.fromkeys(cases.values()))
     found: dict[Case, Figures] = {}
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        for number, (one, figures) in enumerate(
-            zip(wanted, pool.imap(best_split, wanted), strict=True), 1
-        ):
+        for one, figures in zip(wanted, pool.imap(best_split, wanted), strict=True):
             found[one] = figures
             rate = f"{figures['tokens/s']:.0f} tokens/s on {figures['rollout devices']}"
-            print(f"  {number}/{len(wanted)} {one}: {rate}", file=sys.stderr, flush=True)
+            print(f"  {len(found)}/{len(wanted)} {one}: {rate}", file=sys.stderr, flush=True)
     return {key: found[one] for key, one in cases.items()}
 
 
 def best_split(one: Case) -> Figures:
     """The figures at the best split that the search finds."""
-    if one.colocated:
-        return measure(one, None)
-    return uphill(lambda rollout: measure(one, rollout), one)
+    measured = functools.partial(measure, one)
+    return measured(None) if one.colocated else uphill(measured, one)
 
 
 def uphill(measured: Callable[[int], Figures], one: Case) -> Figures:
     """Search over rollout devices; `measured` gives the figures of a split."""
-    each = profiles.load(dict(one.settings)["schedule.cost_model"]).devices_per_instance
-    known: dict[int, Figures] = {}
+    each, at = one.per_instance, functools.cache(measured)
 
-    def at(rollout: int) -> Figures:
-        if rollout not in known:
-            known[rollout] = measured(rollout)
-        return known[rollout]
-
-    def is_better(rollout: int, than: int) -> bool:
-        is_split = each <= rollout < one.devices
-        return is_split and bool(at(rollout)["tokens/s"] > at(than)["tokens/s"])
+    def speed(rollout: int) -> float:
+        return float(at(rollout)["tokens/s"])
 
     def climbed(here: int, step: int) -> int:
-        while is_better(here + step, here):
+        while each <= here + step < one.devices and speed(here + step) > speed(here):
             here += step
         return here
 
-    here = max(each, one.devices * one.start[0] // one.start[1] // each * each)
+    here = max(each, one.devices * one.start // 16 // each * each)
     steps = [max(each, one.devices // parts // each * each) for parts in one.parts]
     for step in dict.fromkeys(steps):
-        here = max(climbed(here, -step), climbed(here, step), key=lambda n: at(n)["tokens/s"])
+        here = max(climbed(here, -step), climbed(here, step), key=speed)
     return at(here)
 
 
@@ -139,11 +151,10 @@ def measure(one: Case, rollout_devices: int | None) -> Figures:
 
 def configure(one: Case, rollout_devices: int | None) -> Config:
     """Recipe `cluster` with the case's settings, on this split."""
-    each = profiles.load(dict(one.settings)["schedule.cost_model"]).devices_per_instance
     return read_config(
         "cluster",
         {
-            "rollout.num_instances": str((rollout_devices or one.devices) // each),
+            "rollout.num_instances": str((rollout_devices or one.devices) // one.per_instance),
             "learner.num_ranks": str(one.devices - (rollout_devices or 0)),
             "simulation.colocated": "false" if rollout_devices else "true",
             **dict(one.settings),
@@ -175,8 +186,8 @@ def figures_of(result: SimulationResult, one: Case, rollout: int) -> Figures:
 def table(cells: Iterable[Cell], case: Callable[[Cell], Case], jobs: int) -> list[dict[str, Any]]:
     """A row for each cell: its fields, its figures, and `over NAME` for each of its baselines."""
     wanted = {cell: cell.baselines() for cell in cells}
-    keys = dict.fromkeys([*wanted, *(base for each in wanted.values() for base in each.values())])
-    found = best({key: case(key) for key in keys}, jobs)
+    bases = [base for each in wanted.values() for base in each.values()]
+    found = best({cell: case(cell) for cell in (*wanted, *bases)}, jobs)
     rows = []
     for cell, bases in wanted.items():
         rate = found[cell]["tokens/s"]

@@ -114,7 +114,6 @@ TINY = {
     "rollout.num_generations": "4",
     "rollout.max_completion_length": "512",
     "simulation.workload.mean_length": "128",
-    "learner.max_steps": "6",
 }
 
 
@@ -126,7 +125,7 @@ def test_the_peak_is_found_in_ever_finer_steps(at):
         tried.append(rollout)
         return {"tokens/s": 1000.0 - abs(rollout - at)}
 
-    one = splits.case(64, {"schedule.cost_model": "qwen2.5-14b-h20"}, parts=(16, 32))
+    one = splits.case(64, {**TINY, "schedule.cost_model": "qwen2.5-14b-h20"}, 6, parts=(16, 32))
     found = splits.uphill(measured, one)
     assert found["tokens/s"] == 1000
     assert len(set(tried)) == len(tried), "no split is measured twice"
@@ -134,8 +133,8 @@ def test_the_peak_is_found_in_ever_finer_steps(at):
 
 
 def test_equal_cases_are_run_once_and_figures_are_the_simulations():
-    one = splits.case(8, TINY, uncounted=2)
-    again = splits.case(8, dict(reversed(TINY.items())), uncounted=2)
+    one = splits.case(8, TINY, 6, uncounted=2)
+    again = splits.case(8, dict(reversed(TINY.items())), 6, uncounted=2)
     found = splits.best({"a": one, "b": again}, jobs=1)
     assert found["a"] is found["b"]
     rollout = found["a"]["rollout devices"]
