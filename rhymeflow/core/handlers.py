@@ -23,7 +23,7 @@ Commands = Iterator[Command]
 
 
 def on_group_created(state: State, event: events.GroupCreated) -> None:
-    """One more group, and those with higher numbers that were reported before it."""
+    """Add the group if its number is next, and any higher ones that were reported before it."""
     if event.group >= state.next_group:
         state.early[event.group] = event
     while state.next_group in state.early:
@@ -31,7 +31,7 @@ def on_group_created(state: State, event: events.GroupCreated) -> None:
 
 
 def _add_group(state: State, event: events.GroupCreated) -> None:
-    """The next group waits to be admitted; a prompt that is retried goes first."""
+    """Queue the next group for admission; a prompt that is retried goes first."""
     state.next_group += 1
     state.num_requested -= 1
     retries = 0 if event.repeats is None else state.retries.pop(event.repeats)
@@ -44,7 +44,7 @@ def _add_group(state: State, event: events.GroupCreated) -> None:
 
 
 def on_instance_joined(state: State, event: events.InstanceJoined) -> None:
-    """One more instance."""
+    """Add an instance, unless one of that name has joined or left."""
     if event.instance not in state.names:
         state.names.add(event.instance)
         state.instances[event.instance] = Instance(
@@ -53,7 +53,7 @@ def on_instance_joined(state: State, event: events.InstanceJoined) -> None:
 
 
 def on_instance_left(state: State, event: events.InstanceLeft) -> Commands:
-    """Its trajectories wait to be routed again; should it still join, that is ignored."""
+    """Put its trajectories back to be routed; if its joining is reported later, ignore that."""
     state.names.add(event.instance)
     instance = state.instances.pop(event.instance, None)
     if instance is None:
@@ -67,21 +67,20 @@ def on_instance_left(state: State, event: events.InstanceLeft) -> Commands:
 
 
 def on_snapshot(state: State, event: events.Snapshot) -> None:
-    """How an instance is doing."""
+    """Update what is known of an instance."""
     if event.instance in state.instances:
         state.instances[event.instance].reflect(event)
 
 
 def on_pulled(state: State, event: events.Pulled) -> None:
-    """An instance may have got a version newer than the one it was commanded to pull."""
+    """Record an instance's version, which may be newer than the one it was commanded to pull."""
     if event.instance in state.instances:
         state.instances[event.instance].pulled(event.version)
 
 
 def on_trajectory_interrupted(state: State, event: events.TrajectoryInterrupted) -> Commands:
-    """A trajectory waits to be routed again. Of one whose instance is lost, all that this changes
-    may be the stored length.
-    """
+    """Put a trajectory back to be routed. If its instance was lost, that was done already, and only
+    its stored length may change."""
     member = state.member(event.trajectory)
     if member is None:
         return
@@ -95,7 +94,7 @@ def on_trajectory_interrupted(state: State, event: events.TrajectoryInterrupted)
 
 
 def _finish_early(state: State, trajectory: TrajectoryId) -> Commands:
-    """Complete a member that has stopped, if its group is to be finished early."""
+    """Finish a member that was stopped with what it has, if its group is to be finished early."""
     group = state.groups.get(trajectory.group)  # another member may have ended it just now
     if group is None or not group.finishing_early:
         return
@@ -106,19 +105,19 @@ def _finish_early(state: State, trajectory: TrajectoryId) -> Commands:
 
 
 def on_trajectory_finished(state: State, event: events.TrajectoryFinished) -> Commands:
-    """A response is complete and is being rewarded."""
+    """Record that a response is complete and is being rewarded."""
     member = state.member(event.trajectory)
     if member is None or member.instance != event.instance:
         return
     if member.apply(events.TrajectoryFinished):
-        _left(state, event, member)
+        _leave_instance(state, event, member)
         yield from _finished(state, event.trajectory, event.reason)
 
 
-def _left(
+def _leave_instance(
     state: State, event: events.TrajectoryFinished | events.TurnEnded, member: Member
 ) -> None:
-    """It has left its instance by itself."""
+    """Free what the member held on its instance, where it stopped by itself."""
     tokens = state.groups[event.trajectory.group].prompt_tokens + event.length
     state.instances[event.instance].finished(event.trajectory, tokens)
     member.length = event.length
@@ -133,12 +132,12 @@ def _finished(state: State, trajectory: TrajectoryId, reason: FinishReason) -> C
 
 
 def on_turn_ended(state: State, event: events.TurnEnded) -> Commands:
-    """The policy waits for its environment."""
+    """Take a response off its instance while the policy waits for its environment."""
     member = state.member(event.trajectory)
     if member is None or (member.instance, member.turn + 1) != (event.instance, event.turn):
         return
     if member.apply(events.TurnEnded):
-        _left(state, event, member)
+        _leave_instance(state, event, member)
         state.num_waiting_env += 1
         member.turn = event.turn
         member.home = event.instance, state.instances[event.instance].version
@@ -146,7 +145,7 @@ def on_turn_ended(state: State, event: events.TurnEnded) -> Commands:
 
 
 def on_observed(state: State, event: events.Observed) -> None:
-    """The policy's next turn waits to be routed."""
+    """Queue the policy's next turn to be routed: the environment has answered."""
     member = _answered(state, event)
     if member is not None:
         member.observed += event.length - member.length
@@ -155,13 +154,13 @@ def on_observed(state: State, event: events.Observed) -> None:
 
 
 def on_episode_ended(state: State, event: events.EpisodeEnded) -> Commands:
-    """A response with turns is complete and is being rewarded."""
+    """Record that a response with turns is complete and is being rewarded."""
     if _answered(state, event) is not None:
         yield from _finished(state, event.trajectory, event.reason)
 
 
 def on_environment_failed(state: State, event: events.EnvironmentFailed) -> Commands:
-    """As a failed reward."""
+    """Treat a failed environment as a failed reward."""
     if _answered(state, event) is not None:
         yield from _continue_without(state, event.trajectory, f"environment failed: {event.error}")
 
@@ -169,7 +168,7 @@ def on_environment_failed(state: State, event: events.EnvironmentFailed) -> Comm
 def _answered(
     state: State, event: events.Observed | events.EpisodeEnded | events.EnvironmentFailed
 ) -> Member | None:
-    """The member, if it waits for just this."""
+    """Return the member if it waits for this turn's answer, which ends its wait; else None."""
     member = state.member(event.trajectory)
     if member is None or event.turn != member.turn or not member.apply(type(event)):
         return None
@@ -178,7 +177,7 @@ def _answered(
 
 
 def on_trajectory_rewarded(state: State, event: events.TrajectoryRewarded) -> Commands:
-    """A response is rewarded; with enough of them the group is complete."""
+    """Record a reward; with `num_generations` rewarded responses the group is complete."""
     member = _judged(state, event)
     if member is None:
         return
@@ -202,8 +201,8 @@ def _complete(state: State, group: Group) -> Commands:
 
 
 def teaches(members: Sequence[Member]) -> bool:
-    """Whether the rewards of members differ, as a sum or, where they are compared one by one, so
-    that advantages come of them."""
+    """Whether the members' rewards give any advantage: their sums differ or, where components are
+    normalized one by one, the weighted results do."""
     components = [each.components for each in members if each.components is not None]
     if len(components) < len(members):
         return not is_flat([each.reward for each in members if each.reward is not None])
@@ -213,7 +212,7 @@ def teaches(members: Sequence[Member]) -> bool:
 
 
 def on_reward_failed(state: State, event: events.RewardFailed) -> Commands:
-    """The group goes on without this member while it has spare ones, else it ends."""
+    """Continue the group without this member while it has spare ones, else abort it."""
     if _judged(state, event) is not None:
         yield from _continue_without(state, event.trajectory, f"reward failed: {event.error}")
 
@@ -225,7 +224,7 @@ def _continue_without(state: State, trajectory: TrajectoryId, reason: str) -> Co
 
 
 def _judged(state: State, event: events.TrajectoryRewarded | events.RewardFailed) -> Member | None:
-    """The member, if it has finished just before; else the event is kept until it has."""
+    """Return the member if it has finished; else keep the event until it has, and return None."""
     member = state.member(event.trajectory)
     if member is None or member.apply(type(event)):
         return member
@@ -235,20 +234,20 @@ def _judged(state: State, event: events.TrajectoryRewarded | events.RewardFailed
 
 
 def on_learner_ready(state: State, event: events.LearnerReady) -> None:
-    """The first version is there; or another learner, which has accumulated nothing."""
+    """Record the first version, or that a replaced learner has accumulated nothing."""
     state.accumulated, state.is_accumulating = [], False
     if state.published is None:
         state.published = event.version
 
 
 def on_accumulated(state: State, event: events.Accumulated) -> None:
-    """The learner may get more."""
+    """Allow the learner to be given more groups to accumulate."""
     if (event.version, event.parts) == (state.buffers.first, len(state.accumulated)):
         state.is_accumulating = False
 
 
 def on_version_published(state: State, event: events.VersionPublished) -> None:
-    """The learner has stepped."""
+    """Record that the learner has trained on its batch and published the next version."""
     if state.training is not None and event.version == state.training + 1:
         state.published = event.version
         state.training = None
@@ -256,7 +255,7 @@ def on_version_published(state: State, event: events.VersionPublished) -> None:
 
 
 def on_evaluated(state: State, event: events.Evaluated) -> None:
-    """An evaluation is over."""
+    """Record that an evaluation is over."""
     instance = state.instances.get(event.instance)
     if instance is not None:
         instance.evaluating.discard(EvaluationId(event.version, event.suite))

@@ -1,7 +1,7 @@
 """The speculative state of an instance: as it will be once it has carried out its commands.
 
 A command counts from when it is given: a snapshot says which command it reflects, and the effects
-of later ones are added. So nothing is planned twice for one gap, however late snapshots are. A
+of later ones are added. So no free capacity is planned for twice, however late snapshots are. A
 snapshot that is older than the last is ignored.
 """
 
@@ -23,16 +23,16 @@ class Instance:
     version: Version  # after its last command
     capacity: int
     kv_capacity: int
-    commands: int = 0  # the number of the last to it
+    commands: int = 0  # the number of its last command
     assigned: dict[TrajectoryId, int] = field(default_factory=dict)
     """Members RUNNING on it, with their tokens (prompt and response) when they were routed."""
     stopping: set[TrajectoryId] = field(default_factory=set)
-    evaluating: set[EvaluationId] = field(default_factory=set)  # commanded and not over
+    evaluating: set[EvaluationId] = field(default_factory=set)  # commanded, not yet reported over
     waiting: tuple[TrajectoryId, ...] = ()
-    """Of those assigned, the ones not decoded when last seen."""
+    """Those of its trajectories that were not being decoded at the last snapshot."""
     decoded_tokens: float = 0.0  # when last seen; see `Snapshot.decoded_tokens`
     _decoded_before: dict[TrajectoryId, float] = field(default_factory=dict)
-    """Of those assigned: `decoded_tokens` when it was last seen not to be decoded."""
+    """For each assigned: `decoded_tokens` when it was routed, or at its last snapshot waiting."""
     _last: Snapshot | None = None
     _kv_seen: int = 0
     _unreflected: deque[tuple[int, int]] = field(default_factory=deque)
@@ -46,7 +46,7 @@ class Instance:
         return max(0, self._kv_seen + self._kv_unreflected)
 
     def next_number(self, kv_change: int = 0) -> int:
-        """The number of the next command to it, which changes its KV tokens by `kv_change`."""
+        """Count one more command, which changes its KV tokens by `kv_change`; return its number."""
         self.shown = None
         self.commands += 1
         if kv_change:
@@ -55,27 +55,27 @@ class Instance:
         return self.commands
 
     def assign(self, trajectory: TrajectoryId, tokens: int) -> None:
-        """A trajectory of `tokens` tokens is to run here."""
+        """Record that a trajectory of `tokens` tokens is routed here."""
         self.assigned[trajectory] = tokens
         self._decoded_before[trajectory] = self.decoded_tokens
 
     def take(self, trajectories: tuple[TrajectoryId, ...]) -> int:
-        """Remove these from what is assigned; the number of the command that does it."""
+        """Unassign these trajectories; return the number of the command that takes them away."""
         for trajectory in trajectories:
             del self._decoded_before[trajectory]
         return self.next_number(-sum(self.assigned.pop(t) for t in trajectories))
 
     def generated(self, trajectory: TrajectoryId) -> int:
-        """About how many tokens a trajectory assigned to it has got there."""
+        """Estimate how many tokens an assigned trajectory has been given here."""
         return max(0, int(self.decoded_tokens - self._decoded_before[trajectory]))
 
     def pulled(self, version: Version) -> None:
-        """It has pulled, and perhaps got a newer version than was commanded."""
+        """Record a pull, which may have brought a newer version than was commanded."""
         self.shown = None
         self.version = max(self.version, version)
 
     def reflect(self, seen: Snapshot) -> None:
-        """Update what is known of it, unless that is from a later snapshot or from this one."""
+        """Take over a snapshot, unless it equals the last or is older."""
         last = self._last
         if last == seen or (last is not None and _age(seen) < _age(last)):
             return
@@ -90,7 +90,7 @@ class Instance:
             self._kv_unreflected -= self._unreflected.popleft()[1]
 
     def finished(self, trajectory: TrajectoryId, tokens: int) -> None:
-        """A trajectory of `tokens` tokens (prompt and response) has ended there."""
+        """Record that a trajectory of `tokens` tokens (prompt and response) has ended here."""
         self.shown = None
         if self.assigned.pop(trajectory, None) is not None:
             del self._decoded_before[trajectory]
@@ -98,7 +98,7 @@ class Instance:
         self._kv_seen = max(0, self._kv_seen - tokens)
 
     def view(self, *, accepts: bool) -> InstanceView:
-        """What strategies see of it."""
+        """Return what strategies see of it; the same object until something changes."""
         if self.shown is None or self.shown.accepts != accepts:
             self.shown = InstanceView(
                 self.name,
@@ -114,5 +114,5 @@ class Instance:
 
 
 def _age(seen: Snapshot) -> tuple[int, float]:
-    """What never falls from one snapshot of an instance to the next."""
+    """Sort key of an instance's snapshots: neither number falls from one to the next."""
     return seen.number, seen.decoded_tokens

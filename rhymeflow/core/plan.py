@@ -1,4 +1,4 @@
-"""What the coordinator needs of a configuration: the size of the run, and its rules."""
+"""What the coordinator needs of a configuration: the run's size (`Plan`) and rules (`Schedule`)."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Schedule:
     migration: Migrating
     max_inflight_groups: int
     settings: Settings
-    layout: Callable[[], Layout]  # creates what the rules read, one for each run
+    layout: Callable[[], Layout]  # called once by a coordinator; routing and migration read it
     is_replayed: bool = False
-    """Whether the rules are a log's decisions: then a tick pulls all that they say, and no more."""
+    """Whether the rules repeat the decisions of a log; a tick then pulls exactly what they say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,16 @@ class Plan:
     num_batches: int
     groups_per_batch: int
     num_generations: int
-    max_length: int  # tokens at which a response ends whatever it says
+    max_length: int  # most tokens of a response
     max_staleness: int
     batch_order: BatchOrder
     accumulate_early: bool  # begin a batch's gradient with the groups that are complete
     eval_steps: Mapping[SuiteName, int]
-    """By suite: evaluate every so many versions, and the first and the last; 0: only these."""
+    """By suite: evaluate every so many versions; 0: only the first and last, which always are."""
     extra_groups: int  # entries of a buffer beyond `groups_per_batch`; surplus is aborted
-    extra_generations: int  # trajectories of a group beyond `num_generations`; as well
-    filter_zero_variance: bool  # of groups that teach nothing, since their rewards do not differ
-    max_filtered: int  # groups between two versions; after so many the rest is let through
+    extra_generations: int  # trajectories of a group beyond `num_generations`; surplus is aborted
+    filter_zero_variance: bool  # drop groups whose rewards are all equal: no advantage, no gradient
+    max_filtered: int  # most groups filtered between two versions; later ones are kept
     on_stuck: Literal["wait", "retry", "truncate"]
     """What to do with the last `stuck_threshold` groups that an idle learner waits for."""
     stuck_threshold: int

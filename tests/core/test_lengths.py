@@ -184,14 +184,14 @@ def test_a_level_is_of_what_the_prompt_did_as_far_as_that_tells_and_of_the_group
         play(found, [(NEW, [length] * MEMBERS)], epoch)
     weight, within = MEMBERS * (0.25 + 1 + 1), found._within[1] / found._within[0]
     total = MEMBERS * (0.25 * log(100) + log(5000) + log(9000))
-    num, sum_usual, squares = found._usual
-    usual, doubt = sum_usual / num, within / (squares / num)
-    num, xx, xy, yy = found._known
-    worth, left = found._worth, (yy - xy**2 / xx) / num
-    assert worth == pytest.approx(xy / xx - left / xy)
-    assert 0.6 < worth < 1
-    prior = usual + worth * (total - weight * usual) / (doubt + weight)
-    left = (yy - 2 * worth * xy + worth**2 * xx) / num
+    num, sum_overall, squares = found._overall
+    overall, doubt = sum_overall / num, within / (squares / num)
+    num, xx, xy, yy = found._recurring
+    slope, left = found._history_weight, (yy - xy**2 / xx) / num
+    assert slope == pytest.approx(xy / xx - left / xy)
+    assert 0.6 < slope < 1
+    prior = overall + slope * (total - weight * overall) / (doubt + weight)
+    left = (yy - 2 * slope * xy + slope**2 * xx) / num
     found.open(0, NEW, 3)
     points = found._points
     middle = points[len(points) // 2]
@@ -202,7 +202,7 @@ def test_a_level_is_of_what_the_prompt_did_as_far_as_that_tells_and_of_the_group
     assert found.quantile(0, 0.5) == pytest.approx(exp(level + scale * middle))
     expected = fmean(min(LONGEST, exp(level + scale * z)) for z in points)
     assert found.expected(0) == pytest.approx(expected)
-    unknown = usual + sqrt(within + found._usual[2] / found._usual[0]) * middle
+    unknown = overall + sqrt(within + found._overall[2] / found._overall[0]) * middle
     assert found.quantile(1, 0.5) == pytest.approx(exp(unknown))
 
 

@@ -17,21 +17,21 @@ from rhymeflow.core.strategies.routing import fewest_requests
 from rhymeflow.core.types import InstanceId
 
 LAST_SHARE = 0.1
-"""Of an instance's responses: those among the last of them may be outliers (RhymeRL)."""
+"""Only the last of an instance's responses, this share of them, may be outliers (RhymeRL)."""
 OUTLIER_RATIO = 1.5
-"""Times the tokens that its prompt's history predicted, from which a response is an outlier."""
+"""A response is an outlier above this multiple of the length that its prompt's history predicts."""
 
 
 def planned(view: FleetView) -> list[Assignment]:
-    """Each to the place its layout says, once that instance has come to its step.
+    """Route each trajectory to the instance that the layout names, once that has come to its step.
 
-    On an instance the earliest step goes first, then what was begun before, then the longest.
+    An instance is given the earliest step first, then interrupted trajectories, then the longest.
     """
     pipeline = view.layout
     if not isinstance(pipeline, Pipeline):
         return fewest_requests(view)
     able = {x.name: x for x in view.instances if x.has_room() and not x.waiting}
-    if view.lowest_waiting is None:  # all that waits is of the last step, or not laid out
+    if view.lowest_waiting is None:  # all that wait are of the last step, or not in the layout
         steps = {name: pipeline.step(x.assigned) for name, x in able.items()}
         able = {n: x for n, x in able.items() if steps[n] in (None, pipeline.num_steps - 1)}
     if not able:
@@ -49,18 +49,18 @@ def planned(view: FleetView) -> list[Assignment]:
     proposals: list[Assignment] = []
     for name, found in waiting.items():
         found.sort()
-        proposals += _started(able[name], found, pipeline)
+        proposals += _fitting(able[name], found, pipeline)
     return proposals
 
 
 _Waiting = tuple[int, bool, float, int, TrajectoryView]
-"""Step, whether it is new, minus the expected length, and its number in the queue."""
+"""Step, whether it is new, minus the expected length, number in the queue, trajectory; sorted."""
 
 
-def _started(
+def _fitting(
     instance: InstanceView, found: Sequence[_Waiting], pipeline: Pipeline
 ) -> Iterator[Assignment]:
-    """What this instance begins now, of what waits for it in order."""
+    """Assign to this instance, in order, what it has room for of its current step."""
     current = pipeline.step(instance.assigned)
     if current is None:
         current = found[0][0]
@@ -75,12 +75,12 @@ def _started(
 
 
 def migrate_outliers(view: FleetView) -> Iterator[Migration]:
-    """Move what keeps an instance from its next share (RhymeRL, HistoPipe, tier 2).
+    """Move outliers that keep an instance from starting its next step (RhymeRL, HistoPipe, tier 2).
 
-    An outlier is among the last tenth of its instance's share and has `OUTLIER_RATIO` times the
-    tokens that its prompt's history predicted. It goes to an instance that has longer to go, of
-    those that are as fresh the one with the fewest responses; if there is none, it
-    continues where it is, with the next step. Each moves once.
+    An outlier is among the last tenth of its instance's share of a step, and is longer than
+    `OUTLIER_RATIO` times what its prompt's history predicts. It moves to an instance that holds
+    the donor's version or a newer one, and a response expected to run longer: of those, the one
+    with the fewest responses. If there is none, it stays, with the next step. It moves once.
     """
     pipeline = view.layout
     if not isinstance(pipeline, Pipeline) or view.lengths.explained_variance <= 0:
@@ -96,7 +96,7 @@ def migrate_outliers(view: FleetView) -> Iterator[Migration]:
             generated = view.lengths.generated(trajectory)
             if generated <= OUTLIER_RATIO * view.lengths.expected(trajectory.group):
                 continue
-            target = _longer(view, counts, instance, view.lengths.remaining(trajectory))
+            target = _target(view, counts, instance, view.lengths.remaining(trajectory))
             if target is None:
                 yield Migration(instance.name, (trajectory,), instance.name, later=True)
             else:
@@ -104,16 +104,16 @@ def migrate_outliers(view: FleetView) -> Iterator[Migration]:
                 yield Migration(instance.name, (trajectory,), target)
 
 
-def _longer(
-    view: FleetView, counts: Mapping[InstanceId, int], giver: InstanceView, remaining: float
+def _target(
+    view: FleetView, counts: Mapping[InstanceId, int], donor: InstanceView, remaining: float
 ) -> InstanceId | None:
-    """The instance with the fewest responses, of those that go on for longer than this."""
+    """The instance to move an outlier to that is expected to need `remaining` tokens, or None."""
     able = []
-    for place, other in enumerate(view.instances):
-        if other.name == giver.name or not other.has_room() or other.version < giver.version:
+    for index, other in enumerate(view.instances):
+        if other.name == donor.name or not other.has_room() or other.version < donor.version:
             continue
-        if len(other.assigned) <= len(giver.assigned):
-            continue  # it would be kept from its next share in turn
+        if len(other.assigned) <= len(donor.assigned):
+            continue  # the outlier would keep that one from its next step instead
         if any(view.lengths.remaining(trajectory) > remaining for trajectory in other.assigned):
-            able.append((counts[other.name], place, other.name))
+            able.append((counts[other.name], index, other.name))
     return min(able)[-1] if able else None

@@ -25,7 +25,7 @@ OPERATIONS: Mapping[str, Mapping[EntryState, EntryState]] = {
 
 
 class ProtocolError(AssertionError):
-    """An operation that the protocol does not allow: a defect in the caller, never bad luck."""
+    """An operation that the protocol does not allow: always a defect in the caller."""
 
 
 class Entries:
@@ -55,7 +55,7 @@ class Entries:
         """The buffers that hold, or have held, anything. To look at, not to change."""
         self._place: dict[GroupId, Version] = {}
         self._holes: set[Version] = set()
-        """Buffers that may have an EMPTY entry which finished work of later ones could take."""
+        """Buffers that may have an EMPTY entry that an OCCUPIED group of a later one could take."""
 
     # -- queries -----------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class Entries:
     # -- changes -----------------------------------------------------------------------------
 
     def _check(self, operation: str, group: GroupId) -> None:
-        """Refuse what the table of operations does not have."""
+        """Raise `ProtocolError` unless `OPERATIONS` has this operation for the group's entry."""
         place, state = self._place.get(group), "EMPTY"
         if place is not None:
             state = "RESERVED" if group in self.by_version[place].reserved else "OCCUPIED"
@@ -126,11 +126,11 @@ class Entries:
         return None
 
     def _take(self, group: GroupId) -> Version:
-        """EMPTY the entry that the group holds; its version."""
+        """EMPTY the entry that the group holds; return the group's version."""
         return self.by_version[self._place.pop(group)].holding(group).pop(group)
 
     def _move(self, group: GroupId, target: Version) -> Version:
-        """Move the group as it is into an EMPTY entry of `target`; the buffer it was in."""
+        """Move the group, in its state, into an EMPTY entry of `target`; return where it was."""
         source = self._place[group]
         is_reserved = group in self.by_version[source].reserved
         version = self._take(group)
@@ -139,7 +139,7 @@ class Entries:
         return source
 
     def _enter(self, group: GroupId, version: Version, target: Version) -> Buffer:
-        """The buffer that the group is put into: the one place where the window is checked."""
+        """Record the group in `target`, and return that buffer. Only this checks the window."""
         assert max(version, self.first) <= target <= version + self.max_staleness, (version, target)
         assert target < self.num_batches
         buffer = self.by_version.get(target)

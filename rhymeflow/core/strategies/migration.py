@@ -1,6 +1,6 @@
-"""Migration: trajectories that are taken away from their instances.
+"""Migration: which trajectories to take away from their instances.
 
-Routing decides where they go; `rebalance` takes only what routing would not give back.
+Routing then decides where they go; `rebalance` takes none that routing would send back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rhymeflow.core.strategies.base import (
 from rhymeflow.core.types import TrajectoryId
 
 MAX_WAITING = 3
-"""With more than this many waiting on an instance, they are sent back to be routed anew."""
+"""If more than this many trajectories wait on an instance, all that wait may be routed anew."""
 
 
 def none(view: FleetView) -> tuple[Migration, ...]:
@@ -28,20 +28,20 @@ def none(view: FleetView) -> tuple[Migration, ...]:
 
 
 def rebalance(view: FleetView) -> tuple[Migration, ...]:
-    """Send back what waits in vain, and share with the starved (StaleFlow, migration strategy).
+    """Route anew what waits too long, and even out loads (StaleFlow, migration strategy).
 
-    More than `MAX_WAITING` waiting on an instance, and another that nothing waits on has room: all
-    that waits there is sent back. (If all are full, it waits as well where it is.)
+    If more than `MAX_WAITING` trajectories wait on an instance while another has room and none
+    waiting, all that wait on the first are routed anew. (If all are full, moving gains nothing.)
 
-    An instance is starved if it has room, nothing in the queue could fill it, and another of its
-    version has more than `throughput_ratio` times its load, the throughput of what is decoded
-    there. The other gives away the fewest tokens first, for they are the cheapest to recompute.
+    An instance is starved if it has room, nothing in the queue could fill it, and another instance
+    of its version, the donor, has more than `throughput_ratio` times its load: the throughput of
+    what is decoded there. The donor gives its shortest trajectories, the cheapest to recompute.
 
-    Why it ends. Each that is taken must leave the donor at least as loaded as the starved one, must
-    gain more on the starved one than it would back on the donor, and enough to be accepted there.
-    So routing does not give it back, and a pair that has shared is even: it shares again only after
-    the loads have come apart by the whole ratio. Nothing is shared while anything waits or is on
-    its way back, so no gap is filled twice.
+    Why it ends. Each one taken must leave the donor at least as loaded as the starved instance,
+    gain more there than it would back on the donor, and gain enough for routing to accept it there.
+    So routing does not send it back, and the pair is then even: the donor gives again only after
+    the loads have come apart by the whole ratio. Nothing is evened out while anything waits or is
+    being moved, so no free capacity is filled twice.
     """
     overfull = {x.name for x in view.instances if len(x.waiting) > MAX_WAITING}
     if not any(x.has_room() and not x.waiting for x in view.instances):
@@ -49,15 +49,15 @@ def rebalance(view: FleetView) -> tuple[Migration, ...]:
     if overfull:
         return tuple(Migration(x.name, x.waiting) for x in view.instances if x.name in overfull)
     if view.lowest_waiting is None and not view.num_returning:
-        return tuple(_shares(view))
+        return tuple(_evening_out(view))
     return ()
 
 
 def skip_nearly_done(view: FleetView) -> tuple[Migration, ...]:
-    """As `rebalance`, without responses that are about to end.
+    """Like `rebalance`, but leave responses that are about to end where they are.
 
-    A response moves if the time it is expected to need is `MIN_REMAINING` times that of recomputing
-    its cache. If nothing is known of lengths (`explained_variance` 0), all move.
+    A response moves if the time it is expected to need is more than `MIN_REMAINING` times that of
+    recomputing its cache. If history predicts nothing (`explained_variance` is 0), all move.
     """
     migrations = rebalance(view)
     if view.lengths.explained_variance <= 0 or not migrations:
@@ -65,29 +65,29 @@ def skip_nearly_done(view: FleetView) -> tuple[Migration, ...]:
     by_name = {x.name: x for x in view.instances}
     chosen = []
     for migration in migrations:
-        giver = by_name[migration.instance]
+        donor = by_name[migration.instance]
         kept = tuple(
-            t for t in migration.trajectories if t in giver.waiting or _lasts(t, giver, view)
+            t for t in migration.trajectories if t in donor.waiting or _is_worth_it(t, donor, view)
         )
         if kept:
-            chosen.append(Migration(giver.name, kept))
+            chosen.append(Migration(donor.name, kept))
     return tuple(chosen)
 
 
 MIN_REMAINING = 4.0
-"""Expected remaining time over recomputation time from which a response moves."""
+"""A response moves if its expected remaining time is above this multiple of recomputing it."""
 
 
-def _lasts(trajectory: TrajectoryId, giver: InstanceView, view: FleetView) -> bool:
+def _is_worth_it(trajectory: TrajectoryId, donor: InstanceView, view: FleetView) -> bool:
     cost = view.settings.cost
     remaining = view.lengths.remaining(trajectory) * cost.iteration(
-        _num_decoded(giver), giver.kv_tokens
+        _num_decoded(donor), donor.kv_tokens
     )
-    tokens = giver.assigned[trajectory] + view.lengths.generated(trajectory)
+    tokens = donor.assigned[trajectory] + view.lengths.generated(trajectory)
     return remaining > MIN_REMAINING * cost.prefill_token * tokens
 
 
-def _shares(view: FleetView) -> Iterator[Migration]:
+def _evening_out(view: FleetView) -> Iterator[Migration]:
     starved = dict.fromkeys(
         x.version
         for x in view.instances
@@ -98,38 +98,38 @@ def _shares(view: FleetView) -> Iterator[Migration]:
 
 
 def _pairs(instances: Iterable[InstanceView], settings: Settings) -> Iterator[Migration]:
-    """The least loaded that is starved beside the most loaded, the second least beside the second
-    most, ..."""
+    """Migrations from the most loaded instance to the least loaded that is starved, from the second
+    most loaded to the second least, and so on; all have one version."""
     throughput = settings.cost.throughput
     loads = [(throughput(_num_decoded(x), x.kv_tokens), i, x) for i, x in enumerate(instances)]
     least_first = sorted(load for load in loads if not load[2].waiting and load[2].has_room())
     most_first = sorted(loads, key=lambda load: (-load[0], load[1]))
-    for (little, _, taker), (much, _, giver) in zip(least_first, most_first, strict=False):
+    for (little, _, starved), (much, _, donor) in zip(least_first, most_first, strict=False):
         if much <= settings.throughput_ratio * little:
             return
-        if taken := _taken(giver, taker, settings.cost):
-            yield Migration(giver.name, taken)
+        if taken := _taken(donor, starved, settings.cost):
+            yield Migration(donor.name, taken)
 
 
-def _taken(giver: InstanceView, taker: InstanceView, cost: CostModel) -> tuple[TrajectoryId, ...]:
-    """What the giver gives away: as many as the two can be evened out with."""
+def _taken(donor: InstanceView, starved: InstanceView, cost: CostModel) -> tuple[TrajectoryId, ...]:
+    """The trajectories that the donor gives away, shortest first, until the two are even."""
     decoded = sorted(
         (tokens, trajectory)
-        for trajectory, tokens in giver.assigned.items()
-        if trajectory not in giver.waiting
+        for trajectory, tokens in donor.assigned.items()
+        if trajectory not in donor.waiting
     )
-    left, left_kv = len(decoded), giver.kv_tokens
-    count, kv_tokens = _num_decoded(taker), taker.kv_tokens
+    left, left_kv = len(decoded), donor.kv_tokens
+    count, kv_tokens = _num_decoded(starved), starved.kv_tokens
     taken: list[TrajectoryId] = []
     for tokens, trajectory in decoded:
         left, left_kv = left - 1, max(0, left_kv - tokens)
         size = weighed(tokens)  # as routing does when it compares
-        has_place = count < taker.capacity and fits(kv_tokens, tokens, taker)
-        stays = cost.gain(count, kv_tokens, size) > cost.gain(left, left_kv, size)
+        has_room = count < starved.capacity and fits(kv_tokens, tokens, starved)
+        gains_more = cost.gain(count, kv_tokens, size) > cost.gain(left, left_kv, size)
         accepted = not count or cost.gain(count, kv_tokens, tokens) >= 0
         count, kv_tokens = count + 1, kv_tokens + tokens
         is_even = cost.throughput(count, kv_tokens) > cost.throughput(left, left_kv)
-        if not (has_place and stays and accepted) or is_even:
+        if not (has_room and gains_more and accepted) or is_even:
             break
         taken.append(trajectory)
     return tuple(taken)
