@@ -1,9 +1,9 @@
-"""The seam between a rollout instance and the engine that generates for it.
+"""The interface between a rollout instance and the engine that generates for it.
 
-A `Request` is the whole state of a response outside the engine, which appends to it what it
-generates: after an interruption any engine can continue it. A token is a function of (logits, run
-seed, noise key, position) alone (law 3); between two polls nothing is half done; `install` proves
-the weights by checksum (law 5).
+A `Request` is the whole state of a response; the engine appends what it generates to it, so any
+other engine can continue it after an interruption. A token is a function of (logits, run seed,
+noise key, position) alone (law 3); between two polls nothing is half done; `install` proves the
+weights by checksum (law 5).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rhymeflow.weights.proof import ProvedWeights
 
 
 class NoiseKey(NamedTuple):
-    """Names a response's sampling noise, a function of it, the run's seed and the position."""
+    """Identifies a response's noise: a function of this key, the run's seed and the position."""
 
     prompt: int
     epoch: int
-    """Of the noise: 0 in every epoch for a response with rhyming noise."""
+    """The prompt's epoch; 0 in every epoch for a response with rhyming noise."""
     sample: int
 
 
@@ -38,7 +38,7 @@ class Sampling:
     top_k: int
     """0 is off."""
     max_new_tokens: int
-    """Length at which a response ends with reason `length`."""
+    """Tokens of the response, earlier turns included, at which it ends with reason `length`."""
     stop_token_ids: frozenset[int]
     """A response ends with the first of these, which is part of it."""
 
@@ -69,14 +69,14 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     steps: int = 0
-    """Iterations that generated tokens of it."""
+    """Engine iterations that generated tokens of it."""
     drafted: int = 0
     """Tokens that were drafted for it and verified, accepted or not."""
     turn_start: int = 0
-    """Tokens of the earlier turns and of the answers to them; none of these ends the response."""
+    """Index in `tokens` of the current turn's first; no stop token before it ends the response."""
     keeps_cache: bool = False
-    """Another turn may follow under this id: its cache is kept while there is room and the weights
-    stay."""
+    """Another turn may follow under this id: keep the cache while there is room, and until the
+    weights change."""
     is_urgent: bool = False
     """It may go before others; see `native/scheduler.py`."""
     accepted: bytearray | None = None
@@ -139,19 +139,19 @@ class Load(NamedTuple):
     """Tokens."""
     drafts: DraftStats
     prefill_seconds: float
-    """Of each iteration its time by the share of its tokens that were prefilled."""
+    """Sum over iterations of their seconds times the share of their tokens that was prefilled."""
 
 
 class RolloutEngine(Protocol):
-    """What generates for one rollout instance."""
+    """Generates for one rollout instance."""
 
     @property
     def version(self) -> Version:
-        """The weights that it computes with."""
+        """Version of the weights that it computes with."""
 
     @property
     def checksum(self) -> int:
-        """Of the weights that it computes with, as they were proved."""
+        """Checksum of these weights, taken when they were proved."""
 
     @property
     def has_work(self) -> bool:
@@ -161,19 +161,19 @@ class RolloutEngine(Protocol):
         """What it can hold. Never changes."""
 
     def load(self) -> Load:
-        """How it is now."""
+        """Return its state at this moment."""
 
     def submit(self, request: Request) -> None:
         """Queue a request, new or interrupted. `UserError` if the model cannot hold it."""
 
     def poll(self, timeout: float) -> list[Finished]:
-        """Run at most one iteration; return what it completed.
+        """Run at most one iteration; return the responses that it completed.
 
         An engine that computes in other processes waits for them, `timeout` seconds at most.
         """
 
     def interrupt(self, ids: Iterable[Hashable] | None = None) -> list[Request]:
-        """Stop requests (None: all of them) and return them as far as they have come.
+        """Stop requests (None: all of them) and return them with the tokens they have.
 
         Unknown ids are skipped: they may just have finished.
         """
@@ -181,18 +181,18 @@ class RolloutEngine(Protocol):
     def prepare(self, weights: WeightReader, want: Version) -> bool:
         """Fetch what `install` will need, in the background; return whether it has arrived.
 
-        Call it until it has; only the time that `install` takes depends on it.
+        Call it until it has. `install` does not need it, but takes longer without.
         """
 
     def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> ProvedWeights:
         """Take the weights of `want`, or newer ones if those are gone.
 
         Running requests continue with recomputed keys and values or, with `keep_cache`, with those
-        of the old weights, which no request submitted from now on is given.
+        of the old weights, which are not shared with requests submitted later.
         """
 
     def draft_from(self, index: IndexHandle) -> None:
-        """Draft from this index from now on, also for what runs."""
+        """Draft from this index from now on, for running requests too."""
 
     def close(self) -> None:
-        """Give back devices and processes."""
+        """Release devices and processes."""

