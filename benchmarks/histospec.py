@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 import functools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,11 @@ from benchmarks.rollouts.recorded import Rollout, empty_history, load, remember
 from benchmarks.training.train import repeated, train, training_rows
 from rhymeflow.config.load import read_config
 from rhymeflow.engine.base import Request
-from rhymeflow.engine.native.engine import Engine
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.observe.metrics import mean
+from rhymeflow.observe.query import draft_figures
+from rhymeflow.store.reader import TrajectoryReader
+from rhymeflow.store.schema import EVENTS
 
 EPOCH = 2
 """From 0: its weights and prompts; the epochs before it are history."""
@@ -35,16 +38,6 @@ REQUESTS = {1: 4, 8: 32, 32: 64, 64: 64, 128: 128}
 """Responses of one measurement, by how many run at a time."""
 WARM_UP = 2
 """Measurements that are not counted: iteration times and acceptance are learned."""
-
-UNCOUNTED = 2
-"""Steps at the end that are not counted."""
-RATIOS = {
-    "steps/s": ("steps", 1.5),
-    "steps/s, later epochs": ("steps, later epochs", 1.5),
-    "rollout tokens/s, later epochs": ("rollout", 2.5),
-}
-"""Figures whose ratio has a target: its name and value."""
-Figures = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -107,88 +100,63 @@ def in_process(args: argparse.Namespace, part: str) -> harness.Found:
     with one_core():
         policy = Policy(record.configuration(cases(part)[0].recipe))
         for case in cases(part):
-            found, target = Comparison(case, policy, args.runs).measure(args.repeats)
+            found, target = compare(case, policy, args)
             rows += [{"part": part, **row} for row in found]
             targets.append(target)
     return rows, targets
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], harness.Found]] = {
-    **{name: functools.partial(in_process, part=name) for name in ("demo", "smollm2", "rhyming")},
-    "runs": lambda args: whole_runs(args.pairs, args.steps),
-}
+def compare(
+    case: Case, policy: Policy, args: argparse.Namespace
+) -> tuple[list[dict[str, Any]], harness.Target]:
+    """A row for an engine without drafts, and one for another with them over the same policy."""
+    policy.load(record.checkpoint(case.recipe, args.runs, EPOCH * STEPS[case.recipe]))
+    history, prompts = material(case, args.runs)
+    makers = slices(prompts, case, policy)
+    index = empty_history(history)
+    remember(index, history)
+    longest = max(map(len, policy.prompts)) + policy.config.rollout.max_completion_length
+    drafter = Drafter(index, policy.config.drafting, max_sequences=case.batch, max_length=longest)
+    engines = {
+        "off": policy.engine(case.batch),
+        "cost": policy.engine(case.batch, drafter=drafter),
+    }
+    done: dict[str, list[list[Request]]] = {side: [] for side in engines}
 
-
-class Comparison:
-    """Two engines over one policy: without drafts and with them."""
-
-    def __init__(self, case: Case, policy: Policy, runs: Path) -> None:
-        self.case, self.policy = case, policy
-        policy.load(record.checkpoint(case.recipe, runs, EPOCH * STEPS[case.recipe]))
-        history, prompts = material(case, runs)
-        self.slices = slices(prompts, case, policy)
-        rollout = policy.config.rollout
-        index = empty_history(history)
-        remember(index, history)
-        drafter = Drafter(
-            index,
-            policy.config.drafting,
-            max_sequences=case.batch,
-            max_length=max(map(len, policy.prompts)) + rollout.max_completion_length,
-        )
-        self.sides = {
-            "off": Side(policy.engine(case.batch)),
-            "cost": Side(policy.engine(case.batch, drafter=drafter)),
-        }
-
-    def measure(self, repeats: int) -> tuple[list[dict[str, Any]], harness.Target]:
-        repeats = min(repeats, len(self.slices) - WARM_UP)
-        sides = {
-            name: functools.partial(side.measure, self.slices) for name, side in self.sides.items()
-        }
-        harness.interleave(sides, WARM_UP, f"{self.case.name}, warm-up")
-        for side in self.sides.values():
-            side.done.clear()
-        values = harness.interleave(sides, repeats, self.case.name)
-        ratio = harness.median_ratio(values["cost"], values["off"])
-        target = harness.Target(f"histospec/{self.case.name}", ratio, self.case.target)
-        return [self._row(name, values) for name in self.sides], target
-
-    def _row(self, name: str, values: dict[str, list[float]]) -> dict[str, Any]:
-        case, done = self.case, self.sides[name].done
-        ratios = [on / off for on, off in zip(values[name], values["off"], strict=True)]
-        pairs = zip(done, self.sides["off"].done, strict=True)
-        same = statistics.fmean(a.tokens == b.tokens for a, b in pairs)
-        generated = sum(len(request.tokens) for request in done)
-        steps, drafted = (sum(getattr(r, n) for r in done) for n in ("steps", "drafted"))
-        return {
-            "model": case.recipe + (", rhyming noise" if case.rhymes else ""),
-            "temperature": case.temperature,
-            "batch": case.batch,
-            "window": name,
-            "tokens/s": round(statistics.median(values[name])),
-            **harness.spread("ratio", ratios, 3),
-            "mean acceptance length": round(generated / steps, 2),
-            "acceptance rate": round((generated - steps) / drafted, 3) if drafted else "",
-            "identical": round(same, 3),
-        }
-
-
-class Side:
-    """An engine, and the requests that it has completed."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.number = 0
-        """Of the next slice."""
-        self.done: list[Request] = []
-
-    def measure(self, makers: Sequence[Callable[[], list[Request]]]) -> float:
-        requests = makers[self.number]()
-        seconds = drain(self.engine, requests)
-        self.number += 1
-        self.done += requests
+    def measure(side: str) -> float:
+        requests = makers[len(done[side])]()
+        seconds = drain(engines[side], requests)
+        done[side].append(requests)
         return sum(len(request.tokens) for request in requests) / seconds
+
+    sides = {side: functools.partial(measure, side) for side in engines}
+    harness.interleave(sides, WARM_UP, f"{case.name}, warm-up")
+    values = harness.interleave(sides, min(args.repeats, len(makers) - WARM_UP), case.name)
+    counted = {side: [one for each in done[side][WARM_UP:] for one in each] for side in engines}
+    ratio = harness.median_ratio(values["cost"], values["off"])
+    target = harness.Target(f"histospec/{case.name}", ratio, case.target)
+    return [row(case, side, values, counted) for side in engines], target
+
+
+def row(
+    case: Case, side: str, values: dict[str, list[float]], done: dict[str, list[Request]]
+) -> dict[str, Any]:
+    ratios = [on / off for on, off in zip(values[side], values["off"], strict=True)]
+    pairs = zip(done[side], done["off"], strict=True)
+    generated = sum(len(request.tokens) for request in done[side])
+    steps, drafted = (sum(getattr(r, n) for r in done[side]) for n in ("steps", "drafted"))
+    drafts = draft_figures(generated, steps, drafted)
+    return {
+        "model": case.recipe + (", rhyming noise" if case.rhymes else ""),
+        "temperature": case.temperature,
+        "batch": case.batch,
+        "window": side,
+        "tokens/s": round(statistics.median(values[side])),
+        **harness.spread("ratio", ratios, 3),
+        "mean acceptance length": round(drafts["acceptance_length"], 2),
+        "acceptance rate": round(drafts["acceptance_rate"], 3) if drafted else "",
+        "identical": round(statistics.fmean(a.tokens == b.tokens for a, b in pairs), 3),
+    }
 
 
 def material(case: Case, runs: Path) -> tuple[list[Rollout], list[int]]:
@@ -209,29 +177,42 @@ def slices(rows: list[int], case: Case, policy: Policy) -> list[Callable[[], lis
         start = first % members
         return policy.requests(groups, noise_epoch, case.temperature)[start : start + size]
 
-    firsts = range(0, len(rows) * members - size + 1, size)
-    return [functools.partial(make, first) for first in firsts]
+    num_slices = len(rows) * members // size
+    return [functools.partial(make, size * number) for number in range(num_slices)]
 
 
 # -- whole runs ------------------------------------------------------------------------------------
 
+RATIOS = {
+    "steps/s": ("steps", 1.5),
+    "steps/s, later epochs": ("steps, later epochs", 1.5),
+    "rollout tokens/s, later epochs": ("rollout", 2.5),
+}
+"""Figures whose ratio has a target: its name and value."""
+UNCOUNTED = 2
+"""Steps at the end that are not counted."""
+_DRAFTS = """SELECT SUM(length), SUM(steps), SUM(drafted) FROM spans
+    WHERE version >= ? AND version < ?"""
 
-def whole_runs(pairs: int, steps: int) -> harness.Found:
-    sides = {window: functools.partial(one_run, window, steps) for window in ("off", "cost")}
-    seen = repeated(sides, pairs, lambda found: found["steps/s"])
+
+def whole_runs(args: argparse.Namespace) -> harness.Found:
+    sides = {window: functools.partial(one_run, window, args.steps) for window in ("off", "cost")}
+    seen = repeated(sides, args.pairs, lambda found: found["steps/s"])
     rows = []
     for window, runs in seen.items():
-        speeds = [each["steps/s"] for each in runs]
-        row = {"part": "runs", **harness.side_row(window, speeds, "steps/s")}
-        rest = [name for name in runs[0] if name != "steps/s"]
-        rows.append(row | {n: round(statistics.median(each[n] for each in runs), 3) for n in rest})
-    return rows, [
-        harness.Target(f"histospec/runs/{name}", ratio(seen["cost"], seen["off"], figure), target)
-        for figure, (name, target) in RATIOS.items()
-    ]
+        medians = {n: round(statistics.median(run[n] for run in runs), 3) for n in runs[0]}
+        speeds = [run["steps/s"] for run in runs]
+        row = {"part": "runs", **harness.side_row(window, speeds, "steps/s"), **medians}
+        del row["steps/s"]  # the median
+        rows.append(row)
+    targets = []
+    for figure, (name, least) in RATIOS.items():
+        ratio = harness.median_ratio(*([run[figure] for run in seen[s]] for s in ("cost", "off")))
+        targets.append(harness.Target(f"histospec/runs/{name}", ratio, least))
+    return rows, targets
 
 
-def one_run(window: str, steps: int, _: int, run_dir: Path) -> Figures:
+def one_run(window: str, steps: int, _: int, run_dir: Path) -> dict[str, float]:
     fields = {
         "drafting.window": window,
         "learner.max_steps": str(steps),
@@ -239,45 +220,38 @@ def one_run(window: str, steps: int, _: int, run_dir: Path) -> Figures:
         "run.report_to": "[]",
         "run.output_dir": str(run_dir),
     }
-    return figures(training_rows(train(read_config("demo", fields))), steps)
+    return figures(train(read_config("demo", fields)), steps)
 
 
-def ratio(ours: list[Figures], theirs: list[Figures], name: str) -> float:
-    return harness.median_ratio([run[name] for run in ours], [run[name] for run in theirs])
-
-
-def figures(rows: list[dict[str, Any]], steps: int) -> Figures:
+def figures(run_dir: Path, steps: int) -> dict[str, float]:
+    """Of a run, or of its later epochs; acceptance is of all their iterations together."""
+    rows, last = training_rows(run_dir), steps - UNCOUNTED
     assert len(rows) == steps, f"{len(rows)} steps"
-    assert steps > STEPS["demo"] + UNCOUNTED + 1, "no step of the second epoch is counted"
-    later = rows[STEPS["demo"] : steps - UNCOUNTED]
-    busy = sum(row["step_time"] * (1 - row["idle/rollout"]) for row in later)
-    generated = sum(row["step_time"] * row["rollout/tokens_per_s"] for row in later)
-    return {
-        "steps/s": _rate(rows, 0, steps - UNCOUNTED),
-        "steps/s, later epochs": _rate(rows, STEPS["demo"] - 1, steps - UNCOUNTED),
-        "rollout tokens/s, later epochs": generated / busy,
-        **{name: mean(later, name) or 0.0 for name in ("idle/rollout", "idle/learner")},
-        **_drafts(later),
+    later = rows[STEPS["demo"] : last]
+    assert len(later) > 1, "no step of the second epoch is counted"
+    idle = {name: mean(later, name) or 0.0 for name in ("idle/rollout", "idle/learner")}
+    tokens = mean(later, "rollout/tokens_per_s") or 0.0
+    with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
+        (sums,) = reader.query(_DRAFTS, STEPS["demo"], last)
+    found = {
+        "steps/s": rate(rows[:last]),
+        "steps/s, later epochs": rate(rows[STEPS["demo"] - 1 : last]),
+        "rollout tokens/s, later epochs": tokens / (1 - idle["idle/rollout"]),
+        **idle,
     }
+    drafts = draft_figures(*sums)
+    if drafts["drafted"]:
+        found["draft/mean_acceptance_length"] = drafts["acceptance_length"]
+        found["draft/acceptance_rate"] = drafts["acceptance_rate"]
+    return found
 
 
-def _drafts(rows: list[dict[str, Any]]) -> Figures:
-    """Of all iterations together, and of all drafted tokens; nothing of a run without drafts."""
-    tokens = iterations = drafted = 0.0
-    for row in rows:
-        if row.get("draft/acceptance_rate"):
-            made = row["step_time"] * row["rollout/tokens_per_s"]
-            took = made / row["draft/mean_acceptance_length"]
-            tokens, iterations = tokens + made, iterations + took
-            drafted += (made - took) / row["draft/acceptance_rate"]
-    if not drafted:
-        return {}
-    return {
-        "draft/mean_acceptance_length": tokens / iterations,
-        "draft/acceptance_rate": (tokens - iterations) / drafted,
-    }
+def rate(rows: Sequence[Mapping[str, float]]) -> float:
+    """Steps per second from the end of the first to the end of the last."""
+    return (len(rows) - 1) / (rows[-1]["time"] - rows[0]["time"])
 
 
-def _rate(rows: list[dict[str, Any]], first: int, last: int) -> float:
-    """Steps per second from the end of row `first` to the end of row `last - 1`."""
-    return (last - 1 - first) / (rows[last - 1]["time"] - rows[first]["time"])
+PARTS: dict[str, Callable[[argparse.Namespace], harness.Found]] = {
+    **{name: functools.partial(in_process, part=name) for name in ("demo", "smollm2", "rhyming")},
+    "runs": whole_runs,
+}

@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.drafting_only:
         chosen = [side for side in chosen if side.has_drafts]
     measures = {side: functools.partial(measure, side, args.goal) for side in chosen}
-    seen = repeated(measures, args.seeds, lambda run: reached(run, args.goal).seconds)
-    rows = table(seen, args.goal)
+    seen = repeated(measures, args.seeds, lambda run: run.seconds)
+    rows = table(seen)
     name = RECORD if args.schedule is None else f"{RECORD}-chosen"
     return harness.report(name, rows, targets(rows, args), args, notes=notes(args))
 
@@ -91,7 +91,7 @@ def sides(names: Iterable[str], bounds: Sequence[int]) -> list[Side]:
 
 def measure(side: Side, goal: float, seed: int, run_dir: Path) -> Run:
     config = configure(side, seed, run_dir)
-    found = read(train(config, is_enough=functools.partial(is_enough, goal=goal)))
+    found = read(train(config, is_enough=functools.partial(is_enough, goal=goal)), goal)
     assert found.staleness <= side.bound, f"{side}: staleness {found.staleness}"
     return found
 
@@ -126,41 +126,31 @@ def is_enough(run_dir: Path, *, goal: float) -> bool:
 
 class Evaluation(NamedTuple):
     seconds: float
+    """When its result is known."""
     version: int
     reward: float
 
 
 class Run(NamedTuple):
-    """What the log of one run says; seconds are those of the log.
+    """What the log of one run says."""
 
-    It is ready when the first response could begin: a version is published and an instance has
-    joined. An evaluation counts from when its result is known.
-    """
-
-    ready: float
-    evaluations: list[Evaluation]
-    """In the order their results were known."""
-    published: list[float]
-    """Seconds of version 1, 2 and so on."""
+    is_goal: bool
+    """Whether held-out reward reached the goal; a run that did not counts with all its time."""
+    seconds: float
+    """From when it was ready, a version published and an instance joined, to that evaluation."""
+    steps: int
+    steps_per_s: float
+    """From the first version to the last."""
     staleness: int
     """Greatest of all trained trajectories."""
-    training: float = 0.5
+    training: float
     """Share of its time in which the learner trained."""
 
 
-class Reached(NamedTuple):
-    """When held-out reward reached the goal; `is_goal` is false if the run ended before."""
-
-    is_goal: bool
-    seconds: float
-    """From ready to the evaluation's result."""
-    steps: int
-
-
-def read(run_dir: Path) -> Run:
+def read(run_dir: Path, goal: float) -> Run:
+    first: dict[type, float] = {}
+    evaluations, published = [], []
     with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
-        first: dict[type, float] = {}
-        evaluations, published = [], []
         for _, time, event in reader.events():
             match event:
                 case LearnerReady() | InstanceJoined():
@@ -170,61 +160,55 @@ def read(run_dir: Path) -> Run:
                 case VersionPublished():
                     published.append(time)
         ((staleness,),) = reader.query("SELECT MAX(staleness) FROM trained")
-    ready = max(first[LearnerReady], first[InstanceJoined])
+    is_goal, end, steps = reached(evaluations, published, goal)
+    speed = (len(published) - 1) / (published[-1] - published[0])
     training = 1 - (metrics.mean(training_rows(run_dir), "idle/learner") or 0.0)
-    return Run(ready, evaluations, published, staleness, training)
+    return Run(is_goal, end - max(first.values()), steps, speed, staleness, training)
 
 
-def reached(run: Run, goal: float) -> Reached:
-    """The first evaluation at or above the goal; no interpolation between evaluations.
-
-    A run that ended before the goal counts with all its time.
-    """
-    for evaluation in run.evaluations:
+def reached(
+    evaluations: Sequence[Evaluation], published: Sequence[float], goal: float
+) -> tuple[bool, float, int]:
+    """Whether, when and after how many steps reward was at the goal; nothing is interpolated."""
+    for evaluation in evaluations:
         if evaluation.reward >= goal:
-            return Reached(True, evaluation.seconds - run.ready, evaluation.version)
-    last = max([run.published[-1], *(e.seconds for e in run.evaluations)])
-    return Reached(False, last - run.ready, len(run.published))
-
-
-def phases_allow(run: Run) -> float:
-    """What part of a synchronous run's time would be left if training and the rest of it, rollout,
-    went on at once and neither ever waited: the longer of the two."""
-    return max(run.training, 1 - run.training)
-
-
-def steps_per_second(run: Run) -> float:
-    """From the first version to the last."""
-    return (len(run.published) - 1) / (run.published[-1] - run.published[0])
+            return True, evaluation.seconds, evaluation.version
+    last = max(published[-1], *(each.seconds for each in evaluations))
+    return False, last, len(published)
 
 
 # -- report ----------------------------------------------------------------------------------------
 
 
-def table(seen: Mapping[Side, list[Run]], goal: float) -> list[dict[str, Any]]:
+def table(seen: Mapping[Side, list[Run]]) -> list[dict[str, Any]]:
     """A row for each side: medians over seeds; ratios are paired by seed."""
-    found = {side: [reached(run, goal) for run in runs] for side, runs in seen.items()}
     base = next((s for s in seen if s.schedule == "synchronous" and s.has_drafts), None)
     rows = []
-    for side, goals in found.items():
+    for side, runs in seen.items():
         row = {
             "schedule": side.schedule,
             "bound": side.bound,
             "drafts": side.has_drafts,
-            "reached": f"{sum(each.is_goal for each in goals)} of {len(goals)}",
-            **harness.spread("seconds", [each.seconds for each in goals], 2),
-            "steps to goal": statistics.median(each.steps for each in goals),
-            "steps/s": round(statistics.median(map(steps_per_second, seen[side])), 3),
-            "greatest staleness": max(run.staleness for run in seen[side]),
+            "reached": f"{sum(run.is_goal for run in runs)} of {len(runs)}",
+            **harness.spread("seconds", [run.seconds for run in runs], 2),
+            "steps to goal": statistics.median(run.steps for run in runs),
+            "steps/s": round(statistics.median(run.steps_per_s for run in runs), 3),
+            "greatest staleness": max(run.staleness for run in runs),
         }
         if base is not None:
-            pairs = zip(goals, found[base], strict=True)
+            pairs = zip(runs, seen[base], strict=True)
             ratios = harness.spread("ratio", [a.seconds / b.seconds for a, b in pairs], 3)
             row["ratio"] = ratios.pop("ratio")
             row["allowed"] = round(statistics.median(map(phases_allow, seen[base])), 3)
             row |= {f"ratio, {name}": value for name, value in ratios.items()}
         rows.append(row)
     return rows
+
+
+def phases_allow(run: Run) -> float:
+    """What part of a synchronous run's time would be left if training and the rest of it, rollout,
+    went on at once and neither ever waited: the longer of the two."""
+    return max(run.training, 1 - run.training)
 
 
 def targets(rows: Sequence[dict[str, Any]], args: argparse.Namespace) -> list[harness.Target]:

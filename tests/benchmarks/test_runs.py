@@ -14,7 +14,7 @@ import pytest
 from benchmarks import faults_simulated as faults
 from benchmarks import harness, histopipe, resume, schedules, simulator, staleflow
 from benchmarks.logs.made_up import Size, kept
-from benchmarks.schedules import Evaluation, Reached, Run
+from benchmarks.schedules import Evaluation, Run
 from benchmarks.simulated import schedules as simulated_schedules
 from benchmarks.simulated import splits
 from benchmarks.simulated.schedules import cells
@@ -46,32 +46,24 @@ def test_a_run_is_read_from_its_log(tmp_path: Path) -> None:
         store.put_consumed(0, version=0, members=(0,))
         store.record(9.0, [e.VersionPublished(1)])
         store.record(9.5, [e.Evaluated("rollout-0", 1, 0.5)])
-        store.record(9.75, [e.Evaluated("rollout-1", 1, 0.5)])
+        store.record(9.75, [e.Evaluated("rollout-1", 1, 0.75)])
+        store.record(11.0, [e.VersionPublished(2)])
     row = {"step_time": 4.0, "idle/learner": 0.25, "completions/mean_length": 3.0}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    found = schedules.read(tmp_path)
-    assert (found.ready, found.published, found.staleness) == (7.5, [9.0], 0)
-    assert found.evaluations == [Evaluation(9.5, 1, 0.5), Evaluation(9.75, 1, 0.5)]
-    assert schedules.phases_allow(found) == found.training == 0.75
-
-
-def made_up(*rewards: float, seconds: float = 1.0) -> Run:
-    """Ready at 10 s, a version every `seconds`, every other one evaluated, known 0.5 s later."""
-    published = [10 + seconds * (i + 1) for i in range(2 * (len(rewards) - 1))]
-    evaluations = [
-        Evaluation((published[2 * i - 1] if i else 10.0) + 0.5, 2 * i, reward)
-        for i, reward in enumerate(rewards)
-    ]
-    return Run(10.0, evaluations, published, staleness=0, training=0.25)
+    for goal, found in {0.5: (True, 2.0, 1), 0.75: (True, 2.25, 1), 0.8: (False, 3.5, 2)}.items():
+        assert schedules.read(tmp_path, goal) == Run(*found, 0.5, staleness=0, training=0.75)
+    assert schedules.phases_allow(schedules.read(tmp_path, 0.5)) == 0.75
 
 
 def test_the_goal_is_reached_when_an_evaluation_is_known_or_counts_with_all_its_time() -> None:
-    run = made_up(0.3, 0.8, 0.86, 0.9, seconds=2.0)
-    assert schedules.reached(run, 0.85) == Reached(True, 8.5, 4)
-    assert schedules.reached(run, 0.86).steps == 4
-    assert schedules.reached(run, 0.861).steps == 6
-    assert schedules.steps_per_second(run) == pytest.approx(0.5)
-    assert schedules.reached(made_up(0.3, 0.5, 0.6), 0.85) == Reached(False, 4.5, 4)
+    rewards = [0.3, 0.8, 0.86, 0.9]
+    evaluations = [Evaluation(4.0 * i + 0.5, 2 * i, reward) for i, reward in enumerate(rewards)]
+    published = [2.0 * step for step in range(1, 7)]
+    assert schedules.reached(evaluations, published, 0.85) == (True, 8.5, 4)
+    assert schedules.reached(evaluations, published, 0.86) == (True, 8.5, 4)
+    assert schedules.reached(evaluations, published, 0.861) == (True, 12.5, 6)
+    assert schedules.reached(evaluations, published, 0.95) == (False, 12.5, 6)
+    assert schedules.reached(evaluations[:2], published, 0.85) == (False, 12.0, 6)
 
 
 def test_the_first_step_is_not_counted_and_errors_are_medians_of_rounds() -> None:
