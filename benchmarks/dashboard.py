@@ -43,71 +43,68 @@ ANSWERS, FIRST_ANSWERS = 200.0, 400.0
 LOG_READ, LOG_READ_LARGE, FIRST_OF_ALL = 2.5, 12.0, 3.0
 """Seconds: of a run of up to `SIZE` responses, of a larger one, of any."""
 SIZE, TOKENS, EPOCHS, MEMBERS = 200_000, 100, 8, 8
-NEW_STEPS = 20
+STARTS, NEW_STEPS, FIRSTS = 5, 20, 10
+"""Of the command; that are followed; questions of each kind that come right after another."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     harness.add_number(parser, "--trajectories", SIZE, "of the synthetic run")
-    harness.add_number(parser, "--tokens", TOKENS, "of each, on average")
     harness.add_number(parser, "--questions", 50, "of each kind")
-    harness.add_number(parser, "--firsts", 10, "questions of each kind after a new step")
-    harness.add_number(parser, "--starts", 5, "of the command")
     add_run_argument(parser)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     rows = -(-args.trajectories // (MEMBERS * EPOCHS))
-    size = Size(num_responses=args.trajectories, tokens=args.tokens, rows=rows)
+    size = Size(num_responses=args.trajectories, tokens=TOKENS, rows=rows)
     with kept(args.run, size) as folder:
         found, targets = pages(folder, args)
     return harness.report("dashboard", found, targets, args, __doc__ or "")
 
 
 def pages(folder: Path, args: argparse.Namespace) -> harness.Found:
-    opens, first_of_all, log_read = zip(
-        *(_started(folder) for _ in range(args.starts)), strict=True
-    )
+    opens, first_of_all, log_read = zip(*(_started(folder) for _ in range(STARTS)), strict=True)
     draw = random.Random(0)
     with dashboard(folder) as board:
         drawn = kinds(board, draw)
         board.ask("/trajectories/0/0")
         _read_log(board)
-        full = {
-            kind: _times(board, kind, [question() for _ in range(args.questions)])
-            for kind, question in drawn.items()
-        }
+        times: dict[str, list[float]] = {}
+        for kind, question in drawn.items():
+            times[kind] = [1000 * board.timed(question()) for _ in range(args.questions)]
+            print(f"{kind}: {_percentiles(times[kind])}", file=sys.stderr, flush=True)
         follows = [_follow(board, folder) for _ in range(NEW_STEPS)]
         firsts = {
-            kind: [_first(board, folder, question()) for _ in range(args.firsts)]
+            kind: [_first(board, folder, question()) for _ in range(FIRSTS)]
             for kind, question in drawn.items()
         }
+    seconds = {
+        "opens": (opens, OPENS),
+        "first of all": (first_of_all, FIRST_OF_ALL),
+        "log read": (log_read, LOG_READ if args.trajectories <= SIZE else LOG_READ_LARGE),
+        "follows": (follows, FOLLOWS),
+    }
     rows: list[dict[str, Any]] = [
-        {"what": "opens, s", **harness.spread("median", opens)},
-        {"what": "first of all, s", **harness.spread("median", first_of_all)},
-        {"what": "log read, s", **harness.spread("median", log_read)},
-        {"what": "follows a new step, s", **harness.spread("median", follows)},
-        {"what": "events.db, MB", "median": round((folder / EVENTS).stat().st_size / 1e6, 1)},
+        {"what": f"{name}, s", **harness.spread("median", found)}
+        for name, (found, _) in seconds.items()
     ]
-    for kind, times in full.items():
+    megabytes = round((folder / EVENTS).stat().st_size / 1e6, 1)
+    rows.append({"what": "events.db, MB", "median": megabytes})
+    for kind in drawn:
         first = _percentiles(firsts[kind], "first ")
-        rows.append({"what": kind, **_percentiles(times), **first})
-    limit = LOG_READ if args.trajectories <= SIZE else LOG_READ_LARGE
+        rows.append({"what": kind, **_percentiles(times[kind]), **first})
     targets = [
-        harness.at_most("dashboard/opens, seconds", max(opens), OPENS),
-        harness.at_most("dashboard/log read, seconds", max(log_read), limit),
-        harness.at_most("dashboard/first of all, seconds", max(first_of_all), FIRST_OF_ALL),
-        _slowest("p95", full, ANSWERS),
-        _slowest("first p95", firsts, FIRST_ANSWERS),
-        harness.at_most("dashboard/follows, seconds", max(follows), FOLLOWS),
+        harness.at_most(f"dashboard/{name}, seconds", max(found), limit)
+        for name, (found, limit) in seconds.items()
     ]
+    targets += [_slowest("p95", times, ANSWERS), _slowest("first p95", firsts, FIRST_ANSWERS)]
     return rows, targets
 
 
 def _slowest(name: str, times: dict[str, list[float]], limit: float) -> harness.Target:
     """The kind of question whose percentile is the greatest."""
-    worst = max(times, key=lambda kind: harness.percentile(times[kind], 0.95))
-    value = harness.percentile(times[worst], 0.95)
-    return harness.at_most(f"dashboard/{name} of {worst!r}, ms", value, limit)
+    found = {kind: harness.percentile(each, 0.95) for kind, each in times.items()}
+    worst = max(found, key=lambda kind: found[kind])
+    return harness.at_most(f"dashboard/{name} of {worst!r}, ms", found[worst], limit)
 
 
 def _started(folder: Path) -> tuple[float, float, float]:
@@ -134,12 +131,6 @@ def _first(board: Dashboard, folder: Path, question: Question) -> float:
     """Milliseconds of a question after a new step."""
     _add_step(board, folder)
     return 1000 * board.timed(question)
-
-
-def _times(board: Dashboard, kind: str, questions: list[Question]) -> list[float]:
-    found = [1000 * board.timed(question) for question in questions]
-    print(f"{kind}: {_percentiles(found)}", file=sys.stderr, flush=True)
-    return found
 
 
 def _follow(board: Dashboard, folder: Path) -> float:
@@ -169,8 +160,6 @@ def _add_step(board: Dashboard, folder: Path) -> tuple[int, float]:
 
 
 def _percentiles(times: list[float], prefix: str = "") -> dict[str, float]:
-    if not times:
-        return {}
     return {
         f"{prefix}p50, ms": round(statistics.median(times), 1),
         f"{prefix}p95, ms": round(harness.percentile(times, 0.95), 1),

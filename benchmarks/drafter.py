@@ -43,7 +43,8 @@ NOTES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    record.add_arguments(parser, RECORDINGS)
+    record.add_arguments(parser)
+    parser.add_argument("--recordings", default=",".join(RECORDINGS), help="default: all")
     harness.add_parts_argument(parser, PARTS)
 
 
@@ -93,15 +94,18 @@ def accepted(args: argparse.Namespace) -> harness.Found:
 
 def figures(counts: Sequence[Count]) -> dict[str, Any]:
     """Columns of a row; those that are not by epoch are of the epochs with history."""
-    whole = total(counts[1:])
+
+    def per_step(name: str) -> float:
+        return sum(getattr(count, name) for count in counts[1:]) / steps
+
+    steps = sum(count.steps for count in counts[1:])
+    by_epoch = [f"{count.accepted / count.steps:.2f}" for count in counts]
     return {
-        "accepted/step by epoch": " ".join(
-            f"{count.accepted / count.steps:.2f}" for count in counts
-        ),
-        "accepted/step": round(whole.accepted / whole.steps, 3),
-        "mean acceptance length": round(whole.generated / whole.steps, 3),
-        "drafted/step": round(whole.drafted / whole.steps, 3),
-        "us/sequence": round(1e6 * sum(whole.iteration_seconds) / whole.steps, 2),
+        "accepted/step by epoch": " ".join(by_epoch),
+        "accepted/step": round(per_step("accepted"), 3),
+        "mean acceptance length": round(per_step("generated"), 3),
+        "drafted/step": round(per_step("drafted"), 3),
+        "us/sequence": round(1e6 * per_step("seconds"), 2),
     }
 
 
@@ -154,13 +158,16 @@ def iteration_times(history: list[Rollout], running: list[Rollout]) -> list[floa
 class Count:
     """Sums over the steps of an epoch; a step is one sequence in one iteration."""
 
-    epoch: int
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
     generated: int = 0
     iteration_seconds: list[float] = field(default_factory=list)
     """Of each iteration, proposing and extending."""
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.iteration_seconds)
 
 
 def replay(
@@ -175,13 +182,12 @@ def replay(
     Each batch is entered into `history` when it is done. With `iterations`, it is broken off after
     so many.
     """
-    counts: list[Count] = []
+    counts: dict[int, Count] = {}
     for batch in batches:
-        if not counts or counts[-1].epoch != batch[0].epoch:
-            counts.append(Count(batch[0].epoch))
-        _replay(drafter, batch, limit, iterations, counts[-1])
+        count = counts.setdefault(batch[0].epoch, Count())
+        _replay(drafter, batch, limit, iterations, count)
         remember(history, batch)
-    return counts
+    return list(counts.values())
 
 
 def _replay(
@@ -238,11 +244,3 @@ def num_accepted(
         if parent == node and token == target[position + accepted]:
             node, accepted = place, accepted + 1
     return accepted
-
-
-def total(counts: Sequence[Count]) -> Count:
-    whole = Count(-1)
-    for count in counts:
-        for name in ("steps", "drafted", "accepted", "generated", "iteration_seconds"):
-            setattr(whole, name, getattr(whole, name) + getattr(count, name))
-    return whole

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from benchmarks import harness
-from benchmarks.rollouts.policy import random_batch
+from benchmarks.rollouts.policy import learner_of, random_batch
 from benchmarks.rollouts.recorded import enter
+from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.histospec.index import Index
-from rhymeflow.learner.learner import Learner
 from rhymeflow.models.load import load_model
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.weights.manifest import manifest_of
@@ -68,18 +68,14 @@ def sides(device: str) -> list[tuple[str, str | None]]:
     return found
 
 
+def configuration(args: argparse.Namespace, **fields: str) -> Config:
+    fields |= {"model.name": args.model, "model.device": args.device, "model.dtype": "bfloat16"}
+    return read_config("smollm2", fields)
+
+
 def engine_rows(args: argparse.Namespace, kind: str, runner: str | None) -> list[dict[str, Any]]:
-    config = read_config(
-        "smollm2",
-        {
-            "model.name": args.model,
-            "model.device": args.device,
-            "model.dtype": "bfloat16",
-            "rollout.engine": kind,
-            "rollout.max_num_seqs": str(args.most),
-            "rollout.vllm_model_runner": runner or "v1",
-        },
-    )
+    how = {"rollout.engine": kind, "rollout.vllm_model_runner": runner or "v1"}
+    config = configuration(args, **how, **{"rollout.max_num_seqs": str(args.most)})
     prepare(config)
     device = resolve_device(config.model)
     model = load_model(config.model, dtype=torch.bfloat16, device=device)
@@ -137,18 +133,18 @@ def tokens_per_second(
 
 def learner_row(args: argparse.Namespace, attention: str) -> dict[str, Any]:
     """Speed of the learner: the median of three steps after one that compiles."""
-    how = {"learner.attention": attention, "learner.max_tokens_per_microbatch": "16384"}
-    config = read_config("smollm2", {"model.name": args.model, "model.device": args.device, **how})
-    device = resolve_device(config.model)
-    model = load_model(config.model, dtype=torch.float32, device=device)
-    learner = Learner(model, None, config.learner, config.rollout, torch.bfloat16)
-    batch = random_batch(args.groups, 8, 40, args.tokens, model.config.vocab_size)
+    config = configuration(
+        args,
+        **{"learner.attention": attention, "learner.max_tokens_per_microbatch": "16384"},
+    )
+    learner = learner_of(config)
+    batch = random_batch(args.groups, 8, 40, args.tokens, learner.model.config.vocab_size)
     prompts = args.groups * len(batch[0].prompt_ids)
     num_tokens = prompts + sum(len(sample.completion_ids) - 1 for sample in batch)
     seconds = [learner.train(batch, step)["step_time"] for step in range(4)]
     speed = num_tokens / statistics.median(seconds[1:])
     row = {"engine": f"learner, {attention}", "requests": len(batch), "tokens/s": round(speed, 1)}
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    name = torch.cuda.get_device_name() if args.device == "cuda" else ""
     for part, peak in PEAK_TFLOPS.items():
         if part in name:
             row["MFU"] = round(6 * learner.num_parameters * speed / peak / 1e12, 4)

@@ -7,6 +7,7 @@ alike; every record carries the command and the machine that made it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -93,17 +94,6 @@ def whole(least: int) -> Callable[[str], int]:
     return parsed
 
 
-def share(text: str) -> float:
-    """A number above 0 and at most 1, as an option's type."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"given {text}, should be above 0 and at most 1")
-    return value
-
-
 def add_parts_argument(parser: argparse.ArgumentParser, parts: Iterable[str]) -> None:
     """Add `--parts`, which `report_parts` reads; the default is all of them."""
     what = f"comma-separated, of {', '.join(parts)} (default: all)"
@@ -132,10 +122,8 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
     }
     for package in _PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             description[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return description
 
 
@@ -151,9 +139,8 @@ def interleave(
     for repeat in range(repeats):
         order = list(sides) if repeat % 2 == 0 else list(reversed(sides))
         for side in order:
-            value = sides[side]()
-            values[side].append(value)
-            line = f"{what}  {repeat + 1}/{repeats} {side}: {value:.4g}"
+            values[side].append(sides[side]())
+            line = f"{what}  {repeat + 1}/{repeats} {side}: {values[side][-1]:.4g}"
             print(line, file=sys.stderr, flush=True)
     return values
 
@@ -225,26 +212,23 @@ def report(
         print(target.text())
     if notes:
         print(notes)
-    if getattr(args, "record", False):
+    if args.record:
         record(result)
-    if getattr(args, "json", False):
+    if args.json:
         print(json.dumps(result))
     return result
 
 
 def record(result: Mapping[str, Any]) -> None:
     """Write `NAME.json` and a readable `NAME.md` into `RESULTS`, replacing what stands there."""
-    folder = RESULTS
-    folder.mkdir(exist_ok=True)
-    name = result["name"]
-    (folder / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    lines = [f"# {name}", "", f"Measured {result['date']} by", ""]
-    lines += [f"    {result['command']}", "", result["notes"], ""]
-    lines += [table(result["rows"]), ""]
-    for target in result["targets"]:
-        lines.append(f"- {target['text']}")
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{result['name']}.json"
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    lines = [f"# {result['name']}", "", f"Measured {result['date']} by", ""]
+    lines += [f"    {result['command']}", "", result["notes"], "", table(result["rows"]), ""]
+    lines += [f"- {target['text']}" for target in result["targets"]]
     lines += ["", "Machine: " + ", ".join(f"{k} {v}" for k, v in result["machine"].items()), ""]
-    (folder / f"{name}.md").write_text("\n".join(lines), encoding="utf-8")
+    path.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
 
 
 def lines(path: Path, kind: type[Line]) -> list[Line]:
@@ -264,14 +248,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     columns = list(dict.fromkeys(column for row in rows for column in row))
     cells = [columns] + [[_cell(row.get(column, "")) for column in columns] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-    lines = [
-        "| "
-        + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        + " |"
-        for line in cells
-    ]
-    lines.insert(1, "| " + " | ".join("-" * width for width in widths) + " |")
-    return "\n".join(lines)
+    cells.insert(1, ["-" * width for width in widths])
+    padded = [[c.ljust(width) for c, width in zip(line, widths, strict=True)] for line in cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in padded)
 
 
 def _cell(value: Any) -> str:

@@ -10,15 +10,12 @@ import argparse
 import time
 from typing import Any
 
-import torch
-
 from benchmarks import harness
-from benchmarks.rollouts.policy import Policy, drain, one_core, sample_of
+from benchmarks.rollouts.policy import Policy, learner_of, one_core
 from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
 from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.sample import Sample
-from rhymeflow.models.load import load_model, resolve_dtype
 from rhymeflow.utils.process import keep_freed_memory
 
 RECIPES = {"demo": 8, "smollm2": 2}
@@ -43,11 +40,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(config: Config, num_batches: int, repeats: int) -> list[float]:
-    given = batches(config, num_batches)
-    device = torch.device("cpu")
-    model = load_model(config.model, dtype=torch.float32, device=device)
-    compute = resolve_dtype(config.model, device)
-    learner = Learner(model, None, config.learner, config.rollout, compute)
+    """Tokens per second on batches of rewarded responses of the recipe's first policy."""
+    policy, size = Policy(config), config.learner.groups_per_batch
+    engine = policy.engine(config.rollout.max_num_seqs)
+    firsts = range(0, num_batches * size, size)
+    given = [policy.sampled(engine, range(first, first + size), 0, 0) for first in firsts]
+    learner = learner_of(config)
     learner.train(given[0], 1)
     return [speed(learner, batch) for batch in given for _ in range(repeats)]
 
@@ -57,15 +55,3 @@ def speed(learner: Learner, batch: list[Sample]) -> float:
     learner.train(batch, 1)
     tokens = sum(len(sample.prompt_ids) + len(sample.completion_ids) for sample in batch)
     return tokens / (time.perf_counter() - started)
-
-
-def batches(config: Config, count: int) -> list[list[Sample]]:
-    """Batches of rewarded responses of the recipe's first policy."""
-    policy, size, found = Policy(config), config.learner.groups_per_batch, []
-    for batch in range(count):
-        rows = range(batch * size, (batch + 1) * size)
-        requests = policy.requests(rows, 0, config.rollout.temperature)
-        drain(policy.engine(config.rollout.max_num_seqs), requests)
-        rewarded = zip(requests, policy.rewards(requests), strict=True)
-        found.append([sample_of(request, 0, reward) for request, reward in rewarded])
-    return found

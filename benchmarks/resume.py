@@ -100,14 +100,15 @@ def resume(folder: Path) -> dict[str, float]:
         config = Config.model_validate_json(reader.attempts()[-1].config)
         published = past.coordinator.state.published or 0
         configured(config, past.coordinator)
-        rows = timed("metrics", lambda: read_metrics(folder, published))
+        timed("metrics, cut", lambda: metrics.forget_after(folder, published))
+        rows = timed("metrics", lambda: metrics.read(folder))
         endings = timed("endings", store.endings)
         with Progress(Console(file=io.StringIO())) as progress:
-            reporter = Reporter(config, no_writer(), progress, seconds=past.seconds)
+            no_writer: Any = SimpleNamespace(write=lambda *row: None)
+            reporter = Reporter(config, no_writer, progress, seconds=past.seconds)
             reporter.continue_from(rows, endings)
-            controller = timed(
-                "what was in flight", lambda: assemble(config, store, past, reporter)
-            )
+            flying = "what was in flight"
+            controller = timed(flying, lambda: assemble(config, store, past, reporter))
             timed("first command", lambda: first_command(controller))
         tokens = config.drafting.history_tokens
         timed(BESIDE[0], lambda: Follower(reader, num_tokens=tokens))
@@ -115,16 +116,6 @@ def resume(folder: Path) -> dict[str, float]:
         assert last == published
         timed(BESIDE[2], lambda: summary.summarize(folder))
     return times
-
-
-def read_metrics(folder: Path, published: int) -> dict[int, dict[str, Any]]:
-    """As an attempt does when it begins."""
-    metrics.forget_after(folder, published)
-    return metrics.read(folder)
-
-
-def no_writer() -> Any:
-    return SimpleNamespace(write=lambda *row: None)
 
 
 def assemble(

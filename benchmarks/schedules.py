@@ -37,6 +37,8 @@ LEAST_STEPS = 37
 what may be trained on late."""
 INSTANCES, EVAL_STEPS, MAX_STEPS = 2, 2, 96
 """Of rollout; versions between evaluations; steps of a run that does not reach the goal."""
+GOAL = 0.85
+"""Held-out reward."""
 TARGET = 0.5
 """Seconds of `rhymeflow` over those of `synchronous`."""
 OVER_ALLOWED = 1.1
@@ -63,8 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     harness.add_number(real, "--seeds", 3, "runs of each side")
     what = "leave out the references that run without drafts"
     real.add_argument("--drafting-only", action="store_true", help=what)
-    what = "held-out reward (default 0.85)"
-    real.add_argument("--goal", type=harness.share, default=0.85, help=what)
     splits.add_arguments(parser.add_argument_group("with --simulated"))
 
 
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     chosen = sides(args.schedule or NAMES, args.bound or BOUNDS)
     if args.drafting_only:
         chosen = [side for side in chosen if side.has_drafts]
-    measures = {side: functools.partial(measure, side, args.goal) for side in chosen}
+    measures = {side: functools.partial(measure, side) for side in chosen}
     seen = repeated(measures, args.seeds, lambda run: run.seconds)
     rows = table(seen)
     name = RECORD if args.schedule is None else f"{RECORD}-chosen"
@@ -89,9 +89,8 @@ def sides(names: Iterable[str], bounds: Sequence[int]) -> list[Side]:
     return found + bare
 
 
-def measure(side: Side, goal: float, seed: int, run_dir: Path) -> Run:
-    config = configure(side, seed, run_dir)
-    found = read(train(config, is_enough=functools.partial(is_enough, goal=goal)), goal)
+def measure(side: Side, seed: int, run_dir: Path) -> Run:
+    found = read(train(configure(side, seed, run_dir), is_enough=is_enough))
     assert found.staleness <= side.bound, f"{side}: staleness {found.staleness}"
     return found
 
@@ -113,12 +112,12 @@ def configure(side: Side, seed: int, run_dir: Path) -> Config:
     )
 
 
-def is_enough(run_dir: Path, *, goal: float) -> bool:
+def is_enough(run_dir: Path) -> bool:
     """Whether `LEAST_STEPS` are done and an evaluation has reached the goal."""
     rows = metrics.read(run_dir)
     steps = max((step for step, row in rows.items() if "reward" in row), default=0)
     rewards = [row["eval/reward"] for row in rows.values() if "eval/reward" in row]
-    return steps >= LEAST_STEPS and max(rewards, default=0.0) >= goal
+    return steps >= LEAST_STEPS and max(rewards, default=0.0) >= GOAL
 
 
 # -- the log of a run -----------------------------------------------------------------------------
@@ -147,7 +146,7 @@ class Run(NamedTuple):
     """Share of its time in which the learner trained."""
 
 
-def read(run_dir: Path, goal: float) -> Run:
+def read(run_dir: Path, goal: float = GOAL) -> Run:
     first: dict[type, float] = {}
     evaluations, published = [], []
     with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
@@ -232,7 +231,7 @@ def notes(args: argparse.Namespace) -> str:
         f"medians. Cores: learner {learner}, instances {instances}, one thread each. `seconds`: "
         "from when the run is ready (a version published, an instance joined) to the first "
         f"greedy evaluation, of one every {EVAL_STEPS} versions, whose held-out reward is "
-        f"{args.goal:g} or more. A run that ended before counts with all its time. Ratios are to "
+        f"{GOAL:g} or more. A run that ended before counts with all its time. Ratios are to "
         "`synchronous` with the same seed; `allowed` is the longer of training and the rest "
         "(rollout, evaluation included) over all the time, in the runs of `synchronous`."
     )

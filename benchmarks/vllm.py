@@ -12,8 +12,8 @@ import argparse
 import functools
 import itertools
 import json
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     record.add_arguments(parser)
     harness.add_parts_argument(parser, PARTS)
     harness.add_number(parser, "--passes", 4, "measured passes over a set of prompts")
-    what = "python of vLLM's environment (default .venv-vllm/bin/python)"
     default = ".venv-vllm/bin/python"
+    what = f"python of vLLM's environment (default {default})"
     parser.add_argument("--vllm-python", default=default, metavar="PATH", help=what)
     parser.add_argument("--suffix", action="store_true", help="measure vLLM's `suffix` too")
 
@@ -69,7 +69,9 @@ def side(args: argparse.Namespace, stack: ExitStack, **how: Any) -> Peer:
     return stack.enter_context(closing(Peer(args.vllm_python, [DRIVER, json.dumps(how)])))
 
 
-def work(batch: int, length: int, temperature: float, noise_epoch: int, first: int) -> dict:
+def work(
+    batch: int, length: int, temperature: float, noise_epoch: int, first: int
+) -> dict[str, Any]:
     """Requests of one measurement: prompts by their number, the same text for the same number."""
     numbers = range(first, first + batch)
     return {
@@ -90,27 +92,21 @@ def chat_prompts() -> list[list[int]]:
 
 def prompt(number: int) -> list[int]:
     """A chat prompt; past the last one they begin anew with another first token."""
-    prompts = chat_prompts()
-    turn, row = divmod(number, len(prompts))
-    return prompts[row] if not turn else [100 + turn, *prompts[row]]
+    turn, row = divmod(number, len(chat_prompts()))
+    found = chat_prompts()[row]
+    return [100 + turn, *found] if turn else found
 
 
-def speed(peer: Peer, request: dict[str, Any], told: list[dict[str, Any]] | None = None) -> float:
-    """Tokens per second; the answer is appended to `told`."""
-    answer = peer.ask(request)
-    if told is not None:
-        told.append(answer)
+def speed(answer: dict[str, Any]) -> float:
+    """Tokens per second."""
     return sum(map(len, answer["tokens"])) / answer["seconds"]
 
 
 def seam(args: argparse.Namespace) -> harness.Found:
     rows, targets = [], []
     with ExitStack() as stack:
-        most = max(SEAM)
-        peers = {
-            "by hand": side(args, stack, engine="hand", max_num_seqs=most),
-            "rhymeflow": side(args, stack, engine="ours", max_num_seqs=most),
-        }
+        start = functools.partial(side, args, stack, max_num_seqs=max(SEAM))
+        peers = {"by hand": start(engine="hand"), "rhymeflow": start(engine="ours")}
         for batch, length in SEAM.items():
             epochs = itertools.count()
             asked = {
@@ -129,111 +125,84 @@ def seam(args: argparse.Namespace) -> harness.Found:
     return rows, targets
 
 
-def _fresh(peer: Peer, batch: int, length: int, epochs: Any) -> float:
+def _fresh(peer: Peer, batch: int, length: int, epochs: Iterator[int]) -> float:
     epoch = next(epochs)
-    return speed(peer, work(batch, length, 1.0, epoch, 40 * epoch))
+    return speed(peer.ask(work(batch, length, 1.0, epoch, 40 * epoch)))
 
 
 def repeated(args: argparse.Namespace) -> harness.Found:
     rows, targets = [], []
     for temperature, target in ((0.0, 1.7), (1.0, 0.97)):
+        case = f"repeated/T{temperature:g}"
         with ExitStack() as stack:
             start = functools.partial(side, args, stack, max_num_seqs=PROMPTS)
             peers = {"none": start(engine="ours"), "drafts": start(engine="ours", window="cost")}
             if args.suffix:
                 peers["vllm"] = start(engine="hand")
                 peers["vllm, suffix"] = start(engine="hand", speculative=SUFFIX)
-            values, told = _passes(args, peers, temperature, rhymes=False)
-        case = f"repeated/T{temperature:g}"
-        rows += _rows(case, values, told)
-        ratio = harness.median_ratio(values["drafts"], values["none"])
+            told = _passes(args, peers, temperature)
+        rows += _rows(case, told)
+        ratio = _gain(told, "drafts", "none")
         targets.append(harness.Target(f"vllm/{case}", round(ratio, 3), target))
         if args.suffix:
-            theirs = harness.median_ratio(values["vllm, suffix"], values["vllm"])
-            name = f"vllm/{case}/gain-over-suffix"
-            targets.append(harness.Target(name, round(ratio / theirs, 3), 1.0))
+            over = round(ratio / _gain(told, "vllm, suffix", "vllm"), 3)
+            targets.append(harness.Target(f"vllm/{case}/gain-over-suffix", over, 1.0))
     return rows, targets
 
 
 def rhyming(args: argparse.Namespace) -> harness.Found:
     with ExitStack() as stack:
         start = functools.partial(side, args, stack, engine="ours", max_num_seqs=PROMPTS)
-        peers = {"none": start(), "drafts": start(window="cost")}
-        values, told = _passes(args, peers, 1.0, rhymes=True)
-    ratio = harness.median_ratio(values["drafts"], values["none"])
-    target = harness.Target("vllm/rhyming/batch-8", round(ratio, 3), 1.3)
-    return _rows("rhyming/T1", values, told), [target]
+        told = _passes(args, {"none": start(), "drafts": start(window="cost")}, 1.0, rhymes=True)
+    ratio = round(_gain(told, "drafts", "none"), 3)
+    return _rows("rhyming/T1", told), [harness.Target("vllm/rhyming/batch-8", ratio, 1.3)]
+
+
+Told = dict[str, list[dict[str, Any]]]
+"""By side, what it answered in each measured pass."""
 
 
 def _passes(
-    args: argparse.Namespace, peers: dict[str, Peer], temperature: float, *, rhymes: bool
-) -> tuple[dict[str, list[float]], dict[str, list[dict[str, Any]]]]:
-    """Speeds by side, and what each answered, of all measured passes over all sets.
-
-    The first set is not measured: prices and acceptance are learned in it.
-    """
-    values: dict[str, list[float]] = {name: [] for name in peers}
-    told: dict[str, list[dict[str, Any]]] = {name: [] for name in peers}
+    args: argparse.Namespace, peers: dict[str, Peer], temperature: float, *, rhymes: bool = False
+) -> Told:
+    """All passes over all sets. The first set is not measured, in which prices and acceptance are
+    learned, nor is the first pass over any, which has no history."""
+    told: Told = {name: [] for name in peers}
     epochs = itertools.count()
-    for number in range(SETS):
+    for number, turn in itertools.product(range(SETS), range(args.passes + 1)):
         if rhymes:
-            _pull(peers, record.checkpoint("smollm2", args.runs, STEPS[-1]))
-        for turn in range(args.passes + 1):
-            if rhymes and turn:
-                _pull(peers, record.checkpoint("smollm2", args.runs, STEPS[(turn - 1) % 3]))
-            request = work(PROMPTS, TOKENS, temperature, next(epochs), PROMPTS * number)
-            if rhymes:
-                request["noise_epoch"] = 0
-            keep = turn > 0 and number > 0
-            order = list(peers) if turn % 2 else list(reversed(peers))
-            for name in order:
-                found: list[dict[str, Any]] = []
-                value = speed(peers[name], request, found)
-                if keep:
-                    values[name].append(value)
-                    told[name] += found
-                if name == "drafts":
-                    peers[name].ask({"remember": _responses(request, found[0]["tokens"])})
-    return values, told
+            step = STEPS[(turn - 1) % len(STEPS)]  # the last one before the first pass
+            folder = record.checkpoint("smollm2", args.runs, step)
+            for peer in peers.values():
+                peer.ask({"weights": str(folder)})
+        noise_epoch = 0 if rhymes else next(epochs)
+        request = work(PROMPTS, TOKENS, temperature, noise_epoch, PROMPTS * number)
+        for name in peers if turn % 2 else reversed(peers):
+            answer = peers[name].ask(request)
+            if turn and number:
+                told[name].append(answer)
+    return told
 
 
-def _pull(peers: dict[str, Peer], folder: Path | None) -> None:
-    for peer in peers.values():
-        peer.ask({"weights": str(folder)})
+def _gain(told: Told, side: str, base: str) -> float:
+    return harness.median_ratio(list(map(speed, told[side])), list(map(speed, told[base])))
 
 
-def _responses(request: dict[str, Any], tokens: list[list[int]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "prompt": each,
-            "sample": sample,
-            "noise_epoch": request["noise_epoch"],
-            "tokens": response,
-        }
-        for each, (_, sample), response in zip(
-            request["prompts"], request["names"], tokens, strict=True
-        )
-    ]
-
-
-def _rows(
-    case: str, values: dict[str, list[float]], told: dict[str, list[dict[str, Any]]]
-) -> list[dict[str, Any]]:
+def _rows(case: str, told: Told) -> list[dict[str, Any]]:
     rows = []
-    for name, each in values.items():
-        row: dict[str, Any] = {"part": case, **harness.side_row(name, each, "tokens/s")}
+    for name, answers in told.items():
+        speeds = list(map(speed, answers))
+        row: dict[str, Any] = {"part": case, **harness.side_row(name, speeds, "tokens/s")}
         base = "vllm" if name.startswith("vllm") else "none"
-        if name not in ("none", "vllm"):
-            ratios = [a / b for a, b in zip(each, values[base], strict=True)]
-            row |= harness.spread("ratio", ratios, 3)
-            pairs = zip(told[name], told[base], strict=True)
-            same = [a == b for x, y in pairs for a, b in zip(x["tokens"], y["tokens"], strict=True)]
+        if name != base:
+            pairs = list(zip(answers, told[base], strict=True))
+            row |= harness.spread("ratio", [speed(a) / speed(b) for a, b in pairs], 3)
+            same = [x == y for a, b in pairs for x, y in zip(a["tokens"], b["tokens"], strict=True)]
             # vLLM's own sampler draws anew each time.
             if base == "none" or "T0" in case:
                 row["identical"] = round(sum(same) / len(same), 3)
         if name == "drafts":
-            drafted = sum(answer["drafted"] for answer in told[name])
-            accepted = sum(answer["accepted"] for answer in told[name])
+            drafted, accepted = (sum(a[what] for a in answers) for what in ("drafted", "accepted"))
             row["accepted"] = round(accepted / max(drafted, 1), 3)
         rows.append(row)
     return rows
@@ -252,9 +221,10 @@ def mismatch(args: argparse.Namespace) -> harness.Found:
         for name, answer in answers.items():
             found = learner_logprobs(request["prompts"], answer["tokens"], dtype)
             kl, largest = mismatch_kl(answer["logprobs"], found)
-            case = {"part": "mismatch", "dtype": dtype, "engine": name}
-            differ = {"mismatch_kl": f"{kl:.2e}", "largest difference": round(largest, 4)}
-            rows.append(case | differ)
+            rows.append({
+                "part": "mismatch", "dtype": dtype, "engine": name,
+                "mismatch_kl": f"{kl:.2e}", "largest difference": round(largest, 4),
+            })  # fmt: skip
     return rows, []
 
 
@@ -296,8 +266,9 @@ def learner_logprobs(
 
 def mismatch_kl(behaviour: list[list[float]], learner: list[list[float]]) -> tuple[float, float]:
     """`off_policy/mismatch_kl`, and the greatest difference of a log-probability."""
-    ours = torch.tensor([value for each in learner for value in each])
-    theirs = torch.tensor([value for each in behaviour for value in each])
+    ours, theirs = (
+        torch.tensor([v for each in side for v in each]) for side in (learner, behaviour)
+    )
     total, _ = losses.mismatch(ours, theirs)
     return float(total) / len(ours), float((ours - theirs).abs().max())
 

@@ -20,12 +20,9 @@ import torch
 from torch import Tensor
 
 from benchmarks import harness
-from benchmarks.rollouts.policy import Policy, drain, sample_of
+from benchmarks.rollouts.policy import Policy, learner_of
 from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
-from rhymeflow.learner.learner import Learner
-from rhymeflow.learner.sample import Sample
-from rhymeflow.models.load import load_model
 from rhymeflow.weights.install import Installation
 from rhymeflow.weights.manifest import Manifest, manifest_of
 from rhymeflow.weights.proof import bytes_of
@@ -58,6 +55,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             "learner.warmup_steps": "0",
             "learner.groups_per_batch": str(args.groups),
             "model.dtype": "bfloat16",
+            "model.device": "cpu",
             "data.size": "64",
         })  # fmt: skip
         found = measure(config, args.steps)
@@ -70,8 +68,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def measure(config: Config, num_steps: int) -> dict[str, list[float]]:
     """For each version what changed, and seconds of all that is done with it."""
     policy = Policy(config)
-    float32 = load_model(config.model, dtype=torch.float32, device=torch.device("cpu"))
-    learner = Learner(float32, None, config.learner, config.rollout, torch.bfloat16)
+    learner = learner_of(config)
     weights = learner.weights()
     manifest = manifest_of(weights)
     stores = {
@@ -89,12 +86,18 @@ def measure(config: Config, num_steps: int) -> dict[str, list[float]]:
     try:
         for version in range(num_steps + 1):
             if version:
-                learner.train(_batch(policy, engine, config, version), version - 1)
-            for side in ("dense", "delta") if version % 2 else ("delta", "dense"):
+                groups = config.learner.groups_per_batch
+                rows = [(version * groups + i) % len(policy.prompts) for i in range(groups)]
+                learner.train(policy.sampled(engine, rows, version, version - 1), version - 1)
+            order = ("dense", "delta") if version % 2 else ("delta", "dense")
+            for side in order:
                 seconds = _timed(stores[side].publish, version, weights)
                 found[f"publish {side}"].append(seconds)
-            _prepare(readers["delta"], held["delta"], version)
-            for side in ("dense", "delta") if version % 2 else ("delta", "dense"):
+            while (holds := held["delta"].holds) is not None:
+                if readers["delta"].prepare(holds, version):
+                    break
+                time.sleep(0.001)
+            for side in order:
                 seconds = _timed(held[side].pull, readers[side], version)
                 found["still" if side == "delta" else "pull dense"].append(seconds)
             _compare(manifest, into, weights)
@@ -105,28 +108,8 @@ def measure(config: Config, num_steps: int) -> dict[str, list[float]]:
     finally:
         for store in stores.values():
             store.close()
-    return _steady(found, num_steps)
-
-
-def _steady(found: dict[str, list[float]], num_steps: int) -> dict[str, list[float]]:
-    """Without the first publication, which touches memory for the first time and changes all."""
+    # The first publication touches memory for the first time, and all has changed.
     return {name: values[-num_steps:] for name, values in found.items()}
-
-
-def _prepare(reader: Any, held: Installation, version: int) -> None:
-    while held.holds is not None and not reader.prepare(held.holds, version):
-        time.sleep(0.001)
-
-
-def _batch(policy: Policy, engine: Any, config: Config, version: int) -> list[Sample]:
-    groups = config.learner.groups_per_batch
-    rows = [(version * groups + i) % len(policy.prompts) for i in range(groups)]
-    requests = policy.requests(rows, version, config.rollout.temperature)
-    drain(engine, requests)
-    return [
-        sample_of(each, version - 1, reward)
-        for each, reward in zip(requests, policy.rewards(requests), strict=True)
-    ]
 
 
 def _compare(

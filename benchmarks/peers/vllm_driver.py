@@ -1,8 +1,8 @@
 """vLLM in a process of its own, by hand or behind our engine: run by the python that has vLLM.
 
 Answers {prompts, lengths, temperature, noise_epoch, names} with {seconds, tokens, drafted,
-accepted}; for `ours` also {"weights": DIR} and {"remember": [{prompt, sample, noise_epoch,
-tokens}]}. `Peer` has the protocol. `seconds` are the processor's.
+accepted}; `ours` has what it answered as its history where it drafts, and takes {"weights": DIR}.
+`Peer` has the protocol. `seconds` are the processor's.
 """
 
 from __future__ import annotations
@@ -72,17 +72,14 @@ class Ours:
         self._store.publish(0, parameters)
         self._reader = self._store.handle.open()
         self._engine: Any = make_engine(config, self._reader, "bench")
+        self._history = None
         if config.drafting.window != "off":
             self._history = Index(max_tokens=200_000, max_responses=4000, shared=True)
             made = drafter_of(config, self._history.handle, self._engine.limits().max_length)
             self._engine.draft_with(made)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        if "weights" in request:
-            return self._pull(request["weights"])
-        if "remember" in request:
-            return self._remember(request["remember"])
-        return self._generate(request)
+        return self._pull(request["weights"]) if "weights" in request else self._generate(request)
 
     def _pull(self, folder: str) -> dict[str, Any]:
         from safetensors.torch import load_file
@@ -95,15 +92,8 @@ class Ours:
         self._engine.install(self._reader, version, keep_cache=False)
         return {"seconds": time.process_time() - start}
 
-    def _remember(self, responses: list[dict[str, Any]]) -> dict[str, Any]:
-        from benchmarks.rollouts.recorded import enter
-
-        for each in responses:
-            enter(self._history, reward=1.0, **each)
-        return {}
-
     def _generate(self, request: dict[str, Any]) -> dict[str, Any]:
-        from benchmarks.rollouts.recorded import requests_of
+        from benchmarks.rollouts.recorded import enter, requests_of
 
         requests = requests_of(request)
         start = time.process_time()
@@ -112,6 +102,10 @@ class Ours:
         while self._engine.has_work:
             self._engine.poll(0.0)
         seconds = time.process_time() - start
+        for each in requests if self._history is not None else ():
+            _, noise_epoch, sample = each.noise_key
+            keys = {"sample": sample, "noise_epoch": noise_epoch}
+            enter(self._history, each.prompt_ids, each.tokens, 1.0, **keys)
         return {
             "seconds": seconds,
             "tokens": [each.tokens for each in requests],
@@ -146,9 +140,8 @@ class ByHand:
 
         self._number += 1
         start = time.process_time()
-        for i, (prompt, length) in enumerate(
-            zip(request["prompts"], request["lengths"], strict=True)
-        ):
+        pairs = list(zip(request["prompts"], request["lengths"], strict=True))
+        for i, (prompt, length) in enumerate(pairs):
             params = SamplingParams(
                 temperature=request["temperature"],
                 max_tokens=length,
@@ -165,8 +158,8 @@ class ByHand:
             for output in self._engine.step():
                 tokens.setdefault(output.request_id, []).extend(output.outputs[0].token_ids)
         seconds = time.process_time() - start
-        order = [f"{self._number}-{i}" for i in range(len(request["prompts"]))]
-        return {"seconds": seconds, "tokens": [tokens[name] for name in order]}
+        found = [tokens[f"{self._number}-{i}"] for i in range(len(pairs))]
+        return {"seconds": seconds, "tokens": found}
 
 
 if __name__ == "__main__":

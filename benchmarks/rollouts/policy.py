@@ -19,6 +19,7 @@ from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.load import load_prompts
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
+from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.sample import Sample
 from rhymeflow.models.load import load_model, resolve_dtype, stop_token_ids
 from rhymeflow.models.precision import resolve_device
@@ -31,14 +32,12 @@ class Policy:
     def __init__(self, config: Config) -> None:
         self.config = config
         device = resolve_device(config.model)
-        self.model = load_model(
-            config.model, dtype=resolve_dtype(config.model, device), device=device
-        )
-        tokenizer = load_tokenizer(config.model)
-        self.stop_tokens = stop_token_ids(self.model, tokenizer)
+        dtype = resolve_dtype(config.model, device)
+        self.model = load_model(config.model, dtype=dtype, device=device)
         self._first = {name: value.clone() for name, value in self.model.state_dict().items()}
-        self._tokenizer = tokenizer
-        encoder = PromptEncoder(tokenizer, config.data)
+        self._tokenizer = load_tokenizer(config.model)
+        self.stop_tokens = stop_token_ids(self.model, self._tokenizer)
+        encoder = PromptEncoder(self._tokenizer, config.data)
         self._source, _ = load_prompts(config.data, config.run.seed)
         self.prompts = [encoder.encode(self._source[row]) for row in range(len(self._source))]
 
@@ -63,9 +62,8 @@ class Policy:
             weights = load_file(checkpoint / "model.safetensors")
         missing, unexpected = self.model.load_state_dict(weights, strict=False)
         self.model.tie_weights()
-        tied = set(self.model.all_tied_weights_keys)
         assert not unexpected, unexpected
-        assert set(missing) <= tied, missing
+        assert set(missing) <= set(self.model.all_tied_weights_keys), missing
 
     def requests(self, rows: Iterable[int], noise_epoch: int, temperature: float) -> list[Request]:
         """A group for each of these prompts."""
@@ -78,6 +76,25 @@ class Policy:
             Request((row, sample), self.prompts[row], NoiseKey(row, noise_epoch, sample), sampling)
             for row in rows
             for sample in range(rollout.num_generations)
+        ]
+
+    def sampled(
+        self, engine: Engine, rows: Iterable[int], noise_epoch: int, version: int
+    ) -> list[Sample]:
+        """Rewarded responses to these prompts, as the learner gets them."""
+        requests = self.requests(rows, noise_epoch, self.config.rollout.temperature)
+        drain(engine, requests)
+        return [
+            Sample(
+                group=request.noise_key.prompt,
+                prompt_ids=request.prompt_ids,
+                completion_ids=request.tokens,
+                logprobs=request.logprobs,
+                versions=[version] * len(request.tokens),
+                reward=reward,
+                truncated=request.finish_reason() == "length",
+            )
+            for request, reward in zip(requests, self.rewards(requests), strict=True)
         ]
 
     def rewards(self, requests: Iterable[Request]) -> list[float]:
@@ -94,17 +111,12 @@ class Policy:
         return found
 
 
-def sample_of(request: Request, version: int, reward: float) -> Sample:
-    """What the learner gets of a complete response."""
-    return Sample(
-        group=request.noise_key.prompt,
-        prompt_ids=request.prompt_ids,
-        completion_ids=request.tokens,
-        logprobs=request.logprobs,
-        versions=[version] * len(request.tokens),
-        reward=reward,
-        truncated=request.finish_reason() == "length",
-    )
+def learner_of(config: Config) -> Learner:
+    """A learner of one rank, with the recipe's own weights."""
+    device = resolve_device(config.model)
+    model = load_model(config.model, dtype=torch.float32, device=device)
+    compute = resolve_dtype(config.model, device)
+    return Learner(model, None, config.learner, config.rollout, compute)
 
 
 def random_batch(groups: int, members: int, prompt: int, length: int, vocabulary: int) -> list[Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -53,13 +52,11 @@ SAMPLES = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser, recordings: Sequence[str] = ()) -> None:
-    """Add `--runs`, the directory of recordings, and `--recordings` where there is a choice."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `--runs`, the directory of recordings."""
     default = Path("runs/recorded")
     what = f"recorded rollouts; those that are missing are made (default {default})"
     parser.add_argument("--runs", type=Path, default=default, metavar="DIR", help=what)
-    if recordings:
-        parser.add_argument("--recordings", default=",".join(recordings), help="default: all")
 
 
 def replayable(name: str, folder: Path, groups_of_long: int) -> tuple[list[list[Rollout]], int]:

@@ -42,6 +42,7 @@ def test_some_parts_are_measured_and_recorded_under_a_name_of_their_own() -> Non
     target = harness.Target("x", 1, 2)
     parts = {name: lambda args, name=name: ([{"part": name}], [target]) for name in "abc"}
     parser = argparse.ArgumentParser()
+    harness.add_common_arguments(parser)
     harness.add_parts_argument(parser, parts)
     for given, name in (([], "x"), (["--parts", "a,b,c"], "x"), (["--parts", "b,c"], "x-b-c")):
         result = harness.report_parts("x", parts, parser.parse_args(given), "How.")
@@ -107,7 +108,6 @@ def test_the_python_of_another_environment_is_looked_at_before_anything_is_measu
     [
         (harness.whole(1), ["1", "20"], ["0", "-1", "1.5", "x", ""]),
         (harness.whole(0), ["0", "3"], ["-1", "x"]),
-        (harness.share, ["0.85", "1"], ["0", "1.1", "nan", "x"]),
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(kind, good, bad) -> None:
