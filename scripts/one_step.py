@@ -1,7 +1,7 @@
 """Which files of the package one training step of the demo enters: `python scripts/one_step.py`.
 
 A short run is traced in all its processes. The files entered between two published versions are
-compared with docs/one-step.md, which names each: on the spine, or beside it with the reason.
+compared with docs/one-step.md, which names each: on the main path, or beside it with the reason.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def traced() -> list[str]:
 
 
 def named() -> tuple[list[str], list[str]]:
-    """The files that the page names: on the spine, in order, and beside it."""
-    spine, beside = PAGE.read_text().split("\n## Beside the spine\n")
-    spine_files = re.findall(r"^\d+\. `([\w/]+\.py)`", spine, flags=re.MULTILINE)
-    return spine_files, re.findall(r"`([\w/]+\.py)`", beside)
+    """The files that the page names: on the main path, in order, and beside it."""
+    main_path, beside = PAGE.read_text().split("\n## Beside the main path\n")
+    path_files = re.findall(r"^\d+\. `([\w/]+\.py)`", main_path, flags=re.MULTILINE)
+    return path_files, re.findall(r"`([\w/]+\.py)`", beside)
 
 
 def num_lines(path: str) -> int:
@@ -91,13 +91,13 @@ def main() -> None:
     """Print the files, and fail if the page does not name one."""
     if sys.argv[1:]:
         sys.exit(f"{sys.argv[0]} takes no arguments")
-    found, (spine, beside) = traced(), named()
+    found, (main_path, beside) = traced(), named()
     for path in found:
-        where = "spine" if path in spine else "beside" if path in beside else "NOT NAMED"
+        where = "main path" if path in main_path else "beside" if path in beside else "NOT NAMED"
         print(f"{num_lines(path):5}  {path}  {where}")
     print(f"{len(found)} files, {sum(map(num_lines, found)):,} lines;", end=" ")
-    print(f"spine: {len(spine)} files, {sum(map(num_lines, spine)):,} lines")
-    if unnamed := sorted({*found} - {*spine, *beside}):
+    print(f"main path: {len(main_path)} files, {sum(map(num_lines, main_path)):,} lines")
+    if unnamed := sorted({*found} - {*main_path, *beside}):
         sys.exit(f"{PAGE.relative_to(ROOT)} does not name {', '.join(unnamed)}")
 
 

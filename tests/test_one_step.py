@@ -1,4 +1,4 @@
-"""docs/one-step.md names every file that a training step enters; the spine stays short."""
+"""docs/one-step.md names every file that a training step enters; the main path stays short."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def script():
 
 
 def test_a_training_step_enters_no_file_that_the_page_does_not_name(script):
-    spine, beside = script["named"]()
+    main_path, beside = script["named"]()
     entered = script["traced"]()
     assert len(entered) > 80, "the whole step is traced, in all processes"
-    assert set(spine) <= set(entered)
-    assert set(entered) - {*spine, *beside} == set()
+    assert set(main_path) <= set(entered)
+    assert set(entered) - {*main_path, *beside} == set()
 
 
-def test_the_spine_is_read_in_an_afternoon(script):
-    spine, beside = script["named"]()
-    assert not set(spine) & set(beside)
-    assert len(spine) <= 16
-    assert sum(map(script["num_lines"], spine)) <= 4_500
+def test_the_main_path_is_read_in_an_afternoon(script):
+    main_path, beside = script["named"]()
+    assert not set(main_path) & set(beside)
+    assert len(main_path) <= 16
+    assert sum(map(script["num_lines"], main_path)) <= 4_500
     assert all((script["PACKAGE"] / path).is_file() for path in beside)
