@@ -1,8 +1,8 @@
 """A pool of processes that run a user's code: reward functions, environments and tools.
 
-Every task comes back once, with a result or an error. A call that raises, hangs or ends its process
-is tried again as configured and then named in the error; a call is never blamed for another's
-failure. `poll` never waits for user code, and time is its argument: the caller waits on
+Every task is returned once, with a result or an error. A call that raises, hangs or ends its
+process is tried again as configured and then named in the error; another call's failure is never
+counted against it. `poll` never waits for user code, and time is its argument: the caller waits on
 `connections()` until `next_deadline()` at the latest, then polls.
 """
 
@@ -32,44 +32,44 @@ from rhymeflow.utils.child import descendants, detach
 from rhymeflow.utils.process import redirect_output
 
 FAILED_STARTS = 3
-"""Processes in a row that end without having answered a call, before the run is given up."""
+"""The run fails when so many processes in a row have ended without answering a call."""
 
 GRACE_SECONDS = 2.0
-"""For a process that times its calls to cancel one that takes too long, and to say so."""
+"""Beyond the timeout, for a process that times its own calls to cancel one and report it."""
 
 RESEND_SECONDS = 0.001
-"""Until a process that has not read all that it was sent is sent more."""
+"""Until the rest of a message is sent to a process whose pipe was full."""
 
 LONGEST_TEXT = 1000
-"""Characters of an error that are passed on."""
+"""Characters of an error's text that are kept."""
 
 _LENGTH = struct.Struct("!i")
-"""Before each message, as `multiprocessing.connection` has it."""
+"""Length of the message that follows, as `multiprocessing.connection` writes it."""
 
 
 @dataclass_transform(frozen_default=True)
 class PoolMessage(msgspec.Struct, frozen=True, tag=True):
-    """Between pool and process; `id` names a session and is used for no other."""
+    """A message between pool and process about session `id`, which is never reused."""
 
     id: int
 
 
 class Close(PoolMessage):
-    """Ends the session; not answered."""
+    """Ends the session; there is no reply."""
 
 
 class Imported(msgspec.Struct, frozen=True, tag=True):
-    """The user's code is imported; or could not be, and the process ends."""
+    """The user's code is imported; with `error` it could not be, and the process ends."""
 
     error: str | None = None
 
 
 class Begun(PoolMessage):
-    """The call's user code runs from now on."""
+    """The call's user code has started."""
 
 
 class Failure(PoolMessage):
-    """The call gave no answer: `error` says what it did instead."""
+    """The call failed; `error` says how."""
 
     error: str
 
@@ -84,12 +84,12 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def encodable(text: str) -> str:
-    """Return the text with halves of surrogate pairs written out."""
+    """Return the text with lone surrogates escaped, so that it can be encoded as UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def clipped(text: str) -> str:
-    """Return the text short enough, and encodable, for an error."""
+    """Return the text for an error: encodable, and at most `LONGEST_TEXT` characters."""
     text = encodable(text)
     return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "..."
 
@@ -99,7 +99,7 @@ class Refused(Exception):  # noqa: N818 - it is what happened
 
 
 class Task:
-    """A request to one process, of one or several questions; ends with `result` or `error`."""
+    """Work for one process: one or several questions (calls); ends with `result` or `error`."""
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
@@ -107,22 +107,22 @@ class Task:
         self.result: Any = None
         self.error: str | None = None
         self.id = -1
-        """Its session: the object in `process` that is asked."""
+        """Its session, which names the object in `process` that answers."""
         self.process: _Process | None = None
         self.stays = False
         """Whether its session is kept for the next task of this key."""
         self.part = 0
-        """The call that is being made; tries are counted for each."""
+        """Number of the current call; failures are counted for each call."""
         self.deadline = math.inf
         self.is_begun = self.is_suspect = False
         self.failures: Counter[int] = Counter()
 
     def begin(self, earlier: Any) -> PoolMessage:
-        """Return the first question: of a new session, or in that of `earlier`, a task."""
+        """Return the first question. `earlier`: the task whose session is used; None: a new one."""
         raise NotImplementedError
 
     def take(self, reply: Any) -> PoolMessage | None:
-        """Take a reply and return the next question; None: `result` is set, or replies are to come.
+        """Take a reply; return the next question, or None if `result` is set or replies follow.
 
         Raises:
             Refused: the reply is wrong, which counts as a failure.
@@ -141,10 +141,10 @@ class Task:
 class Pool:
     """Runs tasks in `config.num_workers` processes; what their code prints is appended to `log`.
 
-    In each, `setup(*arguments)` imports the user's code and returns a function that serves a
-    connection; `replies` is the union of what it answers with. With `max_concurrent`, a process
-    serves so many tasks at once, says what has begun, and times and cancels calls. Without it, it
-    serves one, the pool times calls, and sessions end with their tasks.
+    In each, `setup(*arguments)` imports the user's code, which errors call `named`, and returns a
+    function that serves a connection; `replies` is the union of its reply types. With
+    `max_concurrent`, a process serves so many tasks at once, reports what has begun, and times and
+    cancels calls. Without it, it serves one, the pool times calls, and sessions end with tasks.
     """
 
     def __init__(
@@ -166,8 +166,8 @@ class Pool:
         self._processes: list[_Process] = []
         self._queue: deque[Task] = deque()
         self._suspects: deque[Task] = deque()
-        """Calls that were running when their process ended: each is tried alone, to find out which
-        one ends it."""
+        """Tasks whose calls were running when their process ended: each is tried alone, to find out
+        which one ends it."""
         self._active: dict[Hashable, Task] = {}
         self._live: dict[Hashable, Task] = {}
         """The latest task of each session that is kept and not being asked."""
@@ -235,11 +235,11 @@ class Pool:
             process.flush()
 
     def connections(self) -> list[Connection]:
-        """What to wait on (`multiprocessing.connection.wait`); changes when processes do."""
+        """What to wait on (`multiprocessing.connection.wait`); changes with the processes."""
         return [process.connection for process in self._processes]
 
     def next_deadline(self) -> float | None:
-        """When to call `poll` at the latest; in the past if something was submitted."""
+        """Latest time for the next `poll`, None if there is none; past if a task was submitted."""
         if self._has_new:
             return -math.inf
         deadlines = [process.deadline for process in self._processes]
@@ -250,13 +250,13 @@ class Pool:
         return None if first == math.inf else first
 
     def wait(self, seconds: float, *others: Any) -> None:
-        """Wait, at most so long, for something to poll for or one of `others` to be readable."""
+        """Wait up to `seconds` for something to poll for, or for one of `others` to be readable."""
         if (deadline := self.next_deadline()) is not None:
             seconds = min(seconds, max(0.0, deadline - time.monotonic()))
         wait([*others, *self.connections()], seconds)
 
     def poll(self, now: float) -> list[Any]:
-        """Receive replies, end overdue calls, send what is queued; return the finished tasks.
+        """Receive replies, end overdue calls, send queued tasks; return the finished ones.
 
         Raises:
             UserError: processes end again and again without answering a call.
@@ -265,14 +265,14 @@ class Pool:
         for process in list(self._processes):
             for reply in process.replies():
                 if process not in self._processes:
-                    break  # it was replaced for what came before
+                    break  # it was replaced upon an earlier reply
                 if reply is None:
                     self._replace(process, f"ended its process {process.how_it_ended()}", now)
                 else:
                     self._take(process, self._decode(reply), now)
             if process not in self._processes:
                 continue
-            # After its replies: a caller that is late is never taken for a call that hangs.
+            # Checked after its replies, so a late `poll` is not taken for a call that hangs.
             if process.deadline <= now:
                 self._replace(process, self._slow_start(), now)
             elif any(task.deadline <= now for task in process.tasks.values()):
@@ -287,7 +287,7 @@ class Pool:
             del self._active[task.key]
         return finished
 
-    # -- what a process says ----------------------------------------------------------------------
+    # -- replies ----------------------------------------------------------------------------------
 
     def _take(self, process: _Process, reply: Any, now: float) -> None:
         if isinstance(reply, Imported):
@@ -302,22 +302,22 @@ class Pool:
             case Begun():
                 task.is_begun = True
             case Late(is_stuck=True):
-                self._replace(process, self._slow_call(), now, charged=task)
+                self._replace(process, self._slow_call(), now, at_fault=task)
             case Late():
                 self._failed_starts = 0
-                self._charge(task, self._slow_call())
+                self._count_failure(task, self._slow_call())
             case Failure(error=error):
                 self._failed_starts = 0
-                self._charge(task, error)
+                self._count_failure(task, error)
             case _:
                 self._failed_starts = 0
-                self._go_on(task, reply, now)
+                self._continue(task, reply, now)
 
-    def _go_on(self, task: Task, reply: Any, now: float) -> None:
+    def _continue(self, task: Task, reply: Any, now: float) -> None:
         try:
             question = task.take(reply)
         except Refused as wrong:
-            self._charge(task, str(wrong))
+            self._count_failure(task, str(wrong))
             return
         if question is not None:
             self._ask(task, question, now)
@@ -348,9 +348,9 @@ class Pool:
             task.process.send(Close(task.id))
         task.process = None
 
-    # -- what goes wrong --------------------------------------------------------------------------
+    # -- failures ---------------------------------------------------------------------------------
 
-    def _charge(self, task: Task, error: str) -> None:
+    def _count_failure(self, task: Task, error: str) -> None:
         self._release(task)
         task.failures[task.part] += 1
         count = task.failures[task.part]
@@ -365,13 +365,13 @@ class Pool:
         (self._suspects if task.is_suspect else self._queue).appendleft(task)
 
     def _replace(
-        self, process: _Process, end: str, now: float, charged: Task | None = None
+        self, process: _Process, end: str, now: float, at_fault: Task | None = None
     ) -> None:
-        """Kill a process and start another. The failure is `charged`'s, or of the one call that had
-        begun; of several each becomes a suspect."""
+        """Kill a process and start another. The failure counts against `at_fault`, else against the
+        only call that had begun; if several had begun, their tasks become suspects."""
         process.kill()
-        place = self._processes.index(process)
-        self._processes[place] = _Process(self._arguments, self._section, now + child.START_SECONDS)
+        index = self._processes.index(process)
+        self._processes[index] = _Process(self._arguments, self._section, now + child.START_SECONDS)
         self._live = {k: task for k, task in self._live.items() if task.process is not process}
         begun = [task for task in process.tasks.values() if task.is_begun]
         if not begun:
@@ -380,20 +380,20 @@ class Pool:
                 raise UserError(
                     f"{self._section} processes: {FAILED_STARTS} ended in a row; the last one {end}"
                 )
-        if charged is None and len(begun) == 1:
-            [charged] = begun
+        if at_fault is None and len(begun) == 1:
+            [at_fault] = begun
         for task in reversed(process.tasks.values()):
             task.process = None
-            if task is not charged:
-                task.is_suspect = charged is None and task.is_begun
+            if task is not at_fault:
+                task.is_suspect = at_fault is None and task.is_begun
                 self._requeue(task)
-        if charged is not None:
-            self._charge(charged, end)
+        if at_fault is not None:
+            self._count_failure(at_fault, end)
 
-    # -- what is sent -----------------------------------------------------------------------------
+    # -- sending ----------------------------------------------------------------------------------
 
     def _dispatch(self, now: float) -> None:
-        """Send what is queued to processes that have room."""
+        """Send queued tasks to processes that have room, suspects first."""
         while self._suspects:
             empty = next((p for p in self._processes if p.is_ready and not p.tasks), None)
             if empty is None:
@@ -401,7 +401,7 @@ class Pool:
             self._send(self._suspects.popleft(), empty, now)
         room = {process: self._room(process) for process in self._processes}
         if self._suspects:
-            room[self._processes[0]] = 0  # it is to become empty
+            room[self._processes[0]] = 0  # it empties, for a suspect
         waiting = []
         while self._queue and max(room.values()) > 0:
             task = self._queue.popleft()
@@ -441,7 +441,7 @@ class Pool:
 
 
 class _Process:
-    """A spawned process that runs `_main`, and the tasks in it; only `kill` waits for it."""
+    """A spawned process that runs `_main`, and its tasks; sending and receiving never wait."""
 
     def __init__(self, arguments: tuple[Any, ...], name: str, deadline: float) -> None:
         context = multiprocessing.get_context("spawn")
@@ -455,17 +455,17 @@ class _Process:
         os.set_blocking(self.connection.fileno(), False)
         self.unsent, self._received = bytearray(), bytearray()
         self.deadline = deadline
-        """By which it must have started."""
+        """When it must have imported the user's code, in the seconds of `poll`."""
         self.is_ready = False
         self.tasks: dict[int, Task] = {}
-        """Those it has not answered, by session, in the order they were asked."""
+        """Tasks that it has not answered, by session, in the order they were asked."""
 
     def send(self, question: PoolMessage) -> None:
         message = encode(question)
         self.unsent += _LENGTH.pack(len(message)) + message
 
     def flush(self) -> bool:
-        """Send what the pipe has room for; False if the process has ended."""
+        """Send what the pipe has room for; return False if the process has ended."""
         try:
             while self.unsent:
                 del self.unsent[: os.write(self.connection.fileno(), self.unsent)]
@@ -486,29 +486,29 @@ class _Process:
             has_ended = False
         except OSError:
             pass
-        received, self._received, place = bytes(self._received), bytearray(), 0
-        while len(received) >= (begin := place + _LENGTH.size):
-            end = begin + _LENGTH.unpack_from(received, place)[0]
+        received, self._received, offset = bytes(self._received), bytearray(), 0
+        while len(received) >= (begin := offset + _LENGTH.size):
+            end = begin + _LENGTH.unpack_from(received, offset)[0]
             if end > len(received):
                 break
             yield received[begin:end]
-            place = end
-        self._received += received[place:]
+            offset = end
+        self._received += received[offset:]
         if has_ended:
             yield None
 
     def how_it_ended(self) -> str:
-        """How a process that closed its pipe ended, for errors."""
+        """Say, for errors, how a process that closed its pipe ended."""
         self._process.join(timeout=5)  # the pipe closes a little before the process is gone
         return child.how_it_ended(self._process.exitcode)
 
     def kill(self) -> None:
-        """End the process and those it started, also in sessions of their own, at once."""
+        """Kill the process and those it started, even in sessions of their own, and wait for it."""
         assert self._process.pid is not None
         for pid in descendants(self._process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):  # nobody is left in its group, or none yet
+        with contextlib.suppress(ProcessLookupError):  # its group is empty, or does not exist yet
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.join()
@@ -526,7 +526,7 @@ def _main(
     detach(parent)
     if log is not None:
         redirect_output(Path(log))
-    # If the pipe is closed the parent is gone, or wants no more.
+    # If the pipe is closed, the parent has ended or closed the pool.
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
             serve = setup(*arguments)

@@ -1,4 +1,4 @@
-"""Room on the run directory's disk, checked before the first step and during the run.
+"""Checks free space on the run directory's disk, before the first step and during the run.
 
 Nothing is reserved: a disk that others write to can still become full.
 """
@@ -11,14 +11,14 @@ from pathlib import Path
 from rhymeflow.errors import UserError
 
 INTERVAL_SECONDS = 60.0
-"""Between two checks."""
+"""Between two looks at the disk."""
 
 LOG_BYTES = 64 * 2**20
-"""For the log and other small files."""
+"""Room for the log and other small files."""
 
 
 class DiskSpace:
-    """Room for checkpoints of so many bytes in `run_dir`."""
+    """The free space in `run_dir`, measured by checkpoints of `checkpoint_bytes` each."""
 
     def __init__(self, run_dir: Path, checkpoint_bytes: int) -> None:
         self._run_dir, self._checkpoint_bytes = run_dir, checkpoint_bytes
@@ -26,8 +26,8 @@ class DiskSpace:
         self._is_short = False
 
     def check(self, save_total_limit: int, num_there: int) -> None:
-        """Raise `UserError` unless the checkpoints that stay, of which `num_there` are on the disk
-        already, and one being written fit."""
+        """Raise `UserError` unless there is room for `save_total_limit` checkpoints, of which
+        `num_there` exist already, and for one more that is being written."""
         count = max(1, (save_total_limit or 1) + 1 - num_there)
         needed, free = count * self._checkpoint_bytes + LOG_BYTES, free_bytes(self._run_dir)
         if free < needed:
@@ -39,12 +39,12 @@ class DiskSpace:
             )
 
     def warning(self, now: float) -> str | None:
-        """Check now and then; what to say once there is too little. `now` in seconds."""
+        """Warn when space becomes short; looks once in `INTERVAL_SECONDS`. `now` is in seconds."""
         if self._looked_at is not None and now - self._looked_at < INTERVAL_SECONDS:
             return None
         self._looked_at = now
         if not self._run_dir.is_dir():
-            return None  # the store finds that
+            return None  # the store reports that
         was_short, free = self._is_short, free_bytes(self._run_dir)
         self._is_short = free < 2 * self._checkpoint_bytes + LOG_BYTES
         if was_short or not self._is_short:
@@ -56,12 +56,12 @@ class DiskSpace:
 
 
 def is_full(run_dir: Path) -> bool:
-    """Whether hardly anything can be written there."""
+    """Whether less than 1 MiB can be written there."""
     return run_dir.is_dir() and free_bytes(run_dir) < 2**20
 
 
 def free_bytes(run_dir: Path) -> int:
-    """What can still be written on the disk of `run_dir`."""
+    """Bytes that this user can still write on the disk of `run_dir`."""
     found = os.statvfs(run_dir)
     return found.f_bavail * found.f_frsize
 

@@ -1,4 +1,4 @@
-"""Where a run's checkpoints are: `RUN_DIR/checkpoints/step-N` for each version N that was saved."""
+"""The directories of a run's checkpoints: `RUN_DIR/checkpoints/step-N` for each saved version N."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 CHECKPOINTS = "checkpoints"
 UNFINISHED = ".unfinished"
-"""Ends the name of a directory that is not complete."""
+"""Suffix of a directory that is still being written."""
 AHEAD, DAMAGED = "ahead-of-the-log-", "damaged-"
-"""Begin the names of checkpoints that were set aside, and of those that could not be read."""
+"""Prefixes of checkpoints that are newer than the log, and of those that cannot be read."""
 
 
 def checkpoints_up_to(directory: Path, newest: int) -> dict[int, Path]:
@@ -24,15 +24,15 @@ def checkpoints_up_to(directory: Path, newest: int) -> dict[int, Path]:
 
 
 def set_aside(directory: Path, newest: int) -> None:
-    """Rename the complete checkpoints of later versions than `newest`, where the log ends: the
-    resumed run may come to other weights under the same numbers."""
+    """Rename complete checkpoints of versions above `newest`, the last in the log: the resumed run
+    may reach other weights under the same version numbers."""
     for version, path in checkpoints_up_to(directory, sys.maxsize).items():
         if version > newest:
             rename(path, AHEAD)
 
 
 def rename(path: Path, kind: str) -> None:
-    """Give a checkpoint a name that begins with `kind`, so that it is not taken for one."""
+    """Prefix a checkpoint's name with `kind`, so that it no longer counts as a checkpoint."""
     aside = path.with_name(kind + path.name)
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)

@@ -1,8 +1,8 @@
 """The transactions of a store's writer, and the file that they go to.
 
-Rows are collected and written statement by statement, which costs a fifth of row by row. All that
-is put between two commits is stored or nothing of it. After a fault of the disk nothing more is
-written, and each try raises that fault. After `close` the file alone is the whole store.
+Rows are collected and written statement by statement, a fifth of the cost of row by row. Of what is
+put between two commits, all is stored or nothing. After a disk fault nothing more is written, and
+each attempt to write raises that fault again. After `close` the one file is the whole store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rhymeflow.store.statements import Statement
 from rhymeflow.utils.disk import fault_of, flush
 
 WAIT_SECONDS = 5.0
-"""How long `close` waits for readers. Those of the run take milliseconds."""
+"""How long `close` waits for readers; those of the run itself take milliseconds."""
 
 
 class Transaction:
@@ -36,17 +36,17 @@ class Transaction:
         self._is_open = True
 
     def put(self, statement: Statement, *values: Any) -> None:
-        """Collect the values of a row."""
+        """Collect the values of a row, for the next `write` or `commit`."""
         self._rows.setdefault(statement, []).append(values)
 
     def write(self) -> None:
-        """Execute what was put, so that `connection` sees it."""
+        """Execute what was put, so that queries on `connection` see it."""
         with self._faults():
             self._execute()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Execute statements on `connection` in the transaction, in the block."""
+        """Begin the transaction if need be, so that the block can use `connection` within it."""
         with self._faults():
             self._begin()
             yield
@@ -63,10 +63,9 @@ class Transaction:
                 self._flush(durable_seq)
 
     def close(self) -> None:
-        """Close the file, which then is whole without its `-wal`; what was not committed is lost.
+        """Close the file, which then is whole without its `-wal`; uncommitted rows are dropped.
 
-        After a fault of the disk, file and `-wal` may be needed together. A file that was deleted
-        is written again.
+        After a disk fault, file and `-wal` may both be needed. A deleted file is written again.
         """
         if not self._is_open:
             return
@@ -79,7 +78,7 @@ class Transaction:
             elif self._fault is None:
                 make_whole(self.connection, self._path)
             else:
-                with suppress(sqlite3.Error, OSError):  # that there is a fault was said
+                with suppress(sqlite3.Error, OSError):  # the fault was raised already
                     make_whole(self.connection, self._path)
         finally:
             self.connection.close()
@@ -92,7 +91,7 @@ class Transaction:
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
-        """Raise a fault of the disk as a `StorageError`, and again at each later try to write."""
+        """Raise a disk fault as a `StorageError`, and again at each later attempt to write."""
         if self._fault is not None:
             raise self._fault
         try:
@@ -102,13 +101,13 @@ class Transaction:
             if self._fault is None:
                 raise
             self._rows.clear()
-            with suppress(sqlite3.Error):  # it may have ended the transaction by itself
+            with suppress(sqlite3.Error):  # the fault may have ended the transaction already
                 self.connection.execute("ROLLBACK")
             raise self._fault from error
 
     def _flush(self, seq: int) -> None:
         # In WAL mode a commit at FULL flushes the whole journal, and with it the commits before,
-        # which were written at NORMAL. The mark is there so that there is something to commit.
+        # which were written at NORMAL. The row in `meta` gives it something to commit.
         self.connection.execute("PRAGMA synchronous = FULL")
         self.connection.execute("INSERT OR REPLACE INTO meta VALUES ('durable_seq', ?)", (seq,))
         self.connection.execute("PRAGMA synchronous = NORMAL")
@@ -140,18 +139,18 @@ class Transaction:
 def make_whole(connection: sqlite3.Connection, path: Path) -> None:
     """Bring everything into the file at `path`, of which `connection` is the only writer.
 
-    SQLite keeps what was written last in `events.db-wal` until a checkpoint brings it into the
-    file. A transaction that reads an older state prevents that: it is waited for, and if it stays,
-    a copy of the whole store takes the file's place.
+    SQLite keeps the latest writes in `events.db-wal` until a checkpoint moves them into the file. A
+    transaction that still reads an older state prevents that: this waits for it, and if it does not
+    end, replaces the file by a copy of the whole store.
 
     Raises:
-        sqlite3.Error, OSError: there is no room for the copy. File and `-wal` together are the
-            whole store then.
+        sqlite3.Error, OSError: there is no room for the copy. The file and its `-wal` together are
+            then the whole store.
     """
     connection.execute(f"PRAGMA busy_timeout = {WAIT_SECONDS * 1000:.0f}")
     is_busy, in_wal, copied = connection.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
     if not is_busy or in_wal == copied >= 0:  # below 0: it could not even begin
-        connection.execute("PRAGMA busy_timeout = 0")  # it need not be empty, only superfluous
+        connection.execute("PRAGMA busy_timeout = 0")  # all is in the file; the rest is tidying
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return
     try:
@@ -162,7 +161,7 @@ def make_whole(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def replace(connection: sqlite3.Connection, path: Path) -> None:
-    """Put a copy of what `connection` has open at `path`, and close it."""
+    """Replace the file at `path` by a copy of the database of `connection`, which is closed."""
     copy = path.with_name(f"{path.name}-copy")
     copy.unlink(missing_ok=True)
     target = sqlite3.connect(copy)
@@ -179,7 +178,7 @@ def replace(connection: sqlite3.Connection, path: Path) -> None:
 
 
 class OnDisk:
-    """The file at `path`, as it was when this was made."""
+    """The file at `path`: watched for being deleted, replaced or cut short."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._run_dir = path, path.parent
@@ -188,7 +187,7 @@ class OnDisk:
 
     @property
     def is_missing(self) -> bool:
-        """Whether the file was deleted and its directory was not."""
+        """Whether the file was deleted while its directory still exists."""
         return self._run_dir.is_dir() and not os.path.lexists(self._path)
 
     def check(self) -> None:
@@ -198,8 +197,8 @@ class OnDisk:
         except FileNotFoundError:
             if self._run_dir.is_dir():
                 raise StorageError(
-                    f"{self._path}: was deleted while the run was writing to it; it is written "
-                    f"again from what is open. To go on: {to_resume(self._run_dir)}"
+                    f"{self._path}: was deleted while the run was writing to it; the run still has "
+                    f"it open and writes it again. To go on: {to_resume(self._run_dir)}"
                 ) from None
             raise StorageError(
                 f"{self._run_dir}: was deleted while the run was writing to it"

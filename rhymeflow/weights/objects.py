@@ -1,8 +1,8 @@
 """The weight store of a cluster: versions as immutable buffers, which readers get by reference.
 
 The learner puts each version as a few large buffers, with differences (`changes.py`) one more, and
-answers readers with the catalogue of what it has published. Readers on one node share what was
-fetched there. Buffers go with the process that published them: a reader then raises `OwnerLost`.
+answers readers with the catalogue of what it has published. Readers on one node share the buffers
+fetched there. Buffers are lost with the process that published them: readers raise `OwnerLost`.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from rhymeflow.weights.manifest import Manifest, TensorSpec, slot_bytes
 from rhymeflow.weights.proof import ProvedWeights
 
 QUESTION = "weights"
-"""What a reader asks the learner for: the catalogue."""
+"""The name under which a reader asks the learner for the catalogue."""
 
 PART_BYTES = 1 << 28
-"""A part has at least this much, if there is so much: few references, and little memory besides."""
+"""Least size of a part, but for the last: few references, and one part's buffer in memory."""
 
 WHOLE_VERSIONS = 2
-"""The newest ones, of which all of the weights are kept."""
+"""Number of newest versions that are kept whole."""
 
 
 class PublishedVersion(NamedTuple):
-    """What can be had of one version."""
+    """What a reader can fetch of one version."""
 
     made: ProvedWeights
     digests: list[int]
     parts: tuple[Reference, ...] | None
     """None: the whole version is not kept any more."""
     changes: Link
-    """Since the publication before; its buffer is a reference."""
+    """From the previous publication to this one; `Link.buffer` is a `Reference`."""
 
 
 Catalogue = tuple[PublishedVersion, ...]
@@ -55,7 +55,7 @@ Catalogue = tuple[PublishedVersion, ...]
 
 
 class ObjectWeightStore(WeightStore):
-    """The learner's side. `keep`: how many differences to keep; 0: none is made."""
+    """The learner's side. `keep`: number of differences to keep; 0: none are computed."""
 
     def __init__(self, manifest: Manifest, *, keep: int) -> None:
         super().__init__(manifest, keep)
@@ -98,7 +98,7 @@ class ObjectWeightStore(WeightStore):
         self._enter(PublishedVersion(made, digests, tuple(self._parts), link))
 
     def close(self) -> None:
-        """Let go of the buffers; readers keep what they have."""
+        """Release the buffers; readers keep what they have fetched."""
         self._catalogue = ()
 
     def _enter(self, new: PublishedVersion) -> None:
@@ -116,7 +116,7 @@ class ObjectWeightReader(WeightReader):
     """One puller's side."""
 
     def __init__(self, handle: ObjectWeightHandle) -> None:
-        """Does not ask for anything yet."""
+        """Send no request yet."""
         super().__init__(handle)
         self._objects, self._owner = objects.here(), handle.owner
         self._starts = _starts(handle.manifest)
@@ -147,8 +147,8 @@ class ObjectWeightReader(WeightReader):
 
 
 def _starts(manifest: Manifest) -> list[int]:
-    """Where parts begin among the weights' bytes: at tensors, and they are hardly larger than they
-    must be."""
+    """Byte offsets in the weights at which parts begin: each at the first tensor that follows at
+    least `PART_BYTES` of the part before."""
     starts = [0]
     for spec in manifest:
         if spec.num_bytes and spec.offset - starts[-1] >= PART_BYTES:
@@ -161,7 +161,7 @@ def _part_of(starts: list[int], spec: TensorSpec) -> int:
 
 
 def _bytes_of(starts: list[int], parts: Mapping[int, np.ndarray], spec: TensorSpec) -> np.ndarray:
-    """The tensor's bytes, in place in a part that is on this node."""
+    """The tensor's bytes, as a view into its part, which must be on this node."""
     part = _part_of(starts, spec)
     at = spec.offset - starts[part]
     return parts[part][at : at + spec.num_bytes]
