@@ -1,7 +1,7 @@
-"""From a prompt to the tokens the policy is given.
+"""Turns a prompt into the tokens that the policy is given.
 
-One text, from the first system message to the beginning of the answer, is tokenized once. Nothing
-is cut or lost; it has one beginning of sequence at most, and no end of one after it.
+The text, from the first system message to the beginning of the answer, is tokenized in one call.
+Nothing is cut or lost; there is at most one beginning of sequence, and no end of sequence is added.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Tokenizer = Any
 """A Hugging Face tokenizer."""
 
 Schema = dict[str, Any]
-"""Of a tool, as `apply_chat_template(tools=...)` takes it."""
+"""Describes a tool, as `apply_chat_template(tools=...)` takes it."""
 
 Tools = list[Schema] | dict[str, list[Schema]] | None
-"""Of all rows, or by the value of their column `environment`; None: there are none."""
+"""Tools of all rows, or by the value of a row's column `environment`; None: no tools."""
 
 
 class PromptEncoder:
-    """Encodes prompts of one run: messages, and strings if `data.chat_template` says so, by the
-    chat template, other strings as they are.
+    """Encodes the prompts of one run. Messages go through the chat template, and so do strings if
+    `data.chat_template` says so; other strings are encoded as they are.
 
-    The answer continues a prompt whose last message is the assistant's. `room`: the most tokens of
-    a prompt; None: any number. `tools`: described by the chat template.
+    If the last message is the assistant's, the answer continues it. `room`: most tokens of a
+    prompt; None: any number. `tools`: those that the chat template describes to the policy.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class PromptEncoder:
             raise UserError(
                 "the model's chat template does not begin the assistant's turn "
                 "(add_generation_prompt), so the policy would have to; give the tokenizer one that "
-                f"does, or but for sft data.assistant_prefix: {json.dumps(self._left_to_begin)}"
+                f"does or, except for sft, data.assistant_prefix: {json.dumps(self._left_to_begin)}"
             )
         tools, given = tools or self._tools_of(prompt), self._config.chat_template_kwargs
         try:
@@ -136,12 +136,12 @@ class PromptEncoder:
             raise UserError(
                 f"{prompt.where}: the model's chat template refuses the prompt: {error}"
             ) from None
-        _check_told(prompt.where, text, messages, tools or [])
+        _check_complete(prompt.where, text, messages, tools or [])
         return text
 
     def _is_rendered(self, prompt: str | list[Message]) -> bool:
-        """Whether text looks as if the chat template had made it, and `data.chat_template` does not
-        say how to take it."""
+        """Whether a string looks like the chat template's output, while `data.chat_template` is
+        not true: it may be meant as it is."""
         if self._config.chat_template or not isinstance(prompt, str) or not self._marks:
             return False
         return all(mark in prompt for mark in self._marks)
@@ -152,7 +152,8 @@ class PromptEncoder:
         return self._tools.get(prompt.columns.get("environment", "")) or None
 
 
-def _check_told(where: str, text: str, messages: list[Message], tools: list[Schema]) -> None:
+def _check_complete(where: str, text: str, messages: list[Message], tools: list[Schema]) -> None:
+    """Raise `UserError` if the template has left out a message, a call or a tool."""
     where = f"{where}: the model's chat template"
     for message in messages:
         role, content = message["role"], message["content"]
@@ -167,20 +168,20 @@ def _check_told(where: str, text: str, messages: list[Message], tools: list[Sche
         name = tool.get("function", tool).get("name")
         if name and not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text):
             raise UserError(
-                f"{where} does not tell of the tool {name!r}, and neither does the prompt "
+                f"{where} does not mention the tool {name!r}, and neither does the prompt "
                 "(data.system_prompt, data.few_shot)"
             )
 
 
 def _is_in(content: str, text: str) -> bool:
-    """Whether anything of a message is in the conversation; templates trim, and take flags out."""
+    """Whether any line of a message is in the text: templates trim messages and remove flags."""
     lines = [line.strip() for line in content.splitlines() if line.strip()]
     return not lines or any(line in text for line in lines)
 
 
 def messages_of(prompt: Prompt, config: DataConfig) -> list[Message]:
-    """Return what the chat template is given of a prompt: text is a message of the user's, and
-    before it come `data.system_prompt` and `data.few_shot`."""
+    """Return the messages for the chat template: a string becomes a user's message, after
+    `data.system_prompt` and `data.few_shot`. `UserError` if there are two system messages."""
     messages = prompt.prompt
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]

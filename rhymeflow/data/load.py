@@ -1,4 +1,4 @@
-"""From `DataConfig` to the prompts that a run trains on and those that it holds out.
+"""Loads the prompts that a run trains on, and those that it holds out, as `DataConfig` says.
 
 The same configuration, seed and tokenizer give the same prompts in the same order; no row of a file
 is in both parts.
@@ -22,20 +22,20 @@ from rhymeflow.data.stream import MixedStream, PromptStream
 from rhymeflow.errors import UserError
 
 LOOKED_AT = 10_000
-"""Prompts that are encoded before a run begins, in about a second; others when it is their turn."""
+"""Prompts that are encoded, and so checked, before a run begins: about a second's worth."""
 
 GENERATED_COLUMN = "prompt"
-"""`data.prompt_column` is about files; generators call it this."""
+"""The prompt's column in a generator's rows; `data.prompt_column` is for files."""
 
 MOST_GENERATED = 1_000_000
-"""Problems that a generator makes at most. All are made before the run begins and stay in memory,
-since those held out must differ from each: half a minute and 1 GB for the demo's task."""
+"""Most problems of a generator. All are made before the run begins and stay in memory, since the
+held-out ones must differ from all others: half a minute and 1 GB for the demo's task."""
 
 EVAL_SIZE = 64
 """Held-out prompts by default."""
 
 EVAL_SHARE = 10
-"""By default at most one in so many of a file's rows is held out."""
+"""By default at most one row in this many of a file is held out."""
 
 
 class RunPrompts(NamedTuple):
@@ -49,15 +49,15 @@ class RunPrompts(NamedTuple):
 
     @classmethod
     def none(cls) -> RunPrompts:
-        """Of a run that trains on nothing."""
+        """The prompts of a run that does not train: there are none."""
         return cls([], None, None, [])  # type: ignore[arg-type]
 
     @classmethod
     def load(
         cls, config: Config, tokenizer: Tokenizer, max_length: int, tools: Tools = None
     ) -> RunPrompts:
-        """Read the data, and check that the first prompts fit the model's context of `max_length`
-        tokens; the chat template describes `tools`."""
+        """Read the data; `UserError` unless the first prompts fit the model's context of
+        `max_length` tokens. The chat template describes `tools`."""
         room = max_length - config.rollout.max_completion_length
         if room <= 0:
             raise UserError(
@@ -87,7 +87,7 @@ def _stream(train: list[Prompt], config: Config) -> PromptStream | MixedStream:
 
 
 def digest(prompts: Sequence[Prompt]) -> str:
-    """The number of rows, and 32 hexadecimal digits of their contents."""
+    """Return the number of rows and a hash of their contents: 32 hexadecimal digits."""
     encode = msgspec.msgpack.Encoder(order="deterministic").encode
     content = xxhash.xxh3_128()
     for each in prompts:
@@ -102,7 +102,7 @@ def check_same(what: str, source: str, before: str, now: str) -> None:
     was, are = (each.partition(" ")[0] for each in (before, now))
     count = f"{are} rows instead of {was}" if was != are else f"other content in its {was} rows"
     raise UserError(
-        f"{what}: {source} has {count} since the run began, which goes on by their numbers: "
+        f"{what}: {source} has {count} since the run began. A run finds its prompts by row number: "
         "put back what was there, or begin a new run with a checkpoint of this one as --model.name"
     )
 
@@ -118,7 +118,7 @@ def load_prompts(config: DataConfig, seed: int) -> tuple[list[Prompt], list[Prom
 
 
 def load_rows(config: DataConfig, seed: int) -> tuple[list[Row], list[Row]]:
-    """The same rows as they were read, unchecked."""
+    """Return the rows of `load_prompts` as they were read, unchecked."""
     _check_numbers(config)
     source, eval_source = config.source, config.eval_source
     is_apart = eval_source not in (None, source)
@@ -148,7 +148,7 @@ def check_sources(config: DataConfig) -> None:
 
 
 def _check_numbers(config: DataConfig) -> None:
-    """Check that a generator has a number of problems, not too many, and a file no options."""
+    """Raise `UserError` if a generator has no number of problems or too many, or a file options."""
     if config.options and not any(map(is_generator, (config.source, config.eval_source or ""))):
         raise UserError(
             f"data.options: {', '.join(config.options)} given, but {config.source} is a file; "
@@ -174,7 +174,7 @@ def _eval_size(config: DataConfig, most: int | None = None) -> int:
 
 
 def _split(config: DataConfig, is_apart: bool) -> tuple[list[Row], list[Row]]:
-    """The file's rows to train on, and its last ones, unless what is held out stands apart."""
+    """The file's rows to train on, and its last ones to hold out: none if those are elsewhere."""
     rows = read_rows(Path(config.source), "data.source")
     num_held_out = 0 if is_apart else _eval_size(config, -(-len(rows) // EVAL_SHARE))
     remaining = len(rows) - num_held_out

@@ -1,7 +1,7 @@
 """The order in which prompts are requested.
 
 `at(number)` is a pure function of (rows, shares, seed, shuffle, number), so one integer resumes it.
-The order is made of hashes, so it does not change with a library of random numbers.
+The order comes from hashes, so it does not depend on a random number generator's version.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from rhymeflow.data.prompts import Prompt
 
 
 class PromptStream:
-    """An endless sequence of prompts: every row once an epoch, with `shuffle` in another order each
-    time, else in the source's."""
+    """An endless sequence of prompts: every row once an epoch, in the source's order or, with
+    `shuffle`, in another order each epoch."""
 
     def __init__(self, source: Sequence[Prompt], seed: int, shuffle: bool) -> None:
         assert len(source) > 0, "no prompts"
@@ -43,14 +43,14 @@ def _sorted(size: int, salt: str) -> list[int]:
 
 
 BLOCK = 100
-"""Of so many prompts each kind has its share."""
+"""Prompts in a block; every block has each kind's share."""
 
 
 class MixedStream:
     """An endless sequence of prompts of several kinds, each with epochs of its own.
 
-    `kinds` has the prompts of each kind, at least one, and `shares` how many of all are to be of
-    it, relative to the others.
+    `kinds[i]` are the prompts of a kind, at least one, and `shares[i]` is how many of all prompts
+    are of it, relative to the other shares.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class MixedStream:
     def at(self, number: int) -> tuple[int, Prompt]:
         """Return (epoch of its kind, prompt) of the request with this number, from 0."""
         assert number >= 0
-        block, place = divmod(number, BLOCK)
+        block, index = divmod(number, BLOCK)
         order = self._order(block)
-        kind, before = order[place], order[:place].count(order[place])
+        kind, before = order[index], order[:index].count(order[index])
         return self._streams[kind].at(block * self._counts[kind] + before)
 
     def _ordered(self, block: int) -> list[int]:
@@ -79,14 +79,14 @@ class MixedStream:
 
 
 def counts(shares: Sequence[float]) -> list[int]:
-    """Of each kind, its prompts in a block: whole numbers of at least 1, as near as possible."""
+    """Return how many prompts of a block are of each kind: at least 1, as near as possible."""
     total = sum(shares)
     exact = [share / total * BLOCK for share in shares]
     found = [max(1, int(each)) for each in exact]
     while sum(found) < BLOCK:
         short = max(range(len(found)), key=lambda kind: exact[kind] - found[kind])
         found[short] += 1
-    while sum(found) > BLOCK:  # those that got one for nothing took it from the largest
+    while sum(found) > BLOCK:  # kinds that were raised to 1 take from those most above their share
         large = max(
             (kind for kind, count in enumerate(found) if count > 1),
             key=lambda kind: found[kind] - exact[kind],

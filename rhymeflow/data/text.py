@@ -1,7 +1,7 @@
-"""A tokenizer's chat template and its token ids.
+"""Renders a tokenizer's chat template, and turns text into token ids.
 
-Whatever the template raises is a `TemplateError`. A character that is no blank and in no token is
-`Unwritable`, and so is an id beyond the model's embeddings (`num_embeddings` of the tokenizer).
+Any error in a template is a `TemplateError`. Text is `Unwritable` if the tokenizer has no token for
+a character (blanks excepted), or the model no embedding for a token (`num_embeddings`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-_RARE = "\U0010fffd"
-_SAID = "rhymeflow-said-this"
+_RARE_CHARACTER = "\U0010fffd"
+_MARKER = "rhymeflow-said-this"
 NOTHING: Mapping[str, Any] = {}
-_ASKED = [{"role": "user", "content": "a question"}]
+_QUESTION = [{"role": "user", "content": "a question"}]
 
 
 class TemplateError(ValueError):
@@ -29,9 +29,9 @@ def rendered(
     continues: bool = False,
     variables: Mapping[str, Any] = NOTHING,
 ) -> str:
-    """Return the conversation as the template writes it; with `opens` it ends with the beginning of
-    an answer, which `continues` takes from the last message. `variables`: of the template."""
-    import jinja2  # the tokenizer's template engine, which is what the error below is of
+    """Return the conversation as the template writes it. With `opens`, it ends where the answer
+    begins; with `continues`, the answer continues the last message. `variables`: the template's."""
+    import jinja2  # the tokenizer's template engine, for its error below
 
     try:
         text = tokenizer.apply_chat_template(
@@ -57,11 +57,11 @@ def _why(error: Exception, template: Any, continues: bool) -> str:
     if isinstance(template, dict) and "default" not in template and isinstance(error, ValueError):
         names = ", ".join(template)
         return (
-            f"there are several, {names}, and none is the default; data.chat_template_kwargs = "
+            f"there are several ({names}), and none is the default; data.chat_template_kwargs = "
             "{chat_template: NAME} chooses one"
         )
     if continues and "continue_final_message" in str(error):
-        return "it leaves out the assistant's message that the answer goes on from"
+        return "it leaves out the assistant's message that the answer continues"
     return f"{type(error).__name__}: {_line(error)}"
 
 
@@ -70,56 +70,56 @@ def _line(error: Exception) -> str:
 
 
 def marks(tokenizer: Any, variables: Mapping[str, Any]) -> list[str]:
-    """Return what any text that the template made contains: the special tokens after a user's
-    message, or whatever stands there."""
+    """Return strings that are in every text the template has written: the special tokens after a
+    user's message or, if there are none, all that follows it."""
     try:
-        asked = rendered(tokenizer, [{"role": "user", "content": _SAID}], variables=variables)
+        asked = rendered(tokenizer, [{"role": "user", "content": _MARKER}], variables=variables)
     except TemplateError:
         return []  # the first prompt raises it again
-    after = asked.rpartition(_SAID)[2].strip()
+    after = asked.rpartition(_MARKER)[2].strip()
     found = [each for each in special_tokens(tokenizer) if each in after]
     return found or [after] * bool(after)
 
 
 def left_to_begin(tokenizer: Any, variables: Mapping[str, Any]) -> str:
-    """Return what the template writes before an answer of the assistant but not after a question,
-    so that the policy would have to write it; empty if there is nothing."""
-    said = [*_ASKED, {"role": "assistant", "content": _SAID}]
+    """Return what the template writes before an assistant's answer but leaves out when an answer is
+    to be generated, so that the policy would have to write it; empty if there is nothing."""
+    said = [*_QUESTION, {"role": "assistant", "content": _MARKER}]
     try:
-        asked = rendered(tokenizer, _ASKED, variables=variables)
+        asked = rendered(tokenizer, _QUESTION, variables=variables)
         whole = rendered(tokenizer, said, opens=False, variables=variables)
-        if asked != rendered(tokenizer, _ASKED, opens=False, variables=variables):
+        if asked != rendered(tokenizer, _QUESTION, opens=False, variables=variables):
             return ""
     except TemplateError:
         return ""
-    before, found, _ = whole.partition(_SAID)
+    before, found, _ = whole.partition(_MARKER)
     begin = before.removeprefix(asked) if found and before.startswith(asked) else ""
     return begin if begin.strip() else ""
 
 
 class Unwritable(ValueError):  # noqa: N818 - it is what is wrong with the text
-    """The tokenizer has no token for a character, or the model none for a token; says which."""
+    """The tokenizer lacks a token for a character, or the model an embedding; says for which."""
 
 
 class TokenIds:
-    """Token ids of texts.
+    """Turns text into token ids, and notices characters that the tokenizer would drop.
 
-    Only a tokenizer that loses a rare character has its offsets checked: those of bytes, and those
-    with a token for unknown characters, lose nothing.
+    Tokenizers of bytes, and those with a token for unknown characters, drop none. Offsets are
+    checked only for a tokenizer that drops a rare character.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     def __call__(self, text: str) -> list[int]:
-        """Return the ids, without any that the tokenizer adds."""
-        ids, lost = self._encoded(text, looks=self._loses)
+        """Return the ids, without any that the tokenizer adds. Raises `Unwritable`."""
+        ids, lost = self._encoded(text, checks=self._loses)
         if lost is not None:
             raise Unwritable(f"the model's tokenizer has no token for the character {lost!r}")
         return self._known(ids)
 
     def begun(self, text: str) -> list[int]:
-        """The same with the tokenizer's beginning of sequence before, if the text has none."""
+        """Return the ids with the tokenizer's beginning of sequence, added if the text has none."""
         ids, begin = self(text), self._begin
         return ids if not begin or ids[: len(begin)] == begin else self._known([*begin, *ids])
 
@@ -135,7 +135,7 @@ class TokenIds:
 
     @cached_property
     def _begin(self) -> list[int]:
-        """What the tokenizer puts before a text; some also put an end of sequence after it."""
+        """Ids that the tokenizer puts before a text; those that it puts after are not wanted."""
         bare, whole = self("a"), self._tokenizer("a", add_special_tokens=True)["input_ids"]
         place = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
         return [int(token) for token in whole[:place]]
@@ -145,12 +145,12 @@ class TokenIds:
         if not getattr(self._tokenizer, "is_fast", False):
             return False  # it has no offsets
         try:
-            return self._encoded(_RARE, looks=True)[1] is not None
+            return self._encoded(_RARE_CHARACTER, checks=True)[1] is not None
         except Unwritable:
             return False  # it raises by itself
 
-    def _encoded(self, text: str, *, looks: bool) -> tuple[list[int], str | None]:
-        more = {"return_offsets_mapping": True} if looks else {}
+    def _encoded(self, text: str, *, checks: bool) -> tuple[list[int], str | None]:
+        more = {"return_offsets_mapping": True} if checks else {}
         try:
             encoded = self._tokenizer(text, add_special_tokens=False, **more)
         except Exception as error:
@@ -158,7 +158,7 @@ class TokenIds:
                 raise
             raise Unwritable(f"the model's tokenizer cannot write it: {error}") from None
         ids = [int(token) for token in encoded["input_ids"]]
-        if not looks:
+        if not checks:
             return ids, None
         written = bytearray(len(text))
         for begin, end in encoded["offset_mapping"]:

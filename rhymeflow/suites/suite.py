@@ -1,6 +1,6 @@
-"""From section `eval` to suites: a configuration and prompts for each.
+"""Evaluation suites: makes a configuration and prompts for each suite of section `eval`.
 
-What a suite does not say is as in the run, whose reward worker and environment worker serve it.
+Fields that a suite leaves out are the run's. The run's reward and environment workers serve it.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from rhymeflow.suites.figures import REWARD, counted
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite: what section `eval` says of it, and the configuration that it is carried out by."""
+    """A suite: its entry in section `eval`, and the configuration that it is evaluated with."""
 
     section: EvalSuite
     config: Config
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Its name, by which metrics and `--suite` know it."""
         return self.section.name
 
     @property
     def n(self) -> int:
-        """Answers to each prompt."""
+        """Number of answers to each prompt."""
         return self.section.n
 
 
 @dataclass(frozen=True)
 class SuitePrompts(Suite):
-    """A suite with its prompts, and their tokens by row."""
+    """A suite with its prompts; `prompt_ids[i]` are the tokens of `prompts[i]`."""
 
     prompts: list[Prompt]
     prompt_ids: list[list[int]]
@@ -48,12 +48,12 @@ class SuitePrompts(Suite):
 
 
 def prompts_of(suite: Suite, held_out: list[Prompt] | None = None) -> list[Prompt]:
-    """Read or make the prompts of a suite, at least one. `held_out`: those of the run, where they
-    are loaded already. Raises `UserError` if the source, its rows or the numbers are wrong."""
+    """Read or generate the prompts of a suite, at least one. `held_out`: the run's, if they are
+    loaded already. Raises `UserError` if the source, one of its rows or a size is wrong."""
     section, data, seed = suite.section, suite.config.data, suite.config.run.seed
     source, size, where = section.source, section.size, f"eval.suites: {suite.name}"
-    is_runs = source == data.source and section.options in ({}, data.options)
-    if source is None or (is_generator(source) and is_runs):
+    is_of_run = source == data.source and section.options in ({}, data.options)
+    if source is None or (is_generator(source) and is_of_run):
         if source is not None and data.eval_source is not None:
             data, held_out = data.model_copy(update={"eval_source": None}), None
         prompts = load_prompts(data, seed)[1] if held_out is None else held_out
@@ -61,7 +61,7 @@ def prompts_of(suite: Suite, held_out: list[Prompt] | None = None) -> list[Promp
             prompts = load_prompts(data.model_copy(update={"eval_size": size}), seed)[1]
         if not prompts:
             raise UserError(f"{where}: no prompts are held out (data.eval_size = 0); give a source")
-        source = "what is held out"
+        source = "the held-out set"
     elif is_generator(source):
         count, own_seed = size or EVAL_SIZE, derived_seed("eval", seed)
         rows = generate(source, section.options, own_seed, 0, count, f"{where}: source")[1]
@@ -76,8 +76,8 @@ def prompts_of(suite: Suite, held_out: list[Prompt] | None = None) -> list[Promp
 
 
 def chosen(config: Config, names: Sequence[str]) -> list[Suite]:
-    """Return the suites of section `eval`, or those that are named. Raises `UserError` if there is
-    none so named, or nothing rewards the answers of one."""
+    """Return the suites of section `eval`, or only those in `names`. Raises `UserError` if there is
+    no such suite, or if one has neither reward functions nor environments."""
     suites = {each.name: each for each in config.eval.suites}
     for name in names:
         if name not in suites:
@@ -87,11 +87,11 @@ def chosen(config: Config, names: Sequence[str]) -> list[Suite]:
 
 
 def of_run(config: Config) -> list[Suite]:
-    """Return the suites that a run of `config` evaluates by itself, its held-out prompts first; all
-    of section `eval` where nothing is trained.
+    """Return the suites that a run of `config` evaluates: its held-out prompts first, then those of
+    section `eval` that have `steps`; all of them if the run does not train.
 
     Raises:
-        UserError: nothing rewards the answers of one.
+        UserError: one has neither reward functions nor environments.
     """
     suites = [each for each in config.eval.suites if each.steps or not config.learner.is_used]
     if config.learner.is_used and config.data.eval_size != 0:
@@ -100,7 +100,7 @@ def of_run(config: Config) -> list[Suite]:
 
 
 def _configuration(config: Config, suite: EvalSuite) -> Config:
-    """The run's configuration with the suite's fields put over it."""
+    """The run's configuration, with the fields that the suite sets."""
     sampling = {
         name: value
         for name in ("temperature", "top_p", "top_k", "max_completion_length")
@@ -120,8 +120,8 @@ def _configuration(config: Config, suite: EvalSuite) -> Config:
 
 
 def check_best_metric(config: Config) -> None:
-    """Raise `UserError` unless a run of `config` has the metric by which its best checkpoint is
-    chosen. Where nothing is evaluated, the default means that no checkpoint is the best."""
+    """Raise `UserError` unless a run of `config` has the metric `run.best_metric`. The default is
+    accepted even if nothing is evaluated: no checkpoint is the best then."""
     given, names = config.run.best_metric, [REWARD]
     for suite in of_run(config):
         figures = [f"avg@{suite.n}", *(f"pass@{k}" for k in counted(suite.n))]
@@ -137,12 +137,12 @@ def check_best_metric(config: Config) -> None:
 # -- of a run and its suites -----------------------------------------------------------------------
 
 RUN: SuiteName = ""
-"""Names the run itself, in the place of a suite. Its reward functions and environments serve suites
-that have none of their own."""
+"""Stands for the run itself where a suite's name is due. The run's reward functions and
+environments also serve suites that have none of their own."""
 
 
 def reward_sections(config: Config) -> dict[SuiteName, tuple[RewardFunction, ...]]:
-    """Return the reward functions of the run, then of each suite that has some of its own."""
+    """Return the reward functions of the run (`RUN`), then of each suite with some of its own."""
     own = [each for each in of_run(config) if each.section.functions is not None]
     return {RUN: config.reward.functions} | {
         each.name: each.config.reward.functions for each in own
@@ -150,7 +150,7 @@ def reward_sections(config: Config) -> dict[SuiteName, tuple[RewardFunction, ...
 
 
 def functions_of(config: Config, suite: SuiteName) -> range:
-    """Return the indices of a suite's functions among all those of `reward_sections`."""
+    """Return the indices of a suite's functions in the concatenated `reward_sections`."""
     sections = reward_sections(config)
     wanted, first = suite if suite in sections else RUN, 0
     for name, functions in sections.items():
@@ -167,7 +167,7 @@ def environment_sections(config: Config) -> dict[SuiteName, EnvironmentConfig]:
 
 
 def uses_environments(config: Config) -> bool:
-    """Whether responses have turns, of the run or of a suite that it evaluates."""
+    """Whether the run, or a suite that it evaluates, uses environments, so responses have turns."""
     return any(section.is_used for section in environment_sections(config).values())
 
 
@@ -178,13 +178,13 @@ def load_suites(
     max_length: int,
     tools: Mapping[SuiteName, Tools],
 ) -> dict[SuiteName, SuitePrompts]:
-    """Read and encode the prompts of the suites that a run of `config` evaluates, by their names.
+    """Read and encode the prompts of the suites that a run of `config` evaluates, by suite name.
 
-    `held_out`: of the run, where they are loaded already. `max_length`: the model's context.
-    `tools`: of each suite, what the chat template is told of them.
+    `held_out`: the run's held-out prompts, if they are loaded already. `max_length`: the model's
+    context, in tokens. `tools`: those of each suite that the chat template describes.
 
     Raises:
-        UserError: prompts cannot be had, or do not fit the model.
+        UserError: prompts cannot be read or generated, or do not fit the model's context.
     """
     found, suites = {}, of_run(config)
     if held_out is None and any(suite.section.source is None for suite in suites):

@@ -127,7 +127,7 @@ REFUSES = "the model's chat template refuses the prompt: "
          "a.jsonl:4: the model's chat template leaves the call of 'add' out of the prompt"),
         (BEGINS_NO_TURN, "hi", {}, "the model's chat template does not begin the assistant's turn"),
         (tokenizer({"rag": TEMPLATE, "use": TEMPLATE}), [USER], {},  # type: ignore[arg-type]
-         f"a.jsonl:4: {REFUSES}there are several, rag, use, and none is the default"),
+         f"a.jsonl:4: {REFUSES}there are several (rag, use), and none is the default"),
         (tokenizer("{{ tools | length }}" + TEMPLATE), [USER], {},
          f"a.jsonl:4: {REFUSES}TypeError: object of type 'NoneType' has no len()"),
         (tokenizer("{{ 1 // 0 }}" + TEMPLATE), [USER], {}, f"a.jsonl:4: {REFUSES}ZeroDivisionErr"),
@@ -161,7 +161,7 @@ def test_tools_are_told_to_the_chat_template_or_refused() -> None:
     assert told({"a": [{"name": "add"}], "b": [{"name": "sub"}]}) == "<sub>"
     assert told({"a": [{"name": "add"}], "b": []}) == ""
     add = [{"type": "function", "function": {"name": "add"}}]
-    assert "does not tell of the tool 'add'" in refusal(told, add, CHAT, "addition")
+    assert "does not mention the tool 'add'" in refusal(told, add, CHAT, "addition")
     told(add, CHAT, "1+1?", system_prompt="you may call add")
 
 

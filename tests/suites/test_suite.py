@@ -55,7 +55,7 @@ def test_rows_that_are_trained_on_are_never_held_out(of_a_file: Config) -> None:
     assert texts(suite(of_a_file)) == ["p36", "p37", "p38", "p39"]
     assert texts(suite(of_a_file, size=2)) == ["p36", "p37"]
     message = refusal(prompts_of, suite(of_a_file, size=5))
-    assert "size = 5, but what is held out has 4 rows" in message
+    assert "size = 5, but the held-out set has 4 rows" in message
 
 
 def test_a_file_of_its_own_is_taken_whole(of_a_file: Config, tmp_path: Path) -> None:
