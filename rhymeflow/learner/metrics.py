@@ -15,43 +15,43 @@ from torch import Tensor
 from rhymeflow.learner.sample import Sample
 
 REDUCED = {"clip_ratio/low_min": min, "clip_ratio/high_max": max, "off_policy/max_ratio": max}
-"""What is no mean."""
+"""Metrics that are an extreme over micro-batches, not a mean."""
 FROM_FIRST_PASS = "off_policy/mismatch_kl"
-"""Of each token once, however often it is trained on."""
+"""The metric that counts each token once, however often the batch is trained on."""
 
 
 class Totals:
-    """What micro-batches and optimizer steps found while a batch was trained on."""
+    """Sums over the micro-batches and optimizer steps of one batch."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        """`names`: of the sums that every micro-batch with a sample has."""
+        """`names`: of the sums that every micro-batch with a sample adds."""
         self._found: dict[str, list[Tensor | float]] = {name: [] for name in names}
         self._counts: Counter[str] = Counter()
         self._losses: list[float] = []
-        """Of optimizer steps; on many ranks each rank's share of it."""
+        """One per optimizer step; on several ranks, this rank's share of each."""
         self._grad_norms: list[float] = []
 
     def add(self, found: Mapping[str, Tensor], **counts: int) -> None:
-        """Add what a micro-batch found; `counts`: its `tokens` and the like."""
+        """Add a micro-batch's sums, and its `tokens`, `first_pass`, `computed` and `full`."""
         for name, value in found.items():
             self._found.setdefault(name, []).append(value)
         self._counts.update(counts)
 
     def add_step(self, grad_norm: float, scale: float) -> None:
-        """Count an optimizer step, whose loss is what was added since the last times `scale`."""
+        """Count an optimizer step. Its loss is `scale` times the losses added since the last."""
         self._grad_norms.append(grad_norm)
         self._losses.append(scale * sum(map(float, self._found["loss"]), 0.0))
         self._found["loss"] = []
 
     def as_numbers(self) -> Totals:
-        """The same without tensors, to be sent to another process."""
+        """Return a copy without tensors, to send to another process."""
         other = copy.copy(self)
         other._found = {name: [float(x) for x in found] for name, found in self._found.items()}
         return other
 
     @classmethod
     def merged(cls, parts: Sequence[Totals]) -> Totals:
-        """Of parts of one batch, which took their optimizer steps together."""
+        """Merge the totals of several ranks, which took the same optimizer steps."""
         whole = cls(())
         whole._grad_norms = parts[0]._grad_norms
         for part in parts:
@@ -81,10 +81,10 @@ class Totals:
 
 
 def batch_metrics(batch: Sequence[Sample]) -> dict[str, float]:
-    """What can be said of a batch without the policy.
+    """The metrics of a batch that need no policy.
 
-    The mean and standard deviation of a reward function are over the responses it applied to. Where
-    all responses were cut, the lengths of those that ended are 0, as in TRL.
+    The mean and standard deviation of a reward function are over the responses it applied to. If
+    all responses were truncated, the `terminated_length` metrics are 0, as in TRL.
     """
     reward_N = np.array([sample.reward for sample in batch])
     length_N = np.array([sample.num_sampled for sample in batch])
@@ -114,5 +114,5 @@ def _by_function(batch: Sequence[Sample]) -> dict[str, float]:
 
 
 def _std(values_N: np.ndarray) -> float:
-    """As TRL does: of a sample (n - 1); 0 for a single value."""
+    """Sample standard deviation (n - 1), as in TRL; 0 for a single value."""
     return float(values_N.std(ddof=1)) if len(values_N) > 1 else 0.0

@@ -1,21 +1,15 @@
-"""Samples into packed rows: nothing is padded, and what samples begin with is computed once.
+"""Packs samples into rows without padding; a prefix that several samples share is computed once.
 
-Each row is one micro-batch. Its tokens are the prompts and responses of some samples one after the
-other; samples with the same prompt share the prompt's tokens and those of their responses up to
-where they differ, a tree:
+Each row is one micro-batch: the prompts and responses of some samples, one after the other. Samples
+with the same prompt share its tokens and those of their responses up to where they differ, a tree:
 
     row        p p p x a a b b q q c      prompts p, q; responses x a a, x b b, c
     positions  0 1 2 3 4 5 4 5 0 1 2
     sequences  [p p p x a a]  [p p p x b b]  [q q c]
 
-A shared token is one of each of its samples, and its gradient is the sum of theirs. The surer a
-policy is, the more its responses have in common.
-
-The last token of a response predicts nothing and is not in the row. What an environment answered
-is computed on as the rest, and not predicted. Holds true: rows depend on the
-samples and their order only; each sample is in exactly one row; a row has at most `max_tokens`
-tokens, every response counted in full, unless it is a single sample: so it predicts no more of them
-either. Knows nothing of torch, rewards or the policy.
+The gradient of a shared token is the sum over its samples. The surer a policy is, the more its
+responses have in common. The last token of a response predicts nothing and is not in the row. An
+environment's answers are in the row, but are not predicted.
 """
 
 from __future__ import annotations
@@ -43,20 +37,21 @@ class PackedRow:
     sequences: tuple[np.ndarray, ...]
     """For each member, where its tokens lie in the row, in order, int64."""
     predictors_R: np.ndarray
-    """Where in the row each sampled token is predicted, int64; grouped by member, in order."""
+    """Index in the row of the token that predicts each sampled one, int64; by member, in order."""
     targets_R: np.ndarray
     """The sampled tokens, int64."""
     lengths: tuple[int, ...]
     """Sampled tokens of each member; their sum is R."""
     full: int
-    """T, were all responses computed in full."""
+    """What T would be if samples shared no more than their prompt."""
 
 
 def pack(samples: Sequence[Sample], members: Iterable[int], max_tokens: int) -> list[PackedRow]:
     """Pack `samples[i]` for `i` in `members`, in that order, into rows of at most `max_tokens`.
 
-    A row is closed by the first sample that does not fit; a sample that is longer than `max_tokens`
-    gets a row of its own.
+    Each sample is in exactly one row. A row is closed by the first sample that does not fit, with
+    responses counted in full, so a row neither has nor predicts more tokens than `max_tokens`. A
+    sample that is longer gets a row of its own.
     """
     rows = []
     row = _Builder()
@@ -72,7 +67,7 @@ def pack(samples: Sequence[Sample], members: Iterable[int], max_tokens: int) -> 
 
 
 def added(samples: Sequence[Sample], members: Iterable[int]) -> list[int]:
-    """Tokens that each of `samples[i]` would add to a row that has those before it."""
+    """Tokens that each `samples[i]` would add to a single row that has all members before it."""
     row, sizes = _Builder(), [0]
     for member in members:
         row.add(member, samples[member])
@@ -92,26 +87,26 @@ class _Builder:
     def __init__(self) -> None:
         self.members: list[int] = []
         self.size = 0
-        """Tokens of its prompts and of its responses, in full."""
+        """Tokens of its prompts, each once, and of its responses in full."""
         self._tokens: list[np.ndarray] = []
         self._positions: list[np.ndarray] = []
         self.num_tokens = 0
-        self._known: dict[tuple[int, ...], _Known] = {}
-        """By prompt."""
+        self._known: dict[tuple[int, ...], _Prefixes] = {}
+        """By prompt: its samples so far."""
         self._sequences: list[np.ndarray] = []
         self._samples: list[Sample] = []
 
     def cost(self, sample: Sample) -> int:
-        """What `size` would grow by."""
+        """Tokens by which `size` would grow."""
         prompt = 0 if tuple(sample.prompt_ids) in self._known else len(sample.prompt_ids)
         return prompt + len(sample.completion_ids) - 1
 
     def add(self, member: int, sample: Sample) -> None:
-        """Append a sample, without what the row has of it already."""
+        """Append a sample, without the prefix that the row has already."""
         self.size += self.cost(sample)
-        known = self._known.setdefault(tuple(sample.prompt_ids), _Known())
+        known = self._known.setdefault(tuple(sample.prompt_ids), _Prefixes())
         tokens = np.array([*sample.prompt_ids, *sample.completion_ids[:-1]], dtype=np.int64)
-        shared = known.longest_beginning(tokens)
+        shared = known.longest_prefix(tokens)
         places = np.concatenate([shared, self._append(tokens[len(shared) :], len(shared))])
         known.add(tokens, places)
         self._sequences.append(places)
@@ -146,12 +141,12 @@ class _Builder:
         )
 
 
-class _Known:
-    """Samples of one prompt, and where in the row their tokens lie.
+class _Prefixes:
+    """The samples of one prompt, and where in the row their tokens lie.
 
-    They are sorted by their tokens' bytes: of a sorted list, what has most of its beginning in
-    common with something new stands next to the new one's place, so two are looked at however many
-    there are. Which of several is taken makes no difference: they share those tokens.
+    They are sorted by their tokens' bytes, so the one with the longest prefix in common with a new
+    sample is next to where that would be inserted: two are compared, however many there are. If
+    several have it, any will do: they share those tokens.
     """
 
     def __init__(self) -> None:
@@ -159,14 +154,14 @@ class _Known:
         self._places: list[np.ndarray] = []
 
     def add(self, tokens: np.ndarray, places: np.ndarray) -> None:
-        """These tokens lie there."""
+        """Record where in the row these tokens lie."""
         key = tokens.tobytes()
         index = bisect(self._sorted, key)
         self._sorted.insert(index, key)
         self._places.insert(index, places)
 
-    def longest_beginning(self, tokens: np.ndarray) -> np.ndarray:
-        """Where the most of the first `tokens` lie that a sample begins with too."""
+    def longest_prefix(self, tokens: np.ndarray) -> np.ndarray:
+        """Return where in the row the longest prefix of `tokens` lies that it has already."""
         index = bisect(self._sorted, tokens.tobytes())
         longest = np.zeros(0, dtype=np.int64)
         for neighbour in range(max(index - 1, 0), min(index + 1, len(self._sorted))):

@@ -32,13 +32,13 @@ SUFFIXES = (".png", ".svg")
 _COLUMNS = 3
 _PANEL = (4.4, 3.0)  # width and height, inches
 _MARKED = 25
-"""Points of a curve up to which each has a dot."""
+"""A curve with at most this many points has a dot at each."""
 _PALETTE = "tab10"
 
 Axis = Literal["step", "time", "trajectories"]
 
 STEPS_PER_S = "steps/s"
-"""Computed: steps in a second, from one to the next."""
+"""A metric that is computed here: steps per second, from one step to the next."""
 
 METRICS = {
     "reward": "training reward",
@@ -47,11 +47,11 @@ METRICS = {
     "staleness/mean": "staleness (versions)",
     STEPS_PER_S: "steps/s",
 }
-"""What is drawn by default, with its titles."""
+"""Metrics that are drawn by default, and the titles of their panels."""
 
 _SEED = "run.seed"
 _MOST_FIELDS = 2
-"""Fields in a label; where more differ, the label is the directory."""
+"""Most fields in a label; if runs differ in more, labels are their directories."""
 _UNITS = ((2 * 86_400.0, "days", 86_400.0), (7_200.0, "hours", 3_600.0), (600.0, "minutes", 60.0))
 
 Values = NDArray[np.float64]
@@ -68,7 +68,7 @@ class Curve:
 
 
 def unit_of(end: float) -> tuple[str, float]:
-    """The unit for a time axis that ends at `end` seconds, and its seconds."""
+    """Return the unit for a time axis that ends at `end` seconds, and how many seconds it has."""
     return next(((name, scale) for above, name, scale in _UNITS if end > above), ("seconds", 1.0))
 
 
@@ -119,9 +119,9 @@ class Points:
             self.names.add(STEPS_PER_S)
 
     def curve(self, name: str, smooth: int) -> Curve | None:
-        """Return the metric, if the run has it. `smooth`: a point is the mean of the last `smooth`,
-        weighted by their time if the metric is a rate or share of it; evaluations are few and stay
-        as they are."""
+        """Return the metric, if the run has it. `smooth`: each point is the mean of the last so
+        many, weighted by their time if the metric is a rate or a share of time; evaluations, which
+        are few, are not smoothed."""
         points = {}  # a step that was done again keeps the later value
         for row, value, seconds in self._values(name):
             if value is not None and (x := self._x(row)) is not None:
@@ -134,7 +134,7 @@ class Points:
         return Curve(np.array(list(points), float), smoothed)
 
     def _values(self, name: str) -> list[tuple[dict[str, Any], Any, float]]:
-        """Rows with their values, and the weights of these in a mean."""
+        """(row, value of the metric, its weight in a mean), in order."""
         if name != STEPS_PER_S:
             is_of_time = metrics.is_of_time(name)
             return [
@@ -155,14 +155,14 @@ class Points:
 
 
 def _trained_until(run_dir: Path) -> dict[int, int]:
-    """{step: trajectories trained on until its end}."""
+    """Trajectories that were trained on up to the end of each step."""
     with open_undamaged(run_dir / EVENTS) as reader:
         counts = trained(reader)
     return {0: 0} | dict(zip(counts, accumulate(counts.values()), strict=True))
 
 
 def _smoothed(y: Values, count: int, weights: Values) -> Values:
-    """Running means of the last `count` values, at the beginning of fewer."""
+    """Running means of the last `count` values; at the beginning, of those there are."""
     if count == 1:
         return y
     sums, total = (np.concatenate([[0.0], np.cumsum(each)]) for each in (y * weights, weights))
@@ -173,8 +173,8 @@ def _smoothed(y: Values, count: int, weights: Values) -> Values:
 
 
 def mean(curves: Sequence[Curve]) -> Curve | None:
-    """Return the mean of the curves and the sample standard deviation, where all of them have
-    values; in between, a curve is linear. `None`: there is no such place."""
+    """Return the mean of the curves and its sample standard deviation, where all of them have
+    values; curves are interpolated linearly. `None`: they have no x in common."""
     if len(curves) == 1:
         return curves[0]
     low, high = max(each.x[0] for each in curves), min(each.x[-1] for each in curves)
@@ -199,7 +199,7 @@ def check_names(asked: Sequence[str], runs: Sequence[Points]) -> list[str]:
     return names
 
 
-# -- drawn -----------------------------------------------------------------------------------------
+# -- drawing ---------------------------------------------------------------------------------------
 
 
 def plot(
@@ -212,7 +212,7 @@ def plot(
 ) -> None:
     """Draw metrics of runs to `output`, a PNG or an SVG, which is replaced.
 
-    `names`: of metrics as in `metrics.jsonl`, and `steps/s`; empty: `METRICS`. `smooth`: see
+    `names`: metrics as in `metrics.jsonl`, or `steps/s`; empty: `METRICS`. `smooth`: see
     `Points.curve`.
 
     Raises:
@@ -238,7 +238,7 @@ def plot(
         panel.set_xlabel(said.get(axis, axis))
         if axis == "step":
             panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _entitle(figure, panels, list(groups))
+    _add_labels(figure, panels, list(groups))
     try:
         figure.savefig(output, dpi=120)
     except OSError as error:
@@ -266,7 +266,7 @@ def _draw(
     scale: float,
     label: str,
 ) -> None:
-    """Draw one line, or each of curves that have no x in common."""
+    """Draw the mean of the curves, or each of them if they have no x in common."""
     together = mean(curves) if curves else None
     for curve in [together] if together is not None else curves:
         x = curve.x / scale
@@ -277,7 +277,7 @@ def _draw(
             panel.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
-def _entitle(figure: Figure, panels: Sequence[Axes], labels: Sequence[str]) -> None:
+def _add_labels(figure: Figure, panels: Sequence[Axes], labels: Sequence[str]) -> None:
     if len(labels) == 1:
         figure.suptitle(labels[0], x=0.01, ha="left", fontsize=11)
         return
