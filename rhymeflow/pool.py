@@ -351,6 +351,7 @@ class Pool:
     # -- failures ---------------------------------------------------------------------------------
 
     def _count_failure(self, task: Task, error: str) -> None:
+        """Count a failed call: its task is tried again or, after `retries`, ends with an error."""
         self._release(task)
         task.failures[task.part] += 1
         count = task.failures[task.part]

@@ -1,6 +1,6 @@
-"""The commands that take a configuration: those that train a policy, and those that ask one.
+"""The commands that take a configuration: train, resume, simulate, calibrate, sft, eval, generate.
 
-They report a mistake in it before slow imports.
+A mistake in the configuration is reported before slow imports.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ task of your own:
 
 
 _SFT = """\
-Fine-tunes a model on rows that say what is right (docs/sft.md), in one process:
+Fine-tunes a model on rows with the right answers (docs/sft.md), in one process:
 
   rhymeflow sft --model DIR_OR_HUB_NAME --data FILE --sft.output_dir DIR
 
-A row is {prompt, completion}, or {messages}. DIR is then a model to train on.
+A row is {prompt, completion}, or {messages}. DIR then holds the model.
 """
 
 _EVAL = """\
 Evaluates a model on suites (docs/evaluation.md): a checkpoint, a run directory,
 a Hugging Face directory, a hub name, or recipe:NAME. It is a run that trains
-nothing; with --run.output_dir DIR it stays there.
+nothing; --run.output_dir DIR keeps its directory.
 
   rhymeflow eval runs/RUN                          # its newest checkpoint
   rhymeflow eval runs/RUN/checkpoints/step-50      # as the run evaluates
   rhymeflow eval recipe:demo --n 8                 # as the recipe does
-  rhymeflow eval MODEL demo                        # another model, so too
+  rhymeflow eval MODEL demo                        # another model, likewise
   rhymeflow eval MODEL --data FILE --reward FILE.py:FUNCTION
 
 Figures: mean reward (avg@k), the chance that one of k answers passes (pass@k),
@@ -55,7 +55,7 @@ reward of the majority's answer (maj@k), sampled tokens, share cut by length.
 
 
 _GENERATE = """\
-Answers a prompt, or with --chat a conversation, by a model; text as it comes.
+Answers a prompt, or with --chat converses, and prints text as it is generated.
 --section.field VALUE sets fields of the configuration, as in `train`.
 """
 
@@ -67,7 +67,7 @@ _SHORT = {
     "history": ("RUN_DIR", "a run to draft from"),
 }
 
-_CALIBRATE = "Routing weighs with it (--schedule.cost_model FILE.json), and `simulate` runs on it."
+_CALIBRATE = "Routing and `simulate` use the profile with --schedule.cost_model FILE.json."
 
 
 def add_commands(add: Add) -> None:
@@ -80,7 +80,7 @@ def add_commands(add: Add) -> None:
     )
     what = "read all rows, show the first as it is learnt and the whole configuration, and stop"
     sub.add_argument("--dry-run", action="store_true", help=what)
-    _add_asking(add)
+    _add_evaluation(add)
 
 
 def _add_configured(
@@ -128,7 +128,7 @@ def _add_train(add: Add) -> None:
     )
     for option, (metavar, what) in _SHORT.items():
         sub.add_argument(f"--{option}", metavar=metavar, help=f"{what} ({SHORT[option]})")
-    what = "serve pages over the run while it goes on, and print their address"
+    what = "serve a dashboard of the run while it lasts, and print its address"
     sub.add_argument("--dashboard", action="store_true", help=what)
 
 
@@ -137,10 +137,10 @@ def _add_resume(add: Add) -> None:
         "resume",
         resume,
         takes_fields=True,
-        help="go on with a run, however it ended",
+        help="resume a run, however it ended",
         usage="rhymeflow resume RUN_DIR [--section.field VALUE ...]\n"
         "       rhymeflow resume BACKUP [--output_dir DIR] [--section.field VALUE ...]",
-        epilog="Fields that have no part in what is in flight can be changed, such as "
+        epilog="Fields that do not affect responses in flight can be changed, such as "
         "`--learner.max_steps 200` for a run that is finished.",
     )
     sub.add_argument("run", metavar="RUN_DIR", help="or the backup of a run (run.backup)")
@@ -148,9 +148,9 @@ def _add_resume(add: Add) -> None:
         "--output_dir",
         metavar="DIR",
         type=Path,
-        help="where to rebuild the run of a backup; by default where it was",
+        help="where to restore the run of a backup; by default where it was",
     )
-    sub.add_argument("--dashboard", action="store_true", help="as `train` has it")
+    sub.add_argument("--dashboard", action="store_true", help="as in `train`")
 
 
 def _add_simulated(add: Add) -> None:
@@ -159,7 +159,7 @@ def _add_simulated(add: Add) -> None:
     )
     sub.add_argument("--output", metavar="DIR", type=Path, help="where the timeline goes")
     sub.add_argument(
-        "--workload", metavar="RUN_DIR", type=Path, help="lengths as a real run recorded them"
+        "--workload", metavar="RUN_DIR", type=Path, help="response lengths from a real run"
     )
     what = "fit the cost model of this machine to the log of a run on it"
     sub = add("calibrate", calibrate, help=what, epilog=_CALIBRATE)
@@ -168,7 +168,7 @@ def _add_simulated(add: Add) -> None:
     sub.add_argument("--output", metavar="FILE.json", type=Path, help="where the profile goes")
 
 
-def _add_asking(add: Add) -> None:
+def _add_evaluation(add: Add) -> None:
     sub = _add_configured(
         add,
         "eval",
@@ -180,17 +180,17 @@ def _add_asking(add: Add) -> None:
     sub.add_argument(
         "--suite", metavar="NAME", nargs="+", action="extend", help="only these of eval.suites"
     )
-    what = "answers to each prompt, in place of what the suites say; and so the next two"
+    what = "answers to each prompt, instead of the suites' own number; likewise the next two"
     sub.add_argument("--n", metavar="N", type=positive, help=what)
     sub.add_argument("--size", metavar="N", type=positive, help="prompts of each suite")
     sub.add_argument("--temperature", metavar="T", type=temperature, help="0 is greedy")
     sub.add_argument("--json", action="store_true", help="one JSON object on the last line")
-    sub.add_argument("--output", metavar="FILE", type=Path, help="where the JSON goes too")
+    sub.add_argument("--output", metavar="FILE", type=Path, help="write the JSON there as well")
     sub = add(
         "generate",
         generate,
         takes_fields=True,
-        help="answer a prompt, or converse, by a model",
+        help="answer a prompt, or converse, with a model",
         description=_GENERATE,
         formatter_class=pages.Page,
     )
@@ -201,7 +201,7 @@ def _add_asking(add: Add) -> None:
     sub.add_argument("--chat", action="store_true", help="converse; Ctrl-D or Ctrl-C ends it")
     sub.add_argument("--system", metavar="TEXT", help="a system message (data.system_prompt)")
     for option, metavar in (("temperature", "T"), ("max-tokens", "N"), ("seed", "N")):
-        field = _OF_GENERATE[option.replace("-", "_")]
+        field = _GENERATE_FIELDS[option.replace("-", "_")]
         sub.add_argument(f"--{option}", metavar=metavar, help=f"{field}")
 
 
@@ -219,16 +219,16 @@ def train(args: argparse.Namespace) -> None:
     if config.runtime == "local":
         from rhymeflow.runtime import processes
 
-        processes.prepare()  # its imports go on beside those that follow
+        processes.prepare()  # imports in another process, during those that follow
         with processes.ended_by_interrupt():
             import rhymeflow.runtime.train  # noqa: F401 - takes long
     from rhymeflow.runtime.train import train
 
-    _to_its_end(lambda begin: train(config, begin=begin), args.dashboard)
+    _with_dashboard(lambda begin: train(config, begin=begin), args.dashboard)
 
 
 def resume(args: argparse.Namespace) -> None:
-    """Go on with a run."""
+    """Resume a run, or restore one from its backup and resume it."""
     from rhymeflow.runtime.resume_options import with_options
     from rhymeflow.runtime.train import resume
 
@@ -241,11 +241,11 @@ def resume(args: argparse.Namespace) -> None:
 
         run_dir, said = restore(args.run, args.output_dir)
         print(*said, sep="\n", file=sys.stderr)
-    _to_its_end(lambda begin: resume(run_dir, change, begin=begin), args.dashboard)
+    _with_dashboard(lambda begin: resume(run_dir, change, begin=begin), args.dashboard)
 
 
-def _to_its_end(run: Callable[[Callable[[Path], None]], object], has_dashboard: bool) -> None:
-    """Call `run` with what it is to call with its directory; that starts a dashboard, if wanted."""
+def _with_dashboard(run: Callable[[Callable[[Path], None]], object], has_dashboard: bool) -> None:
+    """Call `run(begin)`; `begin(run_dir)`, which it calls, starts the dashboard if there is one."""
     with ExitStack() as stack:
 
         def begin(run_dir: Path) -> None:
@@ -258,7 +258,7 @@ def _to_its_end(run: Callable[[Callable[[Path], None]], object], has_dashboard: 
 
 
 def simulate(args: argparse.Namespace) -> None:
-    """Run a configuration on a simulated cluster, and plot what happened."""
+    """Run a configuration on a simulated cluster; plot its timeline and print a summary."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
@@ -280,46 +280,46 @@ def simulate(args: argparse.Namespace) -> None:
 
 
 def calibrate(args: argparse.Namespace) -> None:
-    """Fit the cost model to a run."""
+    """Fit the cost model to a run's log; print how well it fits."""
     from rhymeflow.calibration import calibrate as fit
 
     print(fit(args.run_dir, output=args.output).text(args.output))
 
 
 def sft(args: argparse.Namespace) -> None:
-    """Fine-tune a model on rows, and say the loss."""
+    """Fine-tune a model on rows, and print the loss."""
     config = read_config(args.recipe, args.overrides, needed=("model", "data"))
     if args.dry_run:
         from rhymeflow.cli.dry_run import sft_dry_run
 
         sft_dry_run(config)
         return
-    from rhymeflow.sft.train import train  # loads torch; mistakes are said without waiting for it
+    from rhymeflow.sft.train import train  # loads torch; mistakes were reported before
 
     train(config, lambda line: print(line, flush=True))
 
 
-# -- a model is asked ------------------------------------------------------------------------------
+# -- evaluating and generating ---------------------------------------------------------------------
 
 
 def evaluate(args: argparse.Namespace) -> None:
     """Evaluate a model on suites; show a table or JSON."""
     if args.output is not None:
         check_writable(args.output.parent, "--output")
-    config = _of_evaluation(args)
-    from rhymeflow.evaluation import evaluate as found
+    config = _evaluation_config(args)
+    from rhymeflow.evaluation import evaluate as evaluation
 
     named = args.overrides.get("run.output_dir")
-    results = found.evaluate(config, args.suite or (), named and Path(named))
-    figures = found.as_json(config, results)
-    print(json.dumps(figures) if args.json else found.table(results))
+    results = evaluation.evaluate(config, args.suite or (), named and Path(named))
+    figures = evaluation.as_json(config, results)
+    print(json.dumps(figures) if args.json else evaluation.table(results))
     if args.output is not None:
-        found.write(args.output, figures)
+        evaluation.write(args.output, figures)
 
 
-def _of_evaluation(args: argparse.Namespace) -> Config:
-    """The configuration to evaluate a model by. Unless something else is named, a checkpoint in a
-    run directory is evaluated as its run evaluates, and a recipe's model as the recipe does."""
+def _evaluation_config(args: argparse.Namespace) -> Config:
+    """Return the configuration to evaluate a model with. By default a run's checkpoint is evaluated
+    as the run evaluates, and a recipe's model as the recipe does."""
     model = _model(args.model)
     if "model.name" in args.overrides:
         raise UserError(f"--model: the model is {model!r} already")
@@ -332,7 +332,7 @@ def _of_evaluation(args: argparse.Namespace) -> Config:
     data, suites = config.data, config.eval.suites
     if not suites and source:
         suites = (EvalSuite(name=HELD_OUT),)
-    elif not suites:  # all that `data` names
+    elif not suites:  # all rows of `data`
         own = EvalSuite(name="data", source=data.source, options=data.options, size=data.size)
         suites = (own,)
     given = {"n": args.n, "size": args.size, "temperature": args.temperature}
@@ -342,7 +342,7 @@ def _of_evaluation(args: argparse.Namespace) -> Config:
 
 
 def _own_configuration(model: str) -> str | None:
-    """The recipe or file that a model comes with; None: it comes with none."""
+    """The recipe or configuration file that belongs to a model, or None."""
     kind, _, name = model.partition(":")
     if kind == "recipe":
         if name not in list_recipes():
@@ -354,8 +354,8 @@ def _own_configuration(model: str) -> str | None:
 
 
 def _model(given: str) -> str:
-    """The model that is meant: in a run directory its newest checkpoint, which is said, else what
-    was given. Raises `UserError` if the run has none yet, or what was given is a recipe."""
+    """Return a run directory's newest checkpoint, and print its path; else return `given`. Raises
+    `UserError` if the run has no checkpoint yet, or `given` is a recipe."""
     from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
     from rhymeflow.store.schema import EVENTS
 
@@ -369,25 +369,25 @@ def _model(given: str) -> str:
         print(f"rhymeflow: {newest}, the newest checkpoint", file=sys.stderr)
         return str(newest)
     if not path.exists() and given in list_recipes():
-        raise UserError(f"{given}: is a recipe, and a model is due; its model is recipe:{given}")
+        raise UserError(f"{given}: is a recipe, not a model; its model is recipe:{given}")
     return given
 
 
-_OF_GENERATE = {
+_GENERATE_FIELDS = {
     "temperature": "rollout.temperature",
     "max_tokens": "rollout.max_completion_length",
     "seed": "run.seed",
     "system": "data.system_prompt",
 }
-"""Options of `generate`, by the fields that they stand for."""
+"""The field that each option of `generate` sets."""
 
 
 def generate(args: argparse.Namespace) -> None:
-    """Answer a prompt, or converse, by a model."""
+    """Answer a prompt, or converse, with a model."""
     if args.chat and args.prompt is not None:
-        raise UserError("--chat: what is said is read from the terminal, so PROMPT is not given")
+        raise UserError("--chat: prompts are read from the terminal; leave PROMPT out")
     overrides = {"model.name": _model(args.model)}
-    for option, field in _OF_GENERATE.items():
+    for option, field in _GENERATE_FIELDS.items():
         if (value := getattr(args, option)) is not None:
             overrides[field] = value
     if twice := overrides.keys() & args.overrides.keys():
@@ -397,14 +397,14 @@ def generate(args: argparse.Namespace) -> None:
     prompt: str | None = args.prompt
     if prompt is None and not args.chat:
         prompt = _whole_input()
-    from rhymeflow.evaluation import generate as found  # loads torch
+    from rhymeflow.evaluation import generate as chat  # loads torch
 
     try:
-        generator = found.Generator(config, must_fit="rollout.max_completion_length" in overrides)
+        generator = chat.Generator(config, must_fit="rollout.max_completion_length" in overrides)
         if prompt is None:
-            found.chat(generator, _lines(), _write)
+            chat.chat(generator, _lines(), _write)
         else:
-            found.answer_one(generator, prompt, _write)
+            chat.answer_one(generator, prompt, _write)
     except KeyboardInterrupt:
         _write("\n")
         raise

@@ -1,7 +1,7 @@
-"""Training: the entry points, which put a run together and give everything back at its end.
+"""The entry points of training, `train` and `resume`: they assemble a run and clean up after it.
 
-However a run ends (Ctrl-C, a mistake of the user's and a worker's death included), its processes
-and shared memory are given back, and its directory says what was reached.
+However a run ends (Ctrl-C, a user's mistake and a worker's death included), its processes end, its
+shared memory is freed, and `summary.json` says how far it came.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def train(
     progress: Progress | None = None,
     begin: Callable[[Path], Config | None] = lambda path: None,
 ) -> Summary:
-    """Run `config` to its end; return what it came to.
+    """Train with `config` until the run ends; return its summary.
 
-    `observer` is told of it, and `progress` shows it, by default on `console`. `begin` is called
-    with the run directory once it is claimed; it may return another configuration for the run.
+    `observer` is told of each step, and `progress` shows them, by default on `console`. `begin` is
+    called with the run directory once it is claimed, and may return a changed configuration.
 
     Ctrl-C (SIGTERM, or SIGHUP of a terminal that is closed) ends the step that is being trained on,
     saves a checkpoint, and then raises `KeyboardInterrupt`; a second one ends the run at once.
@@ -108,10 +108,10 @@ def resume(
     observer: Observer | None = None,
     begin: Callable[[Path], object] = lambda path: None,
 ) -> Summary:
-    """Resume the run in `run_dir`, however it ended; return what the whole run came to.
+    """Resume the run in `run_dir`, however it ended; return the summary of the whole run.
 
-    `change` makes this attempt's configuration of the last one's, as far as `resume_options`
-    allows. `begin` is called once nothing can be refused. Otherwise like `train`.
+    `change` turns the last attempt's configuration into this one's; `resume_options` says which
+    fields may change. `begin` is called after all checks. Otherwise like `train`.
 
     Raises:
         UserError: there is no run, another process runs it, the change is not possible, or the log
@@ -124,7 +124,7 @@ def resume(
         prepare(before.config)
         open_store.enter_context(one_line(run_dir))
         store = SqliteTrajectoryStore(run_dir / EVENTS)
-        open_store.enter_context(closing(store))  # nobody else writes there now
+        open_store.enter_context(closing(store))  # no other process writes there from now on
         past, config = recall(run_dir, change)
         config = config.changed(run={"output_dir": str(run_dir)})  # it may have been moved
         begin(run_dir)
@@ -132,7 +132,7 @@ def resume(
 
 
 def prepare(config: Config) -> None:
-    """Start loading what workers of this machine need."""
+    """Start importing what workers on this machine need, in the background."""
     if config.runtime == "local":
         processes.prepare()
 
@@ -146,7 +146,7 @@ def load_while(start: Callable[[], None], config: Config, reporter: Reporter) ->
             from rhymeflow.models import tokenizer as tokenizers  # takes long
 
             tokenizer = tokenizers.load_tokenizer(config.model)
-        # Only a chat template tells the policy of tools.
+        # Only a chat template describes tools to the policy.
         tools = tool_schemas_apart(config) if tokenizer.chat_template else {}
         longest = tokenizers.max_length(config.model)
         prompts, held_out = RunPrompts.none(), None
@@ -198,7 +198,7 @@ def attempt(
     results: list[Summary] = []
     backup = None if config.run.backup is None else BackupThread(path, config.run.backup)
     try:
-        with ExitStack() as ending:  # backwards; each is done, whatever becomes of the others
+        with ExitStack() as ending:  # runs in reverse order; all run even if some raise
             ending.callback(lambda: results.append(summary.write(path)))
             if backup is not None:
                 ending.callback(backup.close)
@@ -222,7 +222,7 @@ def attempt(
                         controller.save_last()
                     raise
     except (UserError, WorkerDied) as error:
-        if is_full(path):  # whoever noticed it first may have called it something else
+        if is_full(path):  # the first symptom may have been another error
             raise no_room(path, path) from error
         raise
     (result,) = results
@@ -231,7 +231,7 @@ def attempt(
 
 
 def report_end(console: Console, result: Summary, path: Path, controller: Controller) -> None:
-    """Say what the run came to; raise `KeyboardInterrupt` if the user stopped it."""
+    """Print the summary of the run; raise `KeyboardInterrupt` if the user stopped it."""
 
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False, highlight=False)
@@ -253,12 +253,12 @@ def assembled(
     reporter: Reporter,
     load: Callable[[Callable[[], None], Config, Reporter], Loaded],
 ) -> Controller:
-    """Start the workers, load what the controller needs meanwhile, and put it together."""
+    """Start the workers, load data meanwhile, and return the controller."""
     state = past.coordinator.state
     supervisor = Supervisor(config, runtime, used_names=state.names)
     saved = checkpoints_up_to(path / CHECKPOINTS, state.published or 0)
     shared_memory.free_left(shared_memory.prefix_for(path, ""))
-    store.commit()  # workers read it, and the backup
+    store.commit()  # workers and the backup read the store
     if reporter.backup is not None:
         reporter.backup.start()
     loaded = load(supervisor.start, config, reporter)
@@ -295,8 +295,8 @@ def assembled(
 
 
 def in_force(config: Config, run_dir: Path) -> Config:
-    """The configuration with the values that its open fields have, as far as it, the run directory
-    and the machine decide them. A null that stays means none, off or no limit."""
+    """Return `config` with values for null fields, as far as other fields, the run directory and
+    the machine decide them. A null that remains means none, off or no limit."""
     learner, rollout, history_run = config.learner, config.rollout, config.drafting.history_run
     epsilon_high = learner.epsilon if learner.epsilon_high is None else learner.epsilon_high
     # How many cores a cluster's nodes have is not known.
@@ -320,7 +320,7 @@ def in_force(config: Config, run_dir: Path) -> Config:
 
 
 def in_force_once_loaded(config: Config, tokenizer: Tokenizer, prompts: RunPrompts) -> Config:
-    """With what the data and the tokenizer decide."""
+    """Return `config` with the values that the data and the tokenizer decide."""
     given, found = config.data.chat_template, dict[str, object]()
     found["chat_template"] = bool(tokenizer.chat_template) if given is None else given
     if config.learner.is_used:
@@ -329,7 +329,7 @@ def in_force_once_loaded(config: Config, tokenizer: Tokenizer, prompts: RunPromp
 
 
 def in_force_with(config: Config, ready: LoadedModel) -> Config:
-    """With what the learner says of the model; vLLM's cache is as large as it finds memory for."""
+    """Return `config` with what the learner reports of the model; vLLM sizes its own cache."""
     rollout = config.rollout
     capacity = rollout.max_kv_tokens
     if rollout.engine == "native":
@@ -339,7 +339,7 @@ def in_force_with(config: Config, ready: LoadedModel) -> Config:
 
 
 def check_rows_are_the_same(config: Config, loaded: Loaded, store: SqliteTrajectoryStore) -> None:
-    """Raise `UserError` if rows are not those that the run began with; a new run notes them."""
+    """Raise `UserError` unless rows are those that the run began with; a new run's are recorded."""
     data, known = config.data, store.digests()
     rows = {"data.source": (data.source, loaded.prompts.train)}
     for name, suite in loaded.suites.items():
@@ -360,9 +360,8 @@ def record_config(config: Config, path: Path, store: SqliteTrajectoryStore) -> N
 
 @contextmanager
 def interruptible(controller: Controller) -> Iterator[None]:
-    """Ctrl-C, SIGTERM or SIGHUP once: end the step, save, stop. Twice: end after this turn of the
-    controller, so that nothing is half stored. Outside the main thread signals are left alone.
-    """
+    """Upon Ctrl-C, SIGTERM or SIGHUP: end the step, save, stop. Upon a second: stop after this pass
+    of the controller's loop, so that nothing is half stored. Only in the main thread."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         controller.end_asked = controller.stop_asked

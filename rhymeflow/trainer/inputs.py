@@ -2,12 +2,12 @@
 them and the run can be repeated.
 
     model/            a model and its tokenizer
-    tokenizer/        a tokenizer for a model that is named
+    tokenizer/        a tokenizer that was given with a model's name
     reward_model/     a reward model and its tokenizer, numbered where there are several
     train.jsonl       rows
-    objects.pickle    functions and classes that no module has
+    objects.pickle    functions and classes that cannot be imported by name
 
-Nothing is written before `write`.
+Until `write`, objects are only collected.
 """
 
 from __future__ import annotations
@@ -38,42 +38,42 @@ OBJECTS = "objects.pickle"
 
 
 class Inputs:
-    """The inputs of one run directory. Methods take an object and return its future path."""
+    """The inputs of one run directory. Methods collect an object and return its future path."""
 
     def __init__(self, run_dir: Path) -> None:
         self.folder = run_dir / "inputs"
         self.by_value: dict[str, Any] = {}
-        """Functions and classes that no module has, by what they are called."""
+        """Functions and classes that cannot be imported by name, by their key in the pickle."""
         self.tokenizer_of_model: Any = None
-        """Of a model that is an object."""
+        """Set if the model is given as an object."""
         self._models: list[tuple[str, Any]] = []
         self._files: dict[str, bytes] = {}
 
     def model(self, model: Any, processing_class: Any) -> str:
-        """Take a model by name or as an object, which is saved with its tokenizer."""
+        """Return a model's name, or the future path of an object, saved with its tokenizer."""
         if isinstance(model, str | os.PathLike):
             return os.fspath(model)
         if not hasattr(model, "save_pretrained"):
             raise UserError(f"Trainer: model is a {type(model).__name__}, not a name or a model")
         if hasattr(model, "peft_config"):
-            raise UserError("Trainer: model has adapters: LoRA is not there; merge_and_unload() it")
+            raise UserError("Trainer: model has LoRA adapters: merge_and_unload() it first")
         self.tokenizer_of_model = processing_class or _tokenizer_of(model, "model")
         return self.saved("model", model, self.tokenizer_of_model)
 
     def reward_model(self, model: Any, processing_class: Any) -> str:
-        """Take a reward model, which is an object, and its tokenizer if it is not the model's."""
+        """Collect a reward model object, with the tokenizer given or the one it was loaded with."""
         name = _free_name("reward_model", [folder for folder, _ in self._models])
         tokenizer = processing_class or _tokenizer_of(model, "the reward model")
         return self.saved(name, model, tokenizer)
 
     def saved(self, folder: str, *parts: Any) -> str:
-        """Take models and tokenizers that go to one folder."""
+        """Collect models and tokenizers that are saved in one folder."""
         self._models += ((folder, part) for part in parts)
         return str(self.folder / folder)
 
     def rows(self, dataset: Any, name: str, most: int | None = None) -> tuple[str, int | None]:
-        """Take the first `most` rows of a dataset, or all; return the path of its file and the
-        number of rows, None where they were not counted.
+        """Collect the first `most` rows of a dataset, or all; return the path of its file and the
+        number of rows (None for a dataset given by name, which is not read).
 
         Raises:
             UserError: there are no rows, or a value cannot be written as JSON.
@@ -93,7 +93,7 @@ class Inputs:
         return str(self.folder / file), len(lines)
 
     def name(self, given: Any, what: str) -> str:
-        """Take a function or a class; return its name, or where it will be by value."""
+        """Return the name by which to import a function or class, or its future pickle and key."""
         if isinstance(given, str):
             return given
         if not callable(given):
@@ -107,18 +107,18 @@ class Inputs:
         return f"{self.folder / OBJECTS}:{key}"
 
     def write(self, folder: Path | None = None, *, begun: bool = False) -> None:
-        """Write all of it, by default where it was said to be; `begun`: a run that has it already
-        is resumed.
+        """Write everything, by default to the paths that were returned. `begun`: the run is resumed
+        and has it already.
 
         Raises:
-            UserError: that run began with other rows.
+            UserError: the resumed run began with other rows.
         """
         folder = folder or self.folder
         for name, data in self._files.items() if begun else ():
             path = folder / name
             if name != OBJECTS and path.exists() and path.read_bytes() != data:
                 raise UserError(
-                    f"Trainer: {path} has other rows than the dataset that is given; a run goes on "
+                    f"Trainer: {path} has other rows than the dataset that is given; a run resumes "
                     "with the dataset that it began with"
                 )
         if self._models or self._files:
@@ -130,20 +130,20 @@ class Inputs:
 
 
 def _free_name(title: str, taken: Collection[str]) -> str:
-    """`title`, or with the first number from 2 on that none of `taken` has."""
+    """The first of `title`, `title_2`, `title_3`, ... that is not in `taken`."""
     names = (title if number == 1 else f"{title}_{number}" for number in count(1))
     return next(each for each in names if each not in taken)
 
 
 def frozen_in(model: Any) -> list[str]:
-    """Names of the parameters of a model object that are not to be trained."""
+    """Names of the parameters of a model object that are frozen (`requires_grad` is false)."""
     if isinstance(model, str | os.PathLike):
         return []
     return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
 
 
 def _tokenizer_of(model: Any, what: str) -> Any:
-    """The tokenizer beside the files that a model was loaded from."""
+    """Load the tokenizer from where a model object was loaded."""
     name = getattr(getattr(model, "config", None), "_name_or_path", "")
     if not name:
         raise UserError(f"Trainer: {what} is an object that was not loaded by name; give its "
@@ -160,7 +160,7 @@ def _tokenizer_of(model: Any, what: str) -> Any:
 
 
 def from_hub(name: str, what: str) -> Any:
-    """The split `train` of a dataset of the Hugging Face hub."""
+    """Load the split `train` of a dataset of the Hugging Face hub."""
     datasets = extra("datasets", f"Trainer: {what} = {name!r}: a dataset of the hub", "data")
     try:
         return datasets.load_dataset(name, split="train")
@@ -179,8 +179,8 @@ def _line(row: Any, where: str) -> str:
 
 
 def name_of(given: Callable[..., Any]) -> str | None:
-    """Name a function or a class, `module.name` or `path/to/file.py:name`; None if it has to go by
-    value: a lambda, a closure, a method, an object, or one that was typed into a prompt."""
+    """Return `module.name` or `path/to/file.py:name` of a function or a class; None if it must be
+    pickled by value: a lambda, a closure, a method, an object, or one typed at a Python prompt."""
     name = getattr(given, "__qualname__", "")
     is_named = inspect.isroutine(given) or inspect.isclass(given)
     if not is_named or not name.isidentifier():
@@ -199,7 +199,7 @@ def name_of(given: Callable[..., Any]) -> str | None:
 
 
 def title_of(given: Any) -> str:
-    """Its name in metrics: its own, that of its class, or `lambda`."""
+    """Return the name of a function, class or object for metrics: its own, or that of its class."""
     while hasattr(given, "func") and not hasattr(given, "__name__"):  # of a functools.partial
         given = given.func
     name = getattr(given, "__name__", type(given).__name__)
@@ -209,36 +209,36 @@ def title_of(given: Any) -> str:
 # -- fields of the configuration -------------------------------------------------------------------
 
 
-def judges(
+def reward_fields(
     inputs: Inputs,
     reward_funcs: Any,
     weights: Sequence[float] | None,
     tokenizers: Any,
     environments: Environments | None,
 ) -> dict[str, Any]:
-    """Sections `reward` and `environment`, of reward functions and environments."""
+    """Fields of sections `reward` and `environment` for reward functions and environments."""
     several = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     several = [each for each in several if each is not None]
     given_weights: Sequence[float | None] = [None] * len(several) if weights is None else weights
     tokenizers = tokenizers if isinstance(tokenizers, list) else [tokenizers] * len(several)
-    many = {"reward_weights": given_weights, "reward_processing_classes": tokenizers}
-    for name, each in many.items():
+    per_function = {"reward_weights": given_weights, "reward_processing_classes": tokenizers}
+    for name, each in per_function.items():
         if len(each) != len(several):
             raise UserError(
                 f"Trainer: {len(each)} {name} are given for {len(several)} reward_funcs"
             )
-    apart: list[tuple[Any, float]] = []
+    judged_inside: list[tuple[Any, float]] = []
     functions = []
     for given, weight, tokenizer in zip(several, given_weights, tokenizers, strict=True):
         if environments is not None and wants_environments(given):
-            apart.append((given, 1.0 if weight is None else weight))
+            judged_inside.append((given, 1.0 if weight is None else weight))
         else:
             functions.append(reward_function(given, inputs, weight, tokenizer))
     fields: dict[str, Any] = {}
     if several:
         fields["reward.functions"] = [each.model_dump(mode="json") for each in functions]
     if environments is not None:
-        fields["environment.classes"] = _environments(inputs, environments, apart)
+        fields["environment.classes"] = _environments(inputs, environments, judged_inside)
     return fields
 
 
@@ -265,7 +265,7 @@ def _environments(
 def reward_function(
     given: Any, inputs: Inputs, weight: float | None = None, tokenizer: Any = None
 ) -> RewardFunction:
-    """The entry of `reward.functions` for a reward function, a reward model, or the name of one.
+    """Return the entry of `reward.functions` for a reward function or model, or the name of one.
 
     Keywords of a `functools.partial` become `options`.
     """
@@ -297,7 +297,7 @@ def _is_json(value: Any) -> bool:
 
 
 def train_fields(inputs: Inputs, dataset: Rows, config: Config) -> dict[str, Any]:
-    """Section `data` for a training set. Of one that streams, the rows that the run trains on."""
+    """Fields of section `data` for a training set; of a streaming one, only the rows needed."""
     datasets = sys.modules.get("datasets")
     streams = datasets is not None and isinstance(dataset, datasets.IterableDataset)
     needed = config.learner.max_steps * config.learner.groups_per_batch
@@ -308,13 +308,13 @@ def train_fields(inputs: Inputs, dataset: Rows, config: Config) -> dict[str, Any
 def eval_fields(
     inputs: Inputs, dataset: Rows | Mapping[str, Rows], config: Config
 ) -> dict[str, Any]:
-    """Fields for held-out prompts, or for a suite of each of several datasets."""
+    """Fields for one held-out dataset, or for several by name: each becomes a suite."""
     if not isinstance(dataset, Mapping):
         path, num_rows = inputs.rows(dataset, "eval")
         return {"data.eval_source": path, "data.eval_size": num_rows or config.data.eval_size}
     suites = []
     for name, each in dataset.items():
         path, _ = inputs.rows(each, f"eval-{name}")
-        steps = config.run.eval_steps or config.learner.max_steps  # as of the held-out prompts
+        steps = config.run.eval_steps or config.learner.max_steps  # as for held-out prompts
         suites.append({"name": str(name), "source": path, "steps": steps})
     return {"data.eval_size": 0, "eval.suites": suites}

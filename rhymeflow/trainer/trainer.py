@@ -30,7 +30,7 @@ from rhymeflow.trainer.inputs import (
     Rows,
     eval_fields,
     frozen_in,
-    judges,
+    reward_fields,
     train_fields,
 )
 
@@ -97,7 +97,7 @@ class Trainer:
                 fields["model.tokenizer"] = inputs.saved("tokenizer", processing_class)
         if environment_factory is not None and reward_funcs is None:
             fields["reward.functions"] = []
-        fields |= judges(
+        fields |= reward_fields(
             inputs, reward_funcs, reward_weights, reward_processing_classes, environment_factory
         )
         if tools is not None:
