@@ -24,15 +24,7 @@ from typing import Any
 import msgspec
 
 from benchmarks import harness
-from benchmarks.faults.plan import (
-    CORE_PERIOD,
-    DISK,
-    INSTANCE_PERIOD,
-    PROCESSES,
-    Fault,
-    draw_dense,
-    draw_rates,
-)
+from benchmarks.faults import plan
 from benchmarks.faults.run import Finished, SmallDisk, can_mount, run_with_faults
 from benchmarks.training.train import ROOT
 from rhymeflow.config import Config
@@ -68,10 +60,11 @@ EFFECTIVE = 0.8
 NOTES = (
     "A fault's recovery is the time until the next step that had not been trained before it; the "
     "medians are of the timed runs, and leave out faults that came before the run was over an "
-    f"earlier one. A timed run has a kill of an instance every {INSTANCE_PERIOD:g} s, and of the "
-    f"learner or the controller every {CORE_PERIOD:g} s. A stop of more than {WORKER_TIMEOUT:g} "
-    "seconds counts as a hang for the run. Effective time is the median over pairs of runs of "
-    "steps per second with faults, loading after them included, over those without."
+    f"earlier one. A timed run has a kill of an instance every {plan.INSTANCE_PERIOD:g} s, and of "
+    f"the learner or the controller every {plan.CORE_PERIOD:g} s. A stop of more than "
+    f"{WORKER_TIMEOUT:g} seconds counts as a hang for the run. Effective time is the median over "
+    "pairs of runs of steps per second with faults, loading after them included, over those "
+    "without."
 )
 
 
@@ -119,13 +112,15 @@ def dense(seed: int, num_faults: int) -> Attacked:
     print(f"seed {seed} {setup}:", file=sys.stderr, flush=True)
     if not can_mount():
         print("  only root on Linux can mount a small disk: none is filled", file=sys.stderr)
-    kinds = [*PROCESSES, *[DISK] * can_mount()]
-    plan = draw_dense(seed, num_faults, STEPS_APART, WORKER_TIMEOUT, kinds)
+    kinds = [*plan.PROCESSES, *[plan.DISK] * can_mount()]
+    faults = plan.draw_dense(seed, num_faults, STEPS_APART, WORKER_TIMEOUT, kinds)
     max_steps = (num_faults + 1) * STEPS_APART
     small = SmallDisk(folder / "disk") if can_mount() else contextlib.nullcontext()
     with small as disk:
         run_dir = (disk.folder if disk else folder) / "run"
-        found = run_with_faults(configuration(max_steps, run_dir, DENSE | setup), plan, disk, seed)
+        found = run_with_faults(
+            configuration(max_steps, run_dir, DENSE | setup), faults, disk, seed
+        )
         if found.violations and disk:
             shutil.copytree(disk.folder, folder / "of-disk")
     finish(found, folder)
@@ -135,7 +130,7 @@ def dense(seed: int, num_faults: int) -> Attacked:
 def timed(seed: int, max_steps: int) -> Attacked:
     """One run with kills and one without; which is first changes from seed to seed."""
     folder = Path(tempfile.mkdtemp(prefix="rhymeflow-chaos-"))
-    plans: dict[str, list[Fault]] = {"attacked": draw_rates(seed, MAX_SECONDS), "quiet": []}
+    plans = {"attacked": plan.draw_rates(seed, MAX_SECONDS), "quiet": []}
     found: dict[str, Finished] = {}
     for side in sorted(plans, reverse=bool(seed % 2)):
         print(f"seed {seed}, {side}:", file=sys.stderr, flush=True)
@@ -160,19 +155,15 @@ def configuration(max_steps: int, run_dir: Path, changes: dict[str, str] | None 
 
 
 def rows(runs: Sequence[Attacked]) -> list[dict[str, Any]]:
-    faults = [one for each in runs for one in each.run.faults]
+    labels = Counter(one.fault.label for each in runs for one in each.run.faults)
     found = []
-    for label in sorted({one.fault.label for one in faults}):
-        those = [one for one in faults if one.fault.label == label]
-        row: dict[str, Any] = {"fault": label, "faults": len(those)}
+    for label, count in sorted(labels.items()):
+        row: dict[str, Any] = {"fault": label, "faults": count}
         if seconds := recoveries(runs, label):
             row |= {"timed alone": len(seconds), **harness.spread("median s", seconds, 2)}
         found.append(row)
-    messages = Counter[str]()
-    for each in runs:
-        messages.update(each.run.messages)
-    found += [{"fault": f"message, {what}", "faults": messages[what]} for what in sorted(messages)]
-    return found
+    messages = sum((Counter(each.run.messages) for each in runs), Counter[str]())
+    return found + [{"fault": f"message, {w}", "faults": n} for w, n in sorted(messages.items())]
 
 
 def recoveries(runs: Sequence[Attacked], label: str) -> list[float]:
@@ -194,8 +185,8 @@ def targets(runs: Sequence[Attacked]) -> list[harness.Target]:
             median = statistics.median(seconds)
             name = f"chaos/recovery/{label.partition(',')[0]}"
             found.append(harness.at_most(name, median, most))
-    if pairs := [(each.run.speed, each.quiet_speed) for each in runs if each.quiet_speed]:
-        ratio = harness.median_ratio(*map(list, zip(*pairs, strict=True)))
+    if ratios := [each.run.speed / each.quiet_speed for each in runs if each.quiet_speed]:
+        ratio = statistics.median(ratios)
         found.append(harness.Target("chaos/effective-time", ratio, EFFECTIVE))
     return found
 

@@ -128,10 +128,9 @@ def noting(account: Path) -> Note:
 
 def counted(account: Path) -> Counter[str]:
     counts = Counter[str]()
-    if account.is_file():
-        for line in account.read_text(encoding="utf-8").splitlines():
-            what, count = line.split()
-            counts[what] += int(count)
+    lines = account.read_text(encoding="utf-8").splitlines() if account.is_file() else []
+    for what, count in map(str.split, lines):
+        counts[what] += int(count)
     return counts
 
 

@@ -75,11 +75,10 @@ def run_with_faults(
         violations = audited(run_dir)
         if account.newest != config.learner.max_steps:
             violations.append(f"ended after {account.newest} steps")
-    speed = account.speed() if len(account.steps) > 1 else 0.0
-    messages = dict(counted(attack.messages))
     return Finished(
-        account.injected, violations, account.newest, speed, attack.num_resumed, messages
-    )
+        account.injected, violations, account.newest, account.speed(), attack.num_resumed,
+        dict(counted(attack.messages)),
+    )  # fmt: skip
 
 
 def audited(run_dir: Path) -> list[str]:

@@ -128,15 +128,14 @@ def build_log(
     (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
     nearly = 0.99 * event_log.SNAPSHOT_EVENTS - 1000 if till_snapshot else 0
     with closing(SqliteTrajectoryStore(folder / EVENTS)) as store:
-        store.begin_attempt(config.model_dump_json(), now=0.0, started="2026-01-01T00:00:00+00:00")
         cluster = Cluster(config, store, folder, size)
-        is_resumed = False
-        while not cluster.is_enough(1.0) or cluster.log._num_events < nearly:
+        for attempt, share in ((1, 0.5), (2, 1.0)):
+            now, started = cluster.rounds * ROUND_SECONDS, f"2026-01-0{attempt}T00:00:00+00:00"
+            store.begin_attempt(config.model_dump_json(), now=now, started=started)
+            while not cluster.is_enough(share):
+                cluster.round()
+        while cluster.log._num_events < nearly:
             cluster.round()
-            if not is_resumed and cluster.is_enough(0.5):
-                now, again = cluster.rounds * ROUND_SECONDS, "2026-01-02T00:00:00+00:00"
-                store.begin_attempt(config.model_dump_json(), now=now, started=again)
-                is_resumed = True
         store.commit()
         cluster.metrics.close()
 

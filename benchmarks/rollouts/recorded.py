@@ -6,6 +6,7 @@ Responses of one group stand together; groups come in the order they were reques
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,14 +36,10 @@ class Rollout(NamedTuple):
 def batches(rollouts: Iterable[Rollout], groups: int) -> list[list[Rollout]]:
     """Rollouts of so many groups at a time; never of two epochs together."""
     found: list[list[Rollout]] = []
-    seen: set[int] = set()
-    for rollout in rollouts:
-        is_full = rollout.group not in seen and len(seen) == groups
-        if not found or is_full or found[-1][-1].epoch != rollout.epoch:
-            found.append([])
-            seen = set()
-        seen.add(rollout.group)
-        found[-1].append(rollout)
+    for _, of_epoch in itertools.groupby(rollouts, lambda one: one.epoch):
+        whole = [list(each) for _, each in itertools.groupby(of_epoch, lambda one: one.group)]
+        for first in range(0, len(whole), groups):
+            found.append([one for each in whole[first : first + groups] for one in each])
     return found
 
 
@@ -94,14 +91,10 @@ def enter(
 
 def requests_of(request: dict[str, Any]) -> list[Request]:
     """One request for each prompt that `peers/vllm_driver.py` is asked for."""
-    return [
-        Request(
-            i,
-            prompt,
-            NoiseKey(1000 + row, request["noise_epoch"], sample),
-            Sampling(request["temperature"], 1.0, 0, length, frozenset()),
-        )
-        for i, (prompt, length, (row, sample)) in enumerate(
-            zip(request["prompts"], request["lengths"], request["names"], strict=True)
-        )
-    ]
+    found = []
+    asked = zip(request["prompts"], request["lengths"], request["names"], strict=True)
+    for prompt, length, (row, sample) in asked:
+        key = NoiseKey(1000 + row, request["noise_epoch"], sample)
+        how = Sampling(request["temperature"], 1.0, 0, length, frozenset())
+        found.append(Request(len(found), prompt, key, how))
+    return found

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,10 +60,7 @@ def cores(num_instances: int) -> tuple[list[int], list[list[int]]]:
 
 
 def train(
-    config: Config,
-    *,
-    num_cores: int | None = None,
-    is_enough: Callable[[Path], bool] | None = None,
+    config: Config, *, num_cores: int | None = None, is_enough: Callable[[Path], bool] | None = None
 ) -> Path:
     """Train to the end, or until `is_enough(run_dir)`; return the run directory.
 
@@ -101,29 +99,27 @@ def call(
             preexec_fn=functools.partial(os.sched_setaffinity, 0, chosen),
         )
         try:
-            is_stopped = _wait(process, is_enough)
+            was_interrupted = _wait(process, is_enough)
         except BaseException:  # its workers end with it
             process.kill()
             process.wait()
             raise
-        if process.returncode and not (is_stopped and process.returncode == 130):
+        if process.returncode and not (was_interrupted and process.returncode == 130):
             output.seek(0)
             last = output.read().strip().splitlines()[-1:]
             raise UserError(f"{' '.join(command[1:5])} failed: {' '.join(last)}")
 
 
 def _wait(process: subprocess.Popen[bytes], is_enough: Callable[[], bool] | None) -> bool:
-    is_stopped = False
-    while True:
-        try:
-            process.wait(POLL_SECONDS if is_enough else None)
-        except subprocess.TimeoutExpired:
-            assert is_enough is not None
-            if not is_stopped and is_enough():
-                process.send_signal(signal.SIGINT)
-                is_stopped = True
-        else:
-            return is_stopped
+    """Until it ends; whether it was interrupted."""
+    while is_enough and process.poll() is None:
+        if is_enough():
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            return True
+        time.sleep(POLL_SECONDS)
+    process.wait()
+    return False
 
 
 def repeated(
