@@ -8,6 +8,7 @@ nears its end. After a publication all pull: what is in flight is interrupted an
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import time
 from collections import defaultdict
@@ -29,12 +30,11 @@ SCHEDULE, BOUND, VERSIONS = "staleflow", 5, 6
 
 
 class Timed(Coordinator):
-    """A coordinator that keeps the seconds of its calls, by the name of the event."""
+    """A coordinator that adds the seconds of its calls, by the name of the event."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, seconds: dict[str, list[float]], *args: Any) -> None:
         super().__init__(*args)
-        self.version = 0
-        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.version, self.seconds = 0, seconds
 
     def handle(self, event: Event) -> list[Command]:
         if isinstance(event, VersionPublished):
@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Simulate and report."""
     times = measure(args.instances)
-    rows = [row(name, seconds) for name, seconds in times.items()]
-    rows.append(row("all calls", [t for seconds in times.values() for t in seconds]))
+    together = [t for seconds in times.values() for t in seconds]
+    rows = [row(name, seconds) for name, seconds in {**times, "all calls": together}.items()]
     # Of the call that plans: among a million small ones its times do not show.
     planning = times[Tick.__name__]
     p99 = harness.percentile(planning, 0.99) * 1e3
@@ -71,12 +71,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def measure(instances: int) -> dict[str, list[float]]:
     """Seconds of calls, by the name of the event."""
-    made: list[Timed] = []
-
-    def coordinator(*args: Any) -> Timed:
-        made.append(Timed(*args))
-        return made[-1]
-
     config = configure(
         instances,
         {
@@ -88,12 +82,13 @@ def measure(instances: int) -> dict[str, list[float]]:
             "learner.max_steps": str(VERSIONS + BOUND + 1),
         },
     )
+    seconds: dict[str, list[float]] = defaultdict(list)
     gc.collect()
     gc.disable()  # its pauses belong to whoever makes cycles; the coordinator makes none
-    with mock.patch.object(cluster, "Coordinator", coordinator):
+    with mock.patch.object(cluster, "Coordinator", functools.partial(Timed, seconds)):
         simulate(config, workload(config, None))
     gc.enable()
-    return made[0].seconds
+    return seconds
 
 
 def row(name: str, times: list[float]) -> dict[str, Any]:

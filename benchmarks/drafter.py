@@ -1,8 +1,6 @@
 """Drafts from history, replayed on recorded rollouts: what is accepted, and how long it takes.
 
-`accepted`: at drafts of 4, 8, 16, linear and tree, by epoch, the sequences of a step together and
-earlier epochs as history. `latency`: an iteration of 256 sequences with 16 responses of 8,192
-tokens behind each prompt.
+`latency`: an iteration of 256 sequences with 16 responses of 8,192 tokens behind each prompt.
 """
 
 from __future__ import annotations
@@ -132,11 +130,10 @@ def synthetic(prompts: int, samples: int) -> tuple[list[Rollout], list[Rollout]]
         text = (rng.pareto(1.0, HISTORY_TOKENS) * 20).astype(np.int64) % 32_000
         prompt = rng.integers(0, 32_000, 64).tolist()
         for sample in range(SAMPLES + samples):
-            length = HISTORY_TOKENS if sample < SAMPLES else 1 + 17 * ITERATIONS
+            epoch = int(sample >= SAMPLES)
+            where, length = ((history, HISTORY_TOKENS), (running, 1 + 17 * ITERATIONS))[epoch]
             changed = rng.random(length) < 0.1
             tokens = np.where(changed, rng.integers(0, 32_000, length), text[:length])
-            where = history if sample < SAMPLES else running
-            epoch = int(sample >= SAMPLES)
             where.append(Rollout(row, epoch, epoch, sample, -1, epoch * prompts + row, prompt,
                                  tokens.tolist(), float(rng.integers(0, 2))))  # fmt: skip
     return history, running

@@ -56,11 +56,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             side: functools.partial(measure, name, args.steps or workload.steps)
             for side, measure in (("rhymeflow", train_here), ("trl", train_in_trl))
         }
-        found = repeated(sides, args.repeats or workload.repeats, lambda run: run.speed)
-        speeds = {side: [run.speed for run in runs] for side, runs in found.items()}
+        found = repeated(sides, args.repeats or workload.repeats, lambda run: run[0])
+        speeds = {}
         for side, runs in found.items():
+            speeds[side], lengths = zip(*runs, strict=True)
             row = harness.side_row(side, speeds[side], "trajectories/s")
-            length = statistics.fmean(run.mean_length for run in runs)  # both did the same work
+            length = statistics.fmean(lengths)  # both did the same work
             rows.append({"workload": name, **row, "mean length": round(length, 1)})
         ratio = harness.median_ratio(speeds["rhymeflow"], speeds["trl"])
         targets.append(harness.Target(f"e2e/trl/{name}", ratio, workload.target))
@@ -76,13 +77,7 @@ NOTES = (
 )
 
 
-class Measured(NamedTuple):
-    speed: float
-    """Trajectories per second."""
-    mean_length: float
-
-
-def train_here(recipe: str, steps: int, _: int, run_dir: Path) -> Measured:
+def train_here(recipe: str, steps: int, _: int, run_dir: Path) -> tuple[float, float]:
     ahead = 1 + configuration(recipe, 1, run_dir).schedule.bound
     config = configuration(recipe, 1 + steps + ahead, run_dir)
     rows = training_rows(train(config, num_cores=NUM_CORES))[: 1 + steps]
@@ -90,7 +85,7 @@ def train_here(recipe: str, steps: int, _: int, run_dir: Path) -> Measured:
     return measured(config, steps, [row["time"] for row in rows], lengths)
 
 
-def train_in_trl(recipe: str, steps: int, _: int, run_dir: Path) -> Measured:
+def train_in_trl(recipe: str, steps: int, _: int, run_dir: Path) -> tuple[float, float]:
     config = configuration(recipe, 1 + steps, run_dir)
     path, out = (run_dir.with_suffix(suffix) for suffix in (".yaml", ".json"))
     path.write_text(dump_config(config), encoding="utf-8")
@@ -101,11 +96,13 @@ def train_in_trl(recipe: str, steps: int, _: int, run_dir: Path) -> Measured:
     return measured(config, steps, result["ends"], result["lengths"])
 
 
-def measured(config: Config, steps: int, ends: list[float], lengths: list[float]) -> Measured:
-    """The figures of a run from the ends of its steps, without the first, and their lengths."""
+def measured(
+    config: Config, steps: int, ends: list[float], lengths: list[float]
+) -> tuple[float, float]:
+    """Trajectories per second and mean length of a run, without its first step."""
     assert len(ends) == 1 + steps, f"{len(ends)} steps"
     batch = config.learner.groups_per_batch * config.rollout.num_generations
-    return Measured(steps * batch / (ends[-1] - ends[0]), statistics.fmean(lengths[1:]))
+    return steps * batch / (ends[-1] - ends[0]), statistics.fmean(lengths[1:])
 
 
 def configuration(recipe: str, max_steps: int, run_dir: Path) -> Config:

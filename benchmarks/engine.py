@@ -47,22 +47,17 @@ TARGETS = {"generate": 1.5, "vllm": 1.0}
 
 
 class Workload(NamedTuple):
-    """Requests for every side: prompt ids and numbers of new tokens."""
-
     prompts: list[list[int]]
     lengths: list[int]
+    """Of the responses, in tokens."""
 
 
 def workload() -> Workload:
     rng = random.Random(0)
-    prompts = [
-        [rng.randrange(2, 40_000) for _ in range(rng.randint(20, 60))] for _ in range(REQUESTS)
-    ]
-    lengths = [
-        min(GREATEST, max(LEAST, round(rng.lognormvariate(math.log(MEDIAN), 0.8))))
-        for _ in range(REQUESTS)
-    ]
-    return Workload(prompts, lengths)
+    each = range(REQUESTS)
+    prompts = [[rng.randrange(2, 40_000) for _ in range(rng.randint(20, 60))] for _ in each]
+    drawn = [round(rng.lognormvariate(math.log(MEDIAN), 0.8)) for _ in each]
+    return Workload(prompts, [min(GREATEST, max(LEAST, length)) for length in drawn])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,15 +72,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     with ExitStack() as stack:
         values = harness.interleave(sides(args, workload(), stack), args.repeats)
     ratios = {side: harness.median_ratio(values["engine"], each) for side, each in values.items()}
-    rows = [
-        {**harness.side_row(side, each, "tokens/s"), "engine over it": f"{ratios[side]:.2f}x"}
-        for side, each in values.items()
-    ]
-    targets = [
-        harness.Target(f"engine/{side}", round(ratios[side], 3), least)
-        for side, least in TARGETS.items()
-        if side in values
-    ]
+    rows, targets = [], []
+    for side, each in values.items():
+        row = harness.side_row(side, each, "tokens/s")
+        rows.append({**row, "engine over it": f"{ratios[side]:.2f}x"})
+        if side in TARGETS:
+            target = harness.Target(f"engine/{side}", round(ratios[side], 3), TARGETS[side])
+            targets.append(target)
     notes = NOTES.format(threads=args.threads, repeats=args.repeats)
     return harness.report("engine", rows, targets, args, notes)
 

@@ -15,7 +15,7 @@ import random
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks import harness
 from benchmarks.training.train import repeated, train
@@ -57,25 +57,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     sides = {f"{mean:g} s": partial(trained, mean, args) for mean in (args.seconds, 0.0)}
-    found = repeated(sides, args.repeats, lambda run: run.speed)
-    speeds = {name: [run.speed for run in runs] for name, runs in found.items()}
-    rows = []
-    for name, runs in found.items():
-        row = {"bound": args.bound, **harness.side_row(name, speeds[name], "tokens/s")}
-        rows.append(row | harness.spread("s an answer", [run.answer for run in runs], 2))
-    ratio = harness.median_ratio(*speeds.values())
+    rows, speeds = [], []
+    for name, runs in repeated(sides, args.repeats, lambda run: run[0]).items():
+        tokens, answers = zip(*runs, strict=True)
+        speeds.append(tokens)
+        row = {"bound": args.bound, **harness.side_row(name, tokens, "tokens/s")}
+        rows.append(row | harness.spread("s an answer", answers, 2))
+    ratio = harness.median_ratio(*speeds)
     targets = [harness.Target("environments/tokens-per-s", ratio, LEAST)]
     return harness.report("environments", rows, targets, args)
 
 
-class Trained(NamedTuple):
-    speed: float
-    """Trained tokens per second."""
-    answer: float
-    """Mean seconds of an answer."""
-
-
-def trained(mean: float, args: argparse.Namespace, _: int, run_dir: Path) -> Trained:
+def trained(mean: float, args: argparse.Namespace, _: int, run_dir: Path) -> tuple[float, float]:
+    """Trained tokens per second, and the mean seconds of an answer."""
     fields = {
         "learner.max_steps": str(args.steps),
         "schedule.max_staleness": str(args.bound),
@@ -90,4 +84,4 @@ def trained(mean: float, args: argparse.Namespace, _: int, run_dir: Path) -> Tra
         times = [seconds for (seconds,) in log.query(_TIMES)]
         ((tokens,),), ((answer,),) = log.query(_TOKENS), log.query(_ANSWERS)
     assert len(times) == args.steps
-    return Trained(tokens / (times[-1] - times[0]), answer)
+    return tokens / (times[-1] - times[0]), answer

@@ -41,7 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    sides = {count: partial(measured, count, vars(args)) for count in (1, args.ranks)}
+    def measured(count: int, _: int, out: Path) -> list[dict[str, float]]:
+        return on_ranks(count, measure, vars(args), str(out), timeout=3600.0)
+
+    sides = {count: partial(measured, count) for count in (1, args.ranks)}
     found = repeated(sides, args.repeats, lambda ranks: ranks[0]["train s"])
     rows = [
         {
@@ -55,11 +58,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     print(f"a step on one rank takes {harness.median_ratio(one, many):.2f} of the time on many")
     first, *others = (row for row in rows if row["learner"].endswith(f"of {args.ranks}"))
     name = "ranks/memory that publishing takes, in blocks"
+    most = max(row["publish +MB"] / row["block MB"] for row in others)
     targets = [
         harness.at_most(f"{name}, rank 0", first["publish +MB"] / first["block MB"], 2),
-        harness.at_most(
-            f"{name}, the others", max(row["publish +MB"] / row["block MB"] for row in others), 1
-        ),
+        harness.at_most(f"{name}, the others", most, 1),
     ]
     return harness.report("ranks", rows, targets, args, NOTES)
 
@@ -70,11 +72,6 @@ NOTES = (
     "moments as counted. Measured: `held` between steps, peaks while loading and training, and by "
     "how much publishing and saving exceed `held`."
 )
-
-
-def measured(count: int, args: dict[str, Any], _: int, out: Path) -> list[dict[str, float]]:
-    """The figures of each of so many ranks."""
-    return on_ranks(count, measure, args, str(out), timeout=3600.0)
 
 
 def measure(ranks: Ranks, args: dict[str, Any], out: str) -> dict[str, float]:

@@ -145,11 +145,10 @@ def compared(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> list[dict[s
     """A table row for each figure: medians, and the median of the rounds' errors."""
     rows = []
     for figure in Figures._fields:
-        real, predicted = (
-            [getattr(side, figure) for side in sides] for sides in zip(*pairs, strict=True)
-        )
-        errors = [b - a for a, b in zip(real, predicted, strict=True)]
-        relative = [b / a - 1 for a, b in zip(real, predicted, strict=True) if a > 0]
+        both = [(getattr(real, figure), getattr(simulated, figure)) for real, simulated in pairs]
+        real, predicted = zip(*both, strict=True)
+        errors = [b - a for a, b in both]
+        relative = [b / a - 1 for a, b in both if a > 0]
         rows.append(
             {
                 "schedule": name,

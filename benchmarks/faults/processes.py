@@ -6,6 +6,7 @@ What is slow runs for one part in so many of the time; what was stopped goes on 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import psutil  # type: ignore[import-untyped]
@@ -36,13 +37,8 @@ def of_kind(processes: list[psutil.Process], kind: str) -> list[psutil.Process]:
     `rf:learner.2`."""
     if kind == "controller":
         return processes[:1]
-    names = {each: each.name() for each in processes[1:]}
-    found = [
-        each
-        for each, name in names.items()
-        if name.startswith(PREFIX)
-        and name.removeprefix(PREFIX).partition("-")[0].partition(".")[0] == kind
-    ]
+    name = re.compile(rf"{PREFIX}{kind}([-.]|$)")
+    found = [each for each in processes[1:] if name.match(each.name())]
     return sorted(found, key=lambda each: each.pid)
 
 

@@ -1,6 +1,6 @@
 """Train a Rhymeflow configuration in TRL's `GRPOTrainer`, and record when each step ended.
 
-    python -m benchmarks.peers.trl_side CONFIG.yaml OUT.json [--threads N] [--per-device N]
+    python -m benchmarks.peers.trl_side CONFIG.yaml OUT.json --threads N --per-device N
 
 The same model, prompts, reward and settings; TRL's own defaults otherwise, without what would only
 cost it time. Writes `ends` (seconds) and mean `lengths`, by step.
@@ -58,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("config", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--per-device", type=int, required=True, help="sequences at a time")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -72,16 +72,13 @@ def main() -> None:
 
 
 def build(config: Config, folder: str, per_device: int) -> tuple[Clock, GRPOTrainer]:
-    tokenizer = load_tokenizer(config.model)
-    clock = Clock()
-    device = resolve_device(config.model)
-    source = locate(config.model)
-    folder_of_model = source.location if source.gguf_path is None else converted(source.gguf_path)
+    tokenizer, device = load_tokenizer(config.model), resolve_device(config.model)
+    clock, source = Clock(), locate(config.model)
+    where = source.location if source.gguf_path is None else converted(source.gguf_path)
     prompts, _ = load_prompts(config.data, config.run.seed)
+    how: Any = {"dtype": resolve_dtype(config.model, device), "attn_implementation": "sdpa"}
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(
-            folder_of_model, dtype=resolve_dtype(config.model, device), attn_implementation="sdpa"
-        ),
+        model=AutoModelForCausalLM.from_pretrained(where, **how),
         processing_class=tokenizer,
         reward_funcs=[reward(function, prompts) for function in config.reward.functions],
         train_dataset=dataset(prompts, config, tokenizer),

@@ -81,7 +81,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     shown = splits.chosen(cells(), args.only)
     wanted = [*shown, *(base for cell in shown for base in cell.baselines().values())]
     rows = splits.table(wanted, case, args.jobs)
-    notes = splits.notes(STEPS, spread(rows))
+    both = over_better(rows)
+    spread = both and (
+        "With drafts and informative history, over the better of staleflow and histopipe: "
+        f"{min(both):.3f} to {max(both):.3f} in {len(both)} cells. "
+    )
+    notes = splits.notes(STEPS, spread or "")
     return harness.report(RECORD, rows, targets(rows), args, notes)
 
 
@@ -128,14 +133,4 @@ def targets(rows: Sequence[Mapping[str, Any]]) -> list[harness.Target]:
         (best, statistics.mean, over_better(rows), 1.15),
         ("rhymeflow/either, least of all cells", min, either, 0.97),
         ("rhymeflow/staleflow, useless history, least", min, useless, 0.97),
-    )
-
-
-def spread(rows: Sequence[Mapping[str, Any]]) -> str:
-    both = over_better(rows)
-    if not both:
-        return ""
-    return (
-        "With drafts and informative history, over the better of staleflow and histopipe: "
-        f"{min(both):.3f} to {max(both):.3f} in {len(both)} cells. "
     )
