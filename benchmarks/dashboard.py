@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
@@ -73,10 +74,10 @@ def pages(folder: Path, args: argparse.Namespace) -> harness.Found:
             times[kind] = [1000 * board.timed(question()) for _ in range(args.questions)]
             print(f"{kind}: {_percentiles(times[kind])}", file=sys.stderr, flush=True)
         follows = [_follow(board, folder) for _ in range(NEW_STEPS)]
-        firsts = {
-            kind: [_first(board, folder, question()) for _ in range(FIRSTS)]
-            for kind, question in drawn.items()
-        }
+        firsts: dict[str, list[float]] = defaultdict(list)
+        for kind, question in [each for each in drawn.items() for _ in range(FIRSTS)]:
+            _add_step(board, folder)
+            firsts[kind].append(1000 * board.timed(question()))
     seconds = {
         "opens": (opens, OPENS),
         "first of all": (first_of_all, FIRST_OF_ALL),
@@ -125,12 +126,6 @@ def _read_log(board: Dashboard) -> float:
     while board.ask("/time")["read"] < 1:
         pass
     return time.perf_counter() - began
-
-
-def _first(board: Dashboard, folder: Path, question: Question) -> float:
-    """Milliseconds of a question after a new step."""
-    _add_step(board, folder)
-    return 1000 * board.timed(question)
 
 
 def _follow(board: Dashboard, folder: Path) -> float:

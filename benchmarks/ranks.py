@@ -1,8 +1,9 @@
 """A learner on many ranks against one: seconds of a step and the peak of each process's memory.
 
-Every rank has one thread and a core of its own, where there are enough. Memory is the anonymous
-memory of a process (what it allocated; neither mapped files nor the shared memory of the weight
-store), sampled every 2 ms, above what the process had before it loaded the model.
+Every rank has one thread and a core of its own, where there are enough. MB are a process's own
+memory above that of before loading, every 2 ms: `held` between steps, peaks while loading and
+training, and by how much publishing and saving exceed `held`. `model`: all weights; `block`: the
+largest part gathered at a time; `state`: master weights and AdamW's moments, as counted.
 """
 
 from __future__ import annotations
@@ -63,15 +64,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         harness.at_most(f"{name}, rank 0", first["publish +MB"] / first["block MB"], 2),
         harness.at_most(f"{name}, the others", most, 1),
     ]
-    return harness.report("ranks", rows, targets, args, NOTES)
-
-
-NOTES = (
-    "Seconds: medians of steps. MB: `model` is all weights and `block` the largest part of them "
-    "that is gathered at a time, in compute precision; `state` is master weights and AdamW's "
-    "moments as counted. Measured: `held` between steps, peaks while loading and training, and by "
-    "how much publishing and saving exceed `held`."
-)
+    return harness.report("ranks", rows, targets, args, __doc__ or "")
 
 
 def measure(ranks: Ranks, args: dict[str, Any], out: str) -> dict[str, float]:

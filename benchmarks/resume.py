@@ -125,26 +125,17 @@ def assemble(
     sent: list[Any] = []
     worker = SimpleNamespace(name="rollout-0.9", send=sent.append)
     supervisor: Any = SimpleNamespace(
-        instances={worker.name: worker},
-        rewards=worker,
-        role=lambda name: name,
-        sent=sent,
-        learner=worker,
-        ranks=[worker],
-    )
+        instances={worker.name: worker}, rewards=worker, learner=worker, ranks=[worker],
+        role=lambda name: name, sent=sent,
+    )  # fmt: skip
     store.begin_attempt(config.model_dump_json(), now=past.seconds, started="again")
     controller = Controller(
-        config,
-        supervisor=supervisor,
-        store=store,
+        config, supervisor=supervisor, store=store, reporter=reporter, past=past,
         history=Histories(config, supervisor, reporter, free=print),
-        prompts=prompts(config),
-        suites={},
-        reporter=reporter,
-        past=past,
+        prompts=prompts(config), suites={},
         checkpoints=Checkpoints(config.run, lambda version: False, num_steps=STEPS),
         on_model=lambda ready: None,
-    )
+    )  # fmt: skip
     del sent[:]  # what is judged again
     return controller
 

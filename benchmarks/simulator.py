@@ -68,9 +68,8 @@ def notes(args: argparse.Namespace) -> str:
     return (
         f"demo, {INSTANCES} rollout instance, {args.steps} steps, medians of "
         f"{args.repeats} rounds of a run that is fitted to, a run and its simulation. Cores: "
-        f"learner {learner}, instances {instances}, one thread each. Errors of steps per second "
-        "are relative (simulated / real - 1), idle shares are in shares of the time (0.1 is "
-        "ten percentage points); the relative ones stand beside them."
+        f"learner {learner}, instances {instances}, one thread each. Errors of idle shares are in "
+        "shares of the time (0.1 is ten percentage points), and relative ones beside them."
     )
 
 

@@ -55,12 +55,8 @@ def cells() -> list[Cell]:
     places = [(model, devices, 2048) for model in MODELS for devices in DEVICES]
     # 2K is the setting's longest prompt; a short one shows how much depends on it.
     places.insert(1, (*places[0][:2], 256))
-    return [
-        Cell(name, *place, bound)
-        for place in places
-        for name in SCHEDULES
-        for bound in splits.bounds_of(name, BOUNDS)
-    ]
+    bounds = [(name, bound) for name in SCHEDULES for bound in splits.bounds_of(name, BOUNDS)]
+    return [Cell(name, *place, bound) for place in places for name, bound in bounds]
 
 
 def case(cell: Cell) -> splits.Case:

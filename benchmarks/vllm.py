@@ -1,9 +1,9 @@
 """vLLM behind our engine, against the same vLLM: what the seam costs, and what drafts gain.
 
-Each side is a process of its own that is stopped while others are measured. `seam`: no drafts.
-`repeated`: what a pass over prompts said is history for the next, greedy and with fresh noise.
-`rhyming`: the same with rhyming noise and weights that change. `mismatch`: log-probabilities beside
-the learner's, of the same tokens: the mean of exp(d) - 1 - d, d = learner's minus engine's.
+`seam`: no drafts. `repeated`: what a pass over prompts said is history for the next, greedy and
+with fresh noise. `rhyming`: the same with rhyming noise and weights that change. `mismatch`:
+log-probabilities beside the learner's, of the same tokens: the mean of exp(d) - 1 - d, d =
+learner's minus engine's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """New weights from the learner to an instance: whole, and what changed.
 
-SmolLM2-135M in bfloat16 learns sums (`rhymeflow train smollm2`, in one process), and each version
-is published and pulled both ways.
+SmolLM2-135M in bfloat16 learns sums in one process, on one core, without warm-up; each version is
+published and pulled both ways. A row is the median of the steps, the spread of what changed over
+them. `dense` and `delta`: seconds to publish and to pull, proof included; `still`: to put in what
+was fetched while decoding went on; `repack`: to lay all weights out anew, after either.
 """
 
 from __future__ import annotations
@@ -29,13 +31,6 @@ from rhymeflow.weights.proof import bytes_of
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 
 RATES = (1e-6, 1e-5)
-NOTES = (
-    "One core. A row is the median of {steps} steps of `smollm2` ({groups} groups of 8 responses; "
-    "the spread of what changed is over them), without warm-up, in bfloat16. `dense` and `delta`: "
-    "seconds to publish and to pull, proof included; `still`: to put in what was fetched while "
-    "decoding went on, proof included; `repack`: the engine lays all weights out anew, after "
-    "either."
-)
 KEEP = 3
 SECONDS = ["publish dense", "publish delta", "pull dense", "still", "repack"]
 
@@ -47,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
-    notes = NOTES.format(steps=args.steps, groups=args.groups)
     rows, targets = [], []
     for rate in RATES:
         config = read_config("smollm2", {
@@ -62,7 +56,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         rows.append(_row(rate, found))
         still = harness.median_ratio(found["still"], found["pull dense"])
         targets.append(harness.at_most(f"{rate:g}: still/dense pull", round(still, 3), 0.2))
-    return harness.report("weights", rows, targets, args, notes)
+    return harness.report("weights", rows, targets, args, __doc__ or "")
 
 
 def measure(config: Config, num_steps: int) -> dict[str, list[float]]:

@@ -59,15 +59,11 @@ class Holds:
         self._slowed: dict[psutil.Process, float] = {}
         self._turn = 0
 
-    def stop(self, process: psutil.Process, until: float) -> bool:
-        """Do not let it run. False: there is no such process any more, as with `slow`."""
-        self._stopped[process] = max(until, self._stopped.get(process, until))
-        return done(process.suspend)
-
-    def slow(self, process: psutil.Process, until: float) -> bool:
-        """Let it run in some turns only."""
-        self._slowed[process] = max(until, self._slowed.get(process, until))
-        return process.is_running()
+    def hold(self, process: psutil.Process, until: float, *, stops: bool) -> bool:
+        """Stop it, or let it run in some turns only. False: there is no such process any more."""
+        held = self._stopped if stops else self._slowed
+        held[process] = max(until, held.get(process, until))
+        return done(process.suspend) if stops else process.is_running()
 
     def turn(self, now: float) -> None:
         """Let go on what was held for long enough, and give the slow ones their turn or stop them.

@@ -161,11 +161,9 @@ class Attack:
         return True
 
     def _hurt(self, process: psutil.Process, fault: Fault) -> bool:
-        until = self._now() + fault.seconds
-        if fault.action == "stopped":
-            return self._holds.stop(process, until)
-        if fault.action == "slowed":
-            return self._holds.slow(process, until)
+        if fault.action in ("stopped", "slowed"):
+            until, stops = self._now() + fault.seconds, fault.action == "stopped"
+            return self._holds.hold(process, until, stops=stops)
         if fault.kind == "controller":
             self._killed = True
             return True
@@ -217,11 +215,9 @@ class Attack:
         if state == self._metrics:
             return
         self._metrics = state
-        newest = self.account.newest
-        rows = metrics.read(self.run_dir)
-        self.account.trained(
-            (s for s, row in rows.items() if "completions/mean_length" in row), now
-        )
+        newest, rows = self.account.newest, metrics.read(self.run_dir)
+        steps = [step for step, row in rows.items() if "completions/mean_length" in row]
+        self.account.trained(steps, now)
         if self.account.newest > newest:
             self._stepped = now
 
@@ -241,7 +237,6 @@ class Attack:
 
 NUM_BYTES = 2 * 2**30
 """Far more than a run of the demo writes."""
-_BALLAST = "ballast"
 _CHUNK = bytes(2**20)
 
 
@@ -252,15 +247,15 @@ def can_mount() -> bool:
 class SmallDisk:
     """A disk at `folder`, which is made."""
 
-    def __init__(self, folder: Path, num_bytes: int = NUM_BYTES) -> None:
+    def __init__(self, folder: Path) -> None:
         folder.mkdir()
-        options = f"size={num_bytes}"
+        options = f"size={NUM_BYTES}"
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
-        self.folder = folder
+        self.folder, self._ballast = folder, folder / "ballast"
 
     def fill(self) -> None:
-        with (self.folder / _BALLAST).open("ab", buffering=0) as ballast:
-            size = len(_CHUNK)
+        size = len(_CHUNK)
+        with self._ballast.open("ab", buffering=0) as ballast:
             while size:
                 try:
                     ballast.write(_CHUNK[:size])
@@ -270,7 +265,7 @@ class SmallDisk:
                     size //= 2
 
     def free(self) -> None:
-        (self.folder / _BALLAST).unlink(missing_ok=True)
+        self._ballast.unlink(missing_ok=True)
 
     def __enter__(self) -> SmallDisk:
         return self
