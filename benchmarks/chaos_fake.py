@@ -58,9 +58,8 @@ class Part(msgspec.Struct):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    harness.add_number(
-        parser, "--faults", LINE_FAULTS, "faults, messages not counted, or a few more"
-    )
+    what = "faults, messages not counted, or a few more"
+    harness.add_number(parser, "--faults", LINE_FAULTS, what)
     what = "of the first run (default: the next one after those that are recorded)"
     parser.add_argument("--seed", type=harness.whole(0), metavar="N", help=what)
 
@@ -69,11 +68,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Run and report; with `--record`, together with all that was recorded."""
     recorded = harness.RESULTS / RUNS
     parts = harness.lines(recorded, Part)
-    seed = max((part.first_seed + part.runs for part in parts), default=0)
-    if args.seed is not None:
-        seed = args.seed
-    if not args.record:
-        parts = []
+    next_seed = max((part.first_seed + part.runs for part in parts), default=0)
+    seed = next_seed if args.seed is None else args.seed
+    parts = parts if args.record else []
     left = args.faults
     while left > 0:
         part = measure(seed, min(left, LINE_FAULTS))

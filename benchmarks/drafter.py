@@ -93,17 +93,15 @@ def accepted(args: argparse.Namespace) -> harness.Found:
 def figures(counts: Sequence[Count]) -> dict[str, Any]:
     """Columns of a row; those that are not by epoch are of the epochs with history."""
 
-    def per_step(name: str) -> float:
-        return sum(getattr(count, name) for count in counts[1:]) / steps
-
-    steps = sum(count.steps for count in counts[1:])
-    by_epoch = [f"{count.accepted / count.steps:.2f}" for count in counts]
+    names = ("steps", "accepted", "generated", "drafted", "seconds")
+    steps, *sums = (sum(getattr(count, name) for count in counts[1:]) for name in names)
+    accepted, generated, drafted, seconds = (total / steps for total in sums)
     return {
-        "accepted/step by epoch": " ".join(by_epoch),
-        "accepted/step": round(per_step("accepted"), 3),
-        "mean acceptance length": round(per_step("generated"), 3),
-        "drafted/step": round(per_step("drafted"), 3),
-        "us/sequence": round(1e6 * per_step("seconds"), 2),
+        "accepted/step by epoch": " ".join(f"{c.accepted / c.steps:.2f}" for c in counts),
+        "accepted/step": round(accepted, 3),
+        "mean acceptance length": round(generated, 3),
+        "drafted/step": round(drafted, 3),
+        "us/sequence": round(1e6 * seconds, 2),
     }
 
 

@@ -23,9 +23,8 @@ from rhymeflow.config.load import dump_config, read_config
 
 class Workload(NamedTuple):
     target: float
-    """Ratio to reach."""
     steps: int
-    """Steps counted, after the first."""
+    """Counted, after the first."""
     repeats: int
 
 

@@ -81,10 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     sizes = args.devices or SIZES
     rows = []
-    for devices in sizes:
-        for schedule, bound in SCHEDULES:
-            is_largest = devices == max(sizes)
-            rows += rows_of(Cell(devices, schedule, bound), args.seeds, is_beside=is_largest)
+    for devices, (schedule, bound) in itertools.product(sizes, SCHEDULES):
+        cell = Cell(devices, schedule, bound)
+        rows += rows_of(cell, args.seeds, is_beside=devices == max(sizes))
     return harness.report("faults_simulated", rows, targets(rows), args, NOTES)
 
 
@@ -93,12 +92,8 @@ def rows_of(cell: Cell, seeds: int, *, is_beside: bool) -> list[dict[str, Any]]:
     each baseline.
     """
     quiet = one(cell, None)
-    row: dict[str, Any] = {
-        "devices": cell.devices,
-        "schedule": cell.schedule,
-        "bound": cell.bound,
-        "s/step": round(1 / quiet.steps_per_second, 1),
-    }
+    row: dict[str, Any] = {name: getattr(cell, name) for name in ("devices", "schedule", "bound")}
+    row["s/step"] = round(1 / quiet.steps_per_second, 1)
     rows = [{**row, "recovery": "resume", **resuming(cell, quiet, seeds)}]
     if is_beside:
         found = [one(cell, failures_of(cell, seed)).throughput for seed in range(seeds)]
@@ -121,14 +116,11 @@ def resuming(cell: Cell, quiet: SimulationResult, seeds: int) -> dict[str, Any]:
 
 def cost_of(cell: Cell, kind: str, quiet: SimulationResult, seeds: int) -> tuple[float, int]:
     """Seconds that one death costs, the median over seeds, and how many deaths there were."""
-    found, deaths = [], 0
-    for seed in range(seeds):
-        result = one(cell, apart(cell, kind, seed))
-        died = sum(result.deaths.values())
-        deaths += died
-        if died:
-            found.append((result.seconds - quiet.seconds) / died)
-    return max(0.0, statistics.median(found)), deaths
+    results = [one(cell, apart(cell, kind, seed)) for seed in range(seeds)]
+    deaths = [sum(result.deaths.values()) for result in results]
+    pairs = zip(results, deaths, strict=True)
+    found = [(result.seconds - quiet.seconds) / died for result, died in pairs if died]
+    return max(0.0, statistics.median(found)), sum(deaths)
 
 
 def one(cell: Cell, dying: Iterator[Death] | None) -> SimulationResult:
@@ -185,12 +177,9 @@ def restarting(cell: Cell, quiet: SimulationResult, save_steps: int) -> dict[str
 
 
 def targets(rows: Sequence[Mapping[str, Any]]) -> list[harness.Target]:
-    return [
-        harness.Target(
-            f"faults/{row['devices']} devices/{row['schedule']}, bound {row['bound']}, 100x",
-            row[SIMULATED],
-            AIM,
-        )
-        for row in rows
-        if SIMULATED in row
-    ]
+    found = []
+    for row in rows:
+        if SIMULATED in row:
+            name = f"{row['devices']} devices/{row['schedule']}, bound {row['bound']}, 100x"
+            found.append(harness.Target(f"faults/{name}", row[SIMULATED], AIM))
+    return found

@@ -105,12 +105,12 @@ class Load:
 
     def second(self, second: int) -> None:
         store, events = self.store, []
-        tokens, logprobs = list(range(SEGMENT)), [-0.5] * SEGMENT
+        tokens = list(range(SEGMENT))
         for group, length in list(self._lengths.items()):
             for member in range(MEMBERS):
                 stores.segment(
                     store, (group, member), tokens, start=length, version=self._version,
-                    instance=f"rollout-{member}", steps=SEGMENT, logprobs=logprobs,
+                    instance=f"rollout-{member}", steps=SEGMENT,
                 )  # fmt: skip
             self._lengths[group] = length + SEGMENT
             if length + SEGMENT >= LENGTH:

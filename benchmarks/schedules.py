@@ -19,7 +19,6 @@ from benchmarks import harness
 from benchmarks.simulated import schedules as simulated
 from benchmarks.simulated import splits
 from benchmarks.training.train import cores, pinned, repeated, train, training_rows
-from rhymeflow.config import Config
 from rhymeflow.config.load import read_config
 from rhymeflow.core.events import Evaluated, InstanceJoined, LearnerReady, VersionPublished
 from rhymeflow.observe import metrics
@@ -90,26 +89,21 @@ def sides(names: Iterable[str], bounds: Sequence[int]) -> list[Side]:
 
 
 def measure(side: Side, seed: int, run_dir: Path) -> Run:
-    found = read(train(configure(side, seed, run_dir), is_enough=is_enough))
+    fields = {
+        **pinned(INSTANCES),
+        "schedule.name": side.schedule,
+        "schedule.max_staleness": str(side.bound),
+        "learner.max_steps": str(MAX_STEPS),
+        "run.eval_steps": str(EVAL_STEPS),
+        "run.report_to": "[]",
+        "run.seed": str(seed),
+        "run.output_dir": str(run_dir.resolve()),
+    }
+    if not side.has_drafts:
+        fields["drafting.window"] = "off"
+    found = read(train(read_config("demo", fields), is_enough=is_enough))
     assert found.staleness <= side.bound, f"{side}: staleness {found.staleness}"
     return found
-
-
-def configure(side: Side, seed: int, run_dir: Path) -> Config:
-    return read_config(
-        "demo",
-        {
-            **pinned(INSTANCES),
-            **({} if side.has_drafts else {"drafting.window": "off"}),
-            "schedule.name": side.schedule,
-            "schedule.max_staleness": str(side.bound),
-            "learner.max_steps": str(MAX_STEPS),
-            "run.eval_steps": str(EVAL_STEPS),
-            "run.report_to": "[]",
-            "run.seed": str(seed),
-            "run.output_dir": str(run_dir.resolve()),
-        },
-    )
 
 
 def is_enough(run_dir: Path) -> bool:

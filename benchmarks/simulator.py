@@ -163,7 +163,6 @@ def compared(name: str, pairs: Sequence[tuple[Figures, Figures]]) -> list[dict[s
 
 def target(row: Mapping[str, Any]) -> harness.Target:
     """Relative error of steps per second, errors of idle shares in shares of the time."""
-    figure = row["figure"]
-    error, unit = ("relative", "relative") if figure == "steps_per_s" else ("error", "points")
-    name = f"simulator/{row['schedule']}/{figure} ({unit})"
-    return harness.at_most(name, abs(row[error]), TOLERANCE)
+    is_speed = row["figure"] == "steps_per_s"
+    name = f"simulator/{row['schedule']}/{row['figure']} ({'relative' if is_speed else 'points'})"
+    return harness.at_most(name, abs(row["relative" if is_speed else "error"]), TOLERANCE)
