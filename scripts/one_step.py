@@ -43,8 +43,14 @@ def entered(frame, event, argument):
             files[pid] = os.open(f"{OUT}/{pid}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         os.write(files[pid], f"{tick} {code.co_filename} {code.co_name}\\n".encode())
 
-threading.setprofile(entered)
-sys.setprofile(entered)
+def follow():
+    threading.setprofile(entered)
+    sys.setprofile(entered)
+
+if "forkserver" in "".join(sys.orig_argv):
+    os.register_at_fork(after_in_child=follow)  # its imports, which take long, are no step's
+else:
+    follow()
 """
 
 

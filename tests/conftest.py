@@ -6,11 +6,15 @@ real runs, which take longest, come first. Each process and its workers compute 
 
 from __future__ import annotations
 
+import gc
 import os
+import runpy
+import sys
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
@@ -43,7 +47,43 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return run
 
 
+@pytest.fixture
+def run_script(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., str]:
+    """What `python SCRIPT ...` prints in `tmp_path`; here, where all is imported already."""
+
+    def run(script: Path, *arguments: str | Path) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [str(script), *map(str, arguments)])
+        runpy.run_path(str(script), run_name="__main__")
+        return str(capsys.readouterr().out)
+
+    return run
+
+
+@pytest.fixture(autouse=True, scope="session")
+def workers_that_have_loaded_all() -> Iterator[None]:
+    """Workers of these tests are forked from one server, which has loaded all that they run."""
+    from rhymeflow.runtime import processes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "PRELOAD", ["rhymeflow.workers.preload", "tests.loaded"])
+        yield
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that have slow tests, so that none of them is left alone at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_configure() -> None:
+    """To look for garbage would make the imports of all tests a quarter longer."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no collection of garbage looks at it again."""
+    gc.freeze()
+    gc.enable()

@@ -22,21 +22,17 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 LENGTHS = (30, 120, 300, 450)
 
 
-def timings(truth: DecodeFit, noise: float = 0.0, seed: int = 0) -> list[Stretch]:
-    """What the cost model makes of ten iterations, each off by up to `noise` of itself."""
-    chance = random.Random(seed)
+def timings(truth: DecodeFit) -> list[Stretch]:
+    """What the cost model makes of ten iterations."""
     exact = [Stretch(0, 10, n, n * length, True) for n in SIZES for length in LENGTHS]
-    return [
-        each._replace(seconds=truth.seconds(each) * chance.uniform(1 - noise, 1 + noise))
-        for each in exact
-    ]
+    return [each._replace(seconds=truth.seconds(each)) for each in exact]
 
 
 def off(fit: DecodeFit, found: list[Stretch]) -> float:
     return errors(map(fit.seconds, found), (each.seconds for each in found)).mean
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @example(k1=1e-6, kink=4.5, k3=6.8445e-4, c=2**-7, k4=0.0)  # a kink between two coarse places
 @given(
     k1=st.floats(1e-8, 1e-6),
@@ -53,15 +49,6 @@ def test_exact_timings_are_met(k1: float, kink: float, k3: float, c: float, k4: 
 
 
 @settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 10**6), kink=st.floats(8, 90))
-def test_noise_is_averaged_out(seed: int, kink: float) -> None:
-    truth = DecodeFit(2e-7, 5e-5 * kink + 1e-3, 5e-5, 1e-3, 0.0)
-    fit = fit_decode(timings(truth, noise=0.05, seed=seed))
-    assert off(fit, timings(truth)) < 0.03
-    assert fit.k1 == pytest.approx(2e-7, rel=0.2)
-
-
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.builds(

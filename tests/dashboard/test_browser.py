@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,14 +15,16 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from rhymeflow.config.load import dump_config, read_config
+from rhymeflow.config.load import read_config
 from rhymeflow.core.events import InstanceJoined, LearnerReady
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard.run import Run
 from rhymeflow.sim.simulate import simulate
 from tests.dashboard.conftest import FIELDS, TOKEN, serving
 from tests.export.made import MadeRun, model
-from tests.runtime.tiny import tiny_config
+from tests.processes import Command
+from tests.runtime.tiny import file_of, tiny_config
+from tests.runtime.tiny import until as wait_until
 from tests.store.stores import finished, segment
 
 pytestmark = pytest.mark.slow
@@ -364,16 +364,13 @@ def test_a_live_run_is_followed_in_every_view(chromium, tmp_path: Path) -> None:
     config = tiny_config(
         tmp_path, learner={"max_steps": 10_000}, run={"report_to": [], "eval_steps": 0}
     )
-    path = tmp_path / "live.yaml"
-    path.write_text(dump_config(config))
-    command = [sys.executable, "-m", "rhymeflow", "train", str(path), "--dashboard"]
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    run = Command("train", file_of(config, tmp_path), "--dashboard", cwd=tmp_path)
     try:
-        said = run.stdout.readline()
-        match = re.match(r"dashboard: (http://127\.0\.0\.1:\d+/)\?token=\S+\n", said)
-        assert match, said
+        wait_until(lambda: run.output.count("\n"))
+        match = re.match(r"dashboard: (http://127\.0\.0\.1:\d+/)\?token=\S+\n", run.output)
+        assert match, run.output
         page = chromium.new_page()
-        page.goto(said.split()[1], timeout=60_000)
+        page.goto(match[0].split()[1], timeout=60_000)
         page.wait_for_selector("main h1", timeout=60_000)
         steps = "Number(document.querySelector('.facts dd')?.textContent.split(' ')[0] ?? 0)"
         until(page, f"() => {steps} > 2", seconds=60)
@@ -391,4 +388,3 @@ def test_a_live_run_is_followed_in_every_view(chromium, tmp_path: Path) -> None:
             page.goto(match[1])
     finally:
         run.kill()
-        run.wait()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,25 +17,17 @@ from tests.runtime.tiny import tiny_config
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
+Run = Callable[..., str]
 RULE = f"{EXAMPLES / 'custom_strategy.py'}:route"
-
-
-def run(*arguments: str | Path, cwd: Path) -> str:
-    """What `python ...` prints; it has to succeed."""
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)], cwd=cwd, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 # -- plain_loop.py --------------------------------------------------------------------------------
 
 
-def test_the_plain_loop_runs(tmp_path: Path) -> None:
+def test_the_plain_loop_runs(run_script: Run, tmp_path: Path) -> None:
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(dump_config(tiny_config(tmp_path)), encoding="utf-8")
-    printed = run(EXAMPLES / "plain_loop.py", recipe, "--learner.max_steps", "2", cwd=tmp_path)
+    printed = run_script(EXAMPLES / "plain_loop.py", recipe, "--learner.max_steps", "2")
     assert [line.split("reward")[0] for line in printed.splitlines()] == [
         "step   1  ",
         "step   2  ",
@@ -66,13 +57,13 @@ def test_the_readme_shows_the_trainer_example() -> None:
 
 
 @pytest.mark.slow
-def test_the_trainer_example_runs(tmp_path: Path) -> None:
+def test_the_trainer_example_runs(run_script: Run, tmp_path: Path) -> None:
     text = (EXAMPLES / "trainer.py").read_text(encoding="utf-8")
     short = text.replace('"max_steps": 20', '"max_steps": 1, "groups_per_batch": 2')
     shorter = short.replace("rows[:64]", "rows[:4]")
     assert len({text, short, shorter}) == 3, "both were shortened"
     (tmp_path / "trainer.py").write_text(shorter, encoding="utf-8")
-    assert " -> " in run("trainer.py", cwd=tmp_path).splitlines()[-1]
+    assert " -> " in run_script(tmp_path / "trainer.py").splitlines()[-1]
 
 
 # -- custom_strategy.py ---------------------------------------------------------------------------
@@ -94,9 +85,9 @@ def test_the_rule_carries_a_run_of_the_protocol(tmp_path: Path) -> None:
     assert len(body.batches) == 5
 
 
-def test_the_rule_is_compared_in_the_simulator(tmp_path: Path) -> None:
+def test_the_rule_is_compared_in_the_simulator(run_script: Run) -> None:
     small = ["--learner.groups_per_batch", "8", "--learner.max_steps", "4"]
-    printed = run(EXAMPLES / "custom_strategy.py", *small, cwd=tmp_path)
+    printed = run_script(EXAMPLES / "custom_strategy.py", *small)
     rules = [line.split()[0] for line in printed.splitlines()]
     assert rules == ["fewest_requests", "waterfall", "custom_strategy.py:route"]
     assert all("tokens/s" in line for line in printed.splitlines())

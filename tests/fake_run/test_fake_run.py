@@ -27,7 +27,7 @@ from tests.fake_run.run import SCHEDULE_NAMES, FakeRun, configuration, run_with_
 from tests.fake_run.runtime import Rates
 from tests.fake_run.world import World
 
-EXAMPLES = 50
+EXAMPLES = 30
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -24,8 +22,9 @@ from rhymeflow.runtime import train as runtime
 from rhymeflow.runtime.resume_options import with_options
 from rhymeflow.utils import shared_memory
 from rhymeflow.utils.child import descendants
+from tests.processes import Command
 from tests.runtime.logs import audit, each_turn, train
-from tests.runtime.tiny import program, published, tiny_config, until
+from tests.runtime.tiny import file_of, published, tiny_config, until
 
 STEPS = 6
 
@@ -168,23 +167,28 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path, straight, damage
 
 
 @pytest.mark.slow
-def test_the_command_resumes_a_run_that_was_killed_from_outside(tmp_path):
-    config = small(tmp_path, learner={"max_steps": 12})
-    command = [sys.executable, "-m", "rhymeflow"]
-    process = program(config, tmp_path, cwd=tmp_path)
-    until(lambda: published(tmp_path / "run") >= 3)
-    prefix = shared_memory.prefix_for(tmp_path / "run", "")
+def test_the_command_resumes_a_killed_run_and_ctrl_c_ends_the_step_and_saves(tmp_path):
+    run_dir = tmp_path / "run"
+    config = small(tmp_path, learner={"max_steps": 10_000})
+    process = Command("train", file_of(config, tmp_path), cwd=tmp_path)
+    until(lambda: published(run_dir) >= 3)
+    prefix = shared_memory.prefix_for(run_dir, "")
     for pid in (process.pid, *descendants(process.pid)):
         os.kill(pid, signal.SIGKILL)  # whoever would take away what the others leave, too
     process.wait()
     left = list(shared_memory.DIRECTORY.glob(f"{prefix}*"))
     assert left or not shared_memory.DIRECTORY.is_dir()
-    again = subprocess.run([*command, "train", "config.yaml"], cwd=tmp_path, capture_output=True)
-    assert b"rhymeflow resume" in again.stderr
-    done = subprocess.run(
-        [*command, "resume", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 12
+    reached = published(run_dir)
+    again = Command("train", "config.yaml", cwd=tmp_path)
+    assert again.wait() == 2
+    assert "rhymeflow resume" in again.output
+    process = Command("resume", "run", cwd=tmp_path)
+    until(lambda: published(run_dir) >= reached + 2)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130, process.output
+    assert "stopped" in process.output
+    checkpoint = f"checkpoints/step-{json.loads((run_dir / 'summary.json').read_text())['steps']}"
+    assert (run_dir / checkpoint).is_dir()
+    assert checkpoint in process.output
     assert not list(shared_memory.DIRECTORY.glob(f"{prefix}*"))
-    audit(tmp_path / "run")
+    audit(run_dir)

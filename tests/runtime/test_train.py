@@ -22,7 +22,7 @@ from rhymeflow.utils.stopping import STOP_SIGNALS, as_interrupts
 from tests.processes import is_running
 from tests.runtime import plain
 from tests.runtime.logs import reader, train
-from tests.runtime.tiny import program, published, tiny_config, until
+from tests.runtime.tiny import program, tiny_config, until
 
 SYNCHRONOUS = {"name": "synchronous", "max_staleness": None}
 TOLD = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -129,18 +129,3 @@ def test_a_run_that_is_stopped_while_it_loads_says_so_and_leaves_no_worker(tmp_p
     assert process.returncode in (130, -signal.SIGINT)  # Python's own, if it was in an `exec`
     assert (tmp_path / "run" / "summary.json").exists()
     assert time.monotonic() - started < 10.0
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_the_step_saves_and_says_so(tmp_path):
-    config = tiny_config(tmp_path, learner={"max_steps": 10_000})
-    process = program(config, tmp_path, **TOLD)
-    until(lambda: published(tmp_path / "run") >= 1)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
-    assert "stopped" in output
-    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
-    assert str(checkpoint) in output
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert f"step-{summary['steps']}" == checkpoint.name

@@ -46,10 +46,16 @@ def save_prompts(path: Path, count: int = NUM_PROMPTS) -> Path:
 
 
 def program(config: Config, directory: Path, **how: Any) -> subprocess.Popen:
-    """`rhymeflow train` of this configuration, in a process of its own."""
+    """`rhymeflow train` of this configuration, in an interpreter of its own."""
+    command = [sys.executable, "-m", "rhymeflow", "train", file_of(config, directory)]
+    return subprocess.Popen(command, **how)
+
+
+def file_of(config: Config, directory: Path) -> str:
+    """A new file with this configuration."""
     file = directory / "config.yaml"
     file.write_text(json.dumps(config.model_dump(mode="json")))
-    return subprocess.Popen([sys.executable, "-m", "rhymeflow", "train", str(file)], **how)
+    return str(file)
 
 
 def until(condition: Callable[[], object], seconds: float = 120.0) -> None:

@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -30,10 +29,11 @@ from rhymeflow.store.backup import BackupThread, check_free, copied, restore
 from rhymeflow.store.checkpoint_dirs import checkpoints_up_to
 from rhymeflow.utils import shared_memory
 from rhymeflow.utils.child import descendants
+from tests.processes import Command
 from tests.refused import refusal
 from tests.runtime.logs import audit, tokens
 from tests.runtime.test_resume import SYNCHRONOUS, learned, small
-from tests.runtime.tiny import program, published, until
+from tests.runtime.tiny import file_of, published, until
 from tests.store.made_up import MadeUpRun
 from tests.store.stores import segment
 
@@ -347,7 +347,7 @@ def test_a_run_whose_machine_is_lost_goes_on_from_its_backup(tmp_path):
     before. Lost is no more than what came after the checkpoint before the last."""
     run_dir, url = tmp_path / "run", f"{tmp_path}/backup"
     config = small(tmp_path, learner={"max_steps": 9}, run={"backup": url}, **SYNCHRONOUS)
-    process = program(config, tmp_path, cwd=tmp_path)
+    process = Command("train", file_of(config, tmp_path), cwd=tmp_path)
     until(lambda: published(run_dir) >= 7)
     for pid in (process.pid, *descendants(process.pid)):
         os.kill(pid, signal.SIGKILL)
@@ -356,11 +356,10 @@ def test_a_run_whose_machine_is_lost_goes_on_from_its_backup(tmp_path):
     done, sampled = learned(run_dir), tokens(run_dir)
     shared_memory.free_left(shared_memory.prefix_for(run_dir, ""))
     shutil.rmtree(run_dir)
-    command = [sys.executable, "-m", "rhymeflow", "resume", url]
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert again.returncode == 0, again.stderr
-    told = re.match(rf"{url}: the log until event \d+, version (\d+)\n", again.stderr)
-    assert told, again.stderr
+    again = Command("resume", url, cwd=tmp_path)
+    assert again.wait() == 0, again.output
+    told = re.match(rf"{url}: the log until event \d+, version (\d+)\n", again.output)
+    assert told, again.output
     assert saved[-2] <= int(told[1])
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["steps"], summary["backup"]) == (9, f"{url}: up to date")
