@@ -97,7 +97,7 @@ def routes(commands):
     return [(str(each.trajectory), each.instance) for each in found]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     scenario=runs(),
     capacities=capacities,

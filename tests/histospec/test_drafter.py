@@ -98,7 +98,7 @@ CURVES = {
     "half": lambda rows: 1e-2 + 1e-3 * rows,
     "proportional": lambda rows: 5e-4 + 1e-3 * rows,
 }
-CHANCES = {"none": [0.0], "few": [0.2], "most": [0.9], "mixed": [0.0, 0.1, 0.5, 0.95]}
+CHANCES = {"none": [0.0], "most": [0.9], "mixed": [0.0, 0.1, 0.5, 0.95]}
 LENGTHS = {1: 2000, 32: 1000, 256: 450}
 
 

@@ -138,7 +138,7 @@ def story(cluster: Cluster) -> tuple:
     )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32))
 def test_every_run_ends_and_keeps_the_laws(seed: int) -> None:
     cluster = a_cluster(seed)

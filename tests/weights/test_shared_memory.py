@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rhymeflow.errors import UserError
+from rhymeflow.runtime import processes
 from rhymeflow.utils import shared_memory
 from rhymeflow.weights import manifest
 from rhymeflow.weights.base import SharedMemoryWeightHandle, VersionUnavailable
@@ -20,8 +20,6 @@ from rhymeflow.weights.manifest import ManifestMismatch
 from rhymeflow.weights.proof import ChecksumMismatch
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from tests.weights.made_up import bits, checksum_of, install, weights
-
-SPAWN = multiprocessing.get_context("spawn")
 
 
 def tensors(value: float, size: int = 1000) -> dict[str, Tensor]:
@@ -254,9 +252,11 @@ def follow(handle: SharedMemoryWeightHandle, last: int, report) -> None:
 def test_racing_pulls_are_never_torn(keep):
     store = SharedMemoryWeightStore(manifest.manifest_of(weights(0)), keep=keep)
     store.publish(0, weights(0))
-    pipes = [SPAWN.Pipe(duplex=False) for _ in range(2)]
+    processes.prepare()
+    context = processes.context()
+    pipes = [context.Pipe(duplex=False) for _ in range(2)]
     readers = [
-        SPAWN.Process(target=follow, args=(store.handle, 60, theirs), daemon=True)
+        context.Process(target=follow, args=(store.handle, 60, theirs), daemon=True)
         for _, theirs in pipes
     ]
     for reader in readers:

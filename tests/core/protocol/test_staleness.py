@@ -121,7 +121,7 @@ class Protocol(RuleBasedStateMachine):
         self.pair.check("reserve")
 
 
-Protocol.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+Protocol.TestCase.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
 TestProtocol = Protocol.TestCase
 
 
@@ -131,7 +131,7 @@ class Ordered(Protocol):
     is_ordered = True
 
 
-Ordered.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+Ordered.TestCase.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
 TestOrdered = Ordered.TestCase
 
 
