@@ -1,8 +1,8 @@
 """Errors that users read, and suggestions for unknown names.
 
-A mistake of the user's raises `UserError` with one line that says what and where; the command line
-prints it and exits with 2. A `RunError` is not caused by the input: one line too, and exit code 1.
-Any other exception is a defect of Rhymeflow and keeps its traceback.
+The command line prints the one line of a `UserError` (bad input) and exits with 2, or that of a
+`RunError` (not caused by the input) and exits with 1. Any other exception is a defect of Rhymeflow
+and keeps its traceback.
 """
 
 import difflib
@@ -15,15 +15,15 @@ class UserError(ValueError):
 
 
 class RunError(RuntimeError):
-    """A run cannot continue; the message says all that there is to know."""
+    """A run cannot continue; the message says why."""
 
 
 class StorageError(RunError):
-    """The disk is full, or files of the run are gone or damaged: what, where, and what to do."""
+    """The disk is full, or files of the run are missing or damaged; the message says what to do."""
 
 
 def to_resume(run: object) -> str:
-    """The command that resumes a run, quoted for a shell."""
+    """Return the command that resumes a run, quoted for a shell."""
     return f"rhymeflow resume {shlex.quote(str(run))}"
 
 
@@ -34,12 +34,12 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean X?`, or "" if no name is similar."""
-    found = closest(name, known)
-    return f"; did you mean {found}?" if found else ""
+    match = closest(name, known)
+    return f"; did you mean {match}?" if match else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean X?`, or up to 20 known names, or ""."""
+    """Return `; did you mean X?`, else the known names if there are at most 20, else ""."""
     names = sorted(known)
-    few = f"; there are: {', '.join(names)}" if 0 < len(names) <= 20 else ""
-    return suggestion(name, names) or few
+    listed = f"; there are: {', '.join(names)}" if 0 < len(names) <= 20 else ""
+    return suggestion(name, names) or listed

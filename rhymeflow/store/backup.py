@@ -1,10 +1,9 @@
-"""A copy of a run in other storage, made at each checkpoint, and the run rebuilt from there.
+"""Copies a run to other storage at each checkpoint, and rebuilds the run from there.
 
-ATTEMPT/beginning.json         which run it is of
-ATTEMPT/rows/NNNNNNNN.db       what the store has got since the backup before, as SQLite
-ATTEMPT/inputs/...             what a Trainer was given as objects
-ATTEMPT/NNNNNNNN/...           the checkpoint, and small files of the run directory
-ATTEMPT/NNNNNNNN/backup.json   written last: where all files of the run are, and their digests
+ATTEMPT/beginning.json which run the attempt is of ATTEMPT/rows/NNNNNNNN.db rows that the store got
+since the previous backup, as SQLite ATTEMPT/inputs/... objects that a Trainer was given
+ATTEMPT/NNNNNNNN/... the checkpoint, and small files of the run directory
+ATTEMPT/NNNNNNNN/backup.json written last: the names of all files of the run, and their digests
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from rhymeflow.store.schema import EVENTS, NOTED, PUBLISHED, SCHEMA_VERSION
 from rhymeflow.utils import disk
 from rhymeflow.utils.disk import flush
 
-STATE, HELD = "backup.json", "backup-upload"
-"""In the run directory: how much of the run is in its backup, and what is being copied."""
+STATE, STAGING = "backup.json", "backup-upload"
+"""Names in the run directory: the state of the backup, and links to files that are being copied."""
 
 FILES = ("config.yaml", "trackers.json", "metrics.jsonl")
-"""Files of the run directory that change: each backup has all of them."""
+"""Files of the run directory that change: each backup copies them anew."""
 
 LAYOUT = 2
-"""Version of the files in a backup."""
+"""Version of the format of a backup."""
 
 KEPT = 2
-"""Checkpoints of an attempt that stay in the backup."""
+"""Number of checkpoints of an attempt that stay in the backup."""
 
 RETRY_SECONDS = (1.0, 60.0)
-"""Between two tries, at first and at most."""
+"""Waiting time between two tries, at first and at most."""
 
 END_SECONDS = 60.0
 """How long the end of an attempt waits for its last backup."""
@@ -54,46 +53,46 @@ T = TypeVar("T")
 
 
 class Unreachable(RuntimeError):  # noqa: N818 - it is what happened
-    """The storage failed, or what is in it is not this run's to write."""
+    """The storage failed, or another run or a later attempt writes there."""
 
 
 class Damaged(Exception):  # noqa: N818 - it is what happened
-    """A file of a backup is missing or not as it was written; holds its name and what is wrong."""
+    """A file of a backup is missing or changed; arguments are its name and what is wrong."""
 
 
 class StorePosition(msgspec.Struct, frozen=True):
-    """How far a store is."""
+    """What a store contains, as row numbers."""
 
     position: dict[str, int]
-    """The last row of each table that only grows."""
+    """Number of the last row of each table in `GROWING`."""
     last_event: tuple[int, float]
-    """Number and time."""
+    """Its number and time."""
     published: int
     pruned_before: int
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """A file in the storage: its name there, and the digest of what it holds."""
+    """A file in the storage: its name there, and the digest of its content."""
 
     name: str
     digest: str
 
 
 class Backup(msgspec.Struct, frozen=True):
-    """All that a run is rebuilt from. Files may be of earlier backups and attempts."""
+    """What a run is rebuilt from. Earlier backups and attempts may have written the files."""
 
     state: StorePosition
     version: int
-    """Of the checkpoint."""
+    """Version of the checkpoint."""
     files: dict[str, StoredFile]
-    """By their places in the run directory."""
+    """By path in the run directory."""
     rows: list[StoredFile]
-    """In the order in which they are put into an empty store."""
+    """Files of rows, in the order in which they are inserted into an empty store."""
     run_dir: str
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """An attempt that writes to a directory of its own."""
+    """What an attempt writes first to its directory in the storage."""
 
     run: str
     schema: int
@@ -101,7 +100,7 @@ class Beginning(msgspec.Struct, frozen=True):
 
 
 class Copied(msgspec.Struct):
-    """How much of a run is in its backup: up to the event of this number, at this time."""
+    """The state of a run's backup: it contains the log up to the event of this number and time."""
 
     url: str
     event: int = 0
@@ -110,7 +109,7 @@ class Copied(msgspec.Struct):
 
 
 def copied(run_dir: Path) -> Copied | None:
-    """What is known of the backup of the run in `run_dir`; None: it has none."""
+    """Return the state of the backup of the run in `run_dir`, or None if it has none."""
     try:
         return msgspec.json.decode((run_dir / STATE).read_bytes(), type=Copied)
     except (FileNotFoundError, DecodeError):
@@ -118,10 +117,10 @@ def copied(run_dir: Path) -> Copied | None:
 
 
 class Storage:
-    """Files below `url`, a path or what fsspec takes for one. Raises `Unreachable`."""
+    """Files below `url`, a path or URL that fsspec knows. Methods raise `Unreachable`."""
 
     def __init__(self, url: str) -> None:
-        """Raise `UserError` if there is no such kind of storage."""
+        """Raise `UserError` if fsspec does not know the kind of storage."""
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
         self.url = url
@@ -137,35 +136,35 @@ class Storage:
     def put(self, name: str, source: Path) -> StoredFile:
         """Write a copy of a file."""
         with self._explained("write", name) as path:
-            size, found = source.stat().st_size, digest(source)
+            size, content = source.stat().st_size, digest(source)
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
             self._fs.put_file(str(source), path)
             if (written := self._fs.size(path)) != size:
                 raise OSError(f"{written} of {size} bytes were written")
-            return StoredFile(name, found)
+            return StoredFile(name, content)
 
     def get(self, name: str, kind: type[T]) -> T | None:
-        """What a file of JSON says; None: it is missing or not whole."""
+        """Read a JSON file as `kind`; return None if it is missing or incomplete."""
         with self._explained("read", name) as path, suppress(FileNotFoundError, DecodeError):
             return msgspec.json.decode(self._fs.cat_file(path), type=kind)
         return None
 
     def get_file(self, stored: StoredFile, target: Path) -> None:
-        """Copy a file from there to the disk. Raises `Damaged`."""
+        """Copy a file from the storage to `target`. Raises `Damaged`."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        found = None
+        content = None
         with self._explained("read", stored.name) as path, suppress(FileNotFoundError):
             self._fs.get_file(path, str(target))
-            found = digest(target)
-        if found != stored.digest:
-            raise Damaged(stored.name, "is cut short or changed" if found else "is missing")
+            content = digest(target)
+        if content != stored.digest:
+            raise Damaged(stored.name, "is cut short or changed" if content else "is missing")
         flush(target)
 
     def names(self, directory: str) -> list[str]:
-        """What is directly in a directory, if there is one."""
+        """Return the sorted names of files and directories in a directory, [] if it is missing."""
         with self._explained("list", directory) as path, suppress(FileNotFoundError):
-            found = self._fs.ls(path, detail=False)
-            return sorted(each.rstrip("/").rpartition("/")[2] for each in found)
+            paths = self._fs.ls(path, detail=False)
+            return sorted(each.rstrip("/").rpartition("/")[2] for each in paths)
         return []
 
     def remove(self, name: str) -> None:
@@ -174,24 +173,25 @@ class Storage:
             self._fs.rm(path, recursive=True)
 
     @contextmanager
-    def _explained(self, what: str, name: str) -> Iterator[str]:
+    def _explained(self, action: str, name: str) -> Iterator[str]:
+        """Yield the path of a file; turn any error in the block into `Unreachable`."""
         try:
             yield f"{self._root}/{name}".rstrip("/")
-        except Exception as error:  # each kind of storage has its own
-            said = " ".join(str(error).split()) or type(error).__name__
-            raise Unreachable(f"cannot {what} {name or self.url}: {said[:200]}") from error
+        except Exception as error:  # each kind of storage has its own errors
+            message = " ".join(str(error).split()) or type(error).__name__
+            raise Unreachable(f"cannot {action} {name or self.url}: {message[:200]}") from error
 
     def attempts(self) -> dict[str, Beginning]:
-        """Those that began to write here, oldest first."""
-        found = {name: self.began(name) for name in self.names("")}
-        return {name: each for name, each in found.items() if each is not None}
+        """Return the attempts that have written here, oldest first."""
+        beginnings = {name: self.beginning(name) for name in self.names("")}
+        return {name: each for name, each in beginnings.items() if each is not None}
 
-    def began(self, attempt: str) -> Beginning | None:
-        """What an attempt says of itself, if it is one."""
+    def beginning(self, attempt: str) -> Beginning | None:
+        """Return what an attempt wrote first, or None if `attempt` names no attempt."""
         return self.get(f"{attempt}/beginning.json", Beginning)
 
     def backups(self, attempts: Iterable[str]) -> Iterator[tuple[str, Backup | None]]:
-        """Those of these attempts, each with its directory, newest first; None: not complete."""
+        """Yield directory and backup, None if it is incomplete, of these attempts, newest first."""
         for attempt in sorted(attempts, reverse=True):
             for number in sorted(filter(str.isdigit, self.names(attempt)), reverse=True):
                 name = f"{attempt}/{number}"
@@ -199,26 +199,26 @@ class Storage:
 
 
 def digest(path: Path) -> str:
-    """32 hexadecimal digits that say whether files are the same."""
-    found = xxhash.xxh3_128()
+    """Return the hash of a file's content as 32 hexadecimal digits."""
+    content = xxhash.xxh3_128()
     with path.open("rb") as file:
         while chunk := file.read(2**22):
-            found.update(chunk)
-    return found.hexdigest()
+            content.update(chunk)
+    return content.hexdigest()
 
 
 def check_free(url: str | None) -> None:
-    """Raise `UserError` if a new run cannot have its backup there: another has. Storage that cannot
-    be reached passes: it is tried again while the run goes on."""
+    """Raise `UserError` if the storage holds a run already. Storage that cannot be reached passes:
+    a new run tries it again later."""
     if url is None:
         return
-    storage, there = Storage(url), dict[str, Beginning]()
+    storage, attempts = Storage(url), dict[str, Beginning]()
     with suppress(Unreachable):
-        there = storage.attempts()
-    if there:
+        attempts = storage.attempts()
+    if attempts:
         raise UserError(
-            f"run.backup: {url} holds a run already; `{to_resume(url)}` goes on with it, or name "
-            "another place"
+            f"run.backup: {url} holds a run already; `{to_resume(url)}` resumes it, or name "
+            "another directory"
         )
 
 
@@ -226,35 +226,36 @@ def check_free(url: str | None) -> None:
 
 GROWING = {"events": "seq", "commands": "seq", "changes": "seq", "segments": "rowid",
            "snapshots": "event"}  # fmt: skip
-"""Tables of which old rows never change, and the column that says what is new."""
+"""Tables whose rows never change, and the column that numbers them upwards."""
 _ATTEMPTS = "SELECT started, config FROM attempts ORDER BY attempt"
 _LAST_EVENT = "SELECT seq, time FROM events ORDER BY seq DESC LIMIT 1"
 _PRUNED_BEFORE = "SELECT value FROM meta WHERE key = 'pruned_before'"
 
 
 def state_of(connection: sqlite3.Connection) -> StorePosition:
-    """How far a store is."""
+    """Return what the store contains."""
     position = {}
     for table, column in GROWING.items():
         newest = f"SELECT COALESCE(MAX({column}), 0) FROM {table}"
         (position[table],) = connection.execute(newest).fetchone()
     last_event = connection.execute(_LAST_EVENT).fetchone() or (0, 0.0)
-    found = [connection.execute(query).fetchone() for query in (PUBLISHED, _PRUNED_BEFORE)]
-    return StorePosition(position, last_event, *(row[0] if row else 0 for row in found))
+    versions = [connection.execute(query).fetchone() for query in (PUBLISHED, _PRUNED_BEFORE)]
+    return StorePosition(position, last_event, *(row[0] if row else 0 for row in versions))
 
 
 def read_rows(connection: sqlite3.Connection, target: Path, since: dict[str, int]) -> StorePosition:
-    """Write what is new after a position to the file `target`, in one read transaction.
+    """Write what came after position `since` to the file `target`, in one read transaction.
 
-    Of tables that grow, the new rows; of the others those that `changes` names, as they are now. So
-    it costs by what came between two states of the store, and is right after deletions.
+    These are the new rows of tables in `GROWING`, and the present state of rows that `changes`
+    lists in the others. The cost is in proportion to what came since, and deleted rows are left
+    out.
     """
-    ask = connection.execute
-    ask(f"ATTACH '{target.resolve().as_uri()}?mode=rwc' AS part")
+    execute = connection.execute
+    execute(f"ATTACH '{target.resolve().as_uri()}?mode=rwc' AS part")
     try:
-        ask("PRAGMA part.journal_mode = OFF")
-        ask("PRAGMA part.synchronous = OFF")
-        ask("BEGIN")
+        execute("PRAGMA part.journal_mode = OFF")
+        execute("PRAGMA part.synchronous = OFF")
+        execute("BEGIN")
         state = state_of(connection)
         chosen = {
             table: f"main.{table} t WHERE t.{column} > {since.get(table, 0)}"
@@ -270,89 +271,89 @@ def read_rows(connection: sqlite3.Connection, target: Path, since: dict[str, int
                 + " AND ".join(f"t.{column} = n.{name}" for column, name in same)
             )
         for table, rows in chosen.items():
-            number = "t.rowid, " if table == "segments" else ""  # others follow its numbers
-            ask(f"CREATE TABLE part.{table} AS SELECT {number}t.* FROM {rows}")
-        ask("COMMIT")
+            number = "t.rowid, " if table == "segments" else ""  # `follow.py` reads by its numbers
+            execute(f"CREATE TABLE part.{table} AS SELECT {number}t.* FROM {rows}")
+        execute("COMMIT")
     finally:
         if connection.in_transaction:
-            ask("ROLLBACK")
-        ask("DETACH part")
+            execute("ROLLBACK")
+        execute("DETACH part")
     return state
 
 
 def apply_rows(connection: sqlite3.Connection, part: Path) -> None:
-    """Put what `read_rows` wrote into a store that has all before."""
-    ask = connection.execute
-    ask(f"ATTACH '{part.resolve().as_uri()}' AS part")
-    ask("BEGIN")
-    gone = "group_id IN (SELECT a FROM part.changes WHERE what = 'pruned')"
-    ask(f"DELETE FROM main.segments WHERE {gone}")
-    ask(f"DELETE FROM main.token_details WHERE {gone}")
-    ask(f"UPDATE main.trajectories SET text = NULL WHERE {gone}")
+    """Add what `read_rows` wrote to `part` to a store that is at its position `since`."""
+    execute = connection.execute
+    execute(f"ATTACH '{part.resolve().as_uri()}' AS part")
+    execute("BEGIN")
+    pruned = "group_id IN (SELECT a FROM part.changes WHERE what = 'pruned')"
+    execute(f"DELETE FROM main.segments WHERE {pruned}")
+    execute(f"DELETE FROM main.token_details WHERE {pruned}")
+    execute(f"UPDATE main.trajectories SET text = NULL WHERE {pruned}")
     for table, key in NOTED.items():
         changed = f"SELECT {', '.join('ab'[: len(key)])} FROM part.changes WHERE what = '{table}'"
-        ask(f"DELETE FROM main.{table} WHERE ({', '.join(key)}) IN ({changed})")
+        execute(f"DELETE FROM main.{table} WHERE ({', '.join(key)}) IN ({changed})")
     for table in (*GROWING, *NOTED, "meta"):
-        names = ", ".join(f'"{row[1]}"' for row in ask(f"PRAGMA part.table_info({table})"))
-        ask(f"INSERT OR REPLACE INTO main.{table} ({names}) SELECT {names} FROM part.{table}")
+        names = ", ".join(f'"{row[1]}"' for row in execute(f"PRAGMA part.table_info({table})"))
+        execute(f"INSERT OR REPLACE INTO main.{table} ({names}) SELECT {names} FROM part.{table}")
     newest = "SELECT event FROM main.snapshots ORDER BY event DESC LIMIT 2"
-    ask(f"DELETE FROM main.snapshots WHERE event NOT IN ({newest})")
-    ask("COMMIT")
-    ask("DETACH part")
+    execute(f"DELETE FROM main.snapshots WHERE event NOT IN ({newest})")
+    execute("COMMIT")
+    execute("DETACH part")
 
 
-# -- making it -------------------------------------------------------------------------------------
+# -- making a backup -------------------------------------------------------------------------------
 
 
 class BackupThread:
-    """Makes the backups of one attempt at the run in `run_dir`, and tries again what failed. The
-    run waits for it only at its end, for `END_SECONDS` at most."""
+    """Makes the backups of one attempt at the run in `run_dir`, and retries after failures. The run
+    waits for the thread only at its end, for `END_SECONDS` at most."""
 
     def __init__(self, run_dir: Path, url: str) -> None:
-        """Raise `UserError` if there is no such kind of storage."""
-        self._run_dir, self._held, self._storage = run_dir, run_dir / HELD, Storage(url)
+        """Raise `UserError` if fsspec does not know the kind of storage."""
+        self._run_dir, self._staging, self._storage = run_dir, run_dir / STAGING, Storage(url)
         self._thread = threading.Thread(target=self._serve, name="backup", daemon=True)
         self._due, self._ends_at = threading.Event(), float("inf")
         self._made_at = time.monotonic()
         self._problem: str | None = None
-        self._said: str | None = None
+        self._reported: str | None = None
         self._defect: BaseException | None = None
         self._attempt, self._number = "", 0
         self._last: Backup | None = None
-        self._there: dict[str, StoredFile] = {}
-        """Files that are copied already, by their places in the run directory."""
+        self._copied: dict[str, StoredFile] = {}
+        """Files that are copied already, by path in the run directory."""
 
     def start(self) -> None:
-        """Begin: the store is there."""
+        """Start the thread. The store must exist."""
         self._made_at = time.monotonic()
         self._due.set()
         self._thread.start()
 
     def saved(self) -> None:
-        """A checkpoint is complete."""
+        """Make a backup soon, because a checkpoint is complete."""
         self._due.set()
 
     @property
     def behind(self) -> float:
-        """Seconds of the run that would be lost."""
+        """Age of the last backup in seconds: what a loss of the run directory would cost."""
         return time.monotonic() - self._made_at
 
     def notice(self) -> str | None:
-        """What the user should know now and was not told, in a line. Raises what a defect raised in
-        the thread."""
+        """Return a line for the user when backups begin to fail or succeed again, else None. Raises
+        an unexpected exception of the thread."""
         if self._defect is not None:
             defect, self._defect = self._defect, None
             raise defect
-        state = self._problem
-        if (state is None) == (self._said is None):
+        problem = self._problem
+        if (problem is None) == (self._reported is None):
             return None
-        self._said = state
-        if state is None:
+        self._reported = problem
+        if problem is None:
             return f"backup {self._storage.url}: is up to date again"
-        return f"backup {self._storage.url}: {state}; the run goes on, and it is tried again"
+        return f"backup {self._storage.url}: {problem}; the run continues, and retries this"
 
     def close(self) -> None:
-        """Make the last backup, if that does not take long."""
+        """Make the last backup, and wait for it for `END_SECONDS` at most."""
         if self._thread.is_alive():
             self._ends_at = time.monotonic() + END_SECONDS
             self._due.set()
@@ -363,28 +364,29 @@ class BackupThread:
     def _serve(self) -> None:
         try:
             with closing(schema.open_for_reading(self._run_dir / EVENTS)) as connection:
-                self._make_each(connection)
+                self._make_backups(connection)
         except BaseException as error:  # noqa: BLE001 - the controller's thread raises it
             self._defect = error
         finally:
-            shutil.rmtree(self._held, ignore_errors=True)
+            shutil.rmtree(self._staging, ignore_errors=True)
 
-    def _make_each(self, connection: sqlite3.Connection) -> None:
+    def _make_backups(self, connection: sqlite3.Connection) -> None:
+        """Make a backup whenever one is due, and retry a failed one, until `close`."""
         wait: float | None = None
         while True:
             self._due.wait(wait)
             self._due.clear()
             is_last = self._ends_at < float("inf")
             try:
-                is_made = self._make(connection, is_last=is_last)
+                is_complete = self._make(connection, is_last=is_last)
             except (Unreachable, OSError, sqlite3.DatabaseError) as error:
                 first, most = (0.1, 1.0) if is_last else RETRY_SECONDS
-                wait, is_made = min(max(2 * (wait or 0.0), first), most), False
+                wait, is_complete = min(max(2 * (wait or 0.0), first), most), False
                 self._problem = " ".join(str(error).split())
                 self._write_state()
             else:
-                wait, self._problem = None if is_made else 0.1, None
-            if is_last and (is_made or time.monotonic() > self._ends_at):
+                wait, self._problem = None if is_complete else 0.1, None
+            if is_last and (is_complete or time.monotonic() > self._ends_at):
                 return
 
     def _write_state(self) -> None:
@@ -394,38 +396,41 @@ class BackupThread:
             disk.replace(self._run_dir / STATE, msgspec.json.encode(state))
 
     def _begin(self, connection: sqlite3.Connection) -> None:
-        """Claim a directory, the first time that the storage can be reached."""
+        """Create this attempt's directory, and find a backup of an earlier one to continue. Raises
+        `Unreachable` if the storage holds another run."""
         started, config = connection.execute(_ATTEMPTS).fetchone()
         run = f"{started}, seed {msgspec.json.decode(config)['run']['seed']}"
         known = self._storage.attempts()
         if others := [name for name, each in known.items() if each.run != run]:
-            raise Unreachable(f"it holds another run ({others[0]}); name another place")
+            raise Unreachable(f"it holds another run ({others[0]}); name another directory")
         for _, backup in self._storage.backups(known):
             if backup is not None and _continues(connection, backup.state):
-                self._last, self._there = backup, dict(backup.files)
+                self._last, self._copied = backup, dict(backup.files)
                 break
         name = f"{int(max(known, default='000000')[:6]) + 1:06d}-{uuid.uuid4().hex[:12]}"
         self._put(f"{name}/beginning.json", Beginning(run, SCHEMA_VERSION, LAYOUT))
         self._attempt = name
 
     def _make(self, connection: sqlite3.Connection, *, is_last: bool) -> bool:
-        """Copy the newest checkpoint and what is new; whether nothing is left to be copied."""
-        shutil.rmtree(self._held, ignore_errors=True)
-        self._held.mkdir()
+        """Copy the newest checkpoint and the new rows; return whether the backup is up to date."""
+        shutil.rmtree(self._staging, ignore_errors=True)
+        self._staging.mkdir()
         if not self._attempt:
             self._begin(connection)
-        self._check_place()
+        self._check_is_newest()
         ((published,),) = connection.execute(PUBLISHED).fetchall() or [(0,)]
         every = checkpoints_up_to(self._run_dir / CHECKPOINTS, sys.maxsize)
         version = max((each for each in every if each <= published), default=None)
-        is_newest = is_last or version == max(every, default=None)  # or its event is not stored yet
+        is_newest = is_last or version == max(
+            every, default=None
+        )  # else its event is not stored yet
         last = self._last
         if version is None or (not is_last and last is not None and version == last.version):
             return is_newest
-        began, files = time.monotonic(), self._held / "files"
+        began, files = time.monotonic(), self._staging / "files"
         checkpoint = f"{CHECKPOINTS}/{every[version].name}"
-        # Links hold the checkpoint while it is copied. The store is read once it is held and before
-        # it is copied: the tokens that it goes on from are not deleted yet.
+        # Links keep the checkpoint's files while they are copied. The rows are read between linking
+        # and copying, so that the tokens that a resumed run would need are not deleted yet.
         try:
             shutil.copytree(every[version], files / checkpoint, copy_function=os.link)
             if (inputs := self._run_dir / "inputs").is_dir():
@@ -434,7 +439,9 @@ class BackupThread:
             if every[version].is_dir():
                 raise
             return False  # a newer one is complete
-        state = read_rows(connection, self._held / "rows.db", last.state.position if last else {})
+        state = read_rows(
+            connection, self._staging / "rows.db", last.state.position if last else {}
+        )
         if state.pruned_before > version:
             return False
         if last and (last.version, last.state.position) == (version, state.position):
@@ -446,60 +453,65 @@ class BackupThread:
         self._made_at = began
         return is_newest
 
-    def _check_place(self) -> None:
+    def _check_is_newest(self) -> None:
+        """Raise `Unreachable` if a later attempt writes here, or the directory was deleted."""
         names = self._storage.names("")
         if self._attempt not in names:
-            raise Unreachable(f"{self._attempt} is not there any more")
-        if later := [name for name in names if name > self._attempt and self._storage.began(name)]:
-            raise Unreachable(f"{later[-1]} goes on with this run, which is copied no further")
+            raise Unreachable(f"{self._attempt} was deleted")
+        if later := [
+            name for name in names if name > self._attempt and self._storage.beginning(name)
+        ]:
+            raise Unreachable(
+                f"{later[-1]} continues this run, so this attempt is not copied any more"
+            )
 
     def _put(self, name: str, value: msgspec.Struct) -> None:
-        """Write a file of JSON."""
-        file = self._held / "value.json"
+        """Write a JSON file to the storage."""
+        file = self._staging / "value.json"
         file.write_bytes(msgspec.json.encode(value))
         self._storage.put(name, file)
 
     def _copy(self, state: StorePosition, version: int) -> None:
-        """Copy what is held, and then say that all is there."""
-        own, number, last = self._attempt, self._number + 1, self._last
-        place, held, files = f"{own}/{number:08d}", self._held / "files", dict[str, StoredFile]()
-        new = self._storage.put(f"{own}/rows/{number:08d}.db", self._held / "rows.db")
-        for path in filter(Path.is_file, sorted(held.rglob("*"))):
-            name = path.relative_to(held).as_posix()
-            if name in FILES or name not in self._there:
-                folder = own if name.startswith("inputs/") else place
-                self._there[name] = self._storage.put(f"{folder}/{name}", path)
-            files[name] = self._there[name]
+        """Copy the linked files and the rows, then `backup.json`, and delete old backups."""
+        attempt, number, last = self._attempt, self._number + 1, self._last
+        target, staged, files = f"{attempt}/{number:08d}", self._staging / "files", {}
+        new = self._storage.put(f"{attempt}/rows/{number:08d}.db", self._staging / "rows.db")
+        for path in filter(Path.is_file, sorted(staged.rglob("*"))):
+            name = path.relative_to(staged).as_posix()
+            if name in FILES or name not in self._copied:
+                folder = attempt if name.startswith("inputs/") else target
+                self._copied[name] = self._storage.put(f"{folder}/{name}", path)
+            files[name] = self._copied[name]
         rows, where = [*(last.rows if last else []), new], str(self._run_dir.resolve())
-        made = Backup(state, version, files, rows, where)
-        self._put(f"{place}/backup.json", made)
-        self._last, self._there, self._number, self._problem = made, files, number, None
-        if last is None or last.version != version:  # else its checkpoint is in an earlier one
-            for old in filter(str.isdigit, self._storage.names(own)):
+        backup = Backup(state, version, files, rows, where)
+        self._put(f"{target}/backup.json", backup)
+        self._last, self._copied, self._number, self._problem = backup, files, number, None
+        if last is None or last.version != version:  # else an earlier backup has the checkpoint
+            for old in filter(str.isdigit, self._storage.names(attempt)):
                 if int(old) <= number - KEPT:
-                    self._storage.remove(f"{own}/{old}")
+                    self._storage.remove(f"{attempt}/{old}")
         self._write_state()
 
 
 def _continues(connection: sqlite3.Connection, state: StorePosition) -> bool:
-    """Whether a store has all that it had in this state: not if its end was lost with the power."""
+    """Whether a store still has everything of this state: a loss of power may have lost its end."""
     number, when = state.last_event
-    found = connection.execute("SELECT time FROM events WHERE seq = ?", (number,)).fetchone()
+    event = connection.execute("SELECT time FROM events WHERE seq = ?", (number,)).fetchone()
     position = state_of(connection).position
-    return found == (when,) and all(position[t] >= last for t, last in state.position.items())
+    return event == (when,) and all(position[t] >= last for t, last in state.position.items())
 
 
 # -- rebuilding the run ----------------------------------------------------------------------------
 
 
 def restore(url: str, run_dir: Path | None = None) -> tuple[Path, list[str]]:
-    """Rebuild the run in `run_dir`, by default where it was, from the newest backup that is whole;
-    return the directory, and what the user should know, in lines.
+    """Rebuild the run in `run_dir`, by default its old directory, from the newest complete backup.
+    Return the directory, and lines for the user.
 
     Raises:
-        UserError: there is no run, it cannot be read, or nothing of it is whole.
+        UserError: there is no run, the storage cannot be read, or no backup is complete.
     """
-    storage, said, damaged = Storage(url), list[str](), set[str]()
+    storage, notes, damaged = Storage(url), list[str](), set[str]()
     try:
         known = storage.attempts()
         if not known:
@@ -507,12 +519,12 @@ def restore(url: str, run_dir: Path | None = None) -> tuple[Path, list[str]]:
         newest = known[max(known)]
         if (newest.schema, newest.layout) != (SCHEMA_VERSION, LAYOUT):
             raise UserError(
-                f"{url}: is of schema version {newest.schema}, layout {newest.layout}, and this "
+                f"{url}: has schema version {newest.schema}, layout {newest.layout}, and this "
                 f"Rhymeflow reads {SCHEMA_VERSION}, layout {LAYOUT}"
             )
         for name, backup in storage.backups(known):
             if backup is None:
-                said.append(f"{name} is not complete: it is left out")
+                notes.append(f"{name} is incomplete: it is left out")
                 continue
             if any(file.name in damaged for file in (*backup.files.values(), *backup.rows)):
                 continue
@@ -521,29 +533,29 @@ def restore(url: str, run_dir: Path | None = None) -> tuple[Path, list[str]]:
                 _rebuild(storage, backup, target)
             except Damaged as error:
                 damaged.add(error.args[0])
-                said.append(f"{' '.join(error.args)}: what needs it is left out")
+                notes.append(f"{' '.join(error.args)}: backups that need it are left out")
                 continue
-            told = f"{url}: the log until event {backup.state.last_event[0]:,}"
-            return target, [f"{told}, version {backup.state.published}", *said]
+            restored = f"{url}: the log up to event {backup.state.last_event[0]:,}"
+            return target, [f"{restored}, version {backup.state.published}", *notes]
     except Unreachable as error:
         raise UserError(f"{url}: {error}") from None
-    raise UserError(f"{url}: nothing in it is whole: {'; '.join(said) or 'it was never complete'}")
+    raise UserError(f"{url}: no backup in it is complete: {'; '.join(notes) or 'there is none'}")
 
 
 def _rebuild(storage: Storage, backup: Backup, run_dir: Path) -> None:
-    """Make the run directory. Raises `Damaged`."""
+    """Create the run directory. Raises `Damaged`, or `UserError` if it cannot be created."""
     if run_dir.exists() and any(run_dir.iterdir()):
         raise UserError(f"--output_dir {run_dir}: is not empty; name a new directory")
     unfinished = run_dir.with_name(f"{run_dir.name}.from-backup-{os.getpid()}")
     try:
         unfinished.mkdir(parents=True)
-        for place, file in backup.files.items():
-            storage.get_file(file, unfinished / place)
+        for path, file in backup.files.items():
+            storage.get_file(file, unfinished / path)
         _rebuild_store(storage, backup.rows, unfinished)
         run_dir.mkdir(exist_ok=True)
         unfinished.replace(run_dir)
     except OSError as error:
-        raise UserError(f"--output_dir {run_dir}: cannot be made: {error}") from error
+        raise UserError(f"--output_dir {run_dir}: cannot be created: {error}") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -552,7 +564,7 @@ def _rebuild_store(storage: Storage, rows: Iterable[StoredFile], folder: Path) -
     part = folder / "part.db"
     with closing(sqlite3.connect(folder / EVENTS, isolation_level=None, uri=True)) as connection:
         schema.create(connection)
-        connection.execute("PRAGMA journal_mode = OFF")  # it is thrown away if it fails
+        connection.execute("PRAGMA journal_mode = OFF")  # a failure discards the file
         connection.execute("PRAGMA synchronous = OFF")
         for file in rows:
             storage.get_file(file, part)

@@ -14,13 +14,13 @@ AHEAD, DAMAGED = "ahead-of-the-log-", "damaged-"
 
 
 def checkpoints_up_to(directory: Path, newest: int) -> dict[int, Path]:
-    """The complete checkpoints of versions up to `newest`, in ascending order."""
-    found = {
+    """Return the complete checkpoints of versions up to `newest`, in ascending order."""
+    paths = {
         int(path.name.removeprefix("step-")): path
         for path in directory.glob("step-*")
         if not path.name.endswith(UNFINISHED)
     }
-    return {version: found[version] for version in sorted(found) if version <= newest}
+    return {version: paths[version] for version in sorted(paths) if version <= newest}
 
 
 def set_aside(directory: Path, newest: int) -> None:

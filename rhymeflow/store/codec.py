@@ -1,6 +1,6 @@
-"""Events and commands as JSON text and back.
+"""Encodes events and commands as JSON text, and decodes them.
 
-The kind is the class's name, and the body holds the fields by name, so SQL can aggregate them with
+The kind is the class's name. The body holds the fields by name, so SQL can aggregate them with
 `json_extract`. A trajectory id is the list [group, member].
 """
 
@@ -30,7 +30,7 @@ _decoders: dict[str, msgspec.json.Decoder[Any]] = {
 
 
 def encode(item: Event | Command) -> tuple[str, str]:
-    """Return (kind, body). Numbers are finite: JSON has no others, and no reward is one."""
+    """Return (kind, body). Floats must be finite, because JSON has no others."""
     for name in _FLOATS.get(type(item), ()):
         value = getattr(item, name)
         assert value is None or math.isfinite(value), f"{name} of {item} is not finite"
@@ -38,7 +38,7 @@ def encode(item: Event | Command) -> tuple[str, str]:
 
 
 def decode(kind: str, body: str) -> Any:
-    """Return the event or command that `encode` was given."""
+    """Return the event or command that `encode` encoded."""
     return _decoders[kind].decode(body)
 
 
@@ -48,19 +48,19 @@ def prompt_of(stored: str) -> str | list[dict[str, Any]]:
         return stored
     try:
         messages = msgspec.json.decode(stored)
-    except msgspec.DecodeError:  # text that only looks like it
+    except msgspec.DecodeError:  # text that only begins like messages
         return stored
     are_messages = all(
-        isinstance(each, dict) and {"role", "content"} <= each.keys() for each in messages
+        isinstance(message, dict) and {"role", "content"} <= message.keys() for message in messages
     )
     return messages if are_messages else stored
 
 
 def to_json(value: Any) -> str:
-    """JSON text of a data row's columns. Arrays become lists, other values that JSON does not have
-    (dates, paths) their text; not-a-number becomes null."""
-    return msgspec.json.encode(value, enc_hook=_readable).decode()
+    """Return a data row's columns as JSON text. Arrays become lists, and other values that JSON
+    does not have (dates, paths) become text; not-a-number becomes null."""
+    return msgspec.json.encode(value, enc_hook=_encodable).decode()
 
 
-def _readable(value: Any) -> Any:
+def _encodable(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)

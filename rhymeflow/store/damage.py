@@ -1,7 +1,8 @@
-"""Reading an event store whose file may be damaged: a disk that failed, a copy cut short.
+"""Recognises a damaged event store: a disk failed, or a copy was cut short.
 
-An error because of the file becomes a `UserError`; an error with an undamaged file is a defect and
-keeps its traceback. Damage is what SQLite finds, and text that does not decode.
+An error that a damaged file caused becomes a `UserError`; an error with an undamaged file is a
+defect and keeps its traceback. A file is damaged if SQLite finds errors in it, text in it does not
+decode, or a batch that was trained on is incomplete.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _ERRORS = (
     *(sqlite3.DatabaseError, msgspec.DecodeError, struct.error, IncompleteBatch),
     *(ValueError, TypeError, LookupError, AttributeError, AssertionError),
 )
-"""What damage may lead to; the file is checked when one of them is raised."""
+"""Errors that damage may cause. When one is raised, the file is checked."""
 
 
 @contextlib.contextmanager
 def open_undamaged(path: Path) -> Iterator[TrajectoryReader]:
-    """Open the store, and close it afterwards. Raises `UserError` if there is none, it is of
-    another schema, or what was asked of it cannot be read because the file is damaged."""
+    """Open the store, and close it afterwards. Raises `UserError` if it is missing or has another
+    schema version, or if the block fails because the file is damaged."""
     reader = TrajectoryReader(path)
     try:
         with explained(path):
@@ -41,22 +42,22 @@ def open_undamaged(path: Path) -> Iterator[TrajectoryReader]:
 
 
 def damage_of(path: Path, error: Exception) -> str | None:
-    """What is wrong with the file, in a line; None if nothing is. Reads all of it."""
-    # Batches were whole when they were trained on, and the log's text was encoded.
+    """Return what is wrong with the file in one line, or None. Reads the whole file."""
+    # Batches were complete when they were trained on, and all text of the log was encoded.
     if isinstance(error, IncompleteBatch | msgspec.DecodeError):
         return str(error)
-    found = _quick_check(path)
-    # An index may be wrong where each page by itself is right.
-    if found == "ok" and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT:
-        found = str(error)
-    return None if found == "ok" else " ".join(found.replace("*", "").split())
+    result = _quick_check(path)
+    # An index may be wrong although each page by itself is right.
+    if result == "ok" and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT:
+        result = str(error)
+    return None if result == "ok" else " ".join(result.replace("*", "").split())
 
 
 @contextlib.contextmanager
 def explained(
     path: Path, look: Callable[[Path, Exception], str | None] = damage_of
 ) -> Iterator[None]:
-    """Raise a `UserError` for an error in the block if the store at `path` is damaged. `look` is
+    """Turn an error in the block into a `UserError` if the store at `path` is damaged. `look` is
     `damage_of`, or calls it on the machine that has the file."""
     try:
         yield
@@ -73,26 +74,26 @@ def explained(
 
 
 def check_log(run_dir: Path) -> None:
-    """Raise `UserError` if the run's log is damaged, with what is left of the run."""
+    """Raise `UserError` if the run's log is damaged; the message names its last checkpoint."""
     path = run_dir / EVENTS
     if not path.is_file():
-        return  # another check refuses that
-    if (found := _quick_check(path)) != "ok":
-        found = " ".join(found.split())
-        raise UserError(f"{path}: is damaged ({found}), cannot be resumed; {_left(run_dir)}")
+        return  # another check raises for that
+    if (result := _quick_check(path)) != "ok":
+        damage = " ".join(result.split())
+        raise UserError(f"{path}: is damaged ({damage}), cannot be resumed; {_remedy(run_dir)}")
 
 
 def _quick_check(path: Path) -> str:
-    """What SQLite finds wrong in a file; "ok" if nothing."""
+    """Return the first error that SQLite finds in a file, or "ok"."""
     try:
         with contextlib.closing(schema.connect(path)) as connection:
-            (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-        found = error
-    return str(found)
+        result = error
+    return str(result)
 
 
-def _left(run_dir: Path) -> str:
+def _remedy(run_dir: Path) -> str:
     checkpoints = checkpoints_up_to(run_dir / CHECKPOINTS, sys.maxsize)
     if not checkpoints:
         return "there is no checkpoint either"

@@ -1,8 +1,8 @@
-"""Following a run's event store as it grows: new segments and rewards.
+"""Follows a run's event store as it grows: reads new segments and rewards.
 
-Each segment is given once, in the order in which they were stored. A reward comes with the
-response's segments if it is stored when they are read, else once, later. Groups that were pruned
-before they were read are left out.
+Each segment is returned once, in the order of storing. A reward comes with the response's segments
+if it is stored when they are read, else once, later. Groups that were pruned before they were read
+are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rhymeflow.store import codec
 from rhymeflow.store.handle import Reader
 from rhymeflow.store.pruning import row_before_last
 
-# SQLite numbers the rows of a table upwards, so a number says what is new.
+# SQLite numbers the rows of a table upwards: rows above a number are new.
 _SEGMENTS = """SELECT s.rowid, group_id, member, start, tokens, length, reward
     FROM segments s LEFT JOIN trajectories USING (group_id, member)
     WHERE s.rowid > ? ORDER BY s.rowid LIMIT ?"""
@@ -25,8 +25,8 @@ _REWARDS = "SELECT kind, body FROM events WHERE seq > ? AND seq <= ? AND kind = 
 
 
 class NewSegment(NamedTuple):
-    """Tokens from position `start` on; `tokens` is int32 [n]. `length` and `reward` are of the
-    whole response, where it is finished and rewarded."""
+    """Tokens from position `start` on; `tokens` is int32 [n]. `length` and `reward` are those of
+    the whole response, once it is finished and rewarded."""
 
     trajectory: TrajectoryId
     start: int
@@ -36,33 +36,33 @@ class NewSegment(NamedTuple):
 
 
 class Follower:
-    """What one store says from a point on: its last `num_tokens` tokens."""
+    """Reads the last `num_tokens` tokens of a store, and then all that come."""
 
     def __init__(self, reader: Reader, *, num_tokens: int) -> None:
         self._reader = reader
-        # Rewards first: what is rewarded before its segments are read comes with them.
+        # Rewards first: a reward stored between the two reads comes with its segments.
         self._seq = self._last_event()
         self._row = row_before_last(reader.query, num_tokens)
 
     def segments(self, limit: int) -> list[NewSegment]:
-        """The next segments, at most `limit`; none if there are none yet."""
+        """Return up to `limit` next segments, [] if there are none yet."""
         rows = self._reader.query(_SEGMENTS, self._row, limit)
         if rows:
             self._row = rows[-1][0]
         return [
-            NewSegment(TrajectoryId(group, member), start, np.frombuffer(tokens, "<i4"), *judged)
-            for _, group, member, start, tokens, *judged in rows
+            NewSegment(TrajectoryId(group, member), start, np.frombuffer(tokens, "<i4"), *outcome)
+            for _, group, member, start, tokens, *outcome in rows
         ]
 
     def rewards(self) -> list[TrajectoryRewarded]:
-        """Rewards since this was last asked."""
+        """Return the rewards that were stored since the last call."""
         before, self._seq = self._seq, self._last_event()
         kind = TrajectoryRewarded.__name__
         rows = self._reader.query(_REWARDS, before, self._seq, kind)
         return [codec.decode(kind, body) for kind, body in rows]
 
     def prompt(self, group: GroupId) -> tuple[int, list[int]]:
-        """The epoch in which the prompt of a stored group was requested, and its tokens."""
+        """Return a stored group's epoch and the tokens of its prompt."""
         ((epoch, prompt),) = self._reader.query(
             "SELECT epoch, prompt_tokens FROM groups WHERE group_id = ?", group
         )

@@ -1,6 +1,6 @@
-"""A previous run, by its directory: its store and the configuration it ran with.
+"""Opens a previous run by its directory: its store, and the configuration it ran with.
 
-Importing the configuration takes long, so it is imported only to read one.
+Importing the configuration is slow, so only functions that read one import it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class PreviousRun(NamedTuple):
-    """A run, which may still write to its store."""
+    """A run, which may be in progress."""
 
     config: Config
     reader: TrajectoryReader
 
 
 def open_run(run_dir: str, field: str) -> PreviousRun:
-    """Open the run in `run_dir`, which the configuration's `field` names. Raises `UserError` if
-    there is no run, or another Rhymeflow wrote it."""
+    """Open the run in `run_dir`, the value of the configuration's `field`. Raises `UserError` if
+    there is no run, or another version of Rhymeflow wrote it."""
     from rhymeflow.config.load import read_config
 
     path = Path(run_dir)
@@ -40,13 +40,13 @@ def open_run(run_dir: str, field: str) -> PreviousRun:
 
 
 def check(run_dir: str | None, field: str) -> None:
-    """Raise `UserError` unless there is such a run (or `None` is asked for)."""
+    """Raise `UserError` if `run_dir` is given and `open_run` cannot open it."""
     if run_dir is not None:
         open_run(run_dir, field).reader.close()
 
 
 def store_of(run_dir: Path) -> Path:
-    """The store of the run in `run_dir`. Raises `UserError` if there is none."""
+    """Return the path of the store of the run in `run_dir`. Raises `UserError` if there is none."""
     path = run_dir / EVENTS
     if not run_dir.is_dir():
         raise UserError(f"{run_dir}: no such directory")
@@ -56,8 +56,7 @@ def store_of(run_dir: Path) -> Path:
 
 
 def config_in_force(reader: TrajectoryReader) -> Config:
-    """The configuration of the run's last attempt. Raises `UserError` if there is none yet, or this
-    version of Rhymeflow cannot read it."""
+    """Return the last attempt's configuration. Raises `UserError`; see `config_of`."""
     return config_of(last_attempt(reader), reader.path)
 
 
@@ -70,9 +69,9 @@ def last_attempt(reader: TrajectoryReader) -> Attempt:
 
 
 def section_in_force(reader: TrajectoryReader, name: str) -> Any:
-    """One section of the configuration of the run's last attempt, to be shown: fields that this
-    version does not have are ignored. Raises `UserError` if there is no attempt yet, or a value
-    that this version does not know."""
+    """Return one section of the configuration of the run's last attempt. Fields that this version
+    does not have are ignored. Raises `UserError` if there is no attempt yet, or a value is not
+    allowed in this version."""
     from pydantic import ValidationError
 
     from rhymeflow.config import Config
@@ -92,8 +91,8 @@ def section_in_force(reader: TrajectoryReader, name: str) -> Any:
 
 
 def config_of(attempt: Attempt, path: Path) -> Config:
-    """The configuration of an attempt in the log at `path`. Raises `UserError` if this version of
-    Rhymeflow cannot read it."""
+    """Return the configuration of an attempt in the log at `path`. Raises `UserError` if this
+    version of Rhymeflow cannot read it."""
     from rhymeflow.config.load import config_from_json
 
     where = f"{path}: the configuration of attempt {attempt.number}"

@@ -1,8 +1,8 @@
-"""Deleting tokens that a run does not need any more, so that its log takes bounded space.
+"""Deletes tokens that a run does not need any more, so that its log takes bounded space.
 
-All that grows with the tokens of a group that has ended is deleted in one transaction. Which
-instance generated how many of them under which version stays (table `pruned`), for the audit and
-statistics. SQLite writes new rows to the pages that become free.
+All tokens of an ended group, and all data per token, are deleted in one transaction. Table `pruned`
+keeps how many of them each instance generated under which version, for the audit and statistics.
+SQLite writes new rows to the pages that become free.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 from rhymeflow.core.types import GroupId, Version
 
 ROWS_AT_ONCE = 256
-"""Segments that are deleted with one commit, beside twice those that came since the last one. So a
-commit takes little longer than without pruning, and pruning never falls behind."""
+"""Segments that one commit deletes, plus twice the new ones since the last commit. So a commit
+takes little longer than without pruning, and pruning never falls behind."""
 
 _ENDED = """SELECT ending_version, group_id FROM groups WHERE ending IS NOT NULL AND suite IS NULL
     AND group_id IN (SELECT DISTINCT group_id FROM segments) ORDER BY 1, 2"""
@@ -28,7 +28,7 @@ _BEFORE_LAST = """SELECT at FROM (SELECT rowid AS at,
     SUM(LENGTH(tokens) / 4) OVER (ORDER BY rowid DESC ROWS UNBOUNDED PRECEDING) AS total
     FROM segments) WHERE total > ? LIMIT 1"""
 _CHOSEN = "group_id IN (SELECT value FROM json_each(?))"
-# What one instance generated under one version was stored in parts, which become one row.
+# Segments of one instance and version that follow each other become one row.
 _KEEP_SPANS = f"""
 WITH parts AS (
     SELECT group_id, member, start, version, instance, steps, drafted,
@@ -51,30 +51,30 @@ _MARK = "INSERT OR REPLACE INTO meta VALUES ('pruned_before', ?)"
 
 
 class Pruner:
-    """Knows which rows of the store behind `connection` can go. It is told of each row that is put;
-    `prune` is called when all of them are in the transaction."""
+    """Deletes rows of the store behind `connection`. The writer reports each segment that it puts
+    and each group that ends, and writes all of them before it calls `prune`."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._ended: deque[tuple[Version, GroupId]] | None = None
-        """Groups with tokens that have ended, in that order; None: not looked up yet."""
+        """Ended groups with tokens, in the order of ending; None: not read yet."""
         self._marks: deque[tuple[int, int]] = deque()
-        """Last rows of `segments`, each with the tokens that were put until then."""
+        """Row numbers of `segments`, each with the number of tokens put up to that row."""
         self._num_tokens = self._new_rows = 0
 
     def ended(self, group: GroupId, version: Version) -> None:
-        """A group has ended, when `version` was the newest."""
+        """Record that a group ended when `version` was the newest."""
         if self._ended is not None:
             self._ended.append((version, group))
 
     def put(self, num_tokens: int) -> None:
-        """A segment was put."""
+        """Record a new segment of so many tokens."""
         self._num_tokens += num_tokens
         self._new_rows += 1
 
     def prune(self, before: Version, history_tokens: int) -> None:
-        """Delete tokens of groups that ended under a version less than `before`. Those among the
-        last `history_tokens` tokens stay."""
+        """Delete tokens of groups that ended under a version less than `before`, except groups with
+        tokens among the last `history_tokens`. One call deletes about `ROWS_AT_ONCE` segments."""
         floor = self._floor(history_tokens)
         if self._ended is None:
             self._ended = deque(self._connection.execute(_ENDED))
@@ -96,7 +96,7 @@ class Pruner:
             self._connection.execute(_MARK, (before,))
 
     def _floor(self, history_tokens: int) -> int:
-        """The last row that is older than the last `history_tokens` tokens, and not the newest."""
+        """Return the last row before the last `history_tokens` tokens, but not the newest row."""
         (newest,) = self._connection.execute(_NEWEST).fetchone()
         if newest is None:
             return 0
@@ -113,7 +113,7 @@ class Pruner:
 
 
 def row_before_last(query: Callable[..., Sequence[Any]], num_tokens: int) -> int:
-    """The row of `segments` after which there are at most `num_tokens` tokens; 0: all are. `query`
-    gives the rows of a statement with its values."""
+    """Return the first row of `segments` after which there are at most `num_tokens` tokens, 0 if
+    the table has no more. `query` executes a statement with values and returns rows."""
     rows = query(_BEFORE_LAST, num_tokens)
     return int(rows[0][0]) if rows else 0

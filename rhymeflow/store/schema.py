@@ -1,6 +1,6 @@
-"""The tables of `events.db`, their version, and how the file is opened.
+"""Defines the tables of `events.db` and their version, and opens the file.
 
-One writer at a time has it open (the operating system's lock ends with its process).
+One process at a time can open it for writing.
 """
 
 from __future__ import annotations
@@ -19,41 +19,42 @@ from rhymeflow.errors import UserError, to_resume
 from rhymeflow.utils.source_version import source_version
 
 ENVIRONMENT = "environment"
-"""In the place of an instance: an environment answered these tokens."""
+"""Stored as the instance of tokens that an environment answered."""
 
 EVENTS = "events.db"
 
 SCHEMA_VERSION = 18
-"""Of the tables and of the fields of events and commands; a store of another version is refused."""
+"""Of the tables and of the fields of events and commands; other versions are refused."""
 
 PUBLISHED = """SELECT json_extract(body, '$.version') FROM events
     WHERE kind = 'VersionPublished' ORDER BY seq DESC LIMIT 1"""
+"""Selects the newest published version."""
 
 LOCK = "writer.lock"
-"""Locked by the controller of the run, which it names. The lock ends with the process."""
+"""File that the controller locks and writes its name to. The lock ends with the process."""
 
 # docs/run-directory.md describes each table and column, with queries. Comments stand here and not
 # in the statements, whose text SQLite stores.
 #
-# attempts: An attempt is a start of the run; its events are those from `first_event` on.
-# events: Each event is what the coordinator was told, `body` holds its fields as JSON.
-# commands: A command belongs to the event upon which it was given, for most a `Tick`.
+# attempts: Each start of the run; the events of an attempt are those from `first_event` on.
+# events: The coordinator's inputs; `body` holds an event's fields as JSON.
+# commands: The coordinator's outputs; `event` is the one that caused the command, mostly a `Tick`.
 # snapshots: The coordinator's state after an event; the last two are kept.
-# groups: A prompt and what became of its group. Groups below 0 belong to a suite: they answer its
+# groups: A prompt and how its group ended. Groups below 0 belong to a suite: they answer its
 #     prompts for the evaluation of version `evaluates`.
 # segments: Tokens that one instance generated under one version. Blobs are little-endian: int32
-#     tokens, float32 log-probabilities. `steps` counts the iterations that generated them, none for
-#     what an environment answered; `drafted` counts the tokens that were proposed in them;
+#     tokens, float32 log-probabilities. `steps` counts the iterations that generated them, 0 if an
+#     environment answered them; `drafted` counts the tokens that were proposed in these iterations;
 #     `accepted` is stored with `run.token_details`.
-# trajectories: A complete response. `trained` is the batch that it was trained on in.
-# token_details: What the learner found of each token, with `run.token_details`.
-# pruned: What is left of segments whose tokens were deleted (`pruning.py`).
-# changes: Each row, outside the tables that only grow, that was put, changed or taken out, for
-#     `backup.py`. `a` and `b` are its key, 0 where the key has no such part.
-# spans: All that instances generated, from `segments` and `pruned`.
-# responses: Every response of which a token was stored, but for suites'. Members that a consumed
+# trajectories: A complete response. `trained` is the version of the batch that it was trained in.
+# token_details: The learner's results for each token, with `run.token_details`.
+# pruned: Segments whose tokens were deleted, without the tokens (`pruning.py`).
+# changes: Keys of rows that were inserted, updated or deleted in tables that do not only grow, for
+#     `backup.py`. `a` and `b` are the key; `b` is 0 where the key has one column.
+# spans: All segments that instances generated, from `segments` and `pruned`.
+# responses: Every response to a training prompt that has stored tokens. Members that a consumed
 #     group did not need count as aborted.
-# evaluations: Rewarded answers of evaluations that are over. No other view has answers to suites.
+# evaluations: Rewarded answers of completed evaluations. No other view has answers to suites.
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value);
 CREATE TABLE attempts (attempt INTEGER PRIMARY KEY, first_event INTEGER NOT NULL,
@@ -121,22 +122,22 @@ NOTED: Mapping[str, tuple[str, ...]] = {
     "token_details": ("group_id", "member"),
     "pruned": ("group_id",),
 }
-"""Tables whose rows `changes` names, and the columns that its `a` and `b` are."""
+"""Tables whose changed rows `changes` lists, each with the columns that `a` and `b` hold."""
 
 
 def open_for_writing(path: Path, *, is_new: bool) -> tuple[sqlite3.Connection, int]:
     """Open or create the store; return the connection and the descriptor that holds the lock.
 
     Raises:
-        UserError: no such directory, another process writes here, the file is not ours, or there is
-            one although it was to be new.
+        UserError: the directory is missing, another process writes here, the file is no event store
+            of this version, or it exists although `is_new`.
     """
     if is_new:
         refuse_another(path)
     with ExitStack() as undo:
         lock = lock_directory(path.parent)
         undo.callback(os.close, lock)
-        if is_new:  # nobody else makes one now
+        if is_new:  # again: another process may have made one before the lock was taken
             refuse_another(path)
         try:
             connection = undo.enter_context(closing(sqlite3.connect(path, isolation_level=None)))
@@ -151,25 +152,26 @@ def open_for_writing(path: Path, *, is_new: bool) -> tuple[sqlite3.Connection, i
 
 
 def refuse_another(path: Path) -> None:
-    """Raise `UserError` if there is a store where a run is to begin."""
+    """Raise `UserError` if the path of a new run's store exists already."""
     if path.exists():
-        goes_on = f"`{to_resume(path.parent)}` goes on with it, or"
-        what = "a run, which goes on;" if is_written(path.parent) else f"a run already; {goes_on}"
+        resume = f"`{to_resume(path.parent)}` resumes it, or"
+        what = "a run in progress;" if is_written(path.parent) else f"a run already; {resume}"
         raise UserError(f"run.output_dir: {path.parent} holds {what} name another directory")
 
 
 def lock_directory(directory: Path) -> int:
-    """Take the lock; the file says who has it. Return the descriptor that holds it."""
+    """Take the writer's lock and write this process's name to it. Return the descriptor that holds
+    the lock. Raises `UserError` if the directory is missing or another process has the lock."""
     if not directory.is_dir():
         raise UserError(f"{directory}: no such directory")
     descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        who = os.read(descriptor, 1024).decode()
+        holder = os.read(descriptor, 1024).decode()
         os.close(descriptor)
-        raise UserError(f"{directory}: {who} is writing to this run") from error
-    if not _is_there(descriptor, directory / LOCK):  # a run that failed took it away meanwhile
+        raise UserError(f"{directory}: {holder} is writing to this run") from error
+    if not _is_same_file(descriptor, directory / LOCK):  # a failing run has deleted it meanwhile
         os.close(descriptor)
         return lock_directory(directory)
     os.truncate(descriptor, 0)
@@ -178,13 +180,13 @@ def lock_directory(directory: Path) -> int:
 
 
 def is_written(run_dir: Path) -> bool:
-    """Whether a process holds the lock of the run in `run_dir`."""
+    """Whether a process holds the writer's lock of the run in `run_dir`."""
     try:
         descriptor = os.open(run_dir / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError):
         return False
     try:
-        if _may_live(os.read(descriptor, 1024).decode(errors="replace")):
+        if _may_be_alive(os.read(descriptor, 1024).decode(errors="replace")):
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -193,21 +195,21 @@ def is_written(run_dir: Path) -> bool:
     return False
 
 
-def _may_live(text: str) -> bool:
-    """Whether the process that the lock names may still be there."""
+def _may_be_alive(text: str) -> bool:
+    """Whether the process that the lock names may be alive: one on another host may be."""
     named = re.fullmatch(r"process (\d+) on (.*)", text)
     if named is not None and named[2] == socket.gethostname():
         try:
             os.kill(int(named[1]), 0)
         except ProcessLookupError:
             return False
-        except PermissionError:  # somebody else's
+        except PermissionError:  # alive, and another user's
             pass
     return True
 
 
-def _is_there(descriptor: int, path: Path) -> bool:
-    """Whether this is the file of that name, still."""
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    """Whether `path` still names the open file."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -215,10 +217,10 @@ def _is_there(descriptor: int, path: Path) -> bool:
 
 
 def create(connection: sqlite3.Connection) -> None:
-    """Make the tables in an empty file."""
-    # The journal mode stays with the file. The tables come in one transaction, so that a crash
-    # leaves all of them or an empty file, which the next opening fills. The checkpoint makes the
-    # file a store without its `-wal`.
+    """Create the tables in an empty file."""
+    # The journal mode is stored in the file. One transaction creates all tables, so a crash leaves
+    # all of them or an empty file, in which the next call of `open_for_writing` creates them. After
+    # the checkpoint, the file is a store without its `-wal`.
     connection.execute("PRAGMA journal_mode = WAL")
     connection.executescript(
         f"BEGIN; {_TABLES} INSERT INTO meta VALUES ('schema_version', {SCHEMA_VERSION}); COMMIT;"
@@ -227,19 +229,18 @@ def create(connection: sqlite3.Connection) -> None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a file of SQLite read-only, which works while it is written."""
+    """Open an SQLite file read-only, which works while another process writes to it."""
     uri = f"file:{quote(str(path.resolve()))}?mode=ro"
-    # Reading a WAL database makes a lock file beside it. In a directory that cannot be written
-    # (an archived run) there is no writer either, and SQLite may read without locks.
+    # Reading a WAL database creates a lock file beside it. A read-only directory (an archived run)
+    # has no writer, so SQLite may read without locks.
     if not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
         uri += "&immutable=1"
-    # A reader may be handed from thread to thread; one at a time has it.
+    # A reader may pass between threads, of which one at a time uses it.
     return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Open the store read-only. Raises `UserError` if there is no such file, or it is no store of
-    this schema."""
+    """Open the store read-only. Raises `UserError` if it is missing, or see `check_version`."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     with ExitStack() as undo:
@@ -253,7 +254,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise `UserError` if the file is no store of this schema."""
+    """Raise `UserError` if the file is no event store of this schema version."""
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     if "meta" not in tables or "events" not in tables:
         raise UserError(f"{path}: is a database, but not an event store of Rhymeflow")
@@ -267,12 +268,12 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def written_by(connection: sqlite3.Connection) -> str:
-    """The Rhymeflow that wrote the last attempt."""
+    """Return the version of Rhymeflow that wrote the last attempt."""
     return str(_meta(connection, "written_by") or "an earlier Rhymeflow")
 
 
 def note_writer(connection: sqlite3.Connection) -> None:
-    """Store, within a transaction, which Rhymeflow writes."""
+    """Store this version of Rhymeflow as the writer, within the open transaction."""
     written_by = f"Rhymeflow {source_version()}"
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('written_by', ?)", (written_by,))
 

@@ -1,4 +1,4 @@
-"""The statements of a store's writer."""
+"""The SQL statements that a store's writer executes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from enum import StrEnum
 
 
 class Statement(StrEnum):
-    """Statements that write rows, in the order in which a transaction executes them: what changes a
-    row comes after what makes it. An UPDATE has to find its row."""
+    """Statements that write rows, in the order in which a transaction executes them: an INSERT
+    comes before the UPDATE of the same row. An UPDATE must find its row."""
 
     ATTEMPT = "INSERT INTO attempts VALUES (?, ?, ?, ?, ?)"
     CONFIG = "UPDATE attempts SET config = ? WHERE attempt = ?"

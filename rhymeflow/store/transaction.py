@@ -1,8 +1,8 @@
-"""The transactions of a store's writer, and the file that they go to.
+"""The transactions of a store's writer, and the file that it writes to.
 
-Rows are collected and written statement by statement, a fifth of the cost of row by row. Of what is
-put between two commits, all is stored or nothing. After a disk fault nothing more is written, and
-each attempt to write raises that fault again. After `close` the one file is the whole store.
+Rows are collected and written statement by statement, at a fifth of the cost of row by row. Of the
+rows between two commits, all are stored or none. After a disk fault nothing more is written, and
+each attempt to write raises that fault again. After `close`, the one file is the whole store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rhymeflow.store.statements import Statement
 from rhymeflow.utils.disk import fault_of, flush
 
 WAIT_SECONDS = 5.0
-"""How long `close` waits for readers; those of the run itself take milliseconds."""
+"""How long `close` waits for readers. The run's own readers take milliseconds."""
 
 
 class Transaction:
@@ -40,20 +40,20 @@ class Transaction:
         self._rows.setdefault(statement, []).append(values)
 
     def write(self) -> None:
-        """Execute what was put, so that queries on `connection` see it."""
+        """Execute the collected rows, so that queries on `connection` see them."""
         with self._faults():
             self._execute()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Begin the transaction if need be, so that the block can use `connection` within it."""
+        """Begin the transaction if it has not begun, for a block that writes with `connection`."""
         with self._faults():
             self._begin()
             yield
 
     def commit(self, *, durable_seq: int | None = None) -> None:
-        """End the transaction; with `durable_seq`, the last event, it survives a loss of power.
-        Raises `StorageError` if the disk is full, or the file was deleted or damaged."""
+        """End the transaction. With `durable_seq`, the number of the last event, it survives a loss
+        of power. Raises `StorageError` if the disk is full, or the file was deleted or damaged."""
         with self._faults():
             self._file.check()
             self._execute()
@@ -63,7 +63,7 @@ class Transaction:
                 self._flush(durable_seq)
 
     def close(self) -> None:
-        """Close the file, which then is whole without its `-wal`; uncommitted rows are dropped.
+        """Drop uncommitted rows and close the file, which is then complete without its `-wal`.
 
         After a disk fault, file and `-wal` may both be needed. A deleted file is written again.
         """
@@ -137,20 +137,20 @@ class Transaction:
 
 
 def make_whole(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring everything into the file at `path`, of which `connection` is the only writer.
+    """Move everything into the file at `path`, of which `connection` is the only writer.
 
     SQLite keeps the latest writes in `events.db-wal` until a checkpoint moves them into the file. A
-    transaction that still reads an older state prevents that: this waits for it, and if it does not
-    end, replaces the file by a copy of the whole store.
+    transaction that still reads an older state prevents that. This function waits for it, and if it
+    does not end, replaces the file by a copy of the whole store.
 
     Raises:
-        sqlite3.Error, OSError: there is no room for the copy. The file and its `-wal` together are
-            then the whole store.
+        sqlite3.Error, OSError: there is no room for the copy. The whole store is then the file
+            together with its `-wal`.
     """
     connection.execute(f"PRAGMA busy_timeout = {WAIT_SECONDS * 1000:.0f}")
     is_busy, in_wal, copied = connection.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
-    if not is_busy or in_wal == copied >= 0:  # below 0: it could not even begin
-        connection.execute("PRAGMA busy_timeout = 0")  # all is in the file; the rest is tidying
+    if not is_busy or in_wal == copied >= 0:  # below 0: it could not begin
+        connection.execute("PRAGMA busy_timeout = 0")  # the file is complete; do not wait
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return
     try:
@@ -161,7 +161,7 @@ def make_whole(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def replace(connection: sqlite3.Connection, path: Path) -> None:
-    """Replace the file at `path` by a copy of the database of `connection`, which is closed."""
+    """Replace the file at `path` by a copy of the database of `connection`, and close that."""
     copy = path.with_name(f"{path.name}-copy")
     copy.unlink(missing_ok=True)
     target = sqlite3.connect(copy)
@@ -178,12 +178,12 @@ def replace(connection: sqlite3.Connection, path: Path) -> None:
 
 
 class OnDisk:
-    """The file at `path`: watched for being deleted, replaced or cut short."""
+    """Detects that the file at `path` was deleted, replaced or cut short."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._run_dir = path, path.parent
-        there = path.stat()
-        self._identity, self._size = (there.st_dev, there.st_ino), there.st_size
+        status = path.stat()
+        self._identity, self._size = (status.st_dev, status.st_ino), status.st_size
 
     @property
     def is_missing(self) -> bool:
@@ -191,25 +191,25 @@ class OnDisk:
         return self._run_dir.is_dir() and not os.path.lexists(self._path)
 
     def check(self) -> None:
-        """Raise `StorageError` if it was deleted, replaced or cut short. Costs microseconds."""
+        """Raise `StorageError` if the file was deleted, replaced or cut short."""
         try:
-            there = self._path.stat()
+            status = self._path.stat()
         except FileNotFoundError:
             if self._run_dir.is_dir():
                 raise StorageError(
                     f"{self._path}: was deleted while the run was writing to it; the run still has "
-                    f"it open and writes it again. To go on: {to_resume(self._run_dir)}"
+                    f"it open and writes it again. To continue: {to_resume(self._run_dir)}"
                 ) from None
             raise StorageError(
                 f"{self._run_dir}: was deleted while the run was writing to it"
             ) from None
-        if (there.st_dev, there.st_ino) != self._identity:
+        if (status.st_dev, status.st_ino) != self._identity:
             raise StorageError(f"{self._path}: was replaced while the run was writing to it")
-        if there.st_size < self._size:
+        if status.st_size < self._size:
             raise StorageError(
-                f"{self._path}: was cut from {self._size:,} to {there.st_size:,} bytes while the "
-                "run was writing to it; what is missing is lost. With a copy of it in its place, "
-                f"{to_resume(self._run_dir)} goes on; checkpoints are in "
+                f"{self._path}: was cut from {self._size:,} to {status.st_size:,} bytes while the "
+                "run was writing to it; what is missing is lost. If you put a copy in its place, "
+                f"{to_resume(self._run_dir)} continues; checkpoints are in "
                 f"{self._run_dir / 'checkpoints'}"
             )
-        self._size = there.st_size
+        self._size = status.st_size

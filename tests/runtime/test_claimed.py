@@ -41,7 +41,7 @@ def test_of_several_runs_with_one_directory_one_has_it(tmp_path: Path) -> None:
 
     with claimed(Config(), path):
         (path / "config.yaml").write_text("first")
-        with pytest.raises(UserError, match="out holds a run, which goes on; name another"):
+        with pytest.raises(UserError, match="out holds a run in progress; name another"):
             begin()
     with pytest.raises(UserError, match="holds a run already"):
         begin()

@@ -145,7 +145,7 @@ def test_whatever_fails_the_backup_comes_to_have_all(tmp_path_factory, seed, act
                 number += 1
                 run.store.close()
                 path, said = restore(url, folder / str(number))
-                told = f"the log until event {run.store._last_seq:,}, version {run.version}"
+                told = f"the log up to event {run.store._last_seq:,}, version {run.version}"
                 assert said == [f"{url}: {told}"]
                 assert content(path) == content(run.path)
                 (newest,) = (path / "checkpoints").iterdir()
@@ -186,7 +186,7 @@ def test_what_is_not_whole_is_left_out_and_said(run, url, tmp_path, kind, how):
     else:
         fs.pipe_file(chosen, data[:-3] if how == "cut" else data[:-3] + b"abc")
     _, said = restore(url, tmp_path / "new")
-    assert "is left out" in said[1]
+    assert "left out" in said[1]
     assert content(tmp_path / "new") == states[1 if kind == "rows" else 2]
 
 
@@ -226,7 +226,7 @@ def test_an_attempt_that_was_taken_for_dead_does_no_harm(run, url, tmp_path):
     run.step()
     before = files(url)
     stale.saved()
-    until(lambda: "goes on with this run" in (stale.notice() or ""))
+    until(lambda: "continues this run" in (stale.notice() or ""))
     assert files(url) == before
     restore(url, tmp_path / "newer")
     assert content(tmp_path / "newer") == content(heir.path)
@@ -283,12 +283,12 @@ def test_what_is_no_backup_is_said_and_another_run_is_not_mixed_in(run, url, tmp
         if path.endswith("/model"):
             fs.pipe_file(path, b"cut")
     told = refusal(restore, url, tmp_path / "new")
-    assert re.search("nothing in it is whole: .*/model is cut short", told)
+    assert re.search("no backup in it is complete: .*/model is cut short", told)
     assert not (tmp_path / "new").exists()
     (beginning,) = fs.glob(f"{url}/*/beginning.json")
     fs.pipe_file(beginning, b'{"run": "of 0", "schema": 17}')
     told = refusal(restore, url, tmp_path / "new")
-    assert "is of schema version 17, layout 1, and this Rhymeflow" in told
+    assert "has schema version 17, layout 1, and this Rhymeflow" in told
 
 
 def test_a_backup_that_cannot_be_reached_is_said_once_and_tried_again(run, url, monkeypatch):
@@ -327,7 +327,7 @@ def test_a_backup_that_is_deleted_is_said_and_costs_no_run(run, url, monkeypatch
     FlakyFileSystem().rm(url, recursive=True)
     run.step()
     thread.saved()
-    until(lambda: "is not there any more" in (thread.notice() or ""))
+    until(lambda: "was deleted" in (thread.notice() or ""))
     thread.close()
 
 
@@ -358,7 +358,7 @@ def test_a_run_whose_machine_is_lost_goes_on_from_its_backup(tmp_path):
     shutil.rmtree(run_dir)
     again = Command("resume", url, cwd=tmp_path)
     assert again.wait() == 0, again.output
-    told = re.match(rf"{url}: the log until event \d+, version (\d+)\n", again.output)
+    told = re.match(rf"{url}: the log up to event \d+, version (\d+)\n", again.output)
     assert told, again.output
     assert saved[-2] <= int(told[1])
     summary = json.loads((run_dir / "summary.json").read_text())
