@@ -1,7 +1,7 @@
 """Commands of the coordinator. A runtime carries them out and reports events.
 
-Commands to one instance are numbered from 1 and carried out in that order, each once however often
-it is delivered. A trajectory that has finished meanwhile is skipped.
+Commands to one instance are numbered from 1 and carried out in that order, each exactly once even
+if it is delivered twice. A trajectory that has finished in the meantime is skipped.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class RetryPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Generate the trajectory on this instance, continuing from what is stored of it.
+    """Generate the trajectory on this instance, continuing from its stored tokens.
 
-    `version`: the instance holds it by then, or a newer one; in a trajectory's first, its V_traj.
+    `version`: the least that the instance then holds; in a trajectory's first Route, its V_traj.
     """
 
     instance: InstanceId
@@ -48,7 +48,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """Stop these, store their tokens and report each as `TrajectoryInterrupted`."""
+    """Stop these trajectories, store their tokens and report each as `TrajectoryInterrupted`."""
 
     instance: InstanceId
     number: int
@@ -57,7 +57,7 @@ class Interrupt:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Stop and forget these; no report is expected."""
+    """Stop and forget these trajectories; no report is expected."""
 
     instance: InstanceId
     number: int
@@ -66,14 +66,14 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class CloseEnvironments:
-    """Close the environments of these, which were aborted while no instance had them."""
+    """Close the environments of trajectories that were aborted while on no instance."""
 
     trajectories: tuple[TrajectoryId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Load `version` from the weight store, prove it, and continue with what runs under it."""
+    """Load `version` from the weight store, verify its checksum, and continue under it."""
 
     instance: InstanceId
     number: int
@@ -82,7 +82,7 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Answer a suite's prompts on this instance, under the version it holds."""
+    """Generate and reward responses to a suite's prompts, under the version the instance holds."""
 
     instance: InstanceId
     number: int
@@ -92,9 +92,9 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class FinishEarly:
-    """Take the stored tokens of a waiting trajectory as its whole response and have it rewarded.
+    """Reward the stored tokens of a waiting trajectory as its whole response.
 
-    Its finish reason is `finished_early`. No instance has it; no `TrajectoryFinished` follows.
+    Its finish reason is `finished_early`. It is on no instance; no `TrajectoryFinished` follows.
     """
 
     trajectory: TrajectoryId
@@ -104,7 +104,7 @@ class FinishEarly:
 class Accumulate:
     """Compute the gradient of these groups of batch `version` ahead of its `Train`.
 
-    `Train` names them again, so a lost `Accumulate` costs time alone. The learner reports
+    `Train` names them again, so a lost `Accumulate` only costs time. The learner reports
     `Accumulated`.
     """
 
@@ -122,13 +122,13 @@ class Train:
     members: tuple[tuple[int, ...], ...]
     """For each group, the members to train on, in ascending order."""
     parts: tuple[int, ...] = ()
-    """How many of the first groups each `Accumulate` had. The learner sums the gradient of these
-    parts and of the rest, so that the log determines its rounding."""
+    """Sizes of the `Accumulate`s of this batch, whose groups come first. The learner sums the
+    gradients of these parts and of the rest in order, so that the log determines rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The group ended without being trained on. Other commands abort its members that run."""
+    """Record that the group ended untrained. Other commands abort its running members."""
 
     group: GroupId
     ending: Ending

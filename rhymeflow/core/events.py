@@ -1,4 +1,4 @@
-"""Events reported to the coordinator. Each is stored before it is acted on.
+"""Events reported to the coordinator. Each is stored before the coordinator handles it.
 
 An event says what has happened, never what to do. It can arrive late, twice or out of order. It
 carries no tokens, log-probabilities or weights.
@@ -21,14 +21,14 @@ from rhymeflow.core.types import (
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """All that arrived is reported: plan now. A runtime sends one after each round of events."""
+    """Plan now. A runtime sends one after each round of events."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupCreated:
-    """The data gave one more prompt: group `group` is row `prompt` in `epoch`.
+    """A prompt was read from the data: group `group` is row `prompt` in `epoch`.
 
-    Groups are numbered without gaps, retries included, and taken in this order however they arrive.
+    Groups are numbered without gaps, retries included; the coordinator takes them in this order.
     """
 
     group: GroupId
@@ -36,7 +36,7 @@ class GroupCreated:
     epoch: int
     prompt_tokens: int
     repeats: GroupId | None = None
-    """The group whose prompt it was, if this answers a `RetryPrompt`."""
+    """The ended group whose prompt this is, if a `RetryPrompt` asked for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,13 @@ class InstanceJoined:
     capacity: int  # trajectories that it decodes at a time
     kv_capacity: int  # tokens that its KV cache holds
     checksum: str = ""
-    """Of the weights that it holds, here and in `Pulled`; of the learner's, in `LearnerReady` and
-    `VersionPublished`. 16 hexadecimal digits; empty in a simulation, which has no weights."""
+    """Checksum of the instance's weights, here and in `Pulled`; of the learner's weights in
+    `LearnerReady` and `VersionPublished`. 16 hexadecimal digits; empty in a simulation."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceLeft:
-    """The instance is gone, whatever it was commanded; tokens not stored by now are lost."""
+    """The instance is gone, its commands with it; tokens not stored by now are lost."""
 
     instance: InstanceId
     reason: str
@@ -62,10 +62,10 @@ class InstanceLeft:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An instance after its commands up to `number` and the events that it reported before.
+    """The state of an instance after its commands up to `number` and its earlier events.
 
-    The newer of two has the larger `number`, then the larger `decoded_tokens`; of equal ones the
-    one that came last.
+    The newer of two snapshots has the larger `number`, then the larger `decoded_tokens`; if these
+    are equal, it is the one that arrived last.
     """
 
     instance: InstanceId
@@ -73,16 +73,16 @@ class Snapshot:
     waiting: tuple[TrajectoryId, ...]  # routed to it but not decoded: no room yet, or preempted
     kv_tokens: int  # in its KV cache
     decoded_tokens: float
-    """Response tokens that one trajectory, decoded all the time since the instance joined, would
-    have by now."""
+    """Response tokens that a trajectory would have by now, had it been decoded in every iteration
+    since the instance joined."""
     prefill_seconds: float = 0.0
-    """Of each iteration since it joined, its seconds times the share of its tokens that were
-    prefilled. The coordinator does not read it."""
+    """Summed over the iterations since it joined: seconds times the share of tokens prefilled. The
+    coordinator does not read it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The instance carried out its command `number`: it holds `version`, checksum proved."""
+    """The instance carried out `Pull` `number`: it holds `version`, its checksum verified."""
 
     instance: InstanceId
     number: int
@@ -92,9 +92,9 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryInterrupted:
-    """Command `number` stopped it; `length` response tokens are stored, perhaps 0.
+    """Command `number` stopped the trajectory; `length` response tokens, perhaps 0, are stored.
 
-    `number` 0: no command did. Its instance is lost, which is reported next.
+    `number` 0: its instance was lost; `InstanceLeft` follows.
     """
 
     trajectory: TrajectoryId
@@ -115,8 +115,9 @@ class TrajectoryFinished:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnded:
-    """The policy's turn `turn`, from 1, is over and stored. `length`: of the response so far, with
-    the environment's answers. The environment is asked; no instance has the trajectory.
+    """The policy's turn `turn`, from 1, is over and stored; its environment is called next.
+
+    `length`: tokens of the response so far, with the environment's answers.
     """
 
     trajectory: TrajectoryId
@@ -127,22 +128,20 @@ class TurnEnded:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The environment's answer to turn `turn` is stored, `length` tokens in all. The policy's next
-    turn follows.
-    """
+    """The environment's answer to turn `turn` is stored; the response now has `length` tokens."""
 
     trajectory: TrajectoryId
     turn: int
     length: int
     seconds: float = 0.0
-    """That the environment took. The coordinator does not read them, here or in `EpisodeEnded`."""
+    """Seconds that the environment took; the coordinator ignores it, here and in `EpisodeEnded`."""
     calls: int = 0  # of tools, in this turn
     failed_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeEnded:
-    """After turn `turn` the environment asks for nothing more: the response is complete."""
+    """The environment ended the episode after turn `turn`: the response is complete."""
 
     trajectory: TrajectoryId
     turn: int
@@ -154,7 +153,7 @@ class EpisodeEnded:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentFailed:
-    """The environment gave no answer to turn `turn`, after all retries."""
+    """The environment failed to answer turn `turn`, after all retries."""
 
     trajectory: TrajectoryId
     turn: int
@@ -168,7 +167,7 @@ class TrajectoryRewarded:
     trajectory: TrajectoryId
     reward: float
     components: dict[str, tuple[float, float]] | None = None
-    """Weight and value of its parts by name, where advantages compare these one by one."""
+    """(weight, value) by reward function, where each is normalized by itself (GDPO)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,22 +201,21 @@ class VersionPublished:
     version: Version
     checksum: str = ""
     skipped: tuple[int, ...] = ()
-    """Optimizer steps that were skipped, by number from 0: their gradient was not finite."""
+    """Numbers, from 0, of the optimizer steps skipped because their gradient was not finite."""
     reason: str = ""  # what was not finite
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A suite's prompts were answered and rewarded: `reward` is the mean over all answers that
-    could be judged, None if there is none."""
+    """A suite was evaluated: `reward` is the mean over all responses whose reward could be
+    computed, None if there are none."""
 
     instance: InstanceId
     version: Version  # as in `Evaluate`
     reward: float | None
     suite: SuiteName = HELD_OUT
     held: Version | None = None
-    """The version that answered: `version`, or a later one that the instance pulled instead. None
-    in older logs."""
+    """The version evaluated: `version`, or a later one pulled instead; None in older logs."""
 
 
 Event = (

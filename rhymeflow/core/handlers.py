@@ -1,9 +1,9 @@
-"""What each event changes, and the commands that follow from it at once.
+"""Handlers: how each event changes the state, and its immediate commands.
 
-An event that is repeated, or about what has ended or never was, changes nothing. One that needs
-another before it (a group with a lower number, the end of a rewarded response) is kept until that
-has come. So which groups there are does not depend on the order of events. The table in
-`protocol/group.py` says which event is accepted in which state of a member.
+An event that is repeated, or about something that has ended or is unknown, changes nothing. An
+event that arrives too early (a reward before its response has finished) is kept until it applies,
+so the order of events does not decide which groups there are. The table in `protocol/group.py` says
+which event is accepted in which state of a member.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Commands = Iterator[Command]
 
 
 def on_group_created(state: State, event: events.GroupCreated) -> None:
-    """Add the group if its number is next, and any higher ones that were reported before it."""
+    """Add the group if its number is next, then the kept groups whose turn it is."""
     if event.group >= state.next_group:
         state.early[event.group] = event
     while state.next_group in state.early:
@@ -31,7 +31,7 @@ def on_group_created(state: State, event: events.GroupCreated) -> None:
 
 
 def _add_group(state: State, event: events.GroupCreated) -> None:
-    """Queue the next group for admission; a prompt that is retried goes first."""
+    """Queue the next group for admission; a retried prompt goes first."""
     state.next_group += 1
     state.num_requested -= 1
     retries = 0 if event.repeats is None else state.retries.pop(event.repeats)
@@ -53,7 +53,7 @@ def on_instance_joined(state: State, event: events.InstanceJoined) -> None:
 
 
 def on_instance_left(state: State, event: events.InstanceLeft) -> Commands:
-    """Put its trajectories back to be routed; if its joining is reported later, ignore that."""
+    """Requeue the instance's trajectories; a late `InstanceJoined` for it will be ignored."""
     state.names.add(event.instance)
     instance = state.instances.pop(event.instance, None)
     if instance is None:
@@ -67,20 +67,19 @@ def on_instance_left(state: State, event: events.InstanceLeft) -> Commands:
 
 
 def on_snapshot(state: State, event: events.Snapshot) -> None:
-    """Update what is known of an instance."""
+    """Update the instance's state from a snapshot."""
     if event.instance in state.instances:
         state.instances[event.instance].reflect(event)
 
 
 def on_pulled(state: State, event: events.Pulled) -> None:
-    """Record an instance's version, which may be newer than the one it was commanded to pull."""
+    """Record an instance's version, which may be newer than its `Pull` said."""
     if event.instance in state.instances:
         state.instances[event.instance].pulled(event.version)
 
 
 def on_trajectory_interrupted(state: State, event: events.TrajectoryInterrupted) -> Commands:
-    """Put a trajectory back to be routed. If its instance was lost, that was done already, and only
-    its stored length may change."""
+    """Requeue a trajectory; if its instance was lost, it is queued already: update its length."""
     member = state.member(event.trajectory)
     if member is None:
         return
@@ -94,8 +93,8 @@ def on_trajectory_interrupted(state: State, event: events.TrajectoryInterrupted)
 
 
 def _finish_early(state: State, trajectory: TrajectoryId) -> Commands:
-    """Finish a member that was stopped with what it has, if its group is to be finished early."""
-    group = state.groups.get(trajectory.group)  # another member may have ended it just now
+    """Finish a stopped member with the tokens it has, if its group is finishing early."""
+    group = state.groups.get(trajectory.group)  # ended if another member just ended it
     if group is None or not group.finishing_early:
         return
     if group.members[trajectory.member].length == 0:  # nothing to reward
@@ -105,7 +104,7 @@ def _finish_early(state: State, trajectory: TrajectoryId) -> Commands:
 
 
 def on_trajectory_finished(state: State, event: events.TrajectoryFinished) -> Commands:
-    """Record that a response is complete and is being rewarded."""
+    """Record that a response is complete; its reward is being computed."""
     member = state.member(event.trajectory)
     if member is None or member.instance != event.instance:
         return
@@ -117,7 +116,7 @@ def on_trajectory_finished(state: State, event: events.TrajectoryFinished) -> Co
 def _leave_instance(
     state: State, event: events.TrajectoryFinished | events.TurnEnded, member: Member
 ) -> None:
-    """Free what the member held on its instance, where it stopped by itself."""
+    """Free the cache of a member whose response or turn ended on its instance."""
     tokens = state.groups[event.trajectory.group].prompt_tokens + event.length
     state.instances[event.instance].finished(event.trajectory, tokens)
     member.length = event.length
@@ -132,7 +131,7 @@ def _finished(state: State, trajectory: TrajectoryId, reason: FinishReason) -> C
 
 
 def on_turn_ended(state: State, event: events.TurnEnded) -> Commands:
-    """Take a response off its instance while the policy waits for its environment."""
+    """Take a trajectory off its instance until its environment answers."""
     member = state.member(event.trajectory)
     if member is None or (member.instance, member.turn + 1) != (event.instance, event.turn):
         return
@@ -146,7 +145,7 @@ def on_turn_ended(state: State, event: events.TurnEnded) -> Commands:
 
 def on_observed(state: State, event: events.Observed) -> None:
     """Queue the policy's next turn to be routed: the environment has answered."""
-    member = _answered(state, event)
+    member = _end_env_wait(state, event)
     if member is not None:
         member.observed += event.length - member.length
         member.length = event.length
@@ -154,21 +153,21 @@ def on_observed(state: State, event: events.Observed) -> None:
 
 
 def on_episode_ended(state: State, event: events.EpisodeEnded) -> Commands:
-    """Record that a response with turns is complete and is being rewarded."""
-    if _answered(state, event) is not None:
+    """Record that a multi-turn response is complete; its reward is being computed."""
+    if _end_env_wait(state, event) is not None:
         yield from _finished(state, event.trajectory, event.reason)
 
 
 def on_environment_failed(state: State, event: events.EnvironmentFailed) -> Commands:
     """Treat a failed environment as a failed reward."""
-    if _answered(state, event) is not None:
+    if _end_env_wait(state, event) is not None:
         yield from _continue_without(state, event.trajectory, f"environment failed: {event.error}")
 
 
-def _answered(
+def _end_env_wait(
     state: State, event: events.Observed | events.EpisodeEnded | events.EnvironmentFailed
 ) -> Member | None:
-    """Return the member if it waits for this turn's answer, which ends its wait; else None."""
+    """End a member's wait for its environment and return it; None: it does not wait for this."""
     member = state.member(event.trajectory)
     if member is None or event.turn != member.turn or not member.apply(type(event)):
         return None
@@ -178,7 +177,7 @@ def _answered(
 
 def on_trajectory_rewarded(state: State, event: events.TrajectoryRewarded) -> Commands:
     """Record a reward; with `num_generations` rewarded responses the group is complete."""
-    member = _judged(state, event)
+    member = _finished_member(state, event)
     if member is None:
         return
     member.reward, member.components = event.reward, event.components
@@ -189,6 +188,7 @@ def on_trajectory_rewarded(state: State, event: events.TrajectoryRewarded) -> Co
 
 
 def _complete(state: State, group: Group) -> Commands:
+    """Occupy an entry for a complete group, or filter the group if it has no advantages."""
     plan = state.plan
     may_filter = plan.filter_zero_variance and state.num_filtered < plan.max_filtered
     if may_filter and not teaches([group.members[index] for index in group.rewarded()]):
@@ -201,8 +201,7 @@ def _complete(state: State, group: Group) -> Commands:
 
 
 def teaches(members: Sequence[Member]) -> bool:
-    """Whether the members' rewards give any advantage: their sums differ or, where components are
-    normalized one by one, the weighted results do."""
+    """Whether any advantage is nonzero: rewards differ, or the sums of normalized components do."""
     components = [each.components for each in members if each.components is not None]
     if len(components) < len(members):
         return not is_flat([each.reward for each in members if each.reward is not None])
@@ -212,8 +211,8 @@ def teaches(members: Sequence[Member]) -> bool:
 
 
 def on_reward_failed(state: State, event: events.RewardFailed) -> Commands:
-    """Continue the group without this member while it has spare ones, else abort it."""
-    if _judged(state, event) is not None:
+    """Continue the group without this member while it has spare ones, else abort the group."""
+    if _finished_member(state, event) is not None:
         yield from _continue_without(state, event.trajectory, f"reward failed: {event.error}")
 
 
@@ -223,8 +222,10 @@ def _continue_without(state: State, trajectory: TrajectoryId, reason: str) -> Co
         yield from state.release(group.id, "aborted", reason)
 
 
-def _judged(state: State, event: events.TrajectoryRewarded | events.RewardFailed) -> Member | None:
-    """Return the member if it has finished; else keep the event until it has, and return None."""
+def _finished_member(
+    state: State, event: events.TrajectoryRewarded | events.RewardFailed
+) -> Member | None:
+    """Apply the event and return its member; None: it has not finished, so the event is kept."""
     member = state.member(event.trajectory)
     if member is None or member.apply(type(event)):
         return member
@@ -234,14 +235,14 @@ def _judged(state: State, event: events.TrajectoryRewarded | events.RewardFailed
 
 
 def on_learner_ready(state: State, event: events.LearnerReady) -> None:
-    """Record the first version, or that a replaced learner has accumulated nothing."""
+    """Record the first version; a learner that has restarted has accumulated nothing."""
     state.accumulated, state.is_accumulating = [], False
     if state.published is None:
         state.published = event.version
 
 
 def on_accumulated(state: State, event: events.Accumulated) -> None:
-    """Allow the learner to be given more groups to accumulate."""
+    """Record that the learner is idle, so that it may be given more groups to accumulate."""
     if (event.version, event.parts) == (state.buffers.first, len(state.accumulated)):
         state.is_accumulating = False
 

@@ -1,8 +1,8 @@
 """The speculative state of an instance: as it will be once it has carried out its commands.
 
-A command counts from when it is given: a snapshot says which command it reflects, and the effects
-of later ones are added. So no free capacity is planned for twice, however late snapshots are. A
-snapshot that is older than the last is ignored.
+A command takes effect here as soon as it is given: a snapshot says which command it reflects, and
+the effects of later ones are added to it. So late snapshots never let the planner fill the same
+free capacity twice. A snapshot that is older than the last is ignored.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ class Instance:
     version: Version  # after its last command
     capacity: int
     kv_capacity: int
-    commands: int = 0  # the number of its last command
+    commands: int = 0  # number of its last command
     assigned: dict[TrajectoryId, int] = field(default_factory=dict)
     """Members RUNNING on it, with their tokens (prompt and response) when they were routed."""
     stopping: set[TrajectoryId] = field(default_factory=set)
     evaluating: set[EvaluationId] = field(default_factory=set)  # commanded, not yet reported over
     waiting: tuple[TrajectoryId, ...] = ()
-    """Those of its trajectories that were not being decoded at the last snapshot."""
-    decoded_tokens: float = 0.0  # when last seen; see `Snapshot.decoded_tokens`
+    """Trajectories that were not being decoded at the last snapshot."""
+    decoded_tokens: float = 0.0  # at the last snapshot; see `Snapshot.decoded_tokens`
     _decoded_before: dict[TrajectoryId, float] = field(default_factory=dict)
-    """For each assigned: `decoded_tokens` when it was routed, or at its last snapshot waiting."""
+    """Of each assigned trajectory: `decoded_tokens` when it was routed or was last seen waiting."""
     _last: Snapshot | None = None
     _kv_seen: int = 0
     _unreflected: deque[tuple[int, int]] = field(default_factory=deque)
-    """(number, change of KV tokens) of commands that no snapshot reflects."""
+    """(number, change of KV tokens) of commands that no snapshot reflects yet."""
     _kv_unreflected: int = 0  # sum of these changes
-    shown: InstanceView | None = None  # what strategies were last shown, while it still holds
+    shown: InstanceView | None = None  # cached by `view`; None: out of date
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens in its KV cache: as last seen, with what was commanded since."""
+        """Tokens in its KV cache at the last snapshot, changed by the commands since."""
         return max(0, self._kv_seen + self._kv_unreflected)
 
     def next_number(self, kv_change: int = 0) -> int:
@@ -66,11 +66,11 @@ class Instance:
         return self.next_number(-sum(self.assigned.pop(t) for t in trajectories))
 
     def generated(self, trajectory: TrajectoryId) -> int:
-        """Estimate how many tokens an assigned trajectory has been given here."""
+        """Estimate how many tokens an assigned trajectory has generated here."""
         return max(0, int(self.decoded_tokens - self._decoded_before[trajectory]))
 
     def pulled(self, version: Version) -> None:
-        """Record a pull, which may have brought a newer version than was commanded."""
+        """Record a pull, perhaps of a newer version than was commanded."""
         self.shown = None
         self.version = max(self.version, version)
 
@@ -98,7 +98,7 @@ class Instance:
         self._kv_seen = max(0, self._kv_seen - tokens)
 
     def view(self, *, accepts: bool) -> InstanceView:
-        """Return what strategies see of it; the same object until something changes."""
+        """Return the instance as strategies see it; the same object until something changes."""
         if self.shown is None or self.shown.accepts != accepts:
             self.shown = InstanceView(
                 self.name,
@@ -114,5 +114,5 @@ class Instance:
 
 
 def _age(seen: Snapshot) -> tuple[int, float]:
-    """Sort key of an instance's snapshots: neither number falls from one to the next."""
+    """Sort key of an instance's snapshots; neither number ever falls."""
     return seen.number, seen.decoded_tokens

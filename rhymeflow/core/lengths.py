@@ -1,8 +1,8 @@
 """Predicts response lengths from decayed means of finished lengths, by prompt and by group.
 
-All means are of log(tokens). A group's prior is the overall mean, shifted by its prompt's earlier
-responses (an epoch counts half as much as the next) times a weight from 0 to 1: how well history
-explained recent groups. Finished members update it. Recent residuals are the shape around it.
+All means are of log(tokens). A group's prior is the overall mean, shifted by the deviation of its
+prompt's earlier responses (halved per epoch) times a weight from 0 to 1: how well history explained
+recent groups. Finished members update it. Recent residuals give the distribution around it.
 """
 
 from __future__ import annotations
@@ -19,49 +19,50 @@ from typing import Any
 from rhymeflow.core.types import GroupId, TrajectoryId
 
 MAX_PROMPTS = 100_000
-"""Prompts remembered. Once full, a new prompt replaces the one seen longest ago, unless that came
-in this epoch or the last: else every prompt would be forgotten before it returns."""
+"""Most prompts remembered. A further prompt replaces the one seen longest ago, unless that came in
+this epoch or the last: else every prompt would be forgotten before it returns."""
 _MIN_VARIANCE = 1e-4
 """Lower bound of variances, which are 0 if all lengths are equal."""
 RESPONSES, FEWEST = 512, 32
-"""Latest responses that enter the rank correlation, and the fewest for which it is reported."""
+"""Latest responses in the rank correlation, and the fewest for which it is reported."""
 _EPOCH_DECAY, _GROUP_DECAY, _RESPONSE_DECAY = 0.5, 1 - 1 / 96, 1 - 1 / 256
-"""Factors: of a prompt's sums per epoch, of the sums over groups per group, of the sums of errors
-per response."""
+"""Decay factors: of a prompt's sums per epoch, of sums over groups per group, and of the sums of
+errors per response."""
 _RESIDUALS, _POINTS = 1024, 128
-"""Latest residuals that are kept, and the quantiles that stand for them."""
+"""Latest residuals that are kept, and the number of quantiles that summarise them."""
 
 
 class LengthPredictor:
     """Predicts lengths in tokens; queries do not change what it knows.
 
-    Expectations are in (generated, longest] and never fall as `generated` grows. A response that
-    is reported twice counts once; reports about a group that is not open are ignored.
+    Expected lengths are in (generated, longest] and never fall as `generated` grows. A response
+    that is reported twice counts once; reports about a group that is not open are ignored.
 
     Args:
         longest: most tokens of a response.
-        generated: tokens that a trajectory has so far.
+        generated: returns the tokens that a trajectory has generated so far.
     """
 
     def __init__(self, longest: int, generated: Callable[[TrajectoryId], int]) -> None:
         self.longest, self.generated = longest, generated
         self._open: dict[GroupId, _Group] = {}
         self._prompts: dict[int, tuple[int, float, float]] = {}
-        """By prompt, latest last: its epoch; decayed sums over responses of 1 and log length."""
-        # Before anything has ended: lognormal, with a mean of a quarter of the longest.
+        """By prompt, latest last: (epoch, decayed sum of 1 over responses, of log length)."""
+        # Before any group has ended: lognormal, with a quarter of `longest` as its mean.
         self._within = [1.0, 0.5]
-        """Decayed sums over groups: of 1, and of the variance of log lengths within the group."""
+        """Decayed sums over groups of 1 and of the variance of log lengths within the group."""
         self._overall = [1.0, log(longest / 4) - 0.5, 0.5]
-        """The same: of 1, of the group's mean log length, of its squared deviation from before."""
+        """The same of 1, of the group's mean log length, and of its squared deviation from the
+        overall mean before it."""
         self._recurring = [1.0, 0.5, 0.5, 0.6]
-        """The same over groups whose prompt came before, with h and d the deviations of its history
-        and of the group from the overall mean: of 1, of h², of h d, of d²."""
+        """Decayed sums of 1, h², h d and d² over groups whose prompt came before. h and d are the
+        deviations of the prompt's history and of the group from the overall mean."""
         normal = (NormalDist().inv_cdf((i + 0.5) / _POINTS) for i in range(_POINTS))
         self._residuals = deque(normal, maxlen=_RESIDUALS)
-        self._points_now: list[float] | None = None  # None: residuals have come since
+        self._points_now: list[float] | None = None  # cached by `_points`; None: out of date
         self._expected: dict[tuple[GroupId, int], float] = {}
         self._error = self._overall_error = 0.0
-        """Decayed sums of squared errors: of predictions, and of the overall mean."""
+        """Decayed sums of the squared errors of predictions and of the overall mean."""
         self._seen: deque[tuple[float, float]] = deque(maxlen=RESPONSES)
         """Predicted and true log lengths of responses whose prompt came before."""
 
@@ -82,39 +83,39 @@ class LengthPredictor:
             group.logs.setdefault(trajectory.member, log(min(max(length, 1), self.longest)))
 
     def close(self, group: GroupId) -> None:
-        """The group has ended: learn from it and forget it."""
+        """Learn from the finished members of a group that has ended, and forget the group."""
         ended = self._open.pop(group, None)
         if ended is not None and ended.logs:
             self._learn(ended, list(ended.logs.values()))
 
     @property
     def explained_variance(self) -> float:
-        """Share of the variance of log lengths that history explained lately, 0 to 1."""
+        """Share of the recent variance of log lengths that history explained, 0 to 1."""
         return max(0.0, 1 - self._error / self._overall_error) if self._overall_error else 0.0
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of docs/lengths.md; the rank correlation once it has `FEWEST` responses."""
-        found = {"lengths/explained_variance": self.explained_variance}
+        """The metrics of docs/lengths.md; the rank correlation from `FEWEST` responses on."""
+        metrics = {"lengths/explained_variance": self.explained_variance}
         ranks = spearman(*zip(*self._seen, strict=True)) if len(self._seen) >= FEWEST else None
-        return found if ranks is None else {**found, "lengths/rank_correlation": ranks}
+        return metrics if ranks is None else {**metrics, "lengths/rank_correlation": ranks}
 
     def expected(self, group: GroupId, generated: int = 0) -> float:
-        """Expected final length, in tokens, of a member that has generated so many."""
-        found = self._open.get(group, _UNKNOWN)
+        """Expected final length, in tokens, of a member that has `generated` tokens."""
+        record = self._open.get(group, _UNKNOWN)
         if generated > 0:
-            return self._mean(found, min(generated, self.longest))
-        key = group, len(found.logs)  # cached: strategies ask this often
+            return self._mean(record, min(generated, self.longest))
+        key = group, len(record.logs)  # cached: strategies ask this often
         if key not in self._expected:
-            self._expected[key] = self._mean(found, 0)
+            self._expected[key] = self._mean(record, 0)
         return self._expected[key]
 
     def remaining(self, trajectory: TrajectoryId) -> float:
-        """Tokens that a trajectory is still expected to generate, at least 1."""
+        """Expected number of tokens still to be generated, at least 1."""
         generated = self.generated(trajectory)
         return max(1.0, self.expected(trajectory.group, generated) - generated)
 
     def quantile(self, group: GroupId, q: float) -> float:
-        """The q-quantile, in tokens, of the length of a member that has not begun."""
+        """The q-quantile of the length, in tokens, of a member that has not begun."""
         level, scale = self._level(self._open.get(group, _UNKNOWN))
         length = exp(level + scale * self._points[min(int(q * _POINTS), _POINTS - 1)])
         return min(max(length, 1.0), float(self.longest))
@@ -125,13 +126,13 @@ class LengthPredictor:
 
     @property
     def _variance(self) -> float:
-        """Variance of the log lengths of a group around its mean."""
+        """Variance of log lengths within a group."""
         return max(self._within[1] / self._within[0], _MIN_VARIANCE)
 
     @property
     def _points(self) -> list[float]:
-        """Means of equal parts of the standardised residuals, which stand for all of them."""
-        if self._points_now is None:  # computed when asked, as a whole batch ends at once
+        """The standardised residuals, summarised by the means of `_POINTS` equal parts."""
+        if self._points_now is None:  # computed on demand, as a whole batch ends at once
             ordered, num = sorted(self._residuals), len(self._residuals)
             cuts = [i * num // _POINTS for i in range(_POINTS + 1)]
             self._points_now = [fmean(ordered[a:b]) for a, b in pairwise(cuts)]
@@ -148,12 +149,12 @@ class LengthPredictor:
         return min(1.0, max(0.0, slope - error / slope))
 
     def _history(self, group: _Group) -> float:
-        """Deviation of the prompt's history from the overall mean; few responses shrink it."""
+        """Deviation of the prompt's history from the overall mean, shrunk if responses are few."""
         doubt = self._variance / max(self._overall[2] / self._overall[0], _MIN_VARIANCE)
         return (group.total - group.weight * self._overall_mean) / (doubt + group.weight)
 
     def _prior(self, group: _Group) -> tuple[float, float]:
-        """Prior mean and variance of the level of this group: its members' mean log length."""
+        """Prior mean and variance of the group's level, its expected log length."""
         if not group.weight:
             return self._overall_mean, max(self._overall[2] / self._overall[0], _MIN_VARIANCE)
         weight, (num, squares, products, outcomes) = self._history_weight, self._recurring
@@ -211,14 +212,14 @@ class LengthPredictor:
 
 @dataclass(slots=True)
 class _Group:
-    """A group that has not ended: its prompt's sums and the means of when it was requested."""
+    """A group that has not ended, with its prompt's sums and the means when it was requested."""
 
     prompt: int
     epoch: int
-    weight: float
-    total: float
-    overall: float
-    guess: float = 0.0
+    weight: float  # decayed number of the prompt's earlier responses
+    total: float  # decayed sum of their log lengths
+    overall: float  # overall mean
+    guess: float = 0.0  # prior mean of the group's level
     logs: dict[int, float] = field(default_factory=dict)
     """Log lengths of the members that have finished."""
 
@@ -228,7 +229,7 @@ _UNKNOWN = _Group(-1, 0, 0.0, 0.0, 0.0)
 
 
 def _add(sums: list[float], *values: float) -> None:
-    """Decay the sums by one group, and add its values."""
+    """Decay the sums by one group's factor, and add its values."""
     for index, value in enumerate(values):
         sums[index] = _GROUP_DECAY * sums[index] + value
 

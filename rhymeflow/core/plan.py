@@ -1,4 +1,4 @@
-"""What the coordinator needs of a configuration: the run's size (`Plan`) and rules (`Schedule`)."""
+"""The coordinator's part of a configuration: the run's size (`Plan`) and rules (`Schedule`)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from rhymeflow.core.strategies.base import Layout, Migrating, Routing, Settings,
 from rhymeflow.core.types import EvaluationId, SuiteName, Version
 
 Admission = Literal["lockstep", "protocol"]
-"""When a new group may start, on top of what the staleness protocol demands. `lockstep`: batch by
-batch, when all of the one before is complete. `protocol`: whenever the protocol has an entry."""
+"""When a new group may start, if the staleness protocol allows it. `lockstep`: when the batch
+before its own is complete. `protocol`: at any time."""
 
 BatchOrder = Literal["requested", "finished"]
-"""Which groups make up the next batch: those that were admitted first, or that finish first."""
+"""Which groups make up the next batch: those admitted first, or those that finish first."""
 
 OnPull = Literal["drain", "keep", "reroute"]
-"""What becomes of trajectories on an instance that pulls. `drain`: there are none, since one that
-lags gets nothing new. `keep`: they continue there under the new weights. `reroute`: they are
-interrupted first, and routed again."""
+"""What happens to trajectories on an instance that pulls. `drain`: it pulls once it has none, and
+an instance that lags gets no new ones. `keep`: they continue there under the new weights.
+`reroute`: they are interrupted first, and routed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Schedule:
     migration: Migrating
     max_inflight_groups: int
     settings: Settings
-    layout: Callable[[], Layout]  # called once by a coordinator; routing and migration read it
+    layout: Callable[[], Layout]  # called once; routing and migration read the result
     is_replayed: bool = False
-    """Whether the rules repeat the decisions of a log; a tick then pulls exactly what they say."""
+    """Whether the rules repeat the decisions of a log; each tick then pulls exactly as they say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +50,26 @@ class Plan:
     batch_order: BatchOrder
     accumulate_early: bool  # begin a batch's gradient with the groups that are complete
     eval_steps: Mapping[SuiteName, int]
-    """By suite: evaluate every so many versions; 0: only the first and last, which always are."""
+    """Versions between evaluations, by suite. First and last are always evaluated; 0: only they."""
     extra_groups: int  # entries of a buffer beyond `groups_per_batch`; surplus is aborted
-    extra_generations: int  # trajectories of a group beyond `num_generations`; surplus is aborted
+    extra_generations: int  # members of a group beyond `num_generations`; surplus is aborted
     filter_zero_variance: bool  # drop groups whose rewards are all equal: no advantage, no gradient
     max_filtered: int  # most groups filtered between two versions; later ones are kept
     on_stuck: Literal["wait", "retry", "truncate"]
-    """What to do with the last `stuck_threshold` groups that an idle learner waits for."""
+    """What to do with groups that an idle learner waits for, if at most `stuck_threshold`."""
     stuck_threshold: int
     max_retries: int
-    """Times that the prompt of a stuck group is retried; then the learner waits."""
+    """Most retries of the prompt of a stuck group; then the learner waits."""
 
     def evaluates(self, suite: SuiteName, version: Version) -> bool:
-        """Whether `version` is to be evaluated on a suite."""
+        """Whether `version` is to be evaluated on `suite`."""
         if suite not in self.eval_steps:
             return False
         every = self.eval_steps[suite]
         return version in (0, self.num_batches) or (every > 0 and version % every == 0)
 
     def evaluations(self, versions: Iterable[Version]) -> set[EvaluationId]:
-        """The evaluations of these versions."""
+        """Return the evaluations that are due for these versions."""
         return {
             EvaluationId(version, suite)
             for version in versions

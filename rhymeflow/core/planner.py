@@ -1,8 +1,8 @@
-"""What is to be done next, on the speculative state.
+"""Plans the commands of one tick on the speculative state.
 
-A command is entered in the state before the next one is planned, so no gap is filled twice.
-Strategies propose; what the protocol does not allow is left out here. Training comes first, then
-pulls, then migration and routing, so that work starts at the freshest version.
+Each command is applied to the state before the next one is planned, so no free capacity is filled
+twice. Strategies propose; proposals that the protocol does not allow are dropped here. Training
+comes first, then pulls, then migration and routing, so that work starts at the freshest version.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _unstick(state: State) -> Iterator[Command]:
     if plan.groups_per_batch - len(occupied) > plan.stuck_threshold:
         return
     for group_id in buffers.reserved_in(buffers.first):
-        group = state.groups.get(group_id)  # what was done about another may have ended it
+        group = state.groups.get(group_id)  # None: ending another group has ended this one
         if group is None or group.finishing_early or group.retries >= plan.max_retries:
             continue
         if plan.on_stuck == "retry":
@@ -67,7 +67,7 @@ def _unstick(state: State) -> Iterator[Command]:
 
 
 def _finish_early(state: State, group: Group) -> Iterator[Command]:
-    """End a group's members where they are, so that it can be trained on."""
+    """Truncate a group's unfinished members, so that it can be trained on."""
     if any(m.state is MemberState.WAITING and m.length == 0 for m in group.members):
         yield from state.retry(group, "stuck, and there was nothing of it yet")
         return
@@ -95,10 +95,10 @@ def _train(state: State) -> Iterator[Command]:
 
 
 def _accumulate(state: State) -> Iterator[Command]:
-    """Give an idle learner what is complete of the next batch.
+    """Have an idle learner accumulate the complete groups of the next batch.
 
-    What is OCCUPIED in the first buffer stays there: moves go to earlier buffers, and what is
-    released is RESERVED.
+    A group that is OCCUPIED in the first buffer stays there: OCCUPIED groups only move to earlier
+    buffers, and only RESERVED ones are released.
     """
     buffers = state.buffers
     if not state.plan.accumulate_early or state.training is not None or state.is_accumulating:
@@ -106,11 +106,11 @@ def _accumulate(state: State) -> Iterator[Command]:
     occupied = buffers.occupied_in(buffers.first)
     if len(occupied) == sum(map(len, state.accumulated)):
         return
-    found = tuple(sorted(set(occupied).difference(*state.accumulated)))
-    state.accumulated.append(found)
+    group_ids = tuple(sorted(set(occupied).difference(*state.accumulated)))
+    state.accumulated.append(group_ids)
     state.is_accumulating = True
-    members = tuple(state.groups[group_id].rewarded() for group_id in found)
-    yield commands.Accumulate(buffers.first, found, members)
+    members = tuple(state.groups[group_id].rewarded() for group_id in group_ids)
+    yield commands.Accumulate(buffers.first, group_ids, members)
 
 
 def _is_over(state: State) -> bool:
@@ -124,8 +124,8 @@ def _is_over(state: State) -> bool:
 
 
 def _pull(state: State, published: Version) -> Iterator[Command]:
-    """Have instances pull. Once about `most_assignments` trajectories are interrupted, the rest
-    stays in `state.pulling`, for ticks that follow at once, before anything is routed."""
+    """Have instances pull. Once about `most_assignments` trajectories are interrupted, the other
+    instances stay in `state.pulling`: the next ticks, which follow at once, begin with these."""
     names = state.pulling or tuple(i.name for i in _to_pull(state, published))
     most = most_assignments(len(state.instances))
     num_interrupted = 0
@@ -135,7 +135,7 @@ def _pull(state: State, published: Version) -> Iterator[Command]:
             return
         instance = state.instances.get(name)
         if instance is None or instance.version >= published or instance.evaluating:
-            continue  # what has happened since it was chosen
+            continue  # it left, pulled or began to evaluate after it was chosen
         if state.schedule.on_pull == "reroute" and instance.assigned:
             num_interrupted += len(instance.assigned)
             yield from state.interrupt(instance, tuple(instance.assigned))
@@ -145,13 +145,13 @@ def _pull(state: State, published: Version) -> Iterator[Command]:
 
 
 def _to_pull(state: State, published: Version) -> list[Instance]:
-    """The instances that are to pull now."""
-    # A running evaluation holds a pull back: its answers are to be of one version.
+    """Choose the instances that are to pull now."""
+    # An evaluation delays the pull: all its responses must come from one version.
     lagging = [i for i in state.instances.values() if i.version < published and not i.evaluating]
     if state.schedule.on_pull == "drain":
         lagging = [i for i in lagging if not i.assigned]
     if not lagging or published == state.plan.num_batches:
-        return lagging  # after the last version there is nothing left to wait for
+        return lagging  # nothing is generated after the last version
     view = view_of(state)
     seen = {instance.name: instance for instance in view.instances}
     chosen = [i for i in lagging if state.schedule.sync(seen[i.name], view)]
@@ -159,9 +159,9 @@ def _to_pull(state: State, published: Version) -> list[Instance]:
 
 
 def _to_evaluate(state: State, lagging: list[Instance], published: Version) -> list[Instance]:
-    """The one with the least to do, if `published` is to be evaluated and no instance has it.
+    """Choose the least loaded instance if `published` is to be evaluated and no instance has it.
 
-    Else it would be evaluated only when old versions are of no more use, or not at all.
+    Otherwise it would be evaluated late, when the rules let an instance pull, or never.
     """
     if state.schedule.is_replayed:
         return []
@@ -172,26 +172,26 @@ def _to_evaluate(state: State, lagging: list[Instance], published: Version) -> l
 
 
 def _evaluate(state: State) -> Iterator[Command]:
-    """Assign the evaluations that are due, in turn, so that instances share them."""
+    """Assign the evaluations that are due to the instances in turn."""
     is_over = not state.evaluations
     while not is_over:
         is_over = True
         for instance in state.instances.values():
             suite = _next_evaluation(state, instance)
             if suite is not None:
-                is_over, asked = False, EvaluationId(instance.version, suite)
-                state.evaluations.remove(asked)
-                instance.evaluating.add(asked)
-                yield commands.Evaluate(instance.name, instance.next_number(), *asked)
+                is_over, evaluation = False, EvaluationId(instance.version, suite)
+                state.evaluations.remove(evaluation)
+                instance.evaluating.add(evaluation)
+                yield commands.Evaluate(instance.name, instance.next_number(), *evaluation)
 
 
 def _next_evaluation(state: State, instance: Instance) -> SuiteName | None:
-    """The next suite to evaluate its version on; None: none, or it still evaluates an older one."""
+    """Choose a suite on which the instance's version is to be evaluated now, or None."""
     version = instance.version
     for suite in state.plan.eval_steps:
         if (version, suite) in state.evaluations:
-            is_overtaken = any(each.version != version for each in instance.evaluating)
-            return None if is_overtaken else suite
+            is_on_older = any(each.version != version for each in instance.evaluating)
+            return None if is_on_older else suite
     return None
 
 
@@ -199,19 +199,19 @@ def _next_evaluation(state: State, instance: Instance) -> SuiteName | None:
 
 
 def _begin_round(state: State, published: Version) -> None:
-    """Lockstep: when all of a batch is complete, the next may be admitted."""
+    """Lockstep: allow the next batch to be admitted once the last one is complete."""
     if state.round_left == 0 and state.num_inflight == 0:
         state.round_left = state.plan.groups_per_batch + state.plan.extra_groups
         state.round_version = published
 
 
 def _place(state: State) -> Iterator[Command]:
-    """Take away what is to move, and route what waits."""
+    """Interrupt trajectories that are to migrate, and route those that wait."""
     if len(state.instances) < 2 and not state.queue:
         return
     state.layout.extend(state)
     if state.pulling:
-        return  # on an instance that is to pull it would be interrupted at once
+        return  # a trajectory routed to one of these would be interrupted at once
     view = view_of(state)
     moves = list(_migrate(state, view))
     yield from moves
@@ -221,12 +221,12 @@ def _place(state: State) -> Iterator[Command]:
 def _migrate(state: State, view: FleetView) -> Iterator[Command]:
     for migration in tuple(state.schedule.migration(view)):
         instance = state.instances[migration.instance]
-        there = tuple(t for t in migration.trajectories if t in instance.assigned)
-        if not there:
+        assigned = tuple(t for t in migration.trajectories if t in instance.assigned)
+        if not assigned:
             continue
         if migration.to in state.instances:
-            state.layout.move(there, migration.to, later=migration.later)
-        yield from state.interrupt(instance, there)
+            state.layout.move(assigned, migration.to, later=migration.later)
+        yield from state.interrupt(instance, assigned)
 
 
 def _route(state: State, view: FleetView) -> Iterator[Command]:
@@ -242,7 +242,7 @@ def _route(state: State, view: FleetView) -> Iterator[Command]:
 
 
 def _request_prompts(state: State) -> Iterator[Command]:
-    # One batch ahead, so that admission never waits for the data, but none too many.
+    # Up to one batch ahead, so that admission never waits for the data.
     ahead = state.plan.groups_per_batch + state.plan.extra_groups
     waiting = len(state.queue.unadmitted) + state.num_requested
     count = min(state.buffers.num_empty(), ahead) - waiting
@@ -255,7 +255,7 @@ def _request_prompts(state: State) -> Iterator[Command]:
 
 
 def view_of(state: State) -> FleetView:
-    """What strategies are shown now."""
+    """Return the fleet as strategies see it now."""
     assert state.published is not None
     instances = _instances(state)
     admissible: frozenset[Version] = frozenset()
@@ -281,15 +281,14 @@ def view_of(state: State) -> FleetView:
 
 
 def _instances(state: State) -> tuple[InstanceView, ...]:
-    """Most have not changed since they were last shown: no call for each, for they are many."""
-    every = state.instances.values()
-    if state.all_accept:
-        return tuple([i.shown or i.view(accepts=True) for i in every])
-    return tuple([i.view(accepts=state.accepts(i)) for i in every])
+    instances = state.instances.values()
+    if state.all_accept:  # reads the cached views, without a call for each of many instances
+        return tuple([i.shown or i.view(accepts=True) for i in instances])
+    return tuple([i.view(accepts=state.accepts(i)) for i in instances])
 
 
 class _Queue:
-    """What waits to be routed, read from the state while it is iterated over."""
+    """The trajectories that wait to be routed, read from the state during iteration."""
 
     def __init__(self, state: State, admissible: frozenset[Version]) -> None:
         self._state, self._admissible = state, admissible

@@ -1,6 +1,6 @@
-"""Whether the rewards of a group differ: what the filter, the metric and the advantages go by.
+"""Whether the rewards of a group differ: the test of the filter, the metric and the advantages.
 
-Numbers that are equal but for rounding do not differ; a group that teaches nothing has no spread.
+Rewards that are equal up to rounding do not differ; such a group has no advantages.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ STD_EPSILON = 1e-4
 """Added to a standard deviation before dividing, as in TRL."""
 
 _ZERO, _ROUNDING = 1e-8, 1e-12
-"""A deviation that is none: as in TRL (the tolerance of `torch.isclose`), and of the size."""
+"""Deviations that count as 0: absolute, as in TRL (`torch.isclose`), and relative to the values."""
 
 
 def is_flat(values: Sequence[float]) -> bool:
-    """Whether all are equal, but for rounding."""
+    """Whether all values are equal up to rounding."""
     return _deviation(values) <= max(_ZERO, _ROUNDING * max(map(abs, values), default=0.0))
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Standard deviation with Bessel's correction; 0 of less than two."""
+    """Standard deviation with Bessel's correction; 0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
     mean = math.fsum(values) / len(values)
@@ -31,11 +31,11 @@ def _deviation(values: Sequence[float]) -> float:
 def normalized_sum(
     components: Sequence[Mapping[str, float]], weights: Mapping[str, float]
 ) -> list[float]:
-    """The weighted sum of each reward of a group brought to mean 0 and standard deviation 1 (GDPO,
-    arXiv 2601.05242); all 0 if these cancel out.
+    """Normalize each reward over the group and return each member's weighted sum (GDPO, arXiv
+    2601.05242); all are 0 if they cancel out up to rounding.
 
-    `components[i]` has the rewards that applied to member i, by name; one that did not apply adds
-    nothing, and is not compared with.
+    `components[i]` has the rewards that applied to member i, by name. A reward that did not apply
+    adds nothing to its sum, and is left out of that reward's mean and standard deviation.
     """
     total, largest = [0.0] * len(components), 0.0
     for name, weight in weights.items():

@@ -1,8 +1,8 @@
-"""Everything the coordinator remembers, and the few ways in which it changes.
+"""Everything the coordinator remembers, and the operations that change it.
 
 Between any two calls the protocol's buffers, groups, queue and instances agree
-(`tests/core/invariants.py`); a group that ends leaves all of them at once. Handlers and the planner
-change them through the methods here and those of the parts.
+(`tests/core/invariants.py`); a group that ends is removed from all of them at once. Handlers and
+the planner change them through the methods here and those of the parts.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class RequestedPrompt(NamedTuple):
     """The prompt of a group."""
 
     tokens: int
-    retries: int  # times it was tried before, in groups that have ended
+    retries: int  # number of earlier groups of this prompt that were retried
 
 
 class Queue:
-    """What waits to be routed: partial trajectories by V_traj, oldest first; then new members of
-    admitted groups; then groups that are not admitted. The least version costs O(versions)."""
+    """Trajectories that wait to be routed: partial ones by V_traj, oldest first; then new members
+    of admitted groups; then groups that are not admitted."""
 
     def __init__(self) -> None:
         self.unadmitted: deque[GroupId] = deque()
-        """Groups the data gave that are not admitted yet."""
+        """Groups that are not admitted yet."""
         self.new: dict[TrajectoryId, None] = {}
         """New members of admitted groups, in order."""
         self._partial: dict[Version, dict[TrajectoryId, None]] = {}
@@ -50,7 +50,7 @@ class Queue:
         level[trajectory] = None
 
     def take(self, trajectory: TrajectoryId, version: Version | None) -> None:
-        """Take out a trajectory put in with this version."""
+        """Remove a trajectory that was added with this version."""
         if version is None:
             del self.new[trajectory]
             return
@@ -59,13 +59,13 @@ class Queue:
             del self._partial[version]
 
     def partial(self) -> Iterator[tuple[Version, TrajectoryId]]:
-        """Trajectories that were started before, oldest version first."""
+        """Yield the trajectories that have started, with their V_traj, oldest first."""
         for version in sorted(self._partial):
             for trajectory in self._partial[version]:
                 yield version, trajectory
 
     def lowest_version(self) -> Version | None:
-        """The least V_traj of those that were started before."""
+        """Return the least V_traj of the trajectories that have started; None: there are none."""
         return min(self._partial, default=None)
 
 
@@ -73,7 +73,7 @@ class State:
     """The coordinator's memory."""
 
     has_more = False
-    """Whether the last tick stopped before all was done: another is to come at once."""
+    """Whether the last tick stopped before everything was planned: the next follows at once."""
 
     def __init__(self, plan: Plan, schedule: Schedule) -> None:
         self.plan, self.schedule = plan, schedule
@@ -87,30 +87,30 @@ class State:
         self.lengths = LengthPredictor(plan.max_length, self.generated)
         self.layout = schedule.layout()
         self.instances: dict[InstanceId, Instance] = {}
-        self.names: set[InstanceId] = set()  # of all that ever joined or left
+        self.names: set[InstanceId] = set()  # of all instances that ever joined or left
         self.groups: dict[GroupId, Group] = {}  # admitted groups that have not ended
         self.queue = Queue()
-        self.pulling: tuple[InstanceId, ...] = ()  # are to pull, in ticks that follow at once
+        self.pulling: tuple[InstanceId, ...] = ()  # instances that the next ticks have pull
         self.published: Version | None = None
         self.training: Version | None = None
-        self.accumulated: list[tuple[GroupId, ...]] = []  # of the first buffer, by `Accumulate`
-        self.is_accumulating = False  # the last of these
+        self.accumulated: list[tuple[GroupId, ...]] = []  # the groups of each `Accumulate`
+        self.is_accumulating = False  # whether the learner still carries out the last of these
         self.finished = False
         self.evaluations = plan.evaluations(range(plan.num_batches + 1))  # still to be commanded
         self.next_group: GroupId = 0
-        self.early: dict[GroupId, GroupCreated] = {}  # reported before one with a lower number
-        self.num_requested = 0  # groups, of which the data has not reported yet
+        self.early: dict[GroupId, GroupCreated] = {}  # kept until all lower numbers are reported
+        self.num_requested = 0  # groups that are requested and not reported yet
         self.prompts: dict[GroupId, RequestedPrompt] = {}  # of groups reported and not ended
         self.retries: dict[GroupId, int] = {}
-        """Of groups whose prompt is to be retried: retries, this one included."""
+        """Of ended groups whose prompt is to be retried: the number of retries, this included."""
         self.num_inflight = 0  # admitted groups that are not complete
-        self.num_waiting_env = 0  # their members that wait for environments
-        self.num_filtered = 0  # groups, since the last version
+        self.num_waiting_env = 0  # members that wait for their environments
+        self.num_filtered = 0  # groups filtered since the last version
         self.round_left = 0  # lockstep: groups of this round that are still to be admitted
         self.round_version: Version = 0  # lockstep: the version published when this round began
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what a configuration makes; `restore` gives that back."""
+        """Leave out the plan and the schedule; `restore` sets them again."""
         return {k: v for k, v in vars(self).items() if k not in ("plan", "schedule")}
 
     def restore(self, plan: Plan, schedule: Schedule) -> None:
@@ -129,9 +129,9 @@ class State:
         self.plan, self.schedule, self.finished = plan, schedule, False
         self.buffers.num_batches = plan.num_batches
         for instance in self.instances.values():
-            instance.shown = None  # by other rules it may accept what it did not
-        # What was to be evaluated under an older version is evaluated under the newest there is,
-        # unless that was given up for this attempt.
+            instance.shown = None  # other rules may change whether it accepts trajectories
+        # Evaluations of older versions that are still due are done on the newest version, unless
+        # the new configuration turns that suite's evaluations off.
         missed = {
             EvaluationId(now, suite)
             for version, suite in self.evaluations
@@ -142,14 +142,14 @@ class State:
     # -- queries -----------------------------------------------------------------------------
 
     def member(self, trajectory: TrajectoryId) -> Member | None:
-        """The trajectory's record; None if its group has ended, or it never was."""
+        """Return the trajectory's record; None: its group has ended or is not admitted."""
         group = self.groups.get(trajectory.group)
         if group is None or not 0 <= trajectory.member < len(group.members):
             return None
         return group.members[trajectory.member]
 
     def generated(self, trajectory: TrajectoryId) -> int:
-        """About how many tokens it has, by its instance's progress since it was routed."""
+        """Estimate how many tokens the policy has generated for a trajectory."""
         member = self.member(trajectory)
         if member is None:
             return 0
@@ -158,7 +158,7 @@ class State:
         return member.sampled
 
     def home(self, member: Member) -> InstanceId | None:
-        """The instance whose cache may still have the member; see `TrajectoryView.home`."""
+        """Return the instance whose cache may still have the member; see `TrajectoryView.home`."""
         if member.home is None:
             return None
         name, version = member.home
@@ -166,12 +166,9 @@ class State:
         return name if instance is not None and instance.version == version else None
 
     def room(self) -> int:
-        """Groups that may be admitted now, as far as the schedule goes and there are entries.
-
-        What waits for its environment takes no place, so as many groups' worth of them do not count
-        as in flight.
-        """
+        """Number of groups that may be admitted now, by the schedule and the EMPTY entries."""
         size = self.plan.num_generations + self.plan.extra_generations
+        # Members that wait for environments are on no instance: they do not count as in flight.
         num_waiting = self.num_waiting_env // size
         room = self.schedule.max_inflight_groups - self.num_inflight + num_waiting
         if self.schedule.admission == "lockstep":
@@ -185,25 +182,25 @@ class State:
         return self.room() > 0 and self.buffers.admissible(version)
 
     def min_version(self, group_id: GroupId) -> Version:
-        """The lowest version at which a new member of an admitted group may start."""
+        """Return the lowest version at which a new member of an admitted group may start."""
         place = self.buffers.place(group_id)
         assert place is not None
         return max(0, place - self.plan.max_staleness)
 
     def accepts(self, instance: Instance) -> bool:
-        """Under `drain`, an instance that lags gets nothing new; in lockstep, of the next batch."""
+        """Whether trajectories may be routed to the instance; see `OnPull`."""
         assert self.published is not None
         return self.all_accept or instance.version >= self.published
 
     @property
     def all_accept(self) -> bool:
-        """Whether `accepts` is true of every instance, whatever its version."""
+        """Whether every instance accepts: in lockstep one that lags may get the current batch."""
         return self.schedule.on_pull != "drain" or self.schedule.admission == "lockstep"
 
     # -- trajectories ------------------------------------------------------------------------
 
     def start(self, trajectory: TrajectoryId, instance: Instance) -> Iterator[Command]:
-        """Give a waiting trajectory to an instance, if the protocol allows it."""
+        """Route a waiting trajectory to an instance, if the protocol allows it."""
         group_id = trajectory.group
         if group_id not in self.groups and not (
             group_id in self.prompts and self._admit(group_id, instance.version)
@@ -230,10 +227,10 @@ class State:
         )
 
     def _admit(self, group_id: GroupId, version: Version) -> bool:
-        """Reserve an entry for a group that waits; False: there is none for it."""
+        """Reserve an entry for an unadmitted group; False: it cannot have one now."""
         if not self.admits(version) or self.buffers.reserve(group_id, version) is None:
             return False
-        self.queue.unadmitted.remove(group_id)  # it is at the front, or near it
+        self.queue.unadmitted.remove(group_id)  # fast: it is near the front
         count = self.plan.num_generations + self.plan.extra_generations
         group = Group(group_id, *self.prompts[group_id], [Member() for _ in range(count)])
         self.groups[group_id] = group
@@ -246,7 +243,7 @@ class State:
     def interrupt(
         self, instance: Instance, trajectories: tuple[TrajectoryId, ...]
     ) -> Iterator[Command]:
-        """Interrupt these, which run on the instance."""
+        """Interrupt trajectories that run on the instance."""
         number = instance.take(trajectories)
         for trajectory in trajectories:
             member = self.groups[trajectory.group].members[trajectory.member]
@@ -256,7 +253,7 @@ class State:
         yield commands.Interrupt(instance.name, number, trajectories)
 
     def put_back(self, trajectory: TrajectoryId, cause: type) -> bool:
-        """Queue a trajectory that its instance has no more; False: its state does not allow it."""
+        """Queue a trajectory that has left its instance; False: its state does not allow it."""
         member = self.groups[trajectory.group].members[trajectory.member]
         if not member.apply(cause):
             return False
@@ -264,7 +261,7 @@ class State:
         return True
 
     def finish_early(self, trajectory: TrajectoryId) -> Iterator[Command]:
-        """End a waiting trajectory as complete."""
+        """Truncate a waiting trajectory: what it has is its response."""
         member = self.groups[trajectory.group].members[trajectory.member]
         if member.state is MemberState.WAITING:
             self.queue.take(trajectory, member.version)
@@ -273,14 +270,14 @@ class State:
         yield commands.FinishEarly(trajectory)
 
     def abort_members(self, group: Group) -> Iterator[Command]:
-        """Abort those of the group that are not rewarded."""
+        """Abort the members that are not rewarded."""
         on_instance: dict[InstanceId, list[TrajectoryId]] = {}
-        asking: list[TrajectoryId] = []
+        in_environment: list[TrajectoryId] = []
         for trajectory, member in zip(group.ids(), group.members, strict=True):
             if member.state is MemberState.WAITING:
                 self.queue.take(trajectory, member.version)
             if member.turn and member.state in (MemberState.WAITING, MemberState.WAITING_ENV):
-                asking.append(trajectory)
+                in_environment.append(trajectory)
             self.num_waiting_env -= member.state is MemberState.WAITING_ENV
             if member.instance is not None:
                 on_instance.setdefault(member.instance, []).append(trajectory)
@@ -290,26 +287,26 @@ class State:
             running = tuple(t for t in trajectories if t in instance.assigned)
             instance.stopping.difference_update(trajectories)
             yield commands.Abort(name, instance.take(running), tuple(trajectories))
-        if asking:
-            yield commands.CloseEnvironments(tuple(asking))
+        if in_environment:
+            yield commands.CloseEnvironments(tuple(in_environment))
 
     # -- ends of groups ----------------------------------------------------------------------
 
     def forget(self, group_id: GroupId) -> Group:
-        """Remove a group that holds no entry any more from all else."""
+        """Remove a group that no longer holds an entry from everything else."""
         self.lengths.close(group_id)
         self.layout.end(group_id)
         del self.prompts[group_id]
         return self.groups.pop(group_id)
 
     def release(self, group_id: GroupId, ending: Ending, reason: str) -> Iterator[Command]:
-        """End a group that holds an entry, without training on it; its place is free."""
+        """End a group that holds an entry without training on it; its entry becomes EMPTY."""
         surplus = self.buffers.release(group_id)
         yield from self._drop(group_id, ending, reason)
         yield from self.drop_surplus(surplus)
 
     def drop_surplus(self, surplus: tuple[GroupId, ...]) -> Iterator[Command]:
-        """End groups whose batch was completed by others."""
+        """Abort groups whose batch was completed by others."""
         for group_id in surplus:
             yield from self._drop(group_id, "aborted", "surplus: its batch is complete")
 

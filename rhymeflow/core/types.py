@@ -1,4 +1,4 @@
-"""The words of the coordinator: identities and small records. It knows no tokens."""
+"""Types that commands, events and state share: identities and small records."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ Version = int
 """Number of the policy's weights; training on batch b makes version b + 1."""
 
 GroupId = int
-"""Number of a group: in the order prompts come from the data, from 0; of a suite, from -1 down."""
+"""Number of a group: from 0 in the order of the data; negative, from -1 down, in evaluations."""
 
 InstanceId = str
 """Name of a rollout instance, such as `rollout-0`."""
 
 SuiteName = str
-"""Name of prompts that versions are evaluated on, and of how."""
+"""Name of an evaluation suite."""
 
 HELD_OUT: SuiteName = "held_out"
-"""The suite of the run's held-out prompts, each answered once."""
+"""The suite of the run's held-out prompts, with one response each."""
 
 FinishReason = Literal["stop", "length", "max_turns", "finished_early"]
-"""`stop`: the policy ended the response, or its environment asked for no more; `length`: it reached
-`max_completion_length`; `max_turns`: it had so many turns (`environment.max_turns`);
-`finished_early`: it was ended so that its batch need not wait (`on_stuck: truncate`)."""
+"""`stop`: the policy or its environment ended the response; `length`: it reached
+`max_completion_length`; `max_turns`: it reached `environment.max_turns`; `finished_early`: it was
+truncated so that its batch need not wait (`on_stuck: truncate`)."""
 
 CUT = ("length", "finished_early")
-"""The reasons of a response that is truncated: the policy did not end it. Of one with `max_turns`
-it ended the last turn, as in TRL, where such a response has its end-of-sequence token."""
+"""The reasons of truncated responses, which the policy did not end. With `max_turns` it ended the
+last turn itself: as in TRL, such a response has its end-of-sequence token."""
 
 Ending = Literal["filtered", "aborted"]
-"""What became of a group that was not consumed. Filtered: complete, but nothing to learn from."""
+"""How a group ended that was not consumed. `filtered`: complete, but without any advantage."""
 
 
 class EvaluationId(NamedTuple):

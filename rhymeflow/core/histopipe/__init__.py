@@ -1,1 +1,1 @@
-"""HistoPipe (RhymeRL, arXiv 2508.18588): steps laid out over the instances by expected length."""
+"""HistoPipe (RhymeRL, arXiv 2508.18588): each step's groups are laid out by expected length."""

@@ -2,16 +2,17 @@
 
 Groups are ranked by expected length and cut into ranking groups of equal size, each of which gets
 some instances. Even steps go from short to long, odd steps from long to short (tier 1,
-`pipeline.py`), so that an instance that had long responses has short ones next, and begins them
-while others are still at this step. A ranking group gets as many instances as make completion times
-grow linearly from the shortest to the longest, `slope * high` to `high` (tier 2); for each of some
-slopes the least `high` is found by bisection. Two steps in a row take an instance about `slope *
-high + high`, which the choice of the slope minimises.
+`pipeline.py`), so that an instance that had long responses gets short ones next, and begins them
+while others still run this step. The instances are distributed so that the ranking groups'
+completion times grow linearly from `slope * high` for the shortest to `high` for the longest (tier
+2); bisection finds the least `high` of each slope. Two consecutive steps take an instance about
+`slope * high + high`; the slope that minimises this is chosen.
 
-**Completion times** are of responses of known lengths that an instance begins together, by the cost
-model (`core/cost.py`), summed. If there are more than can run at a time, all places are taken until
-only that many are left: the longest, which then begin together. That lies between the longest first
-(less by up to a quarter) and the shortest first (more by some hundredths).
+**A completion time** is the sum of the cost model (`core/cost.py`) over the iterations of responses
+of known lengths that an instance begins together. If more are given than can run at a time, all
+slots count as busy until only that many are left: the longest, which then begin together. That lies
+between running the longest first (up to a quarter less) and the shortest first (some hundredths
+more).
 """
 
 from __future__ import annotations
@@ -24,29 +25,29 @@ from rhymeflow.core.cost import CostModel
 from rhymeflow.core.types import GroupId
 
 RANKING_GROUPS = 8
-"""At most; as many as there are instances, if that is fewer."""
+"""Most ranking groups; there are never more than instances."""
 SLOPES = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25)
-"""The shortest completion time over the longest, as far as they are tried."""
+"""The ratios of shortest to longest completion time that are tried."""
 HALVINGS = 12
-"""Of the bisection: 2 to the power of minus this is what completion times are known to."""
+"""Iterations of the bisection, whose relative error is 2 to the power of minus this."""
 
 
 class Ranked(NamedTuple):
-    """A group, and what is expected of it."""
+    """A group and its expected lengths."""
 
     group: GroupId
     prompt_tokens: int
     lengths: tuple[float, ...]
-    """Tokens that its responses are expected to have, in ascending order."""
+    """Expected tokens of each response, in ascending order."""
 
     @property
     def mean(self) -> float:
-        """Mean of these."""
+        """Mean expected length in tokens."""
         return sum(self.lengths) / len(self.lengths)
 
 
 class Share(NamedTuple):
-    """A ranking group, and how many instances it gets."""
+    """A ranking group and the number of its instances."""
 
     groups: tuple[GroupId, ...]
     num_instances: int
@@ -55,14 +56,14 @@ class Share(NamedTuple):
 def lay_out(
     groups: Sequence[Ranked], num_instances: int, cost: CostModel, places: int
 ) -> list[Share]:
-    """Cut the groups into ranking groups, the shortest first, and give each its instances.
+    """Cut the groups into ranking groups, shortest first, and choose how many instances each gets.
 
     `places`: trajectories that an instance decodes at a time.
     """
     count = min(RANKING_GROUPS, num_instances, len(groups))
     ranked = iter(sorted(groups, key=lambda g: (g.mean, g.group)))
-    parts = [list(islice(ranked, size)) for size in _even(count, len(groups))]
-    numbers = _balanced(parts, num_instances, cost, places)
+    parts = [list(islice(ranked, size)) for size in _equal_sizes(count, len(groups))]
+    numbers = _balance(parts, num_instances, cost, places)
     return [
         Share(tuple(each.group for each in part), number)
         for part, number in zip(parts, numbers, strict=True)
@@ -72,22 +73,22 @@ def lay_out(
 def completion_time(
     part: Sequence[Ranked], num_instances: int, cost: CostModel, places: int
 ) -> float:
-    """Seconds that so many instances take for these groups, their members dealt out by length."""
+    """Seconds that `num_instances` take for these groups, with members dealt out by length."""
     lengths = sorted((x for ranked in part for x in ranked.lengths), reverse=True)
     prompt_tokens = sum(ranked.prompt_tokens for ranked in part) / len(part)
     return duration(cost, lengths[::num_instances][::-1], prompt_tokens, places)
 
 
 def duration(cost: CostModel, lengths: Sequence[float], prompt_tokens: float, places: int) -> float:
-    """Seconds until responses of these lengths, each after so many prompt tokens, are complete.
+    """Seconds until responses of these lengths, in ascending order, are complete on one instance.
 
-    `lengths`: in ascending order. `places`: most that run at a time.
+    `prompt_tokens`: mean tokens of their prompts. `places`: most responses that run at a time.
     """
     if not lengths:
         return 0.0
     reading = sum(length * (prompt_tokens + length / 2) for length in lengths)
     waves, last = lengths[:-places], lengths[-places:]
-    # What does not fit at first fills places that come free: all of them are taken meanwhile.
+    # Responses that do not fit at first fill slots that come free: meanwhile all are busy.
     total = cost.k1 * reading + sum(waves) / places * cost.iteration(places, 0)
     done = 0.0
     for index, length in enumerate(last):
@@ -96,54 +97,56 @@ def duration(cost: CostModel, lengths: Sequence[float], prompt_tokens: float, pl
     return total
 
 
-def _even(count: int, total: int) -> list[int]:
+def _equal_sizes(count: int, total: int) -> list[int]:
     cuts = [round(i * total / count) for i in range(count + 1)]
     return [b - a for a, b in pairwise(cuts)]
 
 
-def _balanced(
+def _balance(
     parts: Sequence[Sequence[Ranked]], num_instances: int, cost: CostModel, places: int
 ) -> list[int]:
-    """Instances for each part so that completion times grow linearly; see the docstring above."""
+    """Choose each part's number of instances so that completion times grow linearly."""
     times = [
         [completion_time(part, n, cost, places) for n in range(1, num_instances - len(parts) + 2)]
         for part in parts
     ]
     best: tuple[float, list[int]] | None = None
     for slope in SLOPES:
-        low, high = 0.0, max(each[0] for each in times) / slope  # one instance each will do
-        found = [1] * len(parts)
+        low, high = 0.0, max(each[0] for each in times) / slope  # one instance each is enough
+        enough = [1] * len(parts)
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            numbers = _enough(times, middle, slope)
+            numbers = _fewest(times, middle, slope)
             if numbers is None or sum(numbers) > num_instances:
                 low = middle
             else:
-                high, found = middle, numbers
+                high, enough = middle, numbers
         if best is None or high * (1 + slope) < best[0]:
-            best = (high * (1 + slope), found)
+            best = (high * (1 + slope), enough)
     assert best is not None
-    return _spread(times, best[1], num_instances)
+    return _top_up(times, best[1], num_instances)
 
 
-def _enough(times: Sequence[Sequence[float]], high: float, slope: float) -> list[int] | None:
-    """The fewest instances for each part to be complete by its time; None: there is no number."""
+def _fewest(times: Sequence[Sequence[float]], high: float, slope: float) -> list[int] | None:
+    """Return the fewest instances with which each part meets its time limit; None: one cannot."""
     numbers = []
-    for index, of_part in enumerate(times):
+    for index, part_times in enumerate(times):
         rank = index / (len(times) - 1) if len(times) > 1 else 1.0
         limit = high * (slope + (1 - slope) * rank)
-        number = next((n for n, seconds in enumerate(of_part, 1) if seconds <= limit), None)
+        number = next((n for n, seconds in enumerate(part_times, 1) if seconds <= limit), None)
         if number is None:
             return None
         numbers.append(number)
     return numbers
 
 
-def _spread(times: Sequence[Sequence[float]], numbers: list[int], num_instances: int) -> list[int]:
-    """Give the instances that are left to the parts that gain most."""
+def _top_up(times: Sequence[Sequence[float]], numbers: list[int], num_instances: int) -> list[int]:
+    """Give the remaining instances, one by one, to the part that gains most."""
     numbers = list(numbers)
     for _ in range(num_instances - sum(numbers)):
-        gains = [of_part[n - 1] - of_part[min(n, len(of_part) - 1)] for of_part, n in
-                 zip(times, numbers, strict=True)]  # fmt: skip
+        gains = [
+            part_times[n - 1] - part_times[min(n, len(part_times) - 1)]
+            for part_times, n in zip(times, numbers, strict=True)
+        ]
         numbers[max(range(len(gains)), key=lambda i: (gains[i], i))] += 1
     return numbers

@@ -1,9 +1,9 @@
-"""HistoPipe's memory: which step a group belongs to, and the instances that it is laid out on.
+"""HistoPipe's memory: which step a group belongs to, and which instances generate it.
 
-A step has as many groups as a batch. It is laid out once all of the step before is admitted and an
-instance has nothing left of that. An instance begins its share when nothing of an earlier step runs
-there. A trajectory that is moved (an outlier) gets a place of its own: another instance in its
-step, or the same one in the next.
+A step has as many groups as a batch. It is laid out once the step before is fully admitted and some
+instance has finished its share of that. An instance begins its share when nothing of an earlier
+step runs there. A migrated trajectory (an outlier) gets its own place: another instance in its
+step, or the same instance in the next step.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """When and where something is to be generated."""
+    """When and where a trajectory is to be generated."""
 
     step: int
     instance: InstanceId
 
 
 class Pipeline:
-    """The layouts computed so far, as far as their groups have not ended."""
+    """The layout of all groups that have not ended."""
 
     def __init__(self) -> None:
         self.num_steps = 0  # steps laid out
         self._groups: dict[GroupId, tuple[int, tuple[InstanceId, ...]]] = {}
-        """The step of each, and the instances that its members are dealt out to."""
+        """Each group's step, and the instances that its members are dealt out to."""
         self._moved: dict[GroupId, dict[TrajectoryId, Place]] = {}
         self._shares: dict[InstanceId, float] = {}
 
@@ -41,42 +41,42 @@ class Pipeline:
         return group in self._groups
 
     def place(self, trajectory: TrajectoryId) -> Place | None:
-        """Where a trajectory is to be generated; None: its group is not laid out yet."""
+        """Return where a trajectory is to be generated; None: its group is not laid out yet."""
         if trajectory.group not in self._groups:
             return None
         if self.has_moved(trajectory):
             return self._moved[trajectory.group][trajectory]
         step, names = self._groups[trajectory.group]
-        # Groups begin with different instances, so that first members are dealt out too.
+        # Groups start at different instances, so that each instance gets its share of all members.
         return Place(step, names[(trajectory.group + trajectory.member) % len(names)])
 
     def step(self, assigned: Iterable[TrajectoryId]) -> int | None:
-        """The earliest step that any of these belongs to; None: there are none."""
+        """Return the earliest step of these trajectories; None: none is laid out."""
         places = (self.place(trajectory) for trajectory in assigned)
         return min((place.step for place in places if place is not None), default=None)
 
     def has_moved(self, trajectory: TrajectoryId) -> bool:
-        """Whether it was moved from where it was laid out."""
+        """Whether the trajectory was moved from its place in the layout."""
         return trajectory in self._moved.get(trajectory.group, ())
 
     def share(self, instance: InstanceId) -> float:
-        """Groups' worth of responses that the last layout gave it."""
+        """The instance's share of the last step, in groups' worth of responses."""
         return self._shares.get(instance, 0.0)
 
     # -- changes (see `strategies.base.Layout`) ----------------------------------------------
 
     def extend(self, state: State) -> None:
-        """Lay out the next step once an instance is done with the last one."""
+        """Lay out the next step once an instance has finished its share of the last one."""
         if not state.instances:
             return
         self.settle(state.instances.keys())
-        to_come = [group for group in state.queue.unadmitted if group not in self]
-        for group in [g for g in to_come if state.prompts[g].retries]:
-            self.join(group, state.instances)  # it takes the place of one of the last step
-            to_come.remove(group)
-        if to_come and len(to_come) == len(state.queue.unadmitted) and self._is_one_done(state):
+        new = [group for group in state.queue.unadmitted if group not in self]
+        for group in [g for g in new if state.prompts[g].retries]:
+            self.join(group, state.instances)  # it replaces a group of the last step
+            new.remove(group)
+        if new and len(new) == len(state.queue.unadmitted) and self._is_one_done(state):
             shares = lay_out(
-                _ranked(state, to_come[: state.plan.groups_per_batch + state.plan.extra_groups]),
+                _ranked(state, new[: state.plan.groups_per_batch + state.plan.extra_groups]),
                 len(state.instances),
                 state.schedule.settings.cost,
                 min(instance.capacity for instance in state.instances.values()),
@@ -84,12 +84,12 @@ class Pipeline:
             self.add_step(shares, list(state.instances))
 
     def _is_one_done(self, state: State) -> bool:
-        """Whether an instance has nothing of the last step or of one before."""
+        """Whether some instance has no trajectory of the last step or an earlier one."""
         steps = (self.step([*i.assigned, *i.stopping]) for i in state.instances.values())
         return any(step is None or step >= self.num_steps for step in steps)
 
     def add_step(self, shares: Sequence[Share], instances: Sequence[InstanceId]) -> None:
-        """One more step: shares from short to long, or, every other time, from long to short."""
+        """Add a step whose shares go from short to long, or, every other time, long to short."""
         order = instances[::-1] if self.num_steps % 2 else instances
         start = 0
         for groups, number in shares:
@@ -106,7 +106,7 @@ class Pipeline:
         self._groups[group] = max(0, self.num_steps - 1), tuple(sorted(instances))
 
     def settle(self, instances: Collection[InstanceId]) -> None:
-        """Move what is laid out on instances that are gone to the others."""
+        """Move the places on instances that are gone to the others."""
         for name in self._shares.keys() - instances:
             del self._shares[name]
         all_names = tuple(sorted(instances))
@@ -120,20 +120,20 @@ class Pipeline:
                     moved[trajectory] = Place(place.step, all_names[0])
 
     def move(self, trajectories: Iterable[TrajectoryId], to: InstanceId, *, later: bool) -> None:
-        """Generate them there, in their step or in the next."""
+        """Move the trajectories' places to this instance, in their step or the next."""
         for trajectory in trajectories:
             place = self.place(trajectory)
             assert place is not None, f"{trajectory} is not laid out"
             self._moved.setdefault(trajectory.group, {})[trajectory] = Place(place.step + later, to)
 
     def end(self, group: GroupId) -> None:
-        """The group has ended."""
+        """Forget a group that has ended."""
         self._groups.pop(group, None)
         self._moved.pop(group, None)
 
 
 def _ranked(state: State, groups: Sequence[GroupId]) -> list[Ranked]:
-    """The groups, with as many expected lengths as each will have responses."""
+    """Return the groups with the expected length of each of their responses."""
     lengths, count = state.lengths, state.plan.num_generations
     points = [(i + 0.5) / count for i in range(count)]
     return [

@@ -17,21 +17,23 @@ from rhymeflow.core.strategies.routing import fewest_requests
 from rhymeflow.core.types import InstanceId
 
 LAST_SHARE = 0.1
-"""Only the last of an instance's responses, this share of them, may be outliers (RhymeRL)."""
+"""The share of an instance's responses, the last to finish, that may be outliers (RhymeRL)."""
 OUTLIER_RATIO = 1.5
-"""A response is an outlier above this multiple of the length that its prompt's history predicts."""
+"""A response is an outlier above this multiple of its predicted length."""
 
 
 def planned(view: FleetView) -> list[Assignment]:
-    """Route each trajectory to the instance that the layout names, once that has come to its step.
+    """Route each trajectory to its instance in the layout, once that instance has reached its step.
 
-    An instance is given the earliest step first, then interrupted trajectories, then the longest.
+    On an instance the earliest step goes first, then interrupted trajectories, then the longest.
     """
     pipeline = view.layout
     if not isinstance(pipeline, Pipeline):
         return fewest_requests(view)
     able = {x.name: x for x in view.instances if x.has_room() and not x.waiting}
-    if view.lowest_waiting is None:  # all that wait are of the last step, or not in the layout
+    if (
+        view.lowest_waiting is None
+    ):  # only unadmitted groups wait: of the last step, or not laid out
         steps = {name: pipeline.step(x.assigned) for name, x in able.items()}
         able = {n: x for n, x in able.items() if steps[n] in (None, pipeline.num_steps - 1)}
     if not able:
@@ -47,25 +49,25 @@ def planned(view: FleetView) -> list[Assignment]:
             is_new = trajectory.version is None
             waiting.setdefault(name, []).append((step, is_new, -length, number, trajectory))
     proposals: list[Assignment] = []
-    for name, found in waiting.items():
-        found.sort()
-        proposals += _fitting(able[name], found, pipeline)
+    for name, candidates in waiting.items():
+        candidates.sort()
+        proposals += _assign_fitting(able[name], candidates, pipeline)
     return proposals
 
 
 _Waiting = tuple[int, bool, float, int, TrajectoryView]
-"""Step, whether it is new, minus the expected length, number in the queue, trajectory; sorted."""
+"""Sorts by: step, whether it is new, minus the expected length, number in the queue, trajectory."""
 
 
-def _fitting(
-    instance: InstanceView, found: Sequence[_Waiting], pipeline: Pipeline
+def _assign_fitting(
+    instance: InstanceView, candidates: Sequence[_Waiting], pipeline: Pipeline
 ) -> Iterator[Assignment]:
-    """Assign to this instance, in order, what it has room for of its current step."""
+    """Assign trajectories of the instance's current step, in order, while they fit."""
     current = pipeline.step(instance.assigned)
     if current is None:
-        current = found[0][0]
+        current = candidates[0][0]
     count, kv_tokens = len(instance.assigned), instance.kv_tokens
-    for step, *_, trajectory in found:
+    for step, *_, trajectory in candidates:
         if step > current or count == instance.capacity:
             return
         if count and not fits(kv_tokens, trajectory.tokens, instance):
@@ -78,9 +80,9 @@ def migrate_outliers(view: FleetView) -> Iterator[Migration]:
     """Move outliers that keep an instance from starting its next step (RhymeRL, HistoPipe, tier 2).
 
     An outlier is among the last tenth of its instance's share of a step, and is longer than
-    `OUTLIER_RATIO` times what its prompt's history predicts. It moves to an instance that holds
-    the donor's version or a newer one, and a response expected to run longer: of those, the one
-    with the fewest responses. If there is none, it stays, with the next step. It moves once.
+    `OUTLIER_RATIO` times its predicted length. It moves to an instance that holds the donor's
+    version or a newer one and has a response expected to run longer: of those, the one with the
+    fewest responses. If there is none, it stays and joins the next step. It moves only once.
     """
     pipeline = view.layout
     if not isinstance(pipeline, Pipeline) or view.lengths.explained_variance <= 0:
@@ -107,13 +109,13 @@ def migrate_outliers(view: FleetView) -> Iterator[Migration]:
 def _target(
     view: FleetView, counts: Mapping[InstanceId, int], donor: InstanceView, remaining: float
 ) -> InstanceId | None:
-    """The instance to move an outlier to that is expected to need `remaining` tokens, or None."""
+    """Choose where to move an outlier that needs about `remaining` more tokens; None: nowhere."""
     able = []
     for index, other in enumerate(view.instances):
         if other.name == donor.name or not other.has_room() or other.version < donor.version:
             continue
         if len(other.assigned) <= len(donor.assigned):
-            continue  # the outlier would keep that one from its next step instead
+            continue  # the outlier would delay that instance's next step instead
         if any(view.lengths.remaining(trajectory) > remaining for trajectory in other.assigned):
             able.append((counts[other.name], index, other.name))
     return min(able)[-1] if able else None

@@ -1,5 +1,5 @@
-"""The staleness protocol, and the states of what it counts.
+"""The staleness protocol, and the states of groups and their members.
 
-`staleness` says which batch a group may end up in, on the `entries` of its `buffer`s; `group` says
-how far each member of a group has come.
+`staleness` decides in which batch each group holds one of the `entries` of a `buffer`; `group`
+says how far each member has come.
 """

@@ -1,7 +1,7 @@
 """The buffer of one training batch: which groups hold its entries.
 
 A group is in it at most once; operations are amortised O(log n). `staleness.py` has the rules by
-which groups come and go.
+which groups take and leave entries.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ STATES: Mapping[tuple[bool, bool], BufferState] = {
     (True, False): "ready",
     (True, True): "ready_with_capacity",
 }
-"""By whether it has as many OCCUPIED entries as its target, and whether any are EMPTY."""
+"""By (whether it has as many OCCUPIED entries as its target, whether any are EMPTY)."""
 
 _SLACK = 16
-"""Stale heap entries that are let be, beyond as many as there are good ones."""
+"""A heap is rebuilt when its stale entries outnumber the current ones by more than this."""
 
 
 class Held(dict[GroupId, Version]):
     """Groups whose entries are in one state, with their versions.
 
     Args:
-        sign: 1 if the oldest (of the lowest version, then id) comes first; -1 if last.
+        sign: 1 if `first` is the oldest (the lowest version, then id); -1 if the newest.
     """
 
     __slots__ = ("_heap", "_sign")
@@ -40,7 +40,7 @@ class Held(dict[GroupId, Version]):
         self._heap: list[tuple[int, int]] = []
 
     def put(self, group: GroupId, version: Version) -> None:
-        """Add a group, or give one this version."""
+        """Add a group, or change its version."""
         sign = self._sign
         self[group] = version
         heappush(self._heap, (sign * version, sign * group))
@@ -49,7 +49,7 @@ class Held(dict[GroupId, Version]):
             heapify(self._heap)
 
     def first(self) -> tuple[Version, GroupId] | None:
-        """The version and id of the group that comes first."""
+        """Return the version and id of the first group; None: there is none."""
         heap, sign = self._heap, self._sign
         while heap:
             version, group = sign * heap[0][0], sign * heap[0][1]
@@ -60,11 +60,11 @@ class Held(dict[GroupId, Version]):
 
 
 class Buffer:
-    """Entries of one batch, by state; the rest of its `size` is EMPTY.
+    """The entries of one batch, by state; the rest of its `size` are EMPTY.
 
     Args:
         target: OCCUPIED entries that make the batch complete.
-        size: entries in all.
+        size: number of entries, EMPTY ones included.
     """
 
     __slots__ = ("occupied", "reserved", "size", "target")
@@ -72,7 +72,7 @@ class Buffer:
     def __init__(self, target: int, size: int) -> None:
         self.target, self.size = target, size
         self.reserved = Held(-1)
-        """First the one that can wait longest."""
+        """Its `first` is the group that can wait longest."""
         self.occupied = Held(1)
 
     def __len__(self) -> int:
@@ -85,15 +85,15 @@ class Buffer:
 
     @property
     def room(self) -> int:
-        """EMPTY entries that may be taken; a complete batch takes nothing more."""
+        """Number of EMPTY entries that may be taken: none once the batch is complete."""
         occupied = len(self.occupied)
         return 0 if occupied == self.target else self.size - occupied - len(self.reserved)
 
     @property
     def state(self) -> BufferState:
-        """The state of the whole."""
+        """The state of the whole buffer."""
         return STATES[self.met, len(self) < self.size]
 
     def holding(self, group: GroupId) -> Held:
-        """Those in the state that the group's entry is in."""
+        """Return `reserved` or `occupied`, whichever has the group."""
         return self.reserved if group in self.reserved else self.occupied

@@ -1,7 +1,7 @@
-"""The entries of all buffers: which group sits where, and under which version.
+"""The entries of all buffers: which group holds which entry, and under which version.
 
-A group holds at most one entry, in a buffer of its window and never in one that is consumed.
-`staleness.py` decides which, and changes it through the methods at the end.
+A group holds at most one entry, in a buffer of its window that is not consumed. `staleness.py`
+decides which, and changes it through the methods at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPERATIONS: Mapping[str, Mapping[EntryState, EntryState]] = {
     "release": {"RESERVED": "EMPTY", "OCCUPIED": "EMPTY"},
     "consume": {"OCCUPIED": "EMPTY"},
 }
-"""What each operation makes of a group's entry: from -> to. A group without one is EMPTY."""
+"""How each operation changes the state of a group's entry; a group without an entry is EMPTY."""
 
 
 class ProtocolError(AssertionError):
@@ -29,14 +29,14 @@ class ProtocolError(AssertionError):
 
 
 class Entries:
-    """All buffers that are not consumed yet, and where each group sits.
+    """All buffers that are not consumed yet, and the entry of each group.
 
     Args:
         groups_per_batch: OCCUPIED entries that make a batch complete.
-        extra_groups: entries of each buffer beyond them.
+        extra_groups: entries of each buffer beyond `groups_per_batch`.
         max_staleness: the bound, in versions.
-        num_batches: buffers 0 .. num_batches - 1 exist; beyond them nothing is admitted, so that
-            the run ends with nothing left over.
+        num_batches: buffers 0 .. num_batches - 1 exist; no group is admitted beyond them, so that
+            no group is left when the run ends.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class Entries:
         """The buffer to be consumed next."""
         self._size = groups_per_batch + extra_groups
         self.by_version: dict[Version, Buffer] = {}
-        """The buffers that hold, or have held, anything. To look at, not to change."""
+        """The buffers that hold or have held a group. Callers only read it."""
         self._place: dict[GroupId, Version] = {}
         self._holes: set[Version] = set()
-        """Buffers that may have an EMPTY entry that an OCCUPIED group of a later one could take."""
+        """Buffers whose EMPTY entries an OCCUPIED group of a later buffer might take."""
 
     # -- queries -----------------------------------------------------------------------------
 
     def window(self, version: Version) -> range:
-        """Buffers, lowest first, that a group of this version may sit in."""
+        """Return the buffers, lowest first, in which a group of this version may hold an entry."""
         end = min(version + self.max_staleness, self.num_batches - 1)
         return range(max(version, self.first), end + 1)
 
@@ -69,11 +69,11 @@ class Entries:
         return self._highest_empty(version) is not None
 
     def place(self, group: GroupId) -> Version | None:
-        """The buffer the group holds an entry of; None: it holds none."""
+        """Return the buffer in which the group holds an entry; None: it holds none."""
         return self._place.get(group)
 
     def version(self, group: GroupId) -> Version:
-        """The group's version: the least of its members'."""
+        """Return the version of a group that holds an entry: the least of its members'."""
         if group not in self._place:
             raise ProtocolError(f"group {group} holds no entry")
         return self.by_version[self._place[group]].holding(group)[group]
@@ -84,7 +84,7 @@ class Entries:
         return buffer is not None and buffer.met
 
     def state(self, number: Version) -> BufferState:
-        """The state of a buffer that exists."""
+        """Return the state of a buffer; `ProtocolError` if it does not exist."""
         if not self.first <= number < self.num_batches:
             raise ProtocolError(f"buffer {number} does not exist")
         buffer = self.by_version.get(number)
@@ -101,7 +101,7 @@ class Entries:
         return () if buffer is None else buffer.occupied.keys()
 
     def num_empty(self) -> int:
-        """EMPTY entries that can still be reserved, over all buffers that exist."""
+        """Number of EMPTY entries that can still be reserved, over all buffers."""
         untouched = self.num_batches - self.first - len(self.by_version)
         return untouched * self._size + sum(b.room for b in self.by_version.values())
 
@@ -126,11 +126,11 @@ class Entries:
         return None
 
     def _take(self, group: GroupId) -> Version:
-        """EMPTY the entry that the group holds; return the group's version."""
+        """Make the group's entry EMPTY; return the group's version."""
         return self.by_version[self._place.pop(group)].holding(group).pop(group)
 
     def _move(self, group: GroupId, target: Version) -> Version:
-        """Move the group, in its state, into an EMPTY entry of `target`; return where it was."""
+        """Move the group, in its state, to an EMPTY entry of `target`; return its old buffer."""
         source = self._place[group]
         is_reserved = group in self.by_version[source].reserved
         version = self._take(group)
@@ -139,7 +139,7 @@ class Entries:
         return source
 
     def _enter(self, group: GroupId, version: Version, target: Version) -> Buffer:
-        """Record the group in `target`, and return that buffer. Only this checks the window."""
+        """Record the group in `target` and return that buffer. Only this checks the window."""
         assert max(version, self.first) <= target <= version + self.max_staleness, (version, target)
         assert target < self.num_batches
         buffer = self.by_version.get(target)

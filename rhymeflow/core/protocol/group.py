@@ -1,6 +1,6 @@
 """A group and its members: how far each response has come.
 
-What moves a member, a command or an event, and whereto (`TRANSITIONS`):
+The commands and events that change a member's state (`TRANSITIONS`):
 
 | by | from | to |
 | --- | --- | --- |
@@ -18,12 +18,12 @@ What moves a member, a command or an event, and whereto (`TRANSITIONS`):
 | RewardFailed | FINISHED | ABORTED |
 | Abort | WAITING, RUNNING, STOPPING, WAITING_ENV, FINISHED | ABORTED |
 
-REWARDED and ABORTED are ends. A group that has what it needs, or is dropped, aborts all members
-that can be; those on an instance by command. Whatever is not in the table is late or came twice,
-and changes nothing, but for two things. TrajectoryRewarded or RewardFailed of a member that has not
-FINISHED is early, and takes effect when it has. TrajectoryInterrupted always says how much is
-stored. The instance of a RUNNING or STOPPING member is the only one whose word on it counts, and on
-stopping only its word on the last Interrupt.
+REWARDED and ABORTED are final. A group that is complete or dropped aborts all members that are not
+REWARDED; an Abort command is sent only for those on an instance. An event that is not in the table
+is late or repeated and changes nothing, with two exceptions: TrajectoryRewarded or RewardFailed of
+a member that is not yet FINISHED takes effect when it is, and TrajectoryInterrupted always updates
+the stored length. Of a RUNNING or STOPPING member, only events of its own instance count, and of
+TrajectoryInterrupted only the answer to the last Interrupt.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rhymeflow.core.types import GroupId, InstanceId, TrajectoryId, Version
 
 
 class MemberState(Enum):
-    """Where a response is; see the table."""
+    """The state of a response; see the table above."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -48,15 +48,15 @@ class MemberState(Enum):
     ABORTED = "aborted"
 
     def __reduce_ex__(self, protocol: object) -> tuple[type[MemberState], tuple[str]]:
-        """By its value in every Python: 3.11.2 writes a call of `getattr`, which no snapshot of the
-        coordinator may hold."""
+        """Pickle by value: Python 3.11.2 would write a call of `getattr`, which snapshots of the
+        coordinator must not contain."""
         return MemberState, (self.value,)
 
 
 WAITING, RUNNING, STOPPING, WAITING_ENV, FINISHED, REWARDED, ABORTED = MemberState
 
 ON_INSTANCE = (RUNNING, STOPPING)
-"""The states in which an instance has the member, or will when it has carried out its commands."""
+"""The states in which the member is on an instance, or will be once commands are carried out."""
 
 NOT_FINISHED = (WAITING, *ON_INSTANCE, WAITING_ENV)
 """The states in which the response is not complete."""
@@ -76,7 +76,7 @@ TRANSITIONS: Mapping[type, Mapping[MemberState, MemberState]] = {
     events.RewardFailed: {FINISHED: ABORTED},
     commands.Abort: dict.fromkeys((*NOT_FINISHED, FINISHED), ABORTED),
 }
-"""By what: from -> to."""
+"""By command or event: from -> to."""
 
 
 @dataclass(slots=True)
@@ -85,24 +85,19 @@ class Member:
 
     state: MemberState = WAITING
     version: Version | None = None
-    """V_traj: the version of the instance it was first routed to; None: it never was."""
-    length: int = 0
-    """Response tokens that are stored, as far as reported; they are never lost again."""
-    turn: int = 0
-    """The policy's turns that have ended."""
-    observed: int = 0
-    """Of `length`, the tokens that environments answered."""
-    instance: InstanceId | None = None
-    """The one that has it; None in a state that is not `ON_INSTANCE`."""
+    """V_traj: the version of the instance it was first routed to; None: it is not routed yet."""
+    length: int = 0  # response tokens reported as stored, which are never lost
+    turn: int = 0  # number of the policy's turns that have ended
+    observed: int = 0  # tokens of `length` that are answers of environments
+    instance: InstanceId | None = None  # where it is; None unless its state is in `ON_INSTANCE`
     home: tuple[InstanceId, Version] | None = None
-    """The instance that had its last turn, and the version that was last commanded there then."""
-    stop: int = 0
-    """Number of the last Interrupt to it."""
+    """The instance of its last turn, and that instance's version then."""
+    stop: int = 0  # number of the last Interrupt sent for it
     judged: events.TrajectoryRewarded | events.RewardFailed | None = None
-    """What came early; see above."""
+    """An event that arrived before the member was FINISHED."""
     reward: float | None = None
     components: dict[str, tuple[float, float]] | None = None
-    """Weights and values of what the reward is the sum of, where these are compared one by one."""
+    """See `TrajectoryRewarded.components`."""
 
     @property
     def sampled(self) -> int:
@@ -110,7 +105,7 @@ class Member:
         return self.length - self.observed
 
     def apply(self, cause: type) -> bool:
-        """Make the transition that the table has for this kind of command or event, if any."""
+        """Make the transition of this kind of command or event; False: the table has none."""
         to = TRANSITIONS[cause].get(self.state)
         if to is None:
             return False
@@ -127,21 +122,19 @@ class Group:
     id: GroupId
     prompt_tokens: int
     retries: int
-    """Times its prompt was tried before."""
+    """Number of earlier groups of the same prompt that were retried."""
     members: list[Member]
-    finishing_early: bool = False
-    """Whether its members are to end where they are."""
-    complete: bool = False
-    """Whether it has all the rewards it needs, and holds an OCCUPIED entry."""
+    finishing_early: bool = False  # whether its unfinished members are being truncated
+    complete: bool = False  # whether it has all the rewards it needs, and an OCCUPIED entry
 
     def ids(self) -> list[TrajectoryId]:
-        """All members' ids."""
+        """Return the ids of all members."""
         return [TrajectoryId(self.id, member) for member in range(len(self.members))]
 
     def rewarded(self) -> tuple[int, ...]:
-        """The members that are rewarded, in ascending order."""
+        """Return the indices of the rewarded members, in ascending order."""
         return tuple(i for i, m in enumerate(self.members) if m.state is REWARDED)
 
     def num_alive(self) -> int:
-        """Members that are rewarded or still can be."""
+        """Number of members that are rewarded or still can be."""
         return sum(m.state is not ABORTED for m in self.members)

@@ -1,30 +1,30 @@
-"""The staleness protocol with batches in the order of requests, not of endings.
+"""The staleness protocol with batches in the order of requests instead of completions.
 
-The bound, the states and the operations are those of `staleness.py`. What differs is which entry:
+The bound, the states and the operations are those of `staleness.py`. The entries differ:
 
 | operation | entry |
 | --- | --- |
-| reserve | RESERVED | the lowest EMPTY one in the window |
-| tighten | its own, or if it must, the lowest EMPTY one in the smaller window |
+| reserve | the lowest EMPTY one in the window |
+| tighten | its own, or if that is outside the smaller window, the lowest EMPTY one there |
 | occupy | its own |
-| release | its own; of later groups the one of the lowest id moves into it, and so on |
+| release | its own becomes EMPTY; the later group of the lowest id moves into it, and so on |
 
-"Later" is in a later buffer, RESERVED or OCCUPIED, if its window has the entry.
+A later group is RESERVED or OCCUPIED in a later buffer, and its window contains the entry.
 
-After every operation but `tighten` no group could move into an EMPTY entry of an
-earlier buffer. So, where groups are admitted in the order of their ids and at versions that are not
-ahead of the first buffer, they lie in the buffers in that order, and each batch has the first
-groups that are left, whichever finish first. What finishes first is shorter than the rest: batches
-in the order of endings begin with short responses and have the long ones together later
-(docs/lab-log.md). The price is that a batch waits for its slowest group though a later one is
-complete. Which groups of one batch are surplus is still a matter of which finish first.
+After every operation but `tighten`, no group could move into an EMPTY entry of an earlier buffer.
+So if groups are admitted in the order of their ids, at versions not ahead of the first buffer, they
+lie in the buffers in that order, and each batch has the first groups that are left, in whatever
+order they finish. Short responses finish first: batches in the order of completions begin with
+short responses and have the long ones together later (docs/lab-log.md). The price is that a batch
+waits for its slowest group even if a later batch is complete. Which groups of a batch are surplus
+still depends on which finish first.
 
-**The bound** is kept as there: by `_enter`, which all entries go through.
+**The bound** holds as in `staleness.py`: by `_enter`, which checks every entry.
 
-**No deadlock.** A RESERVED group has its own entry to finish in. While the first buffer has not met
-its target, an entry of it that is not OCCUPIED is RESERVED, by a group that runs or waits for an
-instance alone, or EMPTY; then no group of a later buffer could have it, so those there are begin
-after it, and the next that is admitted takes it before any other.
+**No deadlock.** A RESERVED group can finish in its own entry. While the first buffer has not met
+its target, each of its entries that is not OCCUPIED is RESERVED, by a group that runs or only waits
+for an instance, or EMPTY. An EMPTY one cannot be taken by a group of a later buffer, so all of
+those begin after it, and the next group that is admitted takes it first.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from rhymeflow.core.types import GroupId, Version
 
 
 class OrderedBuffers(StalenessBuffers):
-    """`StalenessBuffers` whose batches do not depend on what finishes first."""
+    """`StalenessBuffers` whose batches do not depend on which groups finish first."""
 
     def tighten(self, group: GroupId, version: Version) -> bool:
-        """As there. A group that stays may have got EMPTY entries of earlier buffers in reach."""
+        """Lower the group's version, which adds earlier buffers to its window: note their holes."""
         self._check("tighten", group)
-        reach = range(max(version, self.first), self.version(group))
+        added = range(max(version, self.first), self.version(group))
         if not super().tighten(group, version):
             return False
-        self._holes.update(number for number in reach if self._room(number))
+        self._holes.update(number for number in added if self._room(number))
         return True
 
     def _vacancy(self, version: Version) -> Version | None:
@@ -52,7 +52,7 @@ class OrderedBuffers(StalenessBuffers):
         return hole  # a reservation lies where its batch is
 
     def _from_later(self, hole: Version) -> GroupId | None:
-        """What may move earlier, into `hole`: of all groups the one of the lowest id."""
+        """Return the group of the lowest id that may move earlier, into `hole`; None: none may."""
         later = (
             group
             for number in range(hole + 1, hole + self.max_staleness + 1)

@@ -1,1 +1,1 @@
-"""The rules that schedules are made of: pure functions of a view of the fleet."""
+"""The rules of schedules: pure functions of a view of the fleet."""

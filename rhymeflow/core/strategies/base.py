@@ -1,8 +1,8 @@
-"""What a strategy sees, and what it may answer. All of it is read-only.
+"""The interface of strategies: the views they read and the proposals they return.
 
-A strategy is a pure function of a view: the fleet as it will be once every command given so far is
-carried out. The coordinator drops proposals that the staleness protocol does not allow, so no
-strategy, a user's own included, can break the bound.
+A strategy is a pure function of a read-only view: the fleet as it will be once every command given
+so far is carried out. The coordinator drops proposals that the staleness protocol does not allow,
+so no strategy, not even a user's, can break the bound.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ class TrajectoryView(NamedTuple):
 
     id: TrajectoryId
     version: Version | None  # V_traj, the version it was started under; None: it is new
-    min_version: Version  # the lowest version an instance may hold to be given it
+    min_version: Version  # the lowest version of an instance that may generate it
     tokens: int
-    """Tokens that it takes in a cache: the prompt, and what there is of the response."""
+    """Tokens that it needs in a cache: the prompt and the response so far."""
     home: InstanceId | None = None
-    """The instance that may have most of them in its cache: the policy's last turn was there, and
+    """The instance that may still cache most of these tokens: the policy's last turn was there, and
     its weights have not changed since."""
 
 
 class InstanceView(NamedTuple):
-    """An instance, once it has carried out its commands."""
+    """An instance as it will be once it has carried out its commands."""
 
     name: InstanceId
     version: Version
     capacity: int  # trajectories that it decodes at a time
     kv_capacity: int  # tokens that its KV cache holds
-    kv_tokens: int  # in its KV cache, as last seen, with what was commanded since
+    kv_tokens: int  # in its KV cache at the last snapshot, changed by the commands since
     assigned: Mapping[TrajectoryId, int]
-    """Trajectories that are there or on their way, with their tokens when they were routed."""
+    """Trajectories routed to it, with their tokens when they were routed."""
     waiting: tuple[TrajectoryId, ...]
-    """Those of them that are not decoded: no room yet, or preempted."""
-    accepts: bool  # whether anything may be routed to it now
+    """Assigned trajectories that are not decoded: no room yet, or preempted."""
+    accepts: bool  # whether the schedule lets trajectories be routed to it now
 
     def has_room(self) -> bool:
-        """Whether anything at all may be routed to it."""
+        """Whether it accepts a trajectory and has a slot and some cache for it."""
         return (
             self.accepts
             and len(self.assigned) < self.capacity
@@ -57,53 +57,52 @@ class InstanceView(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The numbers that strategies weigh with."""
+    """The parameters of strategies."""
 
     cost: CostModel
     group_size: int  # trajectories of a group
     throughput_ratio: float
-    """An instance gives work away to one with a load this many times smaller."""
+    """An instance donates trajectories to one whose load is this many times smaller."""
     max_slowdown: float
-    """How many times slower than alone a response may be decoded on the last instances of an old
-    version."""
+    """How many times slower than alone a response may decode on the last instances of a version."""
 
 
 class Layout(Protocol):
-    """What a schedule remembers of where trajectories are to run, for its own rules to read.
+    """A schedule's memory of where trajectories are to run, which its rules read.
 
-    The coordinator creates one when it starts, and knows no more of it than this.
+    The coordinator creates one when it starts, and uses only these methods.
     """
 
     def extend(self, state: State) -> None:
-        """Lay out what waits to be admitted, if it is time to; called before rules are asked."""
+        """Lay out unadmitted groups if it is time to; called before the rules."""
 
     def move(self, trajectories: Iterable[TrajectoryId], to: InstanceId, *, later: bool) -> None:
-        """These are taken away from where they run: see `Migration`."""
+        """Change the places of trajectories that are interrupted; see `Migration`."""
 
     def end(self, group: GroupId) -> None:
-        """The group has ended."""
+        """Forget a group that has ended."""
 
 
 class NoLayout(Layout):
-    """Remembers nothing: groups go wherever routing sends them."""
+    """No memory: groups go wherever routing sends them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetView:
-    """Everything at one tick."""
+    """The fleet and the queue at one tick."""
 
     published: Version  # the newest in the weight store
     instances: tuple[InstanceView, ...]
     """In the order they joined."""
     queue: Iterable[TrajectoryView]
-    """What waits: oldest V_traj first, then new members of admitted groups, then new groups.
-    Generated while it is read; reading it twice gives the same."""
+    """Waiting trajectories: oldest V_traj first, then new members of admitted groups, then members
+    of unadmitted groups. Computed while it is iterated over; it can be iterated over again."""
     lowest_waiting: Version | None
-    """The least `min_version` among what waits and is not of a new group; None: nothing is."""
+    """The least `min_version` of waiting trajectories of admitted groups; None: there are none."""
     num_returning: int
-    """Trajectories being interrupted, neither on an instance nor in the queue."""
+    """Number of trajectories being interrupted: they will be in the queue soon."""
     admissible: frozenset[Version]
-    """Versions at which a new group could be started now, among those that instances hold."""
+    """Versions, held by some instance that accepts, at which a new group could start now."""
     settings: Settings
     lengths: LengthPredictor
     layout: Layout
@@ -117,47 +116,46 @@ class Assignment(NamedTuple):
 
 
 class Migration(NamedTuple):
-    """Send these back from this instance to the queue, to be routed again."""
+    """Interrupt these trajectories on this instance, to be routed again."""
 
     instance: InstanceId
     trajectories: tuple[TrajectoryId, ...]
     to: InstanceId | None = None
-    """Where the layout is to have them from now on; None: it stays as it is."""
-    later: bool = False  # in the step after theirs
+    """Their new instance in the layout; None: the layout does not change."""
+    later: bool = False  # whether they move to the next step of the layout
 
 
 KV_HEADROOM = 0.1
-"""Share of an instance's KV cache that is left free, so that what runs can grow."""
+"""Share of an instance's KV cache that is left free, so that running responses can grow."""
 
 
 def fits(kv_tokens: int, tokens: int, instance: InstanceView) -> bool:
-    """Whether so many tokens fit beside so many, with headroom."""
+    """Whether `tokens` fit into the instance's cache beside `kv_tokens`, with headroom."""
     return kv_tokens + tokens <= (1 - KV_HEADROOM) * instance.kv_capacity
 
 
 def weighed(tokens: int) -> int:
-    """The number of tokens that instances are compared at: a power of two (or 0), at most a factor
-    of two below."""
+    """Round down to a power of two (or 0): the number of tokens at which instances are compared."""
     return 1 << tokens.bit_length() >> 1
 
 
 Routing = Callable[[FleetView], Iterable[Assignment]]
-"""Assigns waiting trajectories, in the order in which they are to be routed. A rule may stop at
-`most_assignments`: it is asked again at once, in a tick of its own."""
+"""Assigns waiting trajectories, in the order in which they are to be routed. A rule may stop after
+`most_assignments`: another tick follows at once and calls it again."""
 
 MAX_ASSIGNMENTS = 128
-"""So that a tick is short also when a whole fleet is to be filled ..."""
+"""Keeps a tick short even if it has to fill a whole fleet of up to 1,024 instances."""
 INSTANCES_PER_ASSIGNMENT = 8
-"""... of 1,024 instances. Each tick looks once at every instance, so with more it does more."""
+"""In a larger fleet a tick assigns more, since each tick looks at every instance once."""
 
 
 def most_assignments(num_instances: int) -> int:
-    """How many trajectories one tick routes at most, or interrupts before it stops."""
+    """Most trajectories that one tick routes, or interrupts before it stops."""
     return max(MAX_ASSIGNMENTS, num_instances // INSTANCES_PER_ASSIGNMENT)
 
 
 Sync = Callable[[InstanceView, FleetView], bool]
-"""Whether this instance, which lags behind the weight store, is to pull now."""
+"""Decides whether an instance that lags behind the weight store pulls now."""
 
 Migrating = Callable[[FleetView], Iterable[Migration]]
-"""Trajectories to take away from their instances."""
+"""Chooses trajectories to interrupt, so that they are routed again."""

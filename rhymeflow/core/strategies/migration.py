@@ -1,6 +1,6 @@
-"""Migration: which trajectories to take away from their instances.
+"""Migration: which running trajectories to interrupt.
 
-Routing then decides where they go; `rebalance` takes none that routing would send back.
+Routing then decides where they go; `rebalance` moves none that routing would send back.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from rhymeflow.core.strategies.base import (
 from rhymeflow.core.types import TrajectoryId
 
 MAX_WAITING = 3
-"""If more than this many trajectories wait on an instance, all that wait may be routed anew."""
+"""If more than this many trajectories wait on an instance, all that wait may be moved."""
 
 
 def none(view: FleetView) -> tuple[Migration, ...]:
-    """Nothing moves."""
+    """Move nothing."""
     return ()
 
 
 def rebalance(view: FleetView) -> tuple[Migration, ...]:
-    """Route anew what waits too long, and even out loads (StaleFlow, migration strategy).
+    """Reroute trajectories that wait, and balance loads (StaleFlow, migration strategy).
 
     If more than `MAX_WAITING` trajectories wait on an instance while another has room and none
-    waiting, all that wait on the first are routed anew. (If all are full, moving gains nothing.)
+    waiting, all that wait on the first are rerouted. (If all are full, moving gains nothing.)
 
     An instance is starved if it has room, nothing in the queue could fill it, and another instance
-    of its version, the donor, has more than `throughput_ratio` times its load: the throughput of
-    what is decoded there. The donor gives its shortest trajectories, the cheapest to recompute.
+    of its version, the donor, has more than `throughput_ratio` times its load. The load is the
+    decoding throughput. The donor's shortest trajectories move, the cheapest to recompute.
 
-    Why it ends. Each one taken must leave the donor at least as loaded as the starved instance,
-    gain more there than it would back on the donor, and gain enough for routing to accept it there.
-    So routing does not send it back, and the pair is then even: the donor gives again only after
-    the loads have come apart by the whole ratio. Nothing is evened out while anything waits or is
-    being moved, so no free capacity is filled twice.
+    Why it ends. Each trajectory that moves must leave the donor at least as loaded as the starved
+    instance, gain more there than it would back on the donor, and gain enough for routing to accept
+    it there. So routing does not send it back, and the pair is then balanced: the donor donates
+    again only after the loads have drifted apart by the whole ratio. Loads are balanced only while
+    nothing waits or is being moved, so no free capacity is filled twice.
     """
     overfull = {x.name for x in view.instances if len(x.waiting) > MAX_WAITING}
     if not any(x.has_room() and not x.waiting for x in view.instances):
@@ -49,15 +49,15 @@ def rebalance(view: FleetView) -> tuple[Migration, ...]:
     if overfull:
         return tuple(Migration(x.name, x.waiting) for x in view.instances if x.name in overfull)
     if view.lowest_waiting is None and not view.num_returning:
-        return tuple(_evening_out(view))
+        return tuple(_balance_loads(view))
     return ()
 
 
 def skip_nearly_done(view: FleetView) -> tuple[Migration, ...]:
     """Like `rebalance`, but leave responses that are about to end where they are.
 
-    A response moves if the time it is expected to need is more than `MIN_REMAINING` times that of
-    recomputing its cache. If history predicts nothing (`explained_variance` is 0), all move.
+    A response moves if its expected remaining time is more than `MIN_REMAINING` times the time to
+    recompute its cache. If history predicts nothing (`explained_variance` is 0), all move.
     """
     migrations = rebalance(view)
     if view.lengths.explained_variance <= 0 or not migrations:
@@ -75,7 +75,7 @@ def skip_nearly_done(view: FleetView) -> tuple[Migration, ...]:
 
 
 MIN_REMAINING = 4.0
-"""A response moves if its expected remaining time is above this multiple of recomputing it."""
+"""Least expected remaining time of a response that moves, in times of recomputing its cache."""
 
 
 def _is_worth_it(trajectory: TrajectoryId, donor: InstanceView, view: FleetView) -> bool:
@@ -87,32 +87,33 @@ def _is_worth_it(trajectory: TrajectoryId, donor: InstanceView, view: FleetView)
     return remaining > MIN_REMAINING * cost.prefill_token * tokens
 
 
-def _evening_out(view: FleetView) -> Iterator[Migration]:
-    starved = dict.fromkeys(
+def _balance_loads(view: FleetView) -> Iterator[Migration]:
+    versions = dict.fromkeys(
         x.version
         for x in view.instances
         if not x.waiting and x.version not in view.admissible and x.has_room()
     )
-    for version in starved:
-        yield from _pairs([x for x in view.instances if x.version == version], view.settings)
+    for version in versions:
+        same_version = [x for x in view.instances if x.version == version]
+        yield from _balance_pairs(same_version, view.settings)
 
 
-def _pairs(instances: Iterable[InstanceView], settings: Settings) -> Iterator[Migration]:
-    """Migrations from the most loaded instance to the least loaded that is starved, from the second
-    most loaded to the second least, and so on; all have one version."""
+def _balance_pairs(instances: Iterable[InstanceView], settings: Settings) -> Iterator[Migration]:
+    """Migrate between instances of one version: from the most loaded to the least loaded with room,
+    from the second most loaded to the second least, and so on."""
     throughput = settings.cost.throughput
     loads = [(throughput(_num_decoded(x), x.kv_tokens), i, x) for i, x in enumerate(instances)]
     least_first = sorted(load for load in loads if not load[2].waiting and load[2].has_room())
     most_first = sorted(loads, key=lambda load: (-load[0], load[1]))
-    for (little, _, starved), (much, _, donor) in zip(least_first, most_first, strict=False):
-        if much <= settings.throughput_ratio * little:
+    for (low, _, starved), (high, _, donor) in zip(least_first, most_first, strict=False):
+        if high <= settings.throughput_ratio * low:
             return
-        if taken := _taken(donor, starved, settings.cost):
-            yield Migration(donor.name, taken)
+        if trajectories := _moved(donor, starved, settings.cost):
+            yield Migration(donor.name, trajectories)
 
 
-def _taken(donor: InstanceView, starved: InstanceView, cost: CostModel) -> tuple[TrajectoryId, ...]:
-    """The trajectories that the donor gives away, shortest first, until the two are even."""
+def _moved(donor: InstanceView, starved: InstanceView, cost: CostModel) -> tuple[TrajectoryId, ...]:
+    """Choose trajectories to move, shortest first, until the two loads are balanced."""
     decoded = sorted(
         (tokens, trajectory)
         for trajectory, tokens in donor.assigned.items()
@@ -120,10 +121,10 @@ def _taken(donor: InstanceView, starved: InstanceView, cost: CostModel) -> tuple
     )
     left, left_kv = len(decoded), donor.kv_tokens
     count, kv_tokens = _num_decoded(starved), starved.kv_tokens
-    taken: list[TrajectoryId] = []
+    donated: list[TrajectoryId] = []
     for tokens, trajectory in decoded:
         left, left_kv = left - 1, max(0, left_kv - tokens)
-        size = weighed(tokens)  # as routing does when it compares
+        size = weighed(tokens)  # as routing compares
         has_room = count < starved.capacity and fits(kv_tokens, tokens, starved)
         gains_more = cost.gain(count, kv_tokens, size) > cost.gain(left, left_kv, size)
         accepted = not count or cost.gain(count, kv_tokens, tokens) >= 0
@@ -131,8 +132,8 @@ def _taken(donor: InstanceView, starved: InstanceView, cost: CostModel) -> tuple
         is_even = cost.throughput(count, kv_tokens) > cost.throughput(left, left_kv)
         if not (has_room and gains_more and accepted) or is_even:
             break
-        taken.append(trajectory)
-    return tuple(taken)
+        donated.append(trajectory)
+    return tuple(donated)
 
 
 def _num_decoded(instance: InstanceView) -> int:

@@ -1,21 +1,21 @@
-"""Routing: which of what waits goes to which instance.
+"""Routing: which waiting trajectory goes to which instance.
 
-An assignment names an instance that accepts and has room, counting what this very answer has given
-it already. Among equals the first that joined is taken, so one view has one answer.
+An assignment names an instance that accepts and has room, with the assignments that precede it in
+the same list counted. Ties go to the instance that joined first, so routing is deterministic.
 
-**A block ends the tick.** `waterfall` stops at the first trajectory that has no place, so nothing
-behind it can take what it waits for: old work is never overtaken by newer, nor a long response by
-shorter ones of its level. (StaleFlow blocks the levels below only; then one that needs much room
-could be passed again and again.) It also makes a tick in which nothing fits cost one look at the
-fleet. `fewest_requests` passes over whatever has no place.
+**A block ends the tick.** `waterfall` stops at the first trajectory that fits nowhere, so none
+behind it can take the room it waits for: older work is never overtaken by newer, nor a long
+response by shorter ones of its version. (StaleFlow blocks newer versions only; there, a trajectory
+that needs much room could be overtaken again and again.) A tick in which nothing fits also costs
+only one pass over the fleet. `fewest_requests` skips trajectories that fit nowhere.
 
-**Tokens are weighed by powers of two.** Instances are compared at the largest power of two not
-above a trajectory's tokens: a tick makes a heap for each such size that occurs, which finds the
-best in O(log instances). Whether its gain is enough is then judged by the exact number.
+**Instances are compared at powers of two.** They are ranked for the largest power of two not above
+a trajectory's tokens: a tick builds one heap per size that occurs, which finds the best instance in
+O(log instances). Whether the gain is enough is then decided by the exact number of tokens.
 
-**Room to grow.** `waterfall` leaves a share of each cache free (`KV_HEADROOM`), for what runs there
-grows. Without it a full fleet spends its time on preempting, sending back and routing again: 2.0
-million interruptions of 10 thousand responses in one simulated run (docs/lab-log.md).
+**Room to grow.** `waterfall` leaves a share of each cache free (`KV_HEADROOM`), since the running
+responses grow. Without it a full fleet spends its time on preempting and rerouting: 2.0 million
+interruptions of 10 thousand responses in one simulated run (docs/lab-log.md).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from rhymeflow.core.types import InstanceId, Version
 
 
 def fewest_requests(view: FleetView) -> list[Assignment]:
-    """Each, in order of the queue, to the instance that has the fewest.
+    """Route each trajectory, in queue order, to the instance with the fewest trajectories.
 
-    Room is an instance's `capacity`, and a KV cache that is not full yet: what a trajectory needs
-    of it is not asked. One with turns goes where its cache may still be, if there is room.
+    An instance has room below its `capacity` while its KV cache is not full; how many tokens the
+    trajectory adds does not matter. A later turn goes to the trajectory's home if that has room.
     """
     fleet = _Fleet(
         view.instances,
@@ -54,24 +54,24 @@ def fewest_requests(view: FleetView) -> list[Assignment]:
         load = fleet.home(trajectory)
         if load is None:
             able = [v for v in fleet.versions if v >= trajectory.min_version]
-            found = [load for v in able if (load := fleet.best(v, 0)) is not None]
-            load = min(found, key=lambda each: (each.num_running, each.place), default=None)
+            loads = [load for v in able if (load := fleet.best(v, 0)) is not None]
+            load = min(loads, key=lambda each: (each.num_running, each.place), default=None)
         if load is None:
             continue
-        proposals.append(fleet.give(load, trajectory))
+        proposals.append(fleet.assign(load, trajectory))
         if not fleet.num_open or len(proposals) == most:
             break
     return proposals
 
 
 def waterfall(view: FleetView) -> list[Assignment]:
-    """Each to the instance that gains most by it (StaleFlow, routing strategy).
+    """Route each trajectory to the instance that gains most throughput (StaleFlow, routing).
 
     A new trajectory tries the instances of the highest version first, so that it starts as fresh as
-    may be; a partial one those of the lowest that may have it, which leaves the fresh ones to the
-    new. Of these the one with the largest gain in throughput is taken if it loses none or is empty,
-    else the next version is tried. (StaleFlow's mu is 0: its authors take 0.2 to 0.3, and in our
-    measurements 0 trains more, docs/lab/scheduling.md.)
+    possible; a partial one tries the lowest version allowed first, which leaves the fresh instances
+    to new ones. The instance with the largest gain in throughput is taken if the gain is not
+    negative or the instance is empty; else the next version is tried. (This is StaleFlow with mu =
+    0; its authors use 0.2 to 0.3, but we measured more training with 0, docs/lab/scheduling.md.)
     Instances on which anything waits are left out. One with turns goes where its cache may still
     be, if that instance has room and loses none: it need not be prefilled there.
     """
@@ -89,7 +89,7 @@ def waterfall(view: FleetView) -> list[Assignment]:
         load = _most_gain(trajectory, fleet, gain)
         if load is None:
             break
-        proposals.append(fleet.give(load, trajectory))
+        proposals.append(fleet.assign(load, trajectory))
         if len(proposals) == most:
             break
     return proposals
@@ -98,7 +98,7 @@ def waterfall(view: FleetView) -> list[Assignment]:
 def _most_gain(
     trajectory: TrajectoryView, fleet: _Fleet, gain: Callable[[int, int, int], float]
 ) -> _Load | None:
-    """Its home, or the best of the first version whose best gains by it."""
+    """Choose the trajectory's home, or else the best instance of the first version that gains."""
     tokens = trajectory.tokens
 
     def accepts(load: _Load) -> bool:
@@ -116,7 +116,7 @@ def _most_gain(
 
 
 class _Load:
-    """An instance with what this answer has given it."""
+    """The load of an instance, with the assignments proposed so far."""
 
     __slots__ = ("instance", "kv_tokens", "num_running", "place")
 
@@ -131,9 +131,9 @@ class _Load:
 
 
 class _Fleet:
-    """Instances with room; of each version the one of the lowest rank, then the first that joined.
+    """The instances with room, and the best of each version: the lowest rank, then first to join.
 
-    `rank` and `has_place` are of an instance, for a trajectory of so many tokens.
+    `rank` and `has_place` take an instance's load and a trajectory's tokens.
     """
 
     def __init__(
@@ -152,12 +152,12 @@ class _Fleet:
         """Instances that still have room."""
         self._rank, self.has_place = rank, has_place
         self._loads: dict[Version, dict[InstanceId, _Load]] = {}
-        """Of versions that were asked for: many ticks ask for one of several."""
+        """By version, created on demand: many ticks need one version of several."""
         self._heaps: dict[Version, dict[int, list[tuple[float, int, int, _Load]]]] = {
             version: {} for version in self.versions
         }
-        """For each power of two of tokens: rank, place, `num_running` then, load. An entry whose
-        `num_running` is not the load's is out of date."""
+        """By version and power of two of tokens: (rank, place, `num_running` when added, load). An
+        entry whose `num_running` is no longer the load's is out of date."""
 
     def _loads_of(self, version: Version) -> dict[InstanceId, _Load]:
         if version not in self._loads:
@@ -166,7 +166,7 @@ class _Fleet:
         return self._loads[version]
 
     def home(self, trajectory: TrajectoryView) -> _Load | None:
-        """The instance whose cache may still have it, if it may go there and that has room."""
+        """Return the trajectory's home, if it may run there and that has room, or None."""
         if trajectory.home is None:
             return None
         for version in self.versions:
@@ -176,30 +176,30 @@ class _Fleet:
         return None
 
     def best(self, version: Version, tokens: int) -> _Load | None:
-        """The lowest rank among the instances of `version` that have a place for `tokens`."""
+        """Return the instance of `version` with the lowest rank that fits `tokens`, or None."""
         size = weighed(tokens)
         if size not in self._heaps[version]:
             loads, rank = self._loads_of(version).values(), self._rank
             heap = [(rank(x, size), x.place, x.num_running, x) for x in loads if x.has_room()]
             heapify(heap)
             self._heaps[version][size] = heap
-        heap, found = self._heaps[version][size], None
+        heap, best = self._heaps[version][size], None
         without_place = []
-        while heap and found is None:
+        while heap and best is None:
             _, _, num_running, load = heap[0]
             is_current = num_running == load.num_running and load.has_room()
             if not is_current or not self.has_place(load, size):
                 heappop(heap)  # out of date, or too full for any trajectory of this heap
             elif self.has_place(load, tokens):
-                found = load
+                best = load
             else:
                 without_place.append(heappop(heap))
         for entry in without_place:
             heappush(heap, entry)
-        return found
+        return best
 
-    def give(self, load: _Load, trajectory: TrajectoryView) -> Assignment:
-        """Count a trajectory as the instance's from now on."""
+    def assign(self, load: _Load, trajectory: TrajectoryView) -> Assignment:
+        """Add a trajectory to an instance's load and return the assignment."""
         load.num_running += 1
         load.kv_tokens += trajectory.tokens
         if load.has_room():

@@ -1,6 +1,6 @@
 """Schedules: the rules by name, and the bundles of them; docs/schedules.md shows `SCHEDULES`.
 
-The protocol bounds the staleness, whatever the rules.
+The protocol bounds the staleness under any rules.
 """
 
 from __future__ import annotations
@@ -41,14 +41,13 @@ class Bundle(NamedTuple):
     on_pull: OnPull
     migration: Migrating
     max_inflight_batches: float | None = None
-    """Batches' worth of groups in flight at a time; None: as many as the bound allows."""
-    throughput_ratio: float = 5.0
-    """An instance gives work away to one that has this many times less of it."""
+    """Most groups in flight, in batches; None: as many as the bound allows."""
+    throughput_ratio: float = 5.0  # see `Settings`
     layout: Callable[..., Layout] | None = None
-    """Makes what lays steps out over the instances, where the rules need it."""
+    """Creates the layout of steps over instances; None: the rules use none."""
     batch_order: BatchOrder = "finished"
     accumulate_early: bool = False
-    """Whether the gradient of a batch is begun with the groups that are complete."""
+    """Whether a batch's gradient is accumulated from its complete groups before all are."""
 
 
 SCHEDULES: Mapping[str, Bundle] = {
@@ -66,5 +65,5 @@ SCHEDULES: Mapping[str, Bundle] = {
         accumulate_early=True,
     ),
 }
-"""`synchronous` and `one_step` differ in their bound, 0 and 1: with it the protocol has entries for
-one batch at a time, or for the next one too."""
+"""`synchronous` and `one_step` differ only in their staleness bounds, 0 and 1, with which the
+protocol has entries for one batch at a time or for two."""

@@ -12,7 +12,7 @@ from rhymeflow.core.histopipe.layout import (
     RANKING_GROUPS,
     Ranked,
     Share,
-    _even,
+    _equal_sizes,
     completion_time,
     duration,
     lay_out,
@@ -81,7 +81,7 @@ def test_balanced_completion_times_grow_linearly(seed: int) -> None:
 def test_two_steps_in_a_row_take_no_longer_than_evenly(seed: int, num_instances: int) -> None:
     groups = skewed(128, seed)
     shares = lay_out(groups, num_instances, COST_14B, 64)
-    numbers = _even(len(shares), num_instances)
+    numbers = _equal_sizes(len(shares), num_instances)
     evenly = [share._replace(num_instances=n) for share, n in zip(shares, numbers, strict=True)]
     even, balanced = times(evenly, groups), times(shares, groups)
     assert balanced[0] + balanced[-1] <= 1.001 * (even[0] + even[-1])
