@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from benchmarks import harness
+from rhymeflow.core.coordinator import Coordinator
 from tests.core import invariants
 from tests.fake_run.run import SCHEDULE_NAMES, run_with_faults
 
@@ -99,15 +100,9 @@ def measure(first_seed: int, num_faults: int) -> Part:
 def one_run(seed: int, counts: Counter[str], violations: list[str]) -> None:
     """One run, in a directory that stays only if something was violated."""
     schedule = SCHEDULE_NAMES[seed % len(SCHEDULE_NAMES)]
-    place = MEMORY if MEMORY.is_dir() else None
-    folder, stays = Path(tempfile.mkdtemp(prefix="rhymeflow-chaos-fake-", dir=place)), False
-    look = (
-        (lambda coordinator: invariants.check(coordinator.state))
-        if seed % LOOK_EVERY == 0
-        else None
-    )
+    folder, stays = new_folder(), False
     try:
-        run_with_faults(seed, folder, schedule, counts, look)
+        run_with_faults(seed, folder, schedule, counts, look if seed % LOOK_EVERY == 0 else None)
     except Exception as error:  # noqa: BLE001 - whatever ends a run is a violation, and is counted
         stays = True
         traceback.print_exc()
@@ -117,6 +112,15 @@ def one_run(seed: int, counts: Counter[str], violations: list[str]) -> None:
     finally:
         if not stays:
             shutil.rmtree(folder)
+
+
+def new_folder() -> Path:
+    place = MEMORY if MEMORY.is_dir() else None
+    return Path(tempfile.mkdtemp(prefix="rhymeflow-chaos-fake-", dir=place))
+
+
+def look(coordinator: Coordinator) -> None:
+    invariants.check(coordinator.state)
 
 
 def rows(parts: Sequence[Part]) -> list[dict[str, Any]]:

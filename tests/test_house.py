@@ -25,7 +25,7 @@ ROOMS = {
 ELSEWHERE = 600
 """Lines of all other files at the first level together."""
 
-TOTALS = {"rhymeflow": 46_000, "tests": 32_000, "benchmarks": 6_150}
+TOTALS = {"rhymeflow": 46_000, "tests": 32_000, "benchmarks": 6_200}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
