@@ -1,1 +1,1 @@
-"""A policy evaluated on suites (`rhymeflow eval`), and tried (`rhymeflow generate`)."""
+"""Evaluates a policy on suites (`rhymeflow eval`), and answers prompts (`rhymeflow generate`)."""

@@ -1,4 +1,4 @@
-"""`rhymeflow eval`: a model on suites, by a run that trains nothing; figures, a table and JSON."""
+"""`rhymeflow eval`: evaluates a model on suites by a run without training, and writes figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rhymeflow.store.schema import EVENTS
 from rhymeflow.suites.suite import Suite, chosen
 
 PROGRESS_SECONDS = 1.0
-"""Between two lines of progress on a terminal."""
+"""Time between two lines of progress on a terminal."""
 
 _PROMPTS = "SELECT suite, COUNT(*) FROM groups WHERE suite IS NOT NULL GROUP BY 1"
 _SECONDS = """SELECT json_extract(c.body, '$.suite'), MAX(o.time) - MIN(e.time)
@@ -46,10 +46,11 @@ class Result(NamedTuple):
 def evaluate(
     config: Config, names: Sequence[str] = (), run_dir: Path | None = None
 ) -> list[Result]:
-    """Evaluate the model of `config` on its suites, or on those named; the run stays in `run_dir`.
+    """Evaluate the model of `config` on its suites, or on those named; `run_dir` keeps the run.
 
     Raises:
-        UserError: something cannot be had or used, or an environment or reward function fails.
+        UserError: the configuration, the model or the data is wrong, or an environment or reward
+            function fails.
         WorkerDied: a worker died too often, or has a defect.
     """
     suites = chosen(config, names)
@@ -60,19 +61,19 @@ def evaluate(
 
 
 def _without_training(config: Config, suites: Sequence[Suite]) -> Config:
-    """The configuration of a run that only evaluates a model on these suites, on this machine."""
+    """Return the configuration of a run on this machine that only evaluates these suites."""
     names = "runtime", "learner", "schedule", "simulation", "weights", "run"
     default = Config()
-    own = {name: getattr(default, name) for name in names}
+    replaced = {name: getattr(default, name) for name in names}
     # Sections of the run that no suite uses need not be valid here.
-    if all(each.section.functions is not None for each in suites):
-        own["reward"] = suites[0].config.reward
-    if all(each.section.environments is not None for each in suites):
-        own["environment"] = suites[0].config.environment
+    if all(suite.section.functions is not None for suite in suites):
+        replaced["reward"] = suites[0].config.reward
+    if all(suite.section.environments is not None for suite in suites):
+        replaced["environment"] = suites[0].config.environment
     kept = ("seed", "eval_temperature", "worker_timeout", "instance_restarts")
     drafts = any(suite.n > 1 for suite in suites)  # answers to one prompt draft for each other
-    return config.model_copy(update=own).changed(
-        eval={"suites": tuple(each.section for each in suites)},
+    return config.model_copy(update=replaced).changed(
+        eval={"suites": tuple(suite.section for suite in suites)},
         learner={"max_steps": 0},
         run={"report_to": ()} | {name: getattr(config.run, name) for name in kept},
         drafting={"history_run": None} | ({} if drafts else {"window": "off"}),
@@ -87,8 +88,8 @@ def _without_training(config: Config, suites: Sequence[Suite]) -> Config:
 
 @contextmanager
 def _directory(named: Path | None) -> Iterator[Path]:
-    """The run's directory: the one named, or a temporary one, which stays if a worker died, since
-    the worker's log is in it."""
+    """The run's directory: the one named, or a temporary one, which stays if a worker died: its log
+    is there."""
     path = named or Path(tempfile.mkdtemp(prefix="rhymeflow-eval-"))
     try:
         yield path
@@ -101,41 +102,41 @@ def _directory(named: Path | None) -> Iterator[Path]:
 
 
 def _results(run_dir: Path, suites: Sequence[Suite]) -> list[Result]:
-    found: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, float]] = {}
     for name, value in metrics.read(run_dir)[0].items():
         suite, _, figure = name.removeprefix("eval/").rpartition("/")
-        found.setdefault(suite, {})[figure] = value
+        figures.setdefault(suite, {})[figure] = value
     with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
         prompts, seconds = dict(reader.query(_PROMPTS)), dict(reader.query(_SECONDS))
     return [
-        Result(each, prompts.get(each.name, 0), found[each.name], seconds[each.name])
-        for each in suites
+        Result(suite, prompts.get(suite.name, 0), figures[suite.name], seconds[suite.name])
+        for suite in suites
     ]
 
 
-# -- what is shown ---------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return one line for each suite; of pass@k the largest k."""
+    """Return a table with one line for each suite; pass@k is that of the largest k."""
     heads = ("suite", "prompts", "k", "avg@k", "pass@k", "maj@k", "mean_length", "clipped_ratio")
     rows: list[tuple[str, ...]] = [heads]
-    for suite, num_prompts, found, _ in results:
-        figures = [(f"{name}@{suite.n}", ".4f") for name in ("avg", "pass", "maj")]
-        figures += [("mean_length", ",.1f"), ("clipped_ratio", ".4f")]
-        shown = (number(found.get(name), spec) for name, spec in figures)
+    for suite, num_prompts, figures, _ in results:
+        columns = [(f"{name}@{suite.n}", ".4f") for name in ("avg", "pass", "maj")]
+        columns += [("mean_length", ",.1f"), ("clipped_ratio", ".4f")]
+        shown = (number(figures.get(name), spec) for name, spec in columns)
         rows.append((suite.name, f"{num_prompts:,}", str(suite.n), *shown))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for name, *rest in rows:
-        cells = (each.rjust(width) for each, width in zip(rest, widths[1:], strict=True))
+        cells = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
         lines.append("  ".join([name.ljust(widths[0]), *cells]).rstrip())
     return "\n".join(lines)
 
 
 def as_json(config: Config, results: Sequence[Result]) -> dict[str, Any]:
-    """Return all figures, with the model, the seed and each suite's sampling."""
-    suites = {each.suite.name: _suite_as_json(each) for each in results}
+    """Return all figures, with the model, the seed and each suite's sampling parameters."""
+    suites = {result.suite.name: _suite_as_json(result) for result in results}
     return {"model": config.model.name, "seed": config.run.seed, "suites": suites}
 
 
@@ -152,17 +153,17 @@ def _suite_as_json(result: Result) -> dict[str, Any]:
     }
 
 
-def write(path: Path, found: dict[str, Any]) -> None:
-    """Write the figures to a file; `UserError` if that cannot be."""
+def write(path: Path, figures: dict[str, Any]) -> None:
+    """Write the figures to a file. Raises `UserError` if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"--output {path}: cannot be written: {error}") from None
 
 
 class _Shown(Progress):
-    """Shows on a terminal how many answers have their reward, in a line that it removes."""
+    """Shows on a terminal how many answers are judged, in a line that it removes at the end."""
 
     def __init__(self) -> None:
         super().__init__(Console(stderr=True))

@@ -1,7 +1,7 @@
-"""`rhymeflow generate`: a model answers one prompt or a conversation, and its text is streamed.
+"""`rhymeflow generate`: streams a model's answer to a prompt, or its answers in a conversation.
 
-Tokens are those of the engine for the same prompt, seed and sampling. Each answer of a conversation
-has other noise.
+Tokens are those of the engine for the same prompt, seed and sampling parameters. The answers of a
+conversation have different noise.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from rhymeflow.models.rope import settled
 from rhymeflow.models.tokenizer import load_tokenizer, max_length
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""A tokenizer's text for bytes that are not a whole character."""
+"""What a tokenizer decodes the bytes of an incomplete character to."""
 
 
 class TextStream:
-    """Decodes tokens piece by piece; `decode` makes text of all of them at once."""
+    """Decodes a growing list of tokens piece by piece; `decode` makes text of a whole list."""
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
         self._handed_out = ""
 
     def more(self, tokens: list[int]) -> str:
-        """Return the text that is new with `tokens`, which are all so far."""
+        """Return the text that was not returned before; `tokens` are all tokens so far."""
         text = self._decode(tokens).rstrip(INCOMPLETE)
-        # Where it does not begin so, the next token may complete it.
+        # If the returned text is no prefix, the next token may complete a character.
         return self._new(text) if text.startswith(self._handed_out) else ""
 
     def rest(self, tokens: list[int]) -> str:
-        """The same when no more tokens come."""
+        """Return the rest of the text, once `tokens` are complete."""
         return self._new(self._decode(tokens))
 
     def _new(self, text: str) -> str:
@@ -53,11 +53,11 @@ class TextStream:
 
 
 class Generator:
-    """Answers prompts by the model of `config`, one after the other.
+    """Answers prompts with the model of `config`, one after the other.
 
-    Sampling, length and seed are those of `config`. `must_fit`: whether a prompt that leaves no
-    room for that length is refused; else the response is shorter. Text is wrapped as the user's
-    message where the model has a chat template, after `data.system_prompt`.
+    Sampling parameters, length and seed are those of `config`. `must_fit`: refuse a prompt that
+    leaves no room for that length; else the response is shorter. If the model has a chat template,
+    text becomes the user's message, after `data.system_prompt`.
 
     Raises:
         UserError: there is no such model, or it has no chat template and needs one.
@@ -72,7 +72,7 @@ class Generator:
 
     @cached_property
     def _model(self) -> PreTrainedModel:
-        """The model with its weights, loaded at its first use."""
+        """The model with its weights, loaded at first use."""
         logging.disable_progress_bar()  # the terminal is for the policy's text
         section = self._config.model
         device = resolve_device(section)
@@ -95,8 +95,8 @@ class Generator:
         return engine
 
     def request(self, prompt: str | list[Message]) -> Request:
-        """Return what the engine is asked for, of the next prompt. Raises `UserError` if the prompt
-        is empty or too long, or the chat template refuses it."""
+        """Return the engine's request for the next prompt. Raises `UserError` if the prompt is
+        empty or too long, or the chat template refuses it."""
         ids = self.encoder.encode(Prompt(0, prompt, {}, "the prompt"))
         rollout = self._config.rollout
         wanted, room = rollout.max_completion_length, self._max_length - len(ids)
@@ -123,7 +123,7 @@ class Generator:
         decode = partial(
             self._tokenizer.decode,
             skip_special_tokens=True,
-            clean_up_tokenization_spaces=False,  # which takes back blanks that are handed out
+            clean_up_tokenization_spaces=False,  # it would remove blanks that were returned
         )
         stream = TextStream(decode)
         while self._engine.has_work:
@@ -141,13 +141,13 @@ def answer_one(generator: Generator, prompt: str, write: Callable[[str], None]) 
     write("\n")
 
 
-def chat(generator: Generator, said: Iterable[str], write: Callable[[str], None]) -> None:
-    """Answer the user's messages one by one, each with all before. Raises `UserError` if the model
-    has no chat template, or the conversation has become too long."""
+def chat(generator: Generator, inputs: Iterable[str], write: Callable[[str], None]) -> None:
+    """Answer the user's messages one by one, each after those before. Raises `UserError` if the
+    model has no chat template, or the conversation becomes too long."""
     if not generator.encoder.wraps("text"):
         raise UserError("--chat: the model's tokenizer has no chat template; give one prompt")
     messages: list[Message] = []
-    for text in said:
+    for text in inputs:
         if not text.strip():
             continue
         messages.append({"role": "user", "content": text})

@@ -1,8 +1,8 @@
 """The seam between a run and its machines: starting workers, carrying messages.
 
-In every implementation a name is used once, so what a stopped worker still says is dropped;
-messages of one worker keep their order and arrive once; `send` never waits; a worker that ends is
-reported as `WorkerLost` exactly once, after all it had said.
+In every implementation a name is used once, so late messages of a stopped worker are dropped; the
+messages of one worker arrive once and in order; `send` never waits; a worker that ends is reported
+as `WorkerLost` exactly once, after its last message.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Role = Literal["learner", "learner_rank", "policy", "rollout", "history", "rewar
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a worker is given of the machine."""
+    """The part of a machine that a worker gets."""
 
     num_threads: int
     cpus: tuple[int, ...] | None = None
-    """Cores it is pinned to; None: any."""
+    """Cores that it is pinned to; None: any."""
     node: str | None = None
-    """The node that it has to be on, as `WorkerHandle.node` says it; None: any."""
+    """The node that it must run on, as in `WorkerHandle.node`; None: any."""
 
 
 class Received(NamedTuple):
@@ -37,11 +37,11 @@ class Received(NamedTuple):
 
 
 class WorkerLost(NamedTuple):
-    """A worker ended without saying why: killed, out of memory, or its node is gone."""
+    """A worker ended without reporting a failure: killed, out of memory, or its node is gone."""
 
     worker: str
     reason: str
-    """For the user: how it ended, as far as is known, and where its output is."""
+    """For the user: how it ended, if known, and where its output is."""
     with_node: bool = False
     """Its node is gone or out of reach."""
 
@@ -50,36 +50,36 @@ News = Received | WorkerLost
 
 
 class WorkerHandle(Protocol):
-    """The sender's side of a worker."""
+    """The controller's side of a worker."""
 
     name: str
 
     @property
     def node(self) -> str | None:
-        """The node that it is on; None: not known yet, and it has said nothing."""
+        """The node that it runs on; None: not placed yet, so it has sent nothing."""
 
     @property
     def log(self) -> str:
-        """Where what it prints can be read."""
+        """Where its output is, for the user."""
 
     def send(self, message: Sent) -> None:
-        """Send a message, at the latest with the runtime's next `wait`. Never waits."""
+        """Send a message, at the latest in the runtime's next `wait`. Never waits."""
 
 
 class Runtime(Protocol):
     """Starts workers and carries messages."""
 
     def start(self, role: Role, name: str, resources: Resources) -> WorkerHandle:
-        """Start a worker under a name that was never used before. Does not wait until it is up."""
+        """Start a worker under a name that was never used before. Does not wait for it."""
 
     def wait(self, timeout: float, *, for_any_of: Collection[str] | None = None) -> list[News]:
-        """Everything that has arrived; waits for something `timeout` seconds at most.
+        """Return everything that has arrived, after a wait of `timeout` seconds at most.
 
-        With `for_any_of`, only news of these workers ends the wait.
+        With `for_any_of`, only news from these workers ends the wait early.
         """
 
     def has_room(self, role: Role, resources: Resources) -> bool:
-        """Whether there is probably room for one more such worker."""
+        """Whether one more such worker probably fits."""
 
     def stop(self, name: str, *, patience: float) -> None:
-        """Ask a worker to end, and kill it after `patience` seconds; returns when it is gone."""
+        """Ask a worker to end, kill it after `patience` seconds, and return when it is gone."""

@@ -1,8 +1,8 @@
-"""The controller: makes events of what workers say, and messages of the coordinator's commands.
+"""The controller turns workers' messages into events, and the coordinator's commands into messages.
 
-Each turn of the loop stores what has arrived, events and tokens, and only then lets the coordinator
-act on it (`event_log.py`). What workers read (a batch, a version) is committed before a message
-names it. The controller decides nothing, and knows no processes, shared memory or torch.
+Each turn of the loop stores the events and tokens that have arrived before the coordinator acts on
+them (`event_log.py`). What workers read (a batch, a version) is committed before a message names
+it. The controller decides nothing, and knows no processes, shared memory or torch.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rhymeflow.data.load import RunPrompts
 from rhymeflow.runtime.base import News, Received, WorkerLost
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.environments import Environments
-from rhymeflow.runtime.evaluation import EvaluationResult, Evaluations, ToDo
+from rhymeflow.runtime.evaluation import EvaluationAction, EvaluationResult, Evaluations
 from rhymeflow.runtime.event_log import EventLog
 from rhymeflow.runtime.histories import Histories
 from rhymeflow.runtime.in_flight import Drawn, InFlight, NotOpened
 from rhymeflow.runtime.reporting import Reporter
-from rhymeflow.runtime.resume import Past, restore, take_up
+from rhymeflow.runtime.resume import Past, ask_again, restore
 from rhymeflow.runtime.rewards import Rewards
 from rhymeflow.runtime.supervisor import Supervisor
 from rhymeflow.runtime.training import Training
@@ -36,22 +36,23 @@ if TYPE_CHECKING:
     from rhymeflow.store.writer import SqliteTrajectoryStore
 
 TICK_SECONDS = 0.1
-"""Longest wait for news; the progress display is at most this old."""
+"""The longest wait for news, and so the age of the progress display."""
 
 ROUND_SECONDS = 0.005
-"""Events of this time make a round, since planning costs as much for one event as for many. Short
-against a response: the last one of a batch, its reward and the batch each wait for the end of a
-round. The learner's news is acted on at once, and so is all news while an instance pulls."""
+"""Length of a round, whose events are handled together: planning costs as much for one event as for
+many. It is short against a response, since the last response of a batch, its reward and the batch
+each wait for the end of a round. News from the learner, and any news while an instance pulls, ends
+the round."""
 
 ROUND_SHARE = 0.5
 LONGEST_ROUND_SECONDS = 0.02
-"""Rounds become longer, up to this, where the work takes more than that share of them."""
+"""Rounds grow up to this length while the work takes more than `ROUND_SHARE` of them."""
 
 LAST_SECONDS = 60.0
-"""For the step in progress and a last checkpoint, once the log cannot be written."""
+"""Limit for the step in progress and a last checkpoint once the log cannot be written."""
 
 GROW_SECONDS = 1.0
-"""Between checks for room for another instance."""
+"""Time between checks for room for another instance."""
 
 
 class Controller:
@@ -88,19 +89,19 @@ class Controller:
             config, supervisor, self.in_flight, self.rewards, reporter.throughput
         )
         self._snapshots: dict[InstanceId, events.Snapshot | None] = {}
-        """The last of each instance that has joined."""
+        """The last snapshot of each instance that has joined; None: it sent none yet."""
         self.stop_asked = self.end_asked = False
         self._events: list[Event] = []
         self._pulling: set[InstanceId] = set()
         self._round_began = self._grew = 0.0
         self._finished = False
-        self._go_on(past)
+        self._continue_from(past)
 
-    def _go_on(self, past: Past) -> None:
-        """Restore what was in flight, and carry out what an earlier attempt had not begun."""
+    def _continue_from(self, past: Past) -> None:
+        """Restore what was in flight, and carry out the commands that an earlier attempt left."""
         restore(past, self.in_flight)
         self.evaluations.restore()
-        self._take(take_up(past, self.in_flight, self.environments))
+        self._take(ask_again(past, self.in_flight, self.environments))
         for number, command in past.unrecorded:
             self.store.record_command(number, command)
             if isinstance(command, commands.FinishEarly | commands.Drop | commands.Train):
@@ -109,20 +110,20 @@ class Controller:
             self.training.begin(past.training)
         if self.training.published == self.config.learner.max_steps > 0:
             self.training.save()
-        if past.attempts:  # what comes after may be all that the next one has to replay
+        if past.attempts:  # so that the next attempt need not replay what is before
             self.log.take_snapshot()
         for note in past.notes:
             self.reporter.warn(note)
 
     def run(self) -> None:
-        """Run until the coordinator says `Finish`, or the user stops the run."""
+        """Run until the coordinator commands `Finish` or the user stops the run."""
         self.history.start()
         try:
             while not (self._finished and not self.training.checkpoints.is_pending):
                 if self.end_asked:
                     raise KeyboardInterrupt
                 self._receive(self._wait())
-                self._do_what_is_asked()
+                self._stop_or_save_if_asked()
                 self._tick()
                 self._grow()
                 if not self.config.learner.is_used and (progress := self.evaluations.progress):
@@ -130,15 +131,15 @@ class Controller:
                 else:
                     self.reporter.show()
             self.log.take_snapshot()
-        finally:  # whatever ends it, the log says how far it came
+        finally:  # however the run ends, its log is complete
             self.in_flight.seal_all()
-            self._store_what_is_left()
+            self._record_events()
             self.store.commit()
 
     def save_last(self) -> None:
-        """Have the learner write a last checkpoint when the log cannot be written any more.
+        """Have the learner write a last checkpoint when the log can no longer be written.
 
-        The log may not have its version: then it is for the user, and `resume` sets it aside.
+        If the log lacks its version, `resume` sets the checkpoint aside; the user still has it.
         """
         learner, end = self.supervisor.learner.name, time.monotonic() + LAST_SECONDS
         if self.training.weights is None or not (self.training.published or self.training.batch):
@@ -158,7 +159,7 @@ class Controller:
     # -- receiving ---------------------------------------------------------------------------
 
     def _wait(self) -> list[News]:
-        """Wait for news, and then a little for more."""
+        """Wait for news, and then for the end of the round unless the news is urgent."""
         learner = self.supervisor.learner.name
         more = self.coordinator.state.has_more
         spent = self.reporter.now - self._round_began
@@ -196,8 +197,7 @@ class Controller:
                         self.history.let_draft(instance)
 
     def _from_instance(self, name: InstanceId, message: Any) -> Iterator[Event]:
-        """The events that a message makes, after its data is stored; none if it is about a response
-        that is over."""
+        """Store a message's data and yield its events; none if its response is over."""
         throughput = self.reporter.throughput
         match message:
             case events.InstanceJoined():
@@ -220,7 +220,7 @@ class Controller:
                 yield pulled
             case messages.Carried(events.Snapshot() as snapshot, status):
                 throughput.statuses[name] = status
-                if snapshot != self._snapshots[name]:  # with nothing to do it is the same for long
+                if snapshot != self._snapshots[name]:  # an idle instance repeats it
                     self._snapshots[name] = snapshot
                     yield snapshot
             case _:
@@ -229,7 +229,7 @@ class Controller:
     def _stopped(
         self, event: events.TrajectoryFinished | events.TurnEnded | events.TrajectoryInterrupted
     ) -> None:
-        """An instance has stopped generating a response: store its tokens."""
+        """Store the tokens of a response that its instance has stopped generating."""
         if isinstance(event, events.TrajectoryFinished):
             length = self.environments.finished(event.trajectory, event.reason)
         else:
@@ -238,28 +238,28 @@ class Controller:
         if isinstance(event, events.TurnEnded):
             self.environments.turn_ended(event.trajectory)
 
-    def _take(self, found: Iterable[Event | NotOpened]) -> None:
-        """Log events and tell evaluations. The coordinator does not know groups of suites."""
-        for event in found:
+    def _take(self, incoming: Iterable[Event | NotOpened]) -> None:
+        """Pass events to the evaluations, and to the log if they are the coordinator's."""
+        for event in incoming:
             is_of_suite = isinstance(event, GroupCreated) and event.group < 0
             if not is_of_suite and not isinstance(event, NotOpened):
                 self._events.append(event)
-            self._do(self.evaluations.hear(event))
+            self._evaluate(self.evaluations.hear(event))
 
-    def _do(self, found: Iterable[ToDo]) -> None:
+    def _evaluate(self, actions: Iterable[EvaluationAction]) -> None:
         """Carry out what evaluations ask for."""
-        for each in found:
-            match each:
+        for action in actions:
+            match action:
                 case Drawn():
-                    self._take(self.environments.request(each))
+                    self._take(self.environments.request(action))
                 case EvaluationResult():
-                    self.training.evaluated(each)
-                    self._events.append(each.event)
+                    self.training.evaluated(action)
+                    self._events.append(action.event)
                 case _:
-                    self._carry_out(each)
+                    self._carry_out(action)
 
     def _left(self, name: InstanceId, reason: str) -> Iterator[Event]:
-        """An instance is gone: keep the tokens it sent; events only if it had joined."""
+        """Keep the tokens of an instance that is gone; yield its events, if it had joined."""
         for trajectory, length in self.in_flight.seal_all(name):
             yield events.TrajectoryInterrupted(trajectory, name, 0, length)
         self.evaluations.leave(name)
@@ -289,16 +289,16 @@ class Controller:
                 self.log.is_snapshot_due = True
 
     def _lose(self, loss: WorkerLost) -> None:
-        """A worker died or hangs: replace it, or end the run."""
+        """Replace a worker that died or hangs, or end the run."""
         match role := self.supervisor.role(loss.worker):
             case "rollout":
                 worker = self.supervisor.replace_instance(loss)
                 self._events += self._left(loss.worker, loss.reason)
                 if worker is not None:
                     self._connect(worker.name)
-                what = "nobody" if worker is None else worker.name
+                successor = "no instance" if worker is None else worker.name
                 self.reporter.warn(
-                    f"{loss.reason}; its responses continue elsewhere, {what} replaces it"
+                    f"{loss.reason}; its responses continue elsewhere, {successor} replaces it"
                 )
             case "reward" | "environment":
                 self.supervisor.replace(loss)
@@ -309,10 +309,10 @@ class Controller:
             case "learner" | "learner_rank" | "policy":
                 another = self.supervisor.replace(loss)
                 self.training.lose()
-                self.reporter.warn(f"{loss.reason}; {another.name} restores what it was")
+                self.reporter.warn(f"{loss.reason}; {another.name} restores its state")
 
     def _grow(self) -> None:
-        """Now and then, start another instance if there is room."""
+        """Every `GROW_SECONDS`, start another instance if there is room."""
         if self.reporter.now - self._grew < GROW_SECONDS:
             return
         self._grew = self.reporter.now
@@ -322,7 +322,7 @@ class Controller:
             self.reporter.say(f"there is room: {worker.name} joins")
 
     def _connect(self, instance: InstanceId) -> None:
-        """Let an instance join, once there are weights."""
+        """Tell an instance where the weights are, once there are any: then it joins."""
         if self.training.weights is not None:
             worker = self.supervisor.instances[instance]
             worker.send(self.training.weights)
@@ -331,17 +331,17 @@ class Controller:
     # -- acting ------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """Log what has happened and let the coordinator act on it, until nothing new happens."""
+        """Log new events and let the coordinator act on them, until there are no more."""
         more = self.coordinator.state.has_more
         while (self._events or more) and not self._finished:
             happened, self._events, more = self._events, [], False
             for command in self.log.act_on(happened, self.reporter.now):
                 self._carry_out(command)
-        self._store_what_is_left()
+        self._record_events()
         self.log.end_round(self.reporter.now)
 
-    def _store_what_is_left(self) -> None:
-        """Log events that the coordinator will not act on in this attempt, since no tokens may be
+    def _record_events(self) -> None:
+        """Log events that the coordinator will not act on in this attempt, since tokens must not be
         stored without their events."""
         self.log.record(self._events, self.reporter.now)
         self._events = []
@@ -375,16 +375,16 @@ class Controller:
             self._abort(command.trajectories)
         worker = self.supervisor.instances.get(command.instance)
         if worker is None:
-            return  # it is gone; the coordinator is about to be told
+            return  # it is gone, and the coordinator is about to learn that
         match command:
-            case commands.Route():  # with all that is stored, whichever instance generated it
-                known = self.in_flight.continuation(command.trajectory)
-                worker.send(messages.Carried(command, known))
+            case commands.Route():  # with stored tokens of whichever instance
+                continuation = self.in_flight.continuation(command.trajectory)
+                worker.send(messages.Carried(command, continuation))
             case commands.Evaluate():
                 worker.send(command)
-                holds = command.instance not in self._pulling
+                keeps_version = command.instance not in self._pulling
                 what = command.instance, command.suite, command.version
-                self._do(self.evaluations.begin(*what, holds=holds))
+                self._evaluate(self.evaluations.begin(*what, keeps_version=keeps_version))
             case commands.Pull():
                 self._pulling.add(command.instance)
                 worker.send(command)
@@ -392,7 +392,7 @@ class Controller:
                 worker.send(command)
 
     def _abort(self, trajectories: Iterable[TrajectoryId]) -> None:
-        """These are not needed any more."""
+        """Abort responses that are no longer needed, and close their environments."""
         self.environments.close(trajectories)
         for trajectory in trajectories:
             self.in_flight.abort(trajectory)
@@ -413,8 +413,8 @@ class Controller:
         self.reporter.endings[command.ending] += 1
         self.reporter.say(f"group {command.group} {command.ending}: {command.reason}")
 
-    def _do_what_is_asked(self) -> None:
-        """Stop or save, if the user or the observer asked for it, before the next batch."""
+    def _stop_or_save_if_asked(self) -> None:
+        """Between batches, stop or save if the user or the observer asked for it."""
         observer = self.reporter.observer
         if self._finished or self.training.batch is not None:
             return

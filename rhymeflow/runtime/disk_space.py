@@ -11,24 +11,24 @@ from pathlib import Path
 from rhymeflow.errors import UserError
 
 INTERVAL_SECONDS = 60.0
-"""Between two looks at the disk."""
+"""Time between two checks of the disk."""
 
 LOG_BYTES = 64 * 2**20
 """Room for the log and other small files."""
 
 
 class DiskSpace:
-    """The free space in `run_dir`, measured by checkpoints of `checkpoint_bytes` each."""
+    """Compares the free space in `run_dir` with checkpoints of `checkpoint_bytes` each."""
 
     def __init__(self, run_dir: Path, checkpoint_bytes: int) -> None:
         self._run_dir, self._checkpoint_bytes = run_dir, checkpoint_bytes
-        self._looked_at: float | None = None
+        self._checked_at: float | None = None
         self._is_short = False
 
-    def check(self, save_total_limit: int, num_there: int) -> None:
+    def check(self, save_total_limit: int, num_existing: int) -> None:
         """Raise `UserError` unless there is room for `save_total_limit` checkpoints, of which
-        `num_there` exist already, and for one more that is being written."""
-        count = max(1, (save_total_limit or 1) + 1 - num_there)
+        `num_existing` exist already, and for one more that is being written."""
+        count = max(1, (save_total_limit or 1) + 1 - num_existing)
         needed, free = count * self._checkpoint_bytes + LOG_BYTES, free_bytes(self._run_dir)
         if free < needed:
             raise UserError(
@@ -39,10 +39,10 @@ class DiskSpace:
             )
 
     def warning(self, now: float) -> str | None:
-        """Warn when space becomes short; looks once in `INTERVAL_SECONDS`. `now` is in seconds."""
-        if self._looked_at is not None and now - self._looked_at < INTERVAL_SECONDS:
+        """Return a warning if space has become short by `now`, in seconds; else None."""
+        if self._checked_at is not None and now - self._checked_at < INTERVAL_SECONDS:
             return None
-        self._looked_at = now
+        self._checked_at = now
         if not self._run_dir.is_dir():
             return None  # the store reports that
         was_short, free = self._is_short, free_bytes(self._run_dir)
@@ -62,8 +62,8 @@ def is_full(run_dir: Path) -> bool:
 
 def free_bytes(run_dir: Path) -> int:
     """Bytes that this user can still write on the disk of `run_dir`."""
-    found = os.statvfs(run_dir)
-    return found.f_bavail * found.f_frsize
+    disk = os.statvfs(run_dir)
+    return disk.f_bavail * disk.f_frsize
 
 
 def _size(num_bytes: int) -> str:

@@ -1,8 +1,7 @@
-"""Environments: prompts are opened and turns of the policy answered by the environment worker.
+"""Has the environment worker open prompts, answer the policy's turns and judge responses.
 
-The worker is sent the whole episode each time, so nothing is lost with it. What an environment says
-when it begins follows the prompt, for the whole group. Groups are reported in the order in which
-their prompts were drawn.
+Each request holds the whole episode, so a lost worker loses nothing. An environment's opening
+follows the prompt, for the whole group. Groups are reported in the order of their prompts.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ ANSWERS: Mapping[str, type[Answered]] = {
     "answer": messages.TurnAnswered,
     "reward": messages.EpisodeJudged,
 }
-"""By what an environment is asked for: what it answers, unless it fails."""
+"""The answer to each kind of request, unless the environment fails."""
 
 
 class Environments:
-    """Asks the environment worker, and makes events of its answers."""
+    """Sends requests to the environment worker, and turns its answers into events."""
 
     def __init__(
         self,
@@ -52,14 +51,14 @@ class Environments:
             suite.name: suite.config for suite in of_run(config)
         }
         self._asked: dict[str, tuple[TrajectoryId | Drawn, messages.AskEnvironment]] = {}
-        """What the environment worker has not answered, by the key it was given."""
+        """Requests that the environment worker has not answered, by their keys."""
         self._pending: dict[GroupId, tuple[Drawn, str | None]] = {}
-        """Prompts in the order in which they were drawn, with what was put after those opened."""
+        """Prompts in the order in which they were drawn; with the opening, if there is one yet."""
 
     # -- groups -------------------------------------------------------------------------------
 
     def request(self, drawn: Drawn) -> Iterator[GroupCreated]:
-        """Make a group of a prompt, at once if it needs no opening."""
+        """Request a prompt's opening; yield its group at once if it needs none."""
         if not self._configs[drawn.suite].environment.classes:
             yield self._in_flight.add(drawn)
             return
@@ -73,25 +72,25 @@ class Environments:
             yield self._in_flight.add(drawn, opening)
             return
         self._pending[drawn.group] = drawn, opening
-        for group, (each, its_opening) in list(self._pending.items()):
-            if its_opening is None:
+        for group, (prompt, text) in list(self._pending.items()):
+            if text is None:
                 return
             del self._pending[group]
-            yield self._in_flight.add(each, its_opening)
+            yield self._in_flight.add(prompt, text)
 
-    # -- what happened to the policy ----------------------------------------------------------
+    # -- responses ----------------------------------------------------------------------------
 
     def turn_ended(self, trajectory: TrajectoryId) -> None:
-        """A turn of a response is over and stored: have it answered."""
+        """Have the policy's last turn answered, which is stored."""
         group = self._in_flight[trajectory.group]
         group.turns_ended[trajectory.member] = len(self._in_flight.turns(trajectory)) + 1
         episode, length = self._episode(trajectory)
         longest = self._config(trajectory).rollout.max_completion_length
-        room = longest - length - 1  # of the next turn one token
+        room = longest - length - 1  # one token for the next turn
         self._put(trajectory, messages.AskEnvironment(episode, "answer", room))
 
     def finished(self, trajectory: TrajectoryId, reason: FinishReason) -> int:
-        """Store that a response is complete as it is and have it rewarded; return its length."""
+        """Store that a response is complete and have it rewarded; return its length in tokens."""
         length = self._in_flight.complete(trajectory, reason)
         self.judge(trajectory)
         return length
@@ -107,8 +106,8 @@ class Environments:
 
     def close(self, trajectories: Iterable[TrajectoryId]) -> None:
         """Close the environments of these responses."""
-        begun = (each for each in trajectories if self._in_flight.turns_ended(each))
-        self._close([self._in_flight.name(each) for each in begun])
+        begun = (t for t in trajectories if self._in_flight.turns_ended(t))
+        self._close([self._in_flight.name(trajectory) for trajectory in begun])
 
     def _close(self, keys: list[str]) -> None:
         if keys:
@@ -117,20 +116,20 @@ class Environments:
             self._supervisor.environments.send(messages.CloseEpisodes(keys))
 
     def ask_again(self) -> None:
-        """Ask the worker that replaces a lost one."""
+        """Repeat all open requests, to the worker that replaces a lost one."""
         for _, message in self._asked.values():
             self._supervisor.environments.send(message)
 
-    # -- what the worker says -----------------------------------------------------------------
+    # -- answers ------------------------------------------------------------------------------
 
     def take(self, message: Answered | messages.EpisodeFailed) -> Iterator[Event | NotOpened]:
-        """The events that an answer makes, if any. Raises `UserError` if an environment failed and
-        the run is to stop then, or if too many failed in a row."""
+        """Yield the events that follow from an answer. Raises `UserError` if an environment failed
+        and `on_failure` is "stop", or if too many failed in a row."""
         if message.key not in self._asked:
             return  # it was closed
         subject, asked = self._asked[message.key]
         if not isinstance(message, (ANSWERS[asked.wants], messages.EpisodeFailed)):
-            return  # what was asked before has been taken back
+            return  # it answers an earlier request, which was withdrawn
         del self._asked[message.key]
         if isinstance(subject, TrajectoryId) and subject not in self._in_flight:
             return
@@ -140,7 +139,7 @@ class Environments:
             case _, messages.EpisodeFailed():
                 yield self._failed(subject, message, wants=asked.wants)
             case Drawn() as drawn, messages.EpisodeOpened(key=key, opening=opening):
-                self._close([key])  # of those that answer later each is an object of its own
+                self._close([key])  # each response of the group gets a new environment
                 yield from self._opened(drawn, opening)
             case TrajectoryId() as trajectory, messages.EpisodeJudged(rewards=rewards):
                 self._rewards.ask(trajectory, rewards)
@@ -164,30 +163,30 @@ class Environments:
         self, subject: TrajectoryId | Drawn, message: messages.EpisodeFailed, *, wants: str
     ) -> Event | NotOpened:
         drawn = subject if isinstance(subject, Drawn) else self._in_flight[subject.group].drawn
-        # Without its opening a prompt cannot even become a group that is dropped.
-        stops = drawn is subject and drawn.suite == RUN
-        if stops or self._configs[drawn.suite].environment.on_failure == "stop":
+        # Without its opening a training prompt cannot become a group, not even one to drop.
+        is_fatal = drawn is subject and drawn.suite == RUN
+        if is_fatal or self._configs[drawn.suite].environment.on_failure == "stop":
             raise UserError(message.error)
         if isinstance(subject, Drawn):
             return NotOpened(subject, message.error)
-        if subject.group < 0:  # else the coordinator says what is to be closed
+        if subject.group < 0:  # for other groups the coordinator commands it
             self._close([message.key])
             self._rewards.leave_out(subject)
         if wants == "reward":
             return events.RewardFailed(subject, message.error)
         return events.EnvironmentFailed(subject, message.turn, message.error)
 
-    # -- asking -------------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------
 
     def _put(self, subject: TrajectoryId | Drawn, message: messages.AskEnvironment) -> None:
         key = message.episode.key
-        if key in self._asked:  # taken for complete while it waited for an answer
+        if key in self._asked:  # finished early while it waited for an answer
             self._close([key])
         self._asked[key] = subject, message
         self._supervisor.environments.send(message)
 
     def _episode(self, trajectory: TrajectoryId) -> tuple[Episode, int]:
-        """All that the environment is to know, and how many tokens the response has."""
+        """Return a response's episode, and its length in tokens."""
         group = self._in_flight[trajectory.group]
         tokens, turns = self._in_flight.tokens(trajectory), self._in_flight.turns(trajectory)
         ends = [0, *(end for _, end in turns)]

@@ -1,7 +1,7 @@
-"""Evaluations of versions on suites: groups that answer a suite's prompts, and figures of them.
+"""Evaluations of versions on suites: groups that answer a suite's prompts, and their figures.
 
-Figures are over all answers that could be judged, all of one version. Groups of a lost instance
-continue where their version is evaluated next.
+Figures cover all answers that could be judged, all by one version. Groups of a lost instance
+continue on the instance that evaluates their version next.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rhymeflow.core.commands import CloseEnvironments, Route
 from rhymeflow.core.events import Event
 from rhymeflow.core.types import CUT, GroupId, InstanceId, SuiteName, TrajectoryId, Version
 from rhymeflow.runtime.in_flight import Drawn, InFlight, NotOpened
-from rhymeflow.suites.figures import JudgedAnswer, figures, said
+from rhymeflow.suites.figures import JudgedAnswer, figures, vote_of
 from rhymeflow.suites.suite import SuitePrompts
 
 if TYPE_CHECKING:
@@ -24,49 +24,49 @@ if TYPE_CHECKING:
 
 @dataclass
 class Evaluation:
-    """The evaluation of version `asked` on a suite."""
+    """The evaluation of version `requested` on a suite."""
 
     suite: SuitePrompts
-    asked: Version
+    requested: Version
     instance: InstanceId | None = None
-    """The one that answers; None: it is lost."""
+    """The instance that answers; None: it is lost."""
     opening: set[int] = field(default_factory=set)
     """Rows that are not groups yet."""
     groups: dict[int, GroupId] = field(default_factory=dict)
-    """By row."""
+    """Groups by row."""
     judged: dict[tuple[int, int], JudgedAnswer | None] = field(default_factory=dict)
-    """By row and member; None: that could not be judged."""
+    """Answers by row and member; None: the answer could not be judged."""
     error: str = ""
-    """Why not, of the last of these."""
+    """Why the last answer that could not be judged was not."""
 
     @property
     def num_answers(self) -> int:
-        """Answers, in all."""
+        """Answers to all prompts of the suite."""
         return len(self.suite.prompts) * self.suite.n
 
     def figures(self) -> dict[str, float]:
-        """What comes of it, by name."""
+        """The suite's figures, by name. All answers must be judged or failed."""
         rows, n = range(len(self.suite.prompts)), self.suite.n
         judged = [[self.judged[row, member] for member in range(n)] for row in rows]
         return figures(judged, self.suite.section.pass_threshold)
 
 
 class EvaluationResult(NamedTuple):
-    """An evaluation that is complete."""
+    """The result of a complete evaluation."""
 
     event: events.Evaluated
     figures: dict[str, float]
     error: str
-    """Why answers could not be judged, if some could not."""
+    """Why some answers could not be judged; empty if all were."""
 
 
-ToDo = Drawn | Route | CloseEnvironments | EvaluationResult
-"""A prompt to make a group of, a response to generate or to give up, a result to report."""
+EvaluationAction = Drawn | Route | CloseEnvironments | EvaluationResult
+"""A prompt to make a group of, responses to generate or to give up, or a result to report."""
 
 
 class Evaluations:
-    """Evaluations in progress, on suites by name: takes events of their groups and gives commands,
-    as the coordinator does for groups to train on."""
+    """The evaluations in progress: turns events of their groups into actions, as the coordinator
+    does for groups to train on."""
 
     def __init__(
         self,
@@ -79,26 +79,26 @@ class Evaluations:
 
     @property
     def progress(self) -> str:
-        """How many answers are judged, in words."""
+        """How many answers of each suite are judged, for the display."""
         return ", ".join(
-            f"{name}: {len(each.judged):,} of {each.num_answers:,} answers"
-            for (name, _), each in self._in_progress.items()
+            f"{name}: {len(evaluation.judged):,} of {evaluation.num_answers:,} answers"
+            for (name, _), evaluation in self._in_progress.items()
         )
 
     def restore(self) -> None:
-        """Take up the groups of an earlier attempt that are in flight."""
-        for group_id, (suite, asked) in self._in_flight.of_suites.items():
-            evaluation, group = self._evaluation(suite, asked), self._in_flight[group_id]
+        """Add the groups that are in flight from an earlier attempt."""
+        for group_id, (suite, version) in self._in_flight.of_suites.items():
+            evaluation, group = self._evaluation(suite, version), self._in_flight[group_id]
             evaluation.groups[group.drawn.prompt.row] = group_id
             if evaluation.suite.config.environment.is_used:
-                # An instance says once more whether the last turn was over or cut.
+                # An instance will report again whether the last turn ended or was cut.
                 group.reasons.clear()
 
     def begin(
-        self, instance: InstanceId, suite: SuiteName, version: Version, *, holds: bool
-    ) -> Iterator[ToDo]:
-        """`instance` answers a suite's prompts under `version`; `holds`: no pull is coming."""
-        yield from self._give_up_outdated(suite, version, holds=holds)
+        self, instance: InstanceId, suite: SuiteName, version: Version, *, keeps_version: bool
+    ) -> Iterator[EvaluationAction]:
+        """Have `instance` answer a suite's prompts; `keeps_version`: no pull comes before that."""
+        yield from self._give_up_outdated(suite, version, keeps_version=keeps_version)
         evaluation = self._evaluation(suite, version)
         evaluation.instance = instance
         for group in evaluation.groups.values():
@@ -108,10 +108,10 @@ class Evaluations:
         evaluation.opening |= missing
         for row in sorted(missing):
             yield self._in_flight.draw_for(suite, row, version)
-        yield from self._result(evaluation)  # it may have been complete but for an instance
+        yield from self._result(evaluation)  # perhaps only an instance was missing
 
-    def hear(self, event: Event | NotOpened) -> Iterator[ToDo]:
-        """What happens; events of groups to train on are passed over."""
+    def hear(self, event: Event | NotOpened) -> Iterator[EvaluationAction]:
+        """Handle an event; those of groups to train on are ignored."""
         match event:
             case events.GroupCreated(group=group) if group < 0:
                 yield from self._created(self._in_flight[group].drawn)
@@ -127,14 +127,14 @@ class Evaluations:
                 yield from self._judged(event.trajectory, None)
 
     def leave(self, instance: InstanceId) -> None:
-        """An instance is gone."""
+        """Note that an instance is gone."""
         for evaluation in self._in_progress.values():
             if evaluation.instance == instance:
                 evaluation.instance = None
 
-    # -- what happened ------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------
 
-    def _created(self, drawn: Drawn) -> Iterator[ToDo]:
+    def _created(self, drawn: Drawn) -> Iterator[EvaluationAction]:
         assert drawn.version is not None
         evaluation, row = self._in_progress.get((drawn.suite, drawn.version)), drawn.prompt.row
         if evaluation is None or row not in evaluation.opening:
@@ -144,8 +144,8 @@ class Evaluations:
         evaluation.groups[row] = drawn.group
         yield from self._generate(evaluation, drawn.group)
 
-    def _not_created(self, drawn: Drawn, error: str) -> Iterator[ToDo]:
-        """None of the prompt's answers can be had."""
+    def _not_created(self, drawn: Drawn, error: str) -> Iterator[EvaluationAction]:
+        """Count all answers to a prompt as failed."""
         assert drawn.version is not None
         evaluation = self._in_progress.get((drawn.suite, drawn.version))
         if evaluation is not None and drawn.prompt.row in evaluation.opening:
@@ -155,7 +155,9 @@ class Evaluations:
             evaluation.opening.discard(drawn.prompt.row)
             yield from self._result(evaluation)
 
-    def _judged(self, trajectory: TrajectoryId, answer: JudgedAnswer | None) -> Iterator[ToDo]:
+    def _judged(
+        self, trajectory: TrajectoryId, answer: JudgedAnswer | None
+    ) -> Iterator[EvaluationAction]:
         evaluation = self._of(trajectory)
         row = self._in_flight[trajectory.group].drawn.prompt.row
         evaluation.judged[row, trajectory.member] = answer
@@ -166,31 +168,30 @@ class Evaluations:
         sampled = self._in_flight.num_stored(trajectory) - sum(
             end - start for start, end in self._in_flight.turns(trajectory)
         )
-        vote = said(group.last_turns[trajectory.member], suite.section.answer_pattern)
+        vote = vote_of(group.last_turns[trajectory.member], suite.section.answer_pattern)
         return JudgedAnswer(reward, sampled, group.reasons[trajectory.member] in CUT, vote)
 
-    # -- what is to be done -------------------------------------------------------------------
+    # -- actions ------------------------------------------------------------------------------
 
     def _give_up_outdated(
-        self, suite: SuiteName, version: Version, *, holds: bool
-    ) -> Iterator[ToDo]:
-        """Give up evaluations that lost their instance and cannot continue under `version`; see
-        `begin`."""
-        for (name, asked), each in list(self._in_progress.items()):
-            if name != suite or each.instance is not None:
+        self, suite: SuiteName, version: Version, *, keeps_version: bool
+    ) -> Iterator[EvaluationAction]:
+        """Give up evaluations that lost their instance and cannot continue under `version`."""
+        for (name, requested), evaluation in list(self._in_progress.items()):
+            if name != suite or evaluation.instance is not None:
                 continue
-            if holds and asked == version and self._versions(each) <= {version}:
+            if keeps_version and requested == version and self._versions(evaluation) <= {version}:
                 continue
-            groups, n = each.groups.values(), each.suite.n
+            groups, n = evaluation.groups.values(), evaluation.suite.n
             yield CloseEnvironments(
                 tuple(TrajectoryId(group, member) for group in groups for member in range(n))
             )
             for group in groups:
-                self._in_flight.give_up(group, asked)
-            del self._in_progress[name, asked]
+                self._in_flight.give_up(group, requested)
+            del self._in_progress[name, requested]
 
     def _generate(self, evaluation: Evaluation, group_id: GroupId) -> Iterator[Route]:
-        """The answers of a group that are neither complete nor waiting for their environment."""
+        """Route a group's answers that are neither complete nor waiting for their environment."""
         if evaluation.instance is None:
             return
         group = self._in_flight[group_id]
@@ -198,8 +199,8 @@ class Evaluations:
         for member in range(evaluation.suite.n):
             trajectory = TrajectoryId(group_id, member)
             is_over = member in group.reasons or (row, member) in evaluation.judged
-            is_asked = group.turns_ended.get(member, 0) > len(self._in_flight.turns(trajectory))
-            if not is_over and not is_asked:
+            is_waiting = group.turns_ended.get(member, 0) > len(self._in_flight.turns(trajectory))
+            if not is_over and not is_waiting:
                 yield self._route(evaluation.instance, trajectory)
 
     def _route(self, instance: InstanceId, trajectory: TrajectoryId) -> Route:
@@ -208,27 +209,27 @@ class Evaluations:
         return Route(instance, 0, trajectory, version)
 
     def _result(self, evaluation: Evaluation) -> Iterator[EvaluationResult]:
-        """What came of an evaluation, if it is complete."""
+        """End an evaluation and yield its result, if it is complete."""
         if len(evaluation.judged) < evaluation.num_answers or evaluation.instance is None:
             return
-        suite, found = evaluation.suite, evaluation.figures()
-        (held,) = self._versions(evaluation) or {evaluation.asked}
+        suite, figures, requested = evaluation.suite, evaluation.figures(), evaluation.requested
+        (held,) = self._versions(evaluation) or {requested}
         for group in evaluation.groups.values():
             self._in_flight.end(group)
             self._store.put_ending(group, "evaluated", version=held)
-        del self._in_progress[suite.name, evaluation.asked]
-        mean = found.get(f"avg@{suite.n}")
-        event = events.Evaluated(evaluation.instance, evaluation.asked, mean, suite.name, held)
-        yield EvaluationResult(event, found, evaluation.error)
+        del self._in_progress[suite.name, requested]
+        mean = figures.get(f"avg@{suite.n}")
+        event = events.Evaluated(evaluation.instance, requested, mean, suite.name, held)
+        yield EvaluationResult(event, figures, evaluation.error)
 
     def _versions(self, evaluation: Evaluation) -> set[Version]:
-        """What its answers so far are of."""
+        """The versions that generated its answers so far."""
         groups = map(self._in_flight.__getitem__, evaluation.groups.values())
         return {version for group in groups for version in group.versions.values()}
 
-    def _evaluation(self, suite: SuiteName, asked: Version) -> Evaluation:
-        new = Evaluation(self._suites[suite], asked)
-        return self._in_progress.setdefault((suite, asked), new)
+    def _evaluation(self, suite: SuiteName, version: Version) -> Evaluation:
+        new = Evaluation(self._suites[suite], version)
+        return self._in_progress.setdefault((suite, version), new)
 
     def _of(self, trajectory: TrajectoryId) -> Evaluation:
         drawn = self._in_flight[trajectory.group].drawn

@@ -1,9 +1,9 @@
-"""The run's log: events, and the commands that the coordinator gives on them.
+"""The run's log: events, and the commands that the coordinator gives upon them.
 
-Events are stored before the coordinator handles them, and each command before it is carried out; a
-version is on the disk before anything follows from it. Snapshots of the coordinator's state, from
-which a replay begins, are taken when all commands are carried out: after so many events, with each
-checkpoint, and when an attempt begins or ends.
+Events are stored before the coordinator handles them, each command before it is carried out, and a
+version is on the disk before anything follows from it. Replays begin at a snapshot of the
+coordinator's state, taken after `SNAPSHOT_EVENTS` events, with each checkpoint, and at the
+beginning and end of an attempt, once all commands are carried out.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from rhymeflow.store.writer import SqliteTrajectoryStore
 
 SNAPSHOT_EVENTS = 100_000
-"""Replaying so many takes seconds."""
+"""Most events between two snapshots. To replay so many takes seconds."""
 
 COMMIT_SECONDS = 1.0
-"""Between commits, where no version asks for one. A commit writes whole pages, so few large ones
+"""Time between commits, but for those of versions. A commit writes whole pages, so few large ones
 cost less than many small ones."""
 
 
 class EventLog:
-    """Records what happens in `store`, and has the coordinator act on it."""
+    """Records events in `store` and has the coordinator act on them."""
 
     def __init__(
         self,
@@ -53,11 +53,11 @@ class EventLog:
         self.is_snapshot_due = False
         self._committed_at = 0.0
         self.coordinator_seconds = 0.0
-        """That the coordinator took, in all."""
+        """Time that the coordinator has taken, in all."""
 
     def record(self, events: Sequence[Event], now: float) -> int:
         """Record events; return the number of the first. A version is committed at once, since a
-        learner that replaces another reads what was published."""
+        learner that replaces another reads the published versions."""
         first = self._store.record(now, events)
         if any(isinstance(event, VersionPublished | LearnerReady) for event in events):
             self.commit(now, durable=True)
@@ -79,33 +79,33 @@ class EventLog:
         self._num_events += len(events)
 
     def end_round(self, now: float) -> None:
-        """All commands are carried out: take a snapshot, prune and commit, if due."""
+        """Take a snapshot, prune and commit, if due, once all commands are carried out."""
         if self.is_snapshot_due or self._num_events >= SNAPSHOT_EVENTS:
             self.take_snapshot()
         if now - self._committed_at >= COMMIT_SECONDS:
-            self._in_flight.seal_all()  # the most of a response that a death costs
+            self._in_flight.seal_all()  # a death costs no more of a response
             self._prune()
             self.commit(now)
 
     def take_snapshot(self) -> None:
         """Store the coordinator's state after the last event that it handled."""
         if not self._last_handled:
-            return  # the beginning of every run
-        found = StateSnapshot(self._coordinator.state, self._num_drawn, self._training.batch)
-        self._store.put_snapshot(self._last_handled, snapshot.write(found))
+            return  # a replay begins with the same state
+        current = StateSnapshot(self._coordinator.state, self._num_drawn, self._training.batch)
+        self._store.put_snapshot(self._last_handled, snapshot.write(current))
         self._num_events, self.is_snapshot_due = 0, False
 
     def commit(self, now: float, *, durable: bool = False) -> None:
-        """Show readers all that there is; see `SqliteTrajectoryStore.commit`."""
+        """Show readers all that is recorded; see `SqliteTrajectoryStore.commit`."""
         self._committed_at = now
         self._store.commit(durable=durable)
 
     def _prune(self) -> None:
-        """Delete tokens that the run needs no more, within the next commit.
+        """Delete tokens that the run no longer needs, within the next commit.
 
-        Needed are the batches since the newest checkpoint, which a restored learner trains on
-        again, responses in flight, and the last tokens, for drafts. If a loss of power takes the
-        log's end, it takes the deletions too, as both are in one transaction.
+        The run needs the batches since the newest checkpoint, on which a restored learner trains
+        again, responses in flight, and the newest tokens, for drafts. A loss of power that undoes
+        the end of the log undoes the deletions too: they are in the same transaction.
         """
         newest = self._training.checkpoints.newest
         if self._keep_tokens is None or newest is None:

@@ -1,7 +1,7 @@
-"""The controller's side of the history that instances draft from.
+"""Starts, watches and replaces the history workers that instances draft from.
 
-A node with an instance has a history worker, which makes an index in the node's shared memory and
-fills it from the store. A worker that dies, hangs or has a defect costs drafts, never the run.
+Each node with an instance has one. It fills an index in the node's shared memory from the store. A
+history worker that dies, hangs or has a defect costs drafts, never the run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rhymeflow.workers.messages import HistoryGrew, UseDrafter
 @dataclass(slots=True)
 class _Node:
     worker: str | None
-    """The history worker of the node; None: it was lost too often."""
+    """The node's history worker; None: it was lost too often."""
     started: int = 1
     index: IndexHandle | None = None
     num_tokens: int = 0
@@ -29,8 +29,8 @@ class _Node:
 
 
 class Histories:
-    """The histories of a run, if it drafts; on each node `run.instance_restarts` workers are
-    replaced at most. `free` gives shared memory of this machine back, by name."""
+    """The history workers of a run, if it drafts. On each node at most `run.instance_restarts` are
+    replaced. `free` frees shared memory of this machine, by name."""
 
     def __init__(
         self,
@@ -40,24 +40,24 @@ class Histories:
         *,
         free: Callable[[str], None],
     ) -> None:
-        self._is_wanted = config.drafting.window != "off"
+        self._is_enabled = config.drafting.window != "off"
         self._restarts = config.run.instance_restarts
         self._supervisor, self._warn, self._free = supervisor, reporter.warn, free
         self._nodes: dict[str, _Node] = {}
 
     def start(self) -> None:
-        """Start workers where instances are known to be; the store is there to read."""
-        if self._is_wanted:
+        """Start workers on the nodes of placed instances, once the store can be read."""
+        if self._is_enabled:
             for instance in self._supervisor.instances.values():
                 self.let_draft(instance)
 
     def metrics(self) -> dict[str, float]:
-        """How much there is to draft from, on the node that has most."""
+        """The length of the history, on the node that has most."""
         tokens = [node.num_tokens for node in self._nodes.values()]
         return {"draft/history_tokens": max(tokens)} if tokens else {}
 
     def hear(self, worker: str, message: HistoryGrew) -> None:
-        """A node's index is there, or has grown."""
+        """Note that a node's index was created or has grown."""
         node = self._of(worker)
         if node.index != message.index:
             node.index = message.index
@@ -65,8 +65,8 @@ class Histories:
         node.num_tokens = message.num_tokens
 
     def let_draft(self, instance: WorkerHandle) -> None:
-        """Let an instance draft, once its node has something to draft from."""
-        if not self._is_wanted or instance.node is None:
+        """Give an instance the index of its node, if there is one yet; start a worker if needed."""
+        if not self._is_enabled or instance.node is None:
             return
         if instance.node not in self._nodes:
             self._nodes[instance.node] = _Node(self._start(instance.node))
@@ -78,27 +78,27 @@ class Histories:
     def lose(self, loss: WorkerLost) -> None:
         """Replace a lost worker, if its node still has instances."""
         node = self._of(loss.worker)
-        (name,) = (name for name, each in self._nodes.items() if each is node)
+        (name,) = (name for name, candidate in self._nodes.items() if candidate is node)
         self._supervisor.end(loss.worker)
-        if node.index is not None:  # of this machine; on others it is freed with the worker
+        if node.index is not None:  # on this machine; on others it is freed with the worker
             self._free(node.index.name)
             node.index = None
-        if not any(each.node == name for each in self._supervisor.instances.values()):
+        if not any(instance.node == name for instance in self._supervisor.instances.values()):
             del self._nodes[name]
-            self._warn(f"{loss.reason}; there is no instance beside it any more")
+            self._warn(f"{loss.reason}; its node has no instances any more")
         elif node.started > self._restarts:
             node.worker = None
             self._warn(
-                f"{loss.reason}; it was replaced as often as may be (run.instance_restarts), the "
-                "run goes on and drafts from what history there is"
+                f"{loss.reason}; it was replaced as often as run.instance_restarts allows; the run "
+                "continues and drafts from what history there is"
             )
         else:
             node.worker, node.started = self._start(name), node.started + 1
-            self._warn(f"{loss.reason}; drafts begin anew from what is stored, the run goes on")
+            self._warn(f"{loss.reason}; the run continues, its history is rebuilt from the store")
 
     def _start(self, node: str) -> str:
         return self._supervisor.start_another("history", node=node).name
 
     def _of(self, worker: str) -> _Node:
-        (node,) = (each for each in self._nodes.values() if each.worker == worker)
+        (node,) = (node for node in self._nodes.values() if node.worker == worker)
         return node

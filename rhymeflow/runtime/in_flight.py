@@ -1,8 +1,8 @@
 """Groups in flight: their prompts, and the tokens of their responses that are not stored yet.
 
-Tokens come in small parts, several times a second, so that little is lost with an instance. They
-are stored as a segment at a new version, another instance, an interruption, the end, and after a
-second. News of responses that are over is ignored.
+Instances send tokens several times a second, so that little is lost with one. They are stored as a
+segment about every second, and when the version or the instance changes, the response is
+interrupted or it ends. Tokens of responses that are over are ignored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Drawn(NamedTuple):
-    """A prompt that was taken from the data, and the number that its group will have."""
+    """A prompt taken from the data, and the number that its group will have."""
 
     group: GroupId
     epoch: int
@@ -44,24 +44,24 @@ class Drawn(NamedTuple):
     repeats: GroupId | None = None
     suite: SuiteName = RUN
     version: Version | None = None
-    """Of a suite's prompt: what is evaluated."""
+    """For a suite's prompt: the version that is evaluated."""
 
     @property
     def about(self) -> tuple[int, int, str | list[Message], dict[str, Any]]:
-        """What environments are told of it: row, epoch, prompt and columns."""
+        """What environments get: row, epoch, prompt and columns."""
         return self.prompt.row, self.epoch, self.prompt.prompt, self.prompt.columns
 
     @property
     def name(self) -> str:
-        """What names the group where it is asked about, for users too."""
+        """The group's name in requests and in messages to the user."""
         if self.suite == RUN:
             return f"group {self.group}"
-        of = "held-out row" if self.suite == HELD_OUT else f"suite {self.suite}, row"
-        return f"{of} {self.prompt.row} (group {self.group}, version {self.version})"
+        row = "held-out row" if self.suite == HELD_OUT else f"suite {self.suite}, row"
+        return f"{row} {self.prompt.row} (group {self.group}, version {self.version})"
 
 
 class NotOpened(NamedTuple):
-    """A prompt that cannot become a group, since its environment failed."""
+    """A prompt that cannot become a group because its environment failed."""
 
     drawn: Drawn
     error: str
@@ -69,42 +69,42 @@ class NotOpened(NamedTuple):
 
 @dataclass(slots=True)
 class GroupInFlight:
-    """What was requested, and how far its members are."""
+    """A group's prompt and the state of its members (its responses, by number)."""
 
     drawn: Drawn
     opening: str
-    """What its environment put after the prompt; see `whole_prompt`."""
+    """Text that the environment put after the prompt; see `whole_prompt`."""
     prompt_ids: list[int]
     open: dict[int, tuple[InstanceId, list[Part]]] = field(default_factory=dict)
-    """Of each member that is being generated: where, and parts that are not stored yet."""
+    """Members being generated: their instance, and the parts that are not stored yet."""
     stored: dict[int, array[int]] = field(default_factory=dict)
-    """Of each member that there is anything of, the tokens that are stored."""
+    """Stored tokens of each member that has any."""
     versions: dict[int, Version] = field(default_factory=dict)
-    """The version that generated the last stored token of each of these members."""
+    """The version that generated a member's last stored token."""
     turns: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """Of each member: for each answer of its environment the tokens before it, and with it."""
+    """The start and end, in tokens, of each answer of a member's environment."""
     turns_ended: dict[int, int] = field(default_factory=dict)
-    """Of each member with turns: how many of the policy's are over."""
+    """How many of the policy's turns have ended, for members with turns."""
     reasons: dict[int, FinishReason] = field(default_factory=dict)
-    """Of each member that is complete: why."""
+    """Why each complete member ended."""
     aborted: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
-    """Of a suite's group: members that could not be had or judged."""
+    """Members of a suite's group that could not be generated or judged."""
     last_turns: dict[int, str] = field(default_factory=dict)
-    """Of a suite's group: what each member that is judged said last."""
+    """The text of the last turn of each judged member of a suite's group."""
     to_judge: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Members that could be judged together, as they came to that, with rewards of their own."""
+    """Members that wait for the group's reward functions, in order, with their own rewards."""
     is_judged: bool = False
-    """Whether reward functions were called with the group, and have not failed."""
+    """Whether the group's reward functions were called, and have not failed."""
 
     @property
     def whole_prompt(self) -> str | list[Message]:
-        """The prompt as the policy is given it."""
+        """The prompt as the policy gets it."""
         return opened(self.drawn.prompt.prompt, self.opening)
 
 
 class InFlight:
-    """Groups from the moment their prompt is requested to their end."""
+    """The groups in flight, from the request of their prompt to their end."""
 
     def __init__(
         self,
@@ -116,22 +116,22 @@ class InFlight:
         self._groups: dict[GroupId, GroupInFlight] = {}
         self._next_group_id: GroupId = 0
         self._last_of_suites: GroupId = 0
-        self.num_drawn = 0  # in the stream; a retried prompt takes none
+        self.num_drawn = 0  # from the stream; a retried prompt does not count
         self.of_suites: dict[GroupId, tuple[SuiteName, Version]] = {}
-        """Groups of an earlier attempt that evaluate a version on a suite, and were in flight."""
+        """Suites' groups that were in flight when the earlier attempt ended."""
 
     def __getitem__(self, group: GroupId) -> GroupInFlight:
         return self._groups[group]
 
     def __contains__(self, trajectory: TrajectoryId) -> bool:
-        """Whether anything is still to be done about this response."""
+        """Whether this response is still needed."""
         group = self._groups.get(trajectory.group)
         return group is not None and trajectory.member not in group.aborted
 
     # -- groups ------------------------------------------------------------------------------
 
     def name(self, trajectory: TrajectoryId) -> str:
-        """What names a response where it is judged, for users too."""
+        """A response's name in requests and in messages to the user."""
         drawn = self._groups[trajectory.group].drawn
         if drawn.suite == RUN:
             return f"trajectory {trajectory}"
@@ -140,8 +140,8 @@ class InFlight:
     def begin_at(self, next_group: GroupId, num_drawn: int, now: Version) -> None:
         """Continue an earlier attempt, which took `num_drawn` prompts from the data.
 
-        Groups from `next_group` on are stored, but not in the log: they are made again. Groups of
-        suites end unless they evaluate version `now`: the weights of others are gone.
+        Groups from `next_group` on are stored but not in the log: they are deleted and drawn again.
+        Suites' groups end unless they evaluate version `now`: weights of other versions are gone.
         """
         self._next_group_id, self.num_drawn = next_group, num_drawn
         self._store.forget_groups(next_group)
@@ -154,61 +154,61 @@ class InFlight:
                 self.give_up(group, now)
 
     def restore(self, aborted: Mapping[GroupId, Iterable[int]]) -> None:
-        """Restore stored groups, which `aborted` names with their aborted members, and those
-        `of_suites`. Raises `UserError` if a prompt has changed or is not stored."""
+        """Restore the stored groups that are keys of `aborted`, which has their aborted members,
+        and those `of_suites`. Raises `UserError` if a prompt has changed or is not stored."""
         aborted = {**aborted, **dict.fromkeys(self.of_suites, ())}
-        found = self._store.progress(aborted)
-        if lost := aborted.keys() - found.keys():
-            raise UserError(f"cannot be resumed: the log has group {min(lost)}, and not its prompt")
+        progress = self._store.progress(aborted)
+        if lost := aborted.keys() - progress.keys():
+            raise UserError(f"cannot be resumed: the log has group {min(lost)}, but not its prompt")
         for group_id, members in aborted.items():
-            known = found[group_id]
-            row = known.row
+            stored = progress[group_id]
+            row = stored.row
             suite, evaluates = self.of_suites.get(group_id, (RUN, None))
             source = self._prompts.train if suite == RUN else self._suites[suite].prompts
             prompt = source[row] if row < len(source) else None
-            opening = None if prompt is None else opening_of(prompt.prompt, known.prompt)
+            opening = None if prompt is None else opening_of(prompt.prompt, stored.prompt)
             ids: list[int] = []
             if prompt is not None and opening is not None:
                 ids = self._encoded(prompt, opening, suite)
-            if prompt is None or opening is None or ids != known.prompt_ids:
+            if prompt is None or opening is None or ids != stored.prompt_ids:
                 what = "data.source" if suite == RUN else f"eval.suites: {suite}"
                 raise UserError(
                     f"{what}: row {row} is not what it was when group {group_id} was made of "
                     "it; a run can be resumed only with the data that it began with"
                 )
             self._groups[group_id] = GroupInFlight(
-                Drawn(group_id, known.epoch, prompt, None, suite, evaluates),
+                Drawn(group_id, stored.epoch, prompt, None, suite, evaluates),
                 opening,
                 ids,
-                stored=known.tokens,
-                versions=known.versions,
-                turns=known.turns,
-                reasons=known.finished,
+                stored=stored.tokens,
+                versions=stored.versions,
+                turns=stored.turns,
+                reasons=stored.finished,
                 aborted={*members},
             )
 
     def draw(self) -> Drawn:
-        """Take the next prompt."""
+        """Take the next prompt of the stream."""
         epoch, prompt = self._prompts.stream.at(self.num_drawn)
         self.num_drawn += 1
         self._next_group_id += 1
         return Drawn(self._next_group_id - 1, epoch, prompt)
 
     def draw_for(self, suite: SuiteName, row: int, version: Version) -> Drawn:
-        """Take a suite's prompt, to evaluate `version`."""
+        """Take the prompt at `row` of a suite, to evaluate `version`."""
         self._last_of_suites -= 1
         prompt = self._suites[suite].prompts[row]
         return Drawn(self._last_of_suites, EVALUATION_EPOCH, prompt, None, suite, version)
 
     def draw_again(self, group: GroupId) -> Drawn:
-        """Take the prompt of an ended group for a new one. It has the same row and epoch and so the
-        same noise: retrying does not favour shorter answers."""
+        """Take the prompt of an ended group for a new one, with the same row, epoch and so noise:
+        a retry does not favour shorter answers."""
         row, epoch = self._store.origin(group)
         self._next_group_id += 1
         return Drawn(self._next_group_id - 1, epoch, self._prompts.train[row], group)
 
     def add(self, drawn: Drawn, opening: str = "") -> GroupCreated:
-        """Store a prompt, and what its environment put after it, as a new group."""
+        """Store a prompt with its environment's opening as a new group."""
         group_id, epoch, prompt, repeats, suite, version = drawn
         ids = self._encoded(prompt, opening, suite)
         self._groups[group_id] = GroupInFlight(drawn, opening, ids)
@@ -229,18 +229,18 @@ class InFlight:
             return self._suites[suite].prompt_ids[prompt.row]
         if opening:
             prompt = replace(prompt, prompt=opened(prompt.prompt, opening))
-        of = self._prompts if suite == RUN else self._suites[suite]
-        return of.encoder.encode(prompt)
+        prompts = self._prompts if suite == RUN else self._suites[suite]
+        return prompts.encoder.encode(prompt)
 
     def give_up(self, group: GroupId, version: Version) -> None:
-        """Abort a suite's group, whose evaluation of `version` does not continue."""
+        """End a suite's group whose evaluation of `version` does not continue."""
         if group in self._groups:
             self.end(group)
         reason = "its evaluation was given up"
         self._store.put_ending(group, "aborted", version=version, reason=reason)
 
     def end(self, group: GroupId) -> None:
-        """The group has ended; store what there is of it."""
+        """Store what a group has and forget it."""
         for member in list(self._groups[group].open):
             self.seal(TrajectoryId(group, member))
         del self._groups[group]
@@ -248,23 +248,23 @@ class InFlight:
     # -- responses ---------------------------------------------------------------------------
 
     def take(self, instance: InstanceId, part: Part) -> None:
-        """Receive a part of a response."""
+        """Take the next tokens of a response; those of one that is over are dropped."""
         if part.trajectory not in self:
             return
-        opened, member = self._groups[part.trajectory.group].open, part.trajectory.member
-        if member in opened and opened[member][1][0].version != part.version:
+        open_members, member = self._groups[part.trajectory.group].open, part.trajectory.member
+        if member in open_members and open_members[member][1][0].version != part.version:
             self.seal(part.trajectory)
-        if member not in opened:
+        if member not in open_members:
             assert part.start == self.num_stored(part.trajectory), (instance, part)
-            opened[member] = instance, [part]
+            open_members[member] = instance, [part]
             return
-        where, parts = opened[member]
-        assert where == instance, (where, instance, part.trajectory)
+        holder, parts = open_members[member]
+        assert holder == instance, (holder, instance, part.trajectory)
         assert part.start == parts[-1].start + len(parts[-1].tokens), (instance, part)
         parts.append(part)
 
     def seal(self, trajectory: TrajectoryId) -> int:
-        """Store what is not stored of a response; return how many tokens it has."""
+        """Store a response's open parts as a segment; return its length in tokens."""
         group, member = self._groups[trajectory.group], trajectory.member
         if member in group.open:
             instance, parts = group.open.pop(member)
@@ -285,7 +285,7 @@ class InFlight:
         return self.num_stored(trajectory)
 
     def observe(self, trajectory: TrajectoryId, tokens: list[int]) -> int:
-        """Store what an environment answered; return how many tokens the response has."""
+        """Store an environment's answer; return the response's length in tokens."""
         group, member = self._groups[trajectory.group], trajectory.member
         assert member not in group.open, f"{trajectory} is being generated"
         stored, version = group.stored[member], group.versions[member]
@@ -296,33 +296,33 @@ class InFlight:
         return len(stored)
 
     def turns(self, trajectory: TrajectoryId) -> list[tuple[int, int]]:
-        """For each answer of its environment, the numbers of tokens before it and with it."""
+        """The start and end, in tokens, of each answer of a response's environment."""
         return self._groups[trajectory.group].turns.get(trajectory.member, [])
 
     def turns_ended(self, trajectory: TrajectoryId) -> int:
-        """How many turns of the policy are over."""
+        """How many of the policy's turns have ended."""
         group = self._groups.get(trajectory.group)
         return 0 if group is None else group.turns_ended.get(trajectory.member, 0)
 
     def complete(self, trajectory: TrajectoryId, reason: FinishReason) -> int:
-        """Store that a response is complete as it is, all of it; return its length."""
+        """Store that a response is complete as it is; return its length in tokens."""
         length = self.seal(trajectory)
         self._store.put_finished(trajectory, length=length, reason=reason)
         self._groups[trajectory.group].reasons[trajectory.member] = reason
         return length
 
     def seal_all(self, instance: InstanceId | None = None) -> list[tuple[TrajectoryId, int]]:
-        """Store all responses, or those of one instance, as far as they are; return lengths."""
+        """Store the open parts of all responses, or of one instance's; return their lengths."""
         chosen = [
             TrajectoryId(group_id, member)
             for group_id, group in self._groups.items()
-            for member, (where, _) in group.open.items()
-            if instance in (None, where)
+            for member, (holder, _) in group.open.items()
+            if instance in (None, holder)
         ]
         return [(trajectory, self.seal(trajectory)) for trajectory in chosen]
 
     def tokens(self, trajectory: TrajectoryId) -> list[int]:
-        """The response so far, all of it stored."""
+        """The response so far; all of it must be stored."""
         group = self._groups[trajectory.group]
         assert trajectory.member not in group.open, f"{trajectory} is being generated"
         stored = group.stored.get(trajectory.member)
@@ -342,11 +342,11 @@ class InFlight:
         )
 
     def abort(self, trajectory: TrajectoryId) -> None:
-        """The response is not needed any more; store what there is of it."""
+        """Store what there is of a response that is no longer needed."""
         if trajectory in self:
             self.seal(trajectory)
             self._groups[trajectory.group].aborted.add(trajectory.member)
 
     def num_stored(self, trajectory: TrajectoryId) -> int:
-        """How many tokens of a response are stored."""
+        """How many of a response's tokens are stored."""
         return len(self._groups[trajectory.group].stored.get(trajectory.member, ()))

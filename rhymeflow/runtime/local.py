@@ -1,4 +1,4 @@
-"""The runtime of one machine: every worker is a process, its messages go through a pipe.
+"""The runtime of one machine: every worker is a process with a pipe for its messages.
 
 The controller's process is never forked; `close` leaves no worker behind.
 """
@@ -29,17 +29,17 @@ from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import Sent, Shutdown, decode, encode
 
 CLOSE_SECONDS = 2.0
-"""What workers are given to end by themselves when the run is over."""
+"""Time that workers have to end by themselves when the run is over."""
 
 
 class LocalRuntime:
     """Worker processes of one run on this machine; a context manager that ends them all."""
 
     def __init__(self, config: Config, run_dir: Path, logs: Path) -> None:
-        """`logs` is where what workers print goes."""
+        """`logs`: the directory of the workers' output."""
         self._config, self._run_dir, self._logs = config, run_dir, logs
         self._workers: dict[str, LocalWorker] = {}
-        self._poll = select.poll()  # of the pipes of workers that have not ended
+        self._poll = select.poll()  # on pipes of workers that have not ended
         self._by_descriptor: dict[int, LocalWorker] = {}
         self._changing, self._is_closed = threading.Lock(), False
 
@@ -63,7 +63,7 @@ class LocalRuntime:
         return worker
 
     def wait(self, timeout: float, *, for_any_of: Collection[str] | None = None) -> list[News]:
-        """Hand over what was sent, and read all pipes; see `base.Runtime`."""
+        """Hand over sent messages and read all pipes; see `base.Runtime`."""
         for worker in self._workers.values():
             worker.hand_over()
         if for_any_of is None:
@@ -86,7 +86,7 @@ class LocalRuntime:
         return news
 
     def has_room(self, role: Role, resources: Resources) -> bool:
-        """A machine has what it has; see `base.Runtime`."""
+        """Return False: this machine does not grow; see `base.Runtime`."""
         return False
 
     def stop(self, name: str, *, patience: float) -> None:
@@ -94,7 +94,7 @@ class LocalRuntime:
         self._end([self._workers.pop(name)], patience)
 
     def close(self) -> None:
-        """End all processes, those too that another thread is about to start."""
+        """End all processes, and those that another thread is about to start."""
         with self._changing:
             self._is_closed = True
         self._end(list(self._workers.values()), CLOSE_SECONDS)
@@ -120,7 +120,7 @@ class LocalWorker:
 
     @staticmethod
     def pipe() -> tuple[Connection, Connection]:
-        """The controller's end and the worker's."""
+        """Return the controller's end and the worker's."""
         return processes.context().Pipe(duplex=True)
 
     def __init__(
@@ -129,23 +129,23 @@ class LocalWorker:
         self.name, self.node, self.log = name, "", str(logs / f"{name}.log")
         ours, theirs = self.pipe()
         self.connection = Channel(ours)
-        where = str(run_dir), self.log
         threads, cpus = resources.num_threads, resources.cpus
-        given = entry.Given(role, name, config.model_dump_json(), *where, threads, cpus)
+        paths = str(run_dir), self.log
+        setup = entry.WorkerSetup(role, name, config.model_dump_json(), *paths, threads, cpus)
         # No daemons: the reward worker has processes of its own. `LocalRuntime.close` ends all.
         self._process: BaseProcess | Interpreter
         if needs_interpreter(role, config):
-            self._process = Interpreter(config, given, ours, theirs)
+            self._process = Interpreter(config, setup, ours, theirs)
         else:
             self._process = process = processes.context().Process(  # type: ignore[attr-defined]
-                target=entry.enter, args=(theirs, given, dict(os.environ)), name=name
+                target=entry.enter, args=(theirs, setup, dict(os.environ)), name=name
             )
-            # Torch's thread pool reads this once, and a spawned child may load torch before it runs
-            # anything. Two processes that each take all cores slow each other tenfold.
+            # Torch reads this once, and a spawned child may load torch before it runs any code. Two
+            # processes that each use all cores slow each other tenfold.
             with processes.environment(OMP_NUM_THREADS=str(threads)), child.left_out():
                 process.start()
         self.pid = self._process.pid
-        theirs.close()  # so that the end of the child is the end of the pipe
+        theirs.close()  # so that the pipe closes when the child ends
         self._sent: list[bytes] = []
         self._outbox: SimpleQueue[list[bytes] | None] = SimpleQueue()
         self._sender = threading.Thread(target=self._deliver, daemon=True, name=f"to {name}")
@@ -156,13 +156,13 @@ class LocalWorker:
         self._sent.append(encode(message))
 
     def hand_over(self) -> None:
-        """Let what was sent go. All of a turn at once: it wakes a thread."""
+        """Pass sent messages to the sender thread, all at once since that wakes it."""
         if self._sent:
             self._outbox.put(self._sent)
             self._sent = []
 
     def read(self) -> News | None:
-        """What has arrived: a message, or that the worker ended; `None`: it came before."""
+        """Read a message or the worker's end; None: a repeated message was dropped."""
         try:
             message = self.connection.read()
             return None if message is None else Received(self.name, decode(message))
@@ -175,13 +175,13 @@ class LocalWorker:
             )
 
     def end(self, deadline: float) -> None:
-        """Wait for its end until `deadline` (`time.monotonic`), then kill it."""
+        """Wait for the process to end until `deadline` (`time.monotonic`), then kill it."""
         self._process.join(timeout=max(0.0, deadline - time.monotonic()))
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
         self._outbox.put(None)
-        # The next worker may get this descriptor's number; what is not delivered must not reach it.
+        # The next worker may get this descriptor's number, and must not get this one's messages.
         self._sender.join()
         self.connection.close()
 
@@ -190,12 +190,12 @@ class LocalWorker:
             try:
                 for message in messages:
                     self.connection.send_bytes(message)
-            except OSError:  # it is gone, which `read` reports
+            except OSError:  # the worker is gone, which `read` reports
                 return
 
 
 def needs_interpreter(role: str, config: Config) -> bool:
-    """Whether such a worker cannot be forked: its libraries differ from the controller's."""
+    """Whether a worker cannot be forked because its libraries differ from the controller's."""
     rollout = config.rollout
     return role == "rollout" and (rollout.engine == "vllm" or rollout.python is not None)
 
@@ -205,34 +205,34 @@ class Interpreter(subprocess.Popen[bytes]):
     methods of `multiprocessing.Process` that `LocalWorker` uses."""
 
     def __init__(
-        self, config: Config, given: entry.Given, ours: Connection, theirs: Connection
+        self, config: Config, setup: entry.WorkerSetup, ours: Connection, theirs: Connection
     ) -> None:
-        """`ours`, `theirs`: the two ends of its pipe."""
+        """`ours`, `theirs`: the controller's and the worker's end of the pipe."""
         python = config.rollout.python or sys.executable
         command = [python, "-m", "rhymeflow.workers.launch", str(theirs.fileno())]
         if config.rollout.engine == "vllm":
             command.append("openmp")
         packages = [str(Path(rhymeflow.__file__).parents[1]), os.environ.get("PYTHONPATH")]
-        changed = {
+        variables = {
             "PYTHONPATH": os.pathsep.join(filter(None, packages)),
-            "OMP_NUM_THREADS": str(given.num_threads),
+            "OMP_NUM_THREADS": str(setup.num_threads),
         }
-        log = Path(given.log)
+        log = Path(setup.log)
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:  # what it prints before it has a log of its own
+        with log.open("ab") as output:  # for output before the worker opens its log
             super().__init__(
                 command,
-                env={**os.environ, **changed},
+                env={**os.environ, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 pass_fds=[theirs.fileno()],
             )
-        ours.send_bytes(json.dumps(given).encode())
+        ours.send_bytes(json.dumps(setup).encode())
 
     @property
     def exitcode(self) -> int | None:
-        """How it ended, None while it runs; a signal's number negated."""
+        """The exit status, None while it runs; a signal's number is negated."""
         return self.poll()
 
     def is_alive(self) -> bool:
@@ -240,6 +240,6 @@ class Interpreter(subprocess.Popen[bytes]):
         return self.poll() is None
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, so many seconds at most."""
+        """Wait for its end, at most `timeout` seconds."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(timeout)

@@ -1,4 +1,4 @@
-"""Who is told of a run's steps in the controller's process, and may ask it to stop or to save."""
+"""The interface of an observer of a run's steps, which may ask the run to stop or to save."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from rhymeflow.core.types import Version
 
 
 class Observer:
-    """Told of each version once, in order, after its metrics were written, while the controller
-    waits; subclasses override what they want to hear."""
+    """Is called in the controller's process, once for each version, in order, after its metrics are
+    written; the controller waits. Subclasses override the calls that they want."""
 
     stop_asked = False
-    """The run is to end with the version that is published, as if it were its last."""
+    """Set it to end the run with the published version."""
     save_asked = False
-    """A checkpoint of the version that is published is wanted; reset when it is begun."""
+    """Set it to save a checkpoint of the published version; reset when that begins."""
 
     def begin(self, rows: Mapping[Version, Mapping[str, Any]]) -> None:
-        """All is loaded; `rows` are the metrics of earlier attempts, by version."""
+        """Training begins; `rows` are the metrics of earlier attempts, by version."""
 
     def step_ended(self, version: Version, metrics: Mapping[str, float]) -> None:
         """A version was published."""

@@ -1,7 +1,7 @@
-"""How the processes of workers begin: forked from a server that has loaded what they all need.
+"""Starts workers' processes: forks of a server that has imported what they all need.
 
-Importing torch and transformers takes three to four seconds of a core. On Linux the server imports
-them while the controller starts, with one thread, no GPU and the present environment. Elsewhere
+Importing torch and transformers takes a core three to four seconds. On Linux the server imports
+them while the controller starts, with one thread, no GPU and the current environment. Elsewhere
 workers are spawned and import for themselves: libraries of macOS do not survive a fork.
 """
 
@@ -19,49 +19,49 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 PRELOAD = ["rhymeflow.workers.preload"]
-"""What the server imports."""
+"""Modules that the server imports."""
 
 _SERVER: Any = forkserver._forkserver
-"""`multiprocessing`'s own; only this file uses more than its interface."""
+"""`multiprocessing`'s fork server; only this file uses its private attributes."""
 
 _READ_ON_IMPORT = (
     *("CUDA", "HF_", "HUGGINGFACE", "KMP", "LD_", "MKL", "NUMBA", "PYTHON", "PYTORCH"),
     *("TOKENIZERS", "TORCH", "TRANSFORMERS", "XDG_"),
 )
-"""How the variables begin that libraries read once."""
+"""Prefixes of environment variables that libraries read when they are imported."""
 
 _started_with: dict[str, str] | None = None
 
 
 def context() -> BaseContext:
-    """Return what makes workers' processes on this system."""
+    """Return the `multiprocessing` context that starts workers on this system."""
     return multiprocessing.get_context("forkserver" if can_fork() else "spawn")
 
 
 def can_fork() -> bool:
-    """Whether workers are forked here."""
+    """Whether this system forks workers from a server."""
     return sys.platform == "linux"
 
 
 def prepare() -> None:
-    """Have the server load, if there is one; does not wait for it. Later calls do nothing."""
+    """Start the server, if any, without waiting for it; restart it if the environment changed."""
     global _started_with
     if not can_fork():
         return
     present = {k: v for k, v in os.environ.items() if k.startswith(_READ_ON_IMPORT)}
     if _started_with not in (None, present):
-        _SERVER._stop()  # its workers stay
+        _SERVER._stop()  # its workers continue
     _started_with = present
     start_resource_tracker()
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-    # One thread until a worker is told how many it has.
+    # One thread, until a worker sets its own number.
     with environment(OMP_NUM_THREADS="1"):
         forkserver.ensure_running()
 
 
 @contextmanager
 def ended_by_interrupt() -> Iterator[None]:
-    """Ctrl-C in the block kills the server, which may be loading: else all would wait for it."""
+    """Upon Ctrl-C in the block, kill the server, so that the exit does not wait for its imports."""
     try:
         yield
     except KeyboardInterrupt:
@@ -71,8 +71,8 @@ def ended_by_interrupt() -> Iterator[None]:
 
 
 def start_resource_tracker() -> None:
-    """Start the process that frees what killed processes leave. It is silent, since its warnings
-    would come after the end."""
+    """Start the process that frees resources of killed processes, without its warnings, which would
+    come after the end of the run."""
     ignored = "ignore:resource_tracker"
     known = os.environ.get("PYTHONWARNINGS")
     with environment(PYTHONWARNINGS=f"{known},{ignored}" if known else ignored):
@@ -81,7 +81,7 @@ def start_resource_tracker() -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Collect no garbage in the block, which would take a fifth of the time of importing."""
+    """Collect no garbage in the block: it would take a fifth of the time of imports."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -93,7 +93,7 @@ def importing() -> Iterator[None]:
 
 @contextmanager
 def environment(**values: str) -> Iterator[None]:
-    """Set variables for the processes that are started in the block."""
+    """Set environment variables for processes that are started in the block."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

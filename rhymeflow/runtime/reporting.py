@@ -1,4 +1,4 @@
-"""What the user sees of a run: metrics, a row for each version and evaluation, and the display."""
+"""Writes a run's metrics, a row for each version and evaluation, and keeps the display current."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from rhymeflow.store.backup import BackupThread
 
 ROW = ("step", "time", "epoch")
-"""What a row has besides metrics; transformers' entries have epochs."""
+"""Fields of a row besides metrics; entries for transformers' callbacks have epochs."""
 
 
 class Reporter:
-    """Collects numbers; writes and shows them."""
+    """Collects metrics, writes them and shows them."""
 
     def __init__(
         self,
@@ -37,14 +37,14 @@ class Reporter:
         clock: Callable[[], float] = time.monotonic,
         observer: Observer | None = None,
     ) -> None:
-        """`seconds`: how long earlier attempts at the run took."""
+        """`seconds`: how long earlier attempts at the run took, in all."""
         self.observer = observer or Observer()
         self._metrics, self._progress, self._clock = metrics, progress, clock
         self._started = clock() - seconds
         has_drafts = config.drafting.window != "off"
         self.throughput = Throughput(has_drafts=has_drafts)
         self.endings = {"consumed": 0, "filtered": 0, "aborted": 0}
-        """Groups that ended, so far."""
+        """How many groups have ended, by ending."""
         self._state = ProgressState(
             config.name, config.learner.max_steps, config.schedule.bound, has_drafts=has_drafts
         )
@@ -52,18 +52,18 @@ class Reporter:
         self._trained_tokens = 0.0
         self.earlier: Mapping[Version, Mapping[str, Any]] = {}
         """Metrics of earlier attempts, by version, until this one begins to train."""
-        self._noted: dict[tuple[str, str], list[float]] = {}
-        """By the prefix and the name that it was given."""
-        self._suites = {HELD_OUT, *(each.name for each in config.eval.suites)}
+        self._logged: dict[tuple[str, str], list[float]] = {}
+        """Values that reward functions logged since the last step, by prefix and name."""
+        self._suites = {HELD_OUT, *(suite.name for suite in config.eval.suites)}
         self._renamed: set[str] = set()
         self.space: DiskSpace | None = None
-        """Of the run directory, once it is known how large a checkpoint is."""
+        """Checks the run directory's disk, once the size of a checkpoint is known."""
         self.backup: BackupThread | None = None
 
     def continue_from(
         self, rows: Mapping[Version, Mapping[str, Any]], endings: Mapping[str, int]
     ) -> None:
-        """Show what earlier attempts came to: their metrics by step, and how groups ended."""
+        """Continue from earlier attempts: their metrics by step, and how groups ended."""
         self.endings |= endings
         self.earlier = rows
         state = self._state
@@ -80,7 +80,7 @@ class Reporter:
         return self._clock() - self._started
 
     def begin_training(self) -> None:
-        """The first instance or batch is there: steps take time from now on."""
+        """Begin to measure steps, once there is an instance or a batch. Later calls do nothing."""
         if self._state.first_step_at is not None:
             return
         self._state.first_step_at = self.now
@@ -97,7 +97,7 @@ class Reporter:
         coordinator: float,
         store: float,
     ) -> None:
-        """A version is published; `coordinator`, `store`: seconds that they took so far, in all."""
+        """Write the metrics of a published version. `coordinator`, `store`: their total seconds."""
         now, version = self.now, trained.version + 1
         rates = self.throughput.end_step(
             now,
@@ -119,7 +119,7 @@ class Reporter:
         }
         if self.backup is not None:
             own["backup/behind_s"] = self.backup.behind
-        metrics = {**self._take_noted(own), **own}
+        metrics = {**self._take_logged(own), **own}
         self._metrics.write(version, now, metrics)
         self._show_step(version, metrics)
         self.observer.step_ended(version, metrics)
@@ -134,7 +134,7 @@ class Reporter:
         state.limit = self._limits.now
 
     def evaluated(self, version: Version, metrics: dict[str, float]) -> None:
-        """A suite's prompts were answered under `version`: these came of it."""
+        """Write and show the metrics of a suite under `version`."""
         self._show_evaluation(metrics)
         self._metrics.write(version, self.now, metrics)
         self.observer.evaluated(version, metrics)
@@ -145,49 +145,49 @@ class Reporter:
         self._state.suites |= headlines(metrics)
 
     def log(self, message: RewardComputed, prefix: str) -> None:
-        """Take what reward functions log: the next step's metrics have the means of numbers, by
-        `prefix` and name; values beside responses are kept."""
+        """Take what reward functions log. The next step's metrics have the means of numbers, named
+        with `prefix`; columns of values beside responses are kept."""
         for name, value in message.noted:
-            self._noted.setdefault((prefix, name), []).append(value)
+            self._logged.setdefault((prefix, name), []).append(value)
         now = round(self.now, 3)
         for column, values in message.extra.items():
             row = {"of": message.key, "time": now, "column": column, "values": values}
             self._metrics.keep(row)
 
-    def _take_noted(self, own: Mapping[str, float]) -> dict[str, float]:
-        """The means of what was logged since the last step. A name that the run writes itself gets
-        `logged/` before it, with one warning."""
-        found = {}
-        for (prefix, name), values in self._noted.items():
+    def _take_logged(self, own: Mapping[str, float]) -> dict[str, float]:
+        """Return the means of values logged since the last step, and forget these. A name that the
+        run itself uses gets the prefix `logged/`, with one warning."""
+        means = {}
+        for (prefix, name), values in self._logged.items():
             full = prefix + name
             if self._is_own(prefix, name, own):
                 full = f"{prefix}logged/{name}"
                 if full not in self._renamed:
                     self._renamed.add(full)
                     self.warn(f"log_metric({name!r}): the run has this name; see {full}")
-            found[full] = sum(values) / len(values)
-        self._noted = {}
-        return found
+            means[full] = sum(values) / len(values)
+        self._logged = {}
+        return means
 
     def _is_own(self, prefix: str, name: str, own: Mapping[str, float]) -> bool:
-        """Whether the run writes what is logged as `name`; `prefix`: of held-out answers."""
+        """Whether the run itself writes a metric of this name; held-out answers have a `prefix`."""
         if prefix:
-            return name == "reward" or name.startswith(tuple(f"{each}/" for each in self._suites))
+            return name == "reward" or name.startswith(tuple(f"{s}/" for s in self._suites))
         return name in own or name in ROW or name.startswith("eval/")
 
     def saved(self, version: Version, path: str) -> None:
-        """A checkpoint is complete."""
+        """Tell the backup and the observer of a complete checkpoint."""
         if self.backup is not None:
             self.backup.saved()
         self.observer.saved(version, path)
 
     def warn(self, message: str) -> None:
-        """Say something that the user should know of also when it is over."""
+        """Show a warning that stays visible."""
         self._progress.warn(message)
         self.say(message)
 
     def say(self, message: str) -> None:
-        """Say what is going on."""
+        """Show what the run does now."""
         self._state.message = message
         self.show()
 

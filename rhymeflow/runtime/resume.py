@@ -1,7 +1,7 @@
-"""Resuming a run where its log ends.
+"""Resumes a run where its log ends.
 
 Coordinator and store are as they were; workers are new. Responses of earlier instances continue
-from their stored tokens. What was asked for and not answered is asked for again, and nothing else.
+from their stored tokens. Requests that were not answered are made again, and no others.
 """
 
 from __future__ import annotations
@@ -21,27 +21,25 @@ REASON = "the run was interrupted, and resumed without it"
 
 
 class Past(NamedTuple):
-    """What a run was when its log ended."""
+    """The state of a run at the end of its log."""
 
     coordinator: Coordinator
     attempts: int = 0
-    """How often it was started."""
     seconds: float = 0.0
-    """How long it ran, those between attempts not counted."""
+    """How long all attempts ran, without the time between them."""
     num_drawn: int = 0
-    """Groups whose prompt was taken from the data, not from a group that had ended."""
+    """Groups whose prompt was taken from the data; a retried prompt does not count."""
     unrecorded: tuple[tuple[int, Command], ...] = ()
-    """Commands that the log does not have, with their events; they came after all it has."""
+    """Commands after the last one in the log, each with the number of its event."""
     training: Train | None = None
     """The batch that is being trained on."""
     last_event: int = 0
-    """The number of the last event in the log."""
     notes: tuple[str, ...] = ()
-    """What the user should know of how it was found."""
+    """Warnings for the user about the replay."""
 
 
 def restore(past: Past, in_flight: InFlight) -> None:
-    """Bring back what was in flight. Raises `UserError` if the data is not what it was."""
+    """Restore the groups in flight. Raises `UserError` if the data has changed."""
     state = past.coordinator.state
     in_flight.begin_at(state.next_group, past.num_drawn, state.published or 0)
     aborted: dict[GroupId, list[int]] = {group: [] for group in (*state.prompts, *_ended(past))}
@@ -50,8 +48,8 @@ def restore(past: Past, in_flight: InFlight) -> None:
     in_flight.restore(aborted)
 
 
-def take_up(past: Past, in_flight: InFlight, environments: Environments) -> Iterator[Event]:
-    """Ask again for what had been asked for; return what has happened since, as events."""
+def ask_again(past: Past, in_flight: InFlight, environments: Environments) -> Iterator[Event]:
+    """Repeat open requests, and yield the events of instances that are gone and of new groups."""
     state = past.coordinator.state
     for group_id in in_flight.of_suites:
         for index in in_flight[group_id].reasons:
@@ -73,7 +71,7 @@ def take_up(past: Past, in_flight: InFlight, environments: Environments) -> Iter
 
 
 def _departures(past: Past, in_flight: InFlight) -> Iterator[Event]:
-    """What a run says of instances that are gone: how much is stored of what each had, and that."""
+    """For each instance, yield the interruptions of its responses and its departure."""
     state = past.coordinator.state
     for name, instance in state.instances.items():
         for trajectory in (*instance.assigned, *sorted(instance.stopping)):
@@ -82,11 +80,11 @@ def _departures(past: Past, in_flight: InFlight) -> Iterator[Event]:
 
 
 def _ended(past: Past) -> list[GroupId]:
-    """Groups that have ended for the coordinator and not yet in the store."""
-    found: list[GroupId] = []
+    """Groups that have ended for the coordinator but not yet in the store."""
+    groups: list[GroupId] = []
     for _, command in past.unrecorded:
         if isinstance(command, Drop):
-            found.append(command.group)
+            groups.append(command.group)
         elif isinstance(command, Train):
-            found += command.groups
-    return found
+            groups += command.groups
+    return groups

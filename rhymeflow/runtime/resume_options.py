@@ -13,10 +13,10 @@ from rhymeflow.errors import UserError
 from rhymeflow.suites.suite import check_best_metric
 
 _STORED = "responses that are stored or in flight were made under it"
-_ANSWERED = "environments in flight are brought to where they were by it"
+_ANSWERED = "episodes in flight are replayed under it"
 FIXED: Mapping[str, str] = {
     "model": "the checkpoints and the policy in flight are of this model",
-    "data": "groups name its rows, and their order goes on where it stopped",
+    "data": "groups name its rows, and their order continues where it stopped",
     "schedule": "what is in flight was admitted and routed under it",
     "run.seed": "the order of the data and the noise of sampling follow from it",
     "run.output_dir": "it is where the run is",
@@ -33,20 +33,19 @@ FIXED: Mapping[str, str] = {
     "environment.tools": _ANSWERED,
     "environment.max_observation_chars": _ANSWERED,
     "simulation": "nothing is simulated",
-    "sft": "it is of `rhymeflow sft`",
+    "sft": "it belongs to `rhymeflow sft`",
 }
-"""Sections and fields, with the reason why they stay."""
+"""Sections and fields that cannot change, with the reason."""
 
 
 def with_options(config: Config, overrides: Mapping[str, str]) -> Config:
-    """The configuration with what the command line says put over it."""
+    """Return the configuration with the command line's overrides."""
     return parse_config(dump_config(config), overrides, where="the run's configuration")
 
 
-def with_values(config: Config, given: Config) -> Config:
-    """The configuration with another one's values, but for null and `auto`, which stand for what is
-    in force."""
-    values = {name: v for name, v in _fields(given).items() if v is not None and v != "auto"}
+def with_values(config: Config, changes: Config) -> Config:
+    """Return the configuration with the values of `changes`; null and `auto` change nothing."""
+    values = {name: v for name, v in _fields(changes).items() if v is not None and v != "auto"}
     return build_config(values, config, where="the run's configuration")
 
 
@@ -70,14 +69,14 @@ def check_change(before: Config, after: Config, published: Version) -> None:
 
 
 def _check_suites(before: Config, after: Config) -> None:
-    """Suites may come, go and change their steps, and nothing else."""
-    known = {each.name: each for each in before.eval.suites if each.steps}
-    for each in after.eval.suites:
-        old = known.get(each.name, each)
-        if each != old.model_copy(update={"steps": each.steps}):
+    """Suites may be added and removed and their steps changed, and nothing else."""
+    old_suites = {suite.name: suite for suite in before.eval.suites if suite.steps}
+    for suite in after.eval.suites:
+        old = old_suites.get(suite.name, suite)
+        if suite != old.model_copy(update={"steps": suite.steps}):
             raise UserError(
-                f"eval.suites: {each.name}: only `steps` can be changed when a run is resumed: "
-                "answers to it are stored; give what it is to be another name"
+                f"eval.suites: {suite.name}: only `steps` can be changed when a run is resumed: "
+                "answers to it are stored; give the changed suite another name"
             )
 
 

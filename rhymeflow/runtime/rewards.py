@@ -1,8 +1,8 @@
-"""Rewards: complete responses go to the reward worker, events come back.
+"""Sends complete responses to the reward worker, and turns its answers into events.
 
-Functions per response get each one as it ends; functions per group get the first `num_generations`
-members that the others have judged, which are trained on, and spare members if that call fails. Of
-a suite's group they get all members; a single member is judged by all functions at once. See law 6.
+Functions per response get each response as it ends. Functions per group get the first
+`num_generations` members that the former have judged, and spare members if that call fails. Of a
+suite's group they get all members; all functions judge a single member at once. See law 6.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ Answer = messages.RewardComputed | messages.NoReward
 
 
 class _Asked(NamedTuple):
-    """Responses that the reward worker was asked about, and the rewards that each has already."""
+    """A request to the reward worker: responses, and the rewards that each already has."""
 
     trajectories: list[TrajectoryId]
     components: list[dict[str, float]]
     is_group: bool
-    """Whether they are members of a group that are judged together."""
+    """Whether they are judged together, as members of a group."""
     message: messages.ComputeReward
 
 
 class _Judging(NamedTuple):
-    """By which functions responses are judged, `alone` and as `size` members of a group `together`;
-    both are places in the reward worker."""
+    """The functions that judge responses `alone`, and `size` members of a group `together`, as
+    indices into the reward worker's functions."""
 
     alone: tuple[int, ...]
     together: tuple[int, ...]
@@ -50,24 +50,24 @@ class _Judging(NamedTuple):
     sum: WeightedSum
     has_turns: bool
     stops: bool
-    """Whether a reward that cannot be had ends the run."""
+    """Whether a reward function's failure ends the run."""
 
     @classmethod
     def of(cls, config: Config, run: Config, suite: SuiteName, size: int) -> _Judging:
-        """By section `reward` of the run or of a suite."""
-        functions, places = config.reward.functions, tuple(functions_of(run, suite))
-        kinds = list(zip(places, functions, strict=True))
-        alone = tuple(i for i, each in kinds if each.per == "response")
-        together = tuple(i for i, each in kinds if each.per == "group")
+        """Read it from the section `reward` of the run or of a suite."""
+        functions, indices = config.reward.functions, tuple(functions_of(run, suite))
+        indexed = list(zip(indices, functions, strict=True))
+        alone = tuple(i for i, function in indexed if function.per == "response")
+        together = tuple(i for i, function in indexed if function.per == "group")
         if suite != RUN and size == 1:
-            alone, together = places, ()
+            alone, together = indices, ()
         total = WeightedSum(functions, config.environment.classes)
         stops = config.reward.on_failure == "stop"
         return cls(alone, together, size, total, config.environment.is_used, stops)
 
 
 class Rewards:
-    """Sends complete responses to the reward worker, and makes events of its answers."""
+    """The requests to the reward worker, and the events that follow from its answers."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Rewards:
         self._supervisor, self._store, self._reporter = supervisor, store, reporter
         self._in_flight = in_flight
         self.published = published
-        """The version that reward functions are told of."""
+        """The version that reward functions see as the current step."""
         self._failures = ConsecutiveFailures(
             config.reward.max_consecutive_failures, "reward.max_consecutive_failures"
         )
@@ -92,10 +92,10 @@ class Rewards:
         aggregation = config.learner.multi_objective_aggregation
         self._compares_components = aggregation == "normalize_then_sum"
         self._asked: dict[str, _Asked] = {}
-        """What the reward worker has not answered, by the key it was given."""
+        """Requests that the reward worker has not answered, by their keys."""
 
     def ask(self, trajectory: TrajectoryId, own: dict[str, float]) -> None:
-        """Have a response that is stored as complete rewarded; `own`: by its environment."""
+        """Have a complete, stored response rewarded; `own` is its environment's reward, by name."""
         judging = self._judging_of(trajectory.group)
         # Without functions the reward worker still makes text of the response.
         if judging.alone or not judging.together:
@@ -104,9 +104,9 @@ class Rewards:
             self._collect(trajectory, own)
 
     def take(self, message: Answer) -> Iterator[Event]:
-        """The events that an answer of the reward worker makes, if any. Raises `UserError` if there
-        is no reward and the run is to stop then, or if too many failed in a row."""
-        trajectories, known, is_group, _ = self._asked.pop(message.key)
+        """Yield the events that follow from an answer. Raises `UserError` if there is no reward and
+        `on_failure` is "stop", or if too many failed in a row."""
+        trajectories, earlier, is_group, _ = self._asked.pop(message.key)
         failure = message if isinstance(message, messages.NoReward) else None
         group = trajectories[0].group
         self._failures.count(None if failure is None else failure.error)
@@ -123,32 +123,32 @@ class Rewards:
                 self._in_flight[group].is_judged = False
                 self._judge(group)
             return
-        pairs = zip(known, message.components, strict=True)
-        components = [earlier | found for earlier, found in pairs]
+        pairs = zip(earlier, message.components, strict=True)
+        components = [old | new for old, new in pairs]
         if self._judging_of(group).together and not is_group:
             self._collect(trajectories[0], components[0])
         else:
             yield from self._rewarded(message, trajectories, components)
 
     def ask_again(self) -> None:
-        """Ask the reward worker that replaces a lost one."""
+        """Repeat all open requests, to the reward worker that replaces a lost one."""
         for asked in self._asked.values():
             self._supervisor.rewards.send(asked.message)
 
     def leave_out(self, trajectory: TrajectoryId) -> None:
-        """A suite's answer cannot be had or judged: its group is judged without it."""
+        """Judge a suite's group without an answer that could not be generated or judged."""
         self._in_flight[trajectory.group].failed.add(trajectory.member)
         self._judge(trajectory.group)
 
     # -- groups ------------------------------------------------------------------------------
 
     def _collect(self, trajectory: TrajectoryId, components: dict[str, float]) -> None:
-        """All that a response is judged by alone is known of it; the rest is up to its group."""
+        """Add a response to those that wait for their group's functions."""
         self._in_flight[trajectory.group].to_judge[trajectory.member] = components
         self._judge(trajectory.group)
 
     def _judge(self, group_id: GroupId) -> None:
-        """Have a group's functions called, once there are as many members as they get."""
+        """Call a group's functions once enough of its members wait for them."""
         group, judging = self._in_flight[group_id], self._judging_of(group_id)
         size = judging.size - len(group.failed)
         if group.is_judged or not group.to_judge or len(group.to_judge) < size:
@@ -156,8 +156,8 @@ class Rewards:
         group.is_judged = True
         members = sorted(islice(group.to_judge, size))
         trajectories = [TrajectoryId(group_id, member) for member in members]
-        known = list(map(group.to_judge.pop, members))
-        self._ask(group.drawn.name, trajectories, known, judging.together, is_group=True)
+        earlier = [group.to_judge.pop(member) for member in members]
+        self._ask(group.drawn.name, trajectories, earlier, judging.together, is_group=True)
 
     # -- rewards -----------------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ class Rewards:
         trajectories: list[TrajectoryId],
         components: Sequence[dict[str, float]],
     ) -> Iterator[Event]:
-        """A reward for each; where they are compared and one has none, a failure for all."""
+        """Yield each response's reward. If one of a group's has none, all of the group fail."""
         is_suite = trajectories[0].group < 0
         total = self._judging_of(trajectories[0].group).sum
         rewards = [total(each) for each in components]
@@ -182,7 +182,7 @@ class Rewards:
             ordered = total.ordered(each)
             self._store.put_reward(trajectory, reward=reward, components=ordered)
             compared = None
-            if self._compares_components:  # one by one in their group
+            if self._compares_components:  # each within its group
                 compared = {name: (total.weights[name], value) for name, value in ordered.items()}
             if is_suite:
                 self._in_flight[trajectory.group].last_turns[trajectory.member] = last
@@ -202,22 +202,22 @@ class Rewards:
         self,
         name: str,
         trajectories: list[TrajectoryId],
-        known: list[dict[str, float]],
+        earlier: list[dict[str, float]],
         functions: tuple[int, ...],
         *,
         is_group: bool = False,
     ) -> None:
         group, turns = self._in_flight[trajectories[0].group], []
         if self._judging[group.drawn.suite].has_turns:
-            turns = [self._in_flight.turns(each) for each in trajectories]
+            turns = [self._in_flight.turns(trajectory) for trajectory in trajectories]
         message = messages.ComputeReward(
             name,
             group.whole_prompt,
-            [self._in_flight.tokens(each) for each in trajectories],
+            [self._in_flight.tokens(trajectory) for trajectory in trajectories],
             group.drawn.prompt.columns,
             functions,
             TrainerState(self.published, self._max_steps),
             turns,
         )
-        self._asked[name] = _Asked(trajectories, known, is_group, message)
+        self._asked[name] = _Asked(trajectories, earlier, is_group, message)
         self._supervisor.rewards.send(message)

@@ -1,7 +1,7 @@
-"""The coordinator's state as bytes, so that the log of a long run need not be replayed whole.
+"""Writes the coordinator's state as bytes, so that a resume need not replay the whole log.
 
 Pickle keeps the state exactly. Reading allows only the coordinator's classes and plain containers,
-so no run directory can run code. Two digests come first: of the fields of these classes, which
+so a run directory cannot run code. Two digests come first: of the fields of these classes, which
 pickle does not check, and of the bytes.
 """
 
@@ -28,41 +28,41 @@ _ALLOWED |= {("collections", name) for name in ("deque", "defaultdict", "Ordered
 
 
 class StateSnapshot(NamedTuple):
-    """What a replay would have found by then."""
+    """The result of a replay up to an event."""
 
     state: State
     """Without its plan and schedule; see `State.restore`."""
     num_drawn: int
-    """Groups whose prompt was taken from the data."""
+    """Groups whose prompt was taken from the data; a retried prompt does not count."""
     training: Train | None
     """The batch that is being trained on."""
 
 
 def write(snapshot: StateSnapshot) -> bytes:
-    """The snapshot as bytes."""
+    """Return the snapshot as bytes."""
     state = pickle.dumps(tuple(snapshot), protocol=5)
     return digest_of_classes() + _digest(state) + state
 
 
 def read(blob: bytes) -> StateSnapshot | None:
-    """What `write` was given; None: the coordinator's classes have changed, or it is damaged.
-    Raises `pickle.UnpicklingError` if it holds other classes."""
-    known = digest_of_classes()
-    digest, state = blob[len(known) : 2 * len(known)], blob[2 * len(known) :]
-    if not blob.startswith(known) or digest != _digest(state):
+    """Return what `write` was given; None: it is damaged, or the coordinator's classes have
+    changed. Raises `pickle.UnpicklingError` if it holds other classes."""
+    classes = digest_of_classes()
+    digest, state = blob[len(classes) : 2 * len(classes)], blob[2 * len(classes) :]
+    if not blob.startswith(classes) or digest != _digest(state):
         return None
     return StateSnapshot(*_Reader(io.BytesIO(state)).load())
 
 
 @cache
 def digest_of_classes() -> bytes:
-    """16 bytes that change with what any class of the coordinator holds."""
+    """Return 16 bytes that change with the fields of any class of the coordinator."""
     names = sorted(m.name for m in pkgutil.walk_packages(core.__path__, f"{core.__name__}."))
     classes = [
-        found
+        member
         for name in names
-        for _, found in inspect.getmembers(importlib.import_module(name), inspect.isclass)
-        if found.__module__ == name
+        for _, member in inspect.getmembers(importlib.import_module(name), inspect.isclass)
+        if member.__module__ == name
     ]
     text = "\n".join(f"{c.__module__}.{c.__qualname__} {' '.join(_fields(c))}" for c in classes)
     return _digest(text.encode())
@@ -72,13 +72,13 @@ def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def _fields(found: type) -> Iterator[str]:
-    """Names of what an object of this class holds, with their types where they are declared."""
-    if issubclass(found, Enum):
-        yield from found.__members__
-    elif is_dataclass(found) or issubclass(found, tuple):
-        yield from (f"{name}:{kind}" for name, kind in inspect.get_annotations(found).items())
-    elif inspect.isfunction(init := vars(found).get("__init__")):
+def _fields(cls: type) -> Iterator[str]:
+    """Yield the names of a class's fields, with their types where these are declared."""
+    if issubclass(cls, Enum):
+        yield from cls.__members__
+    elif is_dataclass(cls) or issubclass(cls, tuple):
+        yield from (f"{name}:{kind}" for name, kind in inspect.get_annotations(cls).items())
+    elif inspect.isfunction(init := vars(cls).get("__init__")):
         yield from init.__code__.co_names
 
 

@@ -1,7 +1,7 @@
-"""What happens before a run starts: its directory is claimed, its runtime loaded, its inputs found.
+"""Prepares the start of a run: claims its directory, loads its runtime, checks its inputs.
 
-A directory is used by one run (docs/run-directory.md). Of runs that begin at the same moment, one
-gets it: by making it or, where it was named, by the lock and the store in it.
+One run uses a directory (docs/run-directory.md). Of runs that begin at the same moment, one gets
+it: by creating it or, if it was named, by the lock and the store in it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _OWN = {
     *(metrics.FILE, metrics.EXTRA, metrics.RUNS, "summary.json", backup.STATE),
     *(LOCK, CHECKPOINTS),
 }
-"""What a run writes into its directory, beside its log."""
+"""Files and directories that a run writes, beside its log."""
 
 
 def write_config(config: Config, path: Path) -> None:
-    """Write `config.yaml`, in place of one that is there."""
+    """Write `config.yaml`, over an existing one."""
     (path / "config.yaml").write_text(dump_config(config))
 
 
 def choose_run_dir(config: Config) -> Path:
-    """The configured directory, or one under `runs/` that does not exist yet."""
+    """Return the configured directory, or one under `runs/` that does not exist yet."""
     if config.run.output_dir is not None:
         return Path(config.run.output_dir)
     stem = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -53,16 +53,16 @@ def choose_run_dir(config: Config) -> Path:
 
 
 def check_run_dir(path: Path) -> None:
-    """Check that a run could begin there; leaves nothing. Raises `UserError` as a run does."""
+    """Raise `UserError` if a run could not begin in the directory; leaves nothing behind."""
     schema.refuse_another(path / EVENTS)
     check_writable(path, "run.output_dir")
 
 
 def check_start(config: Config) -> None:
-    """Look for what the configuration names, before anything is loaded.
+    """Check that what the configuration names exists, before anything is loaded.
 
     Raises:
-        UserError: something is not there, or another run has its backup there.
+        UserError: something is missing, or another run uses the backup directory.
     """
     from rhymeflow import check
 
@@ -76,15 +76,15 @@ def check_start(config: Config) -> None:
 
 
 def runtime_of(config: Config) -> Callable[[Config, Path, Path], AbstractContextManager[Runtime]]:
-    """The runtime: made of the configuration, the run directory and the directory for logs.
+    """Return the runtime's class: called with configuration, run directory and log directory.
 
     Raises:
-        UserError: what it needs is not installed.
+        UserError: a package that it needs is not installed.
     """
     if config.runtime == "ray":
         from rhymeflow.runtime.ray.library import load
 
-        load(config.ray.address)  # says what is missing
+        load(config.ray.address)  # raises `UserError`
         from rhymeflow.runtime.ray.runtime import RayRuntime
 
         return RayRuntime
@@ -97,18 +97,18 @@ def runtime_of(config: Config) -> Callable[[Config, Path, Path], AbstractContext
 def claimed(
     config: Config, path: Path | None = None
 ) -> Iterator[tuple[Path, SqliteTrajectoryStore]]:
-    """The directory of a new run, by default the configured one, and its store, both this run's
-    alone. If a `UserError` ends the run before anything is trained, what it wrote is removed.
+    """Claim the directory of a new run, by default the configured one; yield it and its store. If a
+    `UserError` ends the run before a step is trained on, the run's files are removed.
 
     Raises:
-        UserError: the directory holds a run, one is about to begin there, or it cannot be created.
+        UserError: the directory holds a run, another run begins there, or it cannot be created.
     """
     made: list[Path] = []
     before: set[Path] | None = None
     try:
         path, store = _begin(config, path, made)
         with one_line(path), closing(store):
-            before = {e for e in path.rglob("*") if not e.name.startswith((EVENTS, LOCK))}
+            before = {f for f in path.rglob("*") if not f.name.startswith((EVENTS, LOCK))}
             yield path, store
     except UserError:
         if path is not None and before is not None and not _was_trained(path):
@@ -121,7 +121,7 @@ def claimed(
 def _begin(
     config: Config, path: Path | None, made: list[Path]
 ) -> tuple[Path, SqliteTrajectoryStore]:
-    """The directory and its store; `made` gets the directories that did not exist."""
+    """Create the directory and its store; append created directories to `made`."""
     try:
         if path is not None or config.run.output_dir is not None:
             path = path or choose_run_dir(config)
@@ -137,7 +137,7 @@ def _begin(
 
 
 def _was_trained(path: Path) -> bool:
-    """Whether a step was trained on, by the log and the checkpoints; True if it cannot be known."""
+    """Whether the log or the checkpoints show a trained step; True if that cannot be known."""
     if checkpoints_up_to(path / CHECKPOINTS, sys.maxsize):
         return True
     try:
@@ -148,16 +148,16 @@ def _was_trained(path: Path) -> bool:
 
 
 def _remove(path: Path, before: set[Path]) -> None:
-    """Remove what the run in `path` wrote, but for what was there `before`.
+    """Remove the files of the run in `path`, except those that existed `before`.
 
     Raises:
         UserError: another process writes there; nothing is removed then.
     """
     lock = schema.lock_directory(path)
     try:
-        for each in sorted(path.rglob("*"), reverse=True):  # what is in a directory, before it
-            top = each.relative_to(path).parts[0]
-            if each not in before and (top in _OWN or top.startswith(EVENTS)):
-                each.rmdir() if each.is_dir() and not each.is_symlink() else each.unlink()
+        for entry in sorted(path.rglob("*"), reverse=True):  # a directory after its contents
+            top = entry.relative_to(path).parts[0]
+            if entry not in before and (top in _OWN or top.startswith(EVENTS)):
+                entry.rmdir() if entry.is_dir() and not entry.is_symlink() else entry.unlink()
     finally:
         os.close(lock)

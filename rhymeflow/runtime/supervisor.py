@@ -1,8 +1,7 @@
-"""The run's workers: starts them, watches over them, and replaces lost ones.
+"""Starts the run's workers, watches them, and replaces lost ones.
 
-A worker that is silent for `run.worker_timeout` seconds, or makes no progress for so long, is lost
-like one that died. A worker that reports a defect ends the run, but for history, without which the
-run drafts less.
+A worker that sends nothing or makes no progress for `run.worker_timeout` seconds is lost, like one
+that died. A worker that reports a defect ends the run, except a history worker, which costs drafts.
 """
 
 from __future__ import annotations
@@ -30,47 +29,46 @@ from rhymeflow.utils.cores import cores_of_ranks, usable_cores
 from rhymeflow.workers.messages import Alive, Failed, JoinRanks, RanksMeet
 
 
-class WorkerDied(RunError):  # noqa: N818 - it is what happened
-    """A worker ended by itself, hangs, or has a defect, and the run cannot go on."""
+class WorkerDied(RunError):  # noqa: N818
+    """A worker ended by itself, hangs, or has a defect, and the run cannot continue."""
 
 
 @dataclass(slots=True)
 class _Worker:
-    """A worker that was started and not ended, with its signs of life."""
+    """A running worker, with the times of its last messages, in seconds."""
 
     role: Role
     handle: WorkerHandle
     heard: float | None = None
-    """When it was heard last, in seconds; None: it has no place yet, so it is not watched."""
+    """When it last sent a message; None: it is not placed yet, so it is not watched."""
     advanced: float = 0.0
-    """When its work advanced last."""
+    """When it last made progress."""
     progress: int = -1
-    """What it said last of how far it is."""
+    """The progress that it last reported."""
 
 
 class Supervisor:
-    """Workers by role; `start` begins them."""
+    """The workers of a run; `start` starts them."""
 
     def __init__(
         self, config: Config, runtime: Runtime, *, used_names: Iterable[InstanceId] = ()
     ) -> None:
-        """`used_names`: of instances of earlier attempts at the run."""
+        """`used_names`: names of instances of earlier attempts at the run."""
         self._config, self._runtime = config, runtime
         self._share = share_of_cores(num_computing(config))
         self._workers: dict[str, _Worker] = {}
         self._num_started: Counter[str] = Counter()
-        """By name without number. Of earlier attempts, instances that died before they joined are
-        counted too."""
+        """Workers started, by name without number; instances of earlier attempts count too."""
         for name in used_names:
             stem, _, number = name.partition(".")
             self._num_started[stem] = max(self._num_started[stem], int(number or 0) + 1)
         self._restarts_left = config.run.instance_restarts
         self.instances: dict[InstanceId, WorkerHandle] = {}
         self.ranks: list[WorkerHandle] = []
-        """The learner's; rank 0 answers."""
+        """The learner's ranks; only rank 0 answers."""
         self.rewards: WorkerHandle
         self.environments: WorkerHandle
-        """If responses have turns."""
+        """Set if responses have turns."""
 
     def start(self) -> None:
         """Start every worker of the run; does not wait until they have loaded."""
@@ -87,7 +85,7 @@ class Supervisor:
         return self.ranks[0]
 
     def role(self, worker: str) -> Role:
-        """What a worker does."""
+        """Return a worker's role."""
         return self._workers[worker].role
 
     def wait(self, timeout: float, *, for_any_of: Collection[str] | None = None) -> list[News]:
@@ -95,17 +93,17 @@ class Supervisor:
         return self._runtime.wait(timeout, for_any_of=for_any_of)
 
     def watch(self, news: Iterable[News], now: float) -> Iterator[News]:
-        """Pass on news of workers that are there, and losses: of the dead and of those that hang.
+        """Yield the news of running workers, and losses of those that died or hang.
 
         Raises:
-            UserError, WorkerDied: a worker reports a mistake of the user's, or a defect.
+            UserError, WorkerDied: a worker reports a user's mistake, or a defect.
         """
         for worker in self._workers.values():
             if worker.heard is None and worker.handle.node is not None:
                 worker.heard = worker.advanced = now
         for item in news:
             if (sender := self._workers.get(item.worker)) is None:
-                continue  # it was replaced meanwhile
+                continue  # it has been replaced
             sender.heard = now
             if isinstance(item, Received) and isinstance(item.message, Alive):
                 if item.message.progress != sender.progress:
@@ -116,17 +114,17 @@ class Supervisor:
                 case Received(message=Failed() as failed):
                     yield self._failure(item.worker, failed)
                 case Received(message=RanksMeet(address=address)):
-                    for rank, each in enumerate(self.ranks[1:], start=1):
-                        each.send(JoinRanks(rank, address))
+                    for rank, handle in enumerate(self.ranks[1:], start=1):
+                        handle.send(JoinRanks(rank, address))
                 case _:
                     yield item
         yield from self._hanging(now)
 
     def _hanging(self, now: float) -> Iterator[WorkerLost]:
-        """Those silent for longest come first: other ranks stand still because of them."""
+        """Yield the workers that hang, the longest silent first: other ranks wait for it."""
         limit = self._config.run.worker_timeout
-        signs = [(w.heard, w.advanced, n) for n, w in self._workers.items() if w.heard is not None]
-        for heard, advanced, name in sorted(signs, key=itemgetter(0)):
+        times = [(w.heard, w.advanced, n) for n, w in self._workers.items() if w.heard is not None]
+        for heard, advanced, name in sorted(times, key=itemgetter(0)):
             is_silent = now - heard > limit
             if name in self._workers and (is_silent or now - advanced > limit):
                 what = "been silent" if is_silent else "made no progress"
@@ -135,8 +133,8 @@ class Supervisor:
                 )
 
     def replace_instance(self, loss: WorkerLost) -> WorkerHandle | None:
-        """End a lost instance and start another in its place, unless there are enough (None).
-        Raises `WorkerDied` after too many losses, those of nodes not counted."""
+        """End a lost instance and start another in its place; None: there are enough. Raises
+        `WorkerDied` after `run.instance_restarts` losses, not counting those of nodes."""
         if not loss.with_node:
             if self._restarts_left == 0:
                 raise WorkerDied(loss.reason)
@@ -148,7 +146,7 @@ class Supervisor:
         return self._start_instance(_place(loss.worker))
 
     def grow(self) -> WorkerHandle | None:
-        """Start one more instance, if there may be more and the runtime has room."""
+        """Start one more instance, if the configuration allows it and the runtime has room."""
         rollout = self._config.rollout
         if len(self.instances) >= (rollout.max_instances or rollout.num_instances):
             return None
@@ -159,8 +157,8 @@ class Supervisor:
         return self._start_instance(next(place for place in count() if place not in taken))
 
     def replace(self, loss: WorkerLost) -> WorkerHandle:
-        """End a lost worker of any other role, a rank with all ranks, and start another. Raises
-        `WorkerDied` after too many losses."""
+        """End a lost worker that is no instance (a rank: all ranks) and start another. Raises
+        `WorkerDied` after `run.instance_restarts` losses of its role."""
         role = self.role(loss.worker)
         if role == "learner_rank":
             role = "learner"
@@ -185,11 +183,11 @@ class Supervisor:
         del self._workers[name]
 
     def _failure(self, name: str, message: Failed) -> WorkerLost:
-        """A defect of history as a loss; any other failure ends the run."""
+        """Return a history worker's failure as a loss; raise any other, which ends the run."""
         if message.user_error:
             raise UserError(message.error)
         if self.role(name) == "history":
-            # The last line of the traceback; the worker's log has all of it.
+            # The last line of the traceback; the worker's log has the rest.
             return WorkerLost(name, f"{name} failed: {message.error.strip().splitlines()[-1]}")
         raise WorkerDied(f"{name} failed:\n{message.error}")
 
@@ -221,7 +219,7 @@ class Supervisor:
         *,
         node: str | None = None,
     ) -> WorkerHandle:
-        """Start a worker named `stem`, or as its role, with a number if that name was used."""
+        """Start a worker named `stem`, or after its role, with a number if that name was used."""
         stem = stem or role
         number = self._num_started[stem]
         self._num_started[stem] += 1
@@ -233,16 +231,16 @@ class Supervisor:
 
 
 def _place(instance: InstanceId) -> int:
-    """The place of an instance; one that replaces it has the same."""
+    """Return an instance's place in the fleet, which its replacement takes over."""
     return int(instance.removeprefix("rollout-").partition(".")[0])
 
 
 def num_computing(config: Config) -> int:
-    """Workers that compute at once."""
+    """Return how many workers compute at the same time."""
     ranks = config.learner.num_ranks if config.learner.is_used else 0
     return ranks + config.rollout.num_instances
 
 
 def share_of_cores(num_workers: int) -> int:
-    """Threads for each of `num_workers` that compute at once on the cores this process may use."""
+    """Return the threads for each of `num_workers` that share the cores of this process."""
     return max(1, usable_cores() // num_workers)

@@ -1,7 +1,7 @@
-"""Rates and shares between two steps, from the totals that workers report.
+"""Computes rates and shares of time between two steps from the totals that workers report.
 
-Idle shares are of the last step, rates and the share that drafts saved of the last steps which took
-`WINDOW` together. Instances report late: busy time that does not fit in a step counts for the next.
+Idle shares cover the last step; rates and the share that drafts saved cover the last steps that
+took `WINDOW` together. Instances report late: busy time that exceeds a step counts for the next.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from rhymeflow.environments.episode import TurnFigures
 from rhymeflow.workers.messages import Part, Status
 
 WINDOW = 1.0
-"""Seconds: four reports of an instance. A step may be shorter than it takes until the next one."""
+"""Seconds; four reports of an instance. A step may be shorter than the time between two reports."""
 
 
 class _Totals(NamedTuple):
-    """Since the run began, at the end of a step."""
+    """Totals since the run began, at the end of a step; times in seconds."""
 
     time: float
     tokens: int = 0
@@ -28,24 +28,24 @@ class _Totals(NamedTuple):
 
 
 class Throughput:
-    """How fast the run goes."""
+    """Measures the steps of a run."""
 
     def __init__(self, *, has_drafts: bool = False) -> None:
         self._has_drafts = has_drafts
         self.trained_tokens_per_s: float | None = None
-        """Prompts and responses, in the last steps."""
+        """Tokens of prompts and responses that were trained on, per second, in the last steps."""
         self.statuses: dict[InstanceId, Status] = {}
         self.pull_seconds: list[float] = []
         self._left: list[Status] = []
-        """Of instances that are gone: what they did stays counted."""
+        """The last statuses of instances that are gone, whose work still counts."""
         self._ends: deque[_Totals] = deque()
-        """Of the last steps: the last that ended `WINDOW` ago, and those since."""
+        """Totals at the end of the last steps, from the newest that is at least `WINDOW` old."""
         self._late_busy = 0.0
-        """Seconds that instances were busy and that no step had time for yet."""
+        """Busy seconds that exceeded the steps so far."""
         self._coordination: dict[str, float] = {}
         self._step: Counter[str] = Counter()
-        """Of the step: tokens of training responses, their iterations and drafted tokens; turns
-        that environments answered."""
+        """Counts of this step: tokens of training responses, their iterations and drafted tokens;
+        turns that environments answered."""
         self._turn_seconds = 0.0
 
     @property
@@ -59,18 +59,18 @@ class Throughput:
         return sum(status.waiting for status in self.statuses.values())
 
     def leave(self, instance: InstanceId) -> None:
-        """An instance is gone."""
+        """Note that an instance is gone."""
         if instance in self.statuses:
             self._left.append(self.statuses.pop(instance))
 
     def add(self, part: Part) -> None:
-        """Part of a training response was generated."""
+        """Count a generated part of a training response."""
         self._step["tokens"] += len(part.tokens)
         self._step["iterations"] += part.steps
         self._step["drafted"] += part.drafted
 
     def add_turn(self, figures: TurnFigures) -> None:
-        """An environment answered a turn, or ended the response with it."""
+        """Count a turn that an environment answered, or with which it ended the response."""
         self._turn_seconds += figures.seconds
         self._step["turns"] += 1
         self._step["turns with calls"] += figures.calls > 0
@@ -78,7 +78,7 @@ class Throughput:
         self._step["failed calls"] += figures.failed_calls
 
     def begin(self, now: float, coordination_seconds: dict[str, float], trained: float) -> None:
-        """Open the first account, `trained` tokens into the run; what was before is in none."""
+        """Begin the first step, `trained` tokens into the run; earlier work is not measured."""
         self._coordination = coordination_seconds
         self._ends = deque([_Totals(now, trained=trained)])
 
@@ -90,9 +90,9 @@ class Throughput:
         learner_seconds: float,
         coordination_seconds: dict[str, float],
     ) -> dict[str, float]:
-        """Close the account; return its metrics and open the next.
+        """End the step: return its metrics and begin the next.
 
-        `trained`: tokens so far. `coordination_seconds`: totals by part; `cpu` is of all parts.
+        `trained`: tokens so far. `coordination_seconds`: totals by part; `cpu` covers all parts.
         """
         before, total = self._ends[-1], self._totals(now, trained)
         seconds = max(now - before.time, 1e-9)
@@ -100,13 +100,13 @@ class Throughput:
             self._ends.popleft()
         first = self._ends[0]
         self._ends.append(total)
-        passed = max(now - first.time, 1e-9)
-        self.trained_tokens_per_s = (trained - first.trained) / passed
+        window = max(now - first.time, 1e-9)
+        self.trained_tokens_per_s = (trained - first.trained) / window
         metrics = {
             "step_time": seconds,
-            "rollout/tokens_per_s": (total.tokens - first.tokens) / passed,
+            "rollout/tokens_per_s": (total.tokens - first.tokens) / window,
             "idle/rollout": 1 - self._busy_share(total.busy - before.busy, seconds),
-            # Workers have clocks of their own, so a share can be a little off either end.
+            # Workers' clocks differ, so the share can lie slightly outside of [0, 1].
             "idle/learner": min(max(1 - learner_seconds / seconds, 0.0), 1.0),
         }
         metrics |= self._coordination_metrics(seconds, coordination_seconds)
@@ -119,24 +119,24 @@ class Throughput:
         return metrics
 
     def _totals(self, now: float, trained: float) -> _Totals:
-        found = [*self._left, *self.statuses.values()]
+        statuses = [*self._left, *self.statuses.values()]
         return _Totals(
             now,
-            sum(status.tokens for status in found),
-            sum(status.busy_seconds for status in found),
-            sum(status.drafts.saved_seconds for status in found),
+            sum(status.tokens for status in statuses),
+            sum(status.busy_seconds for status in statuses),
+            sum(status.drafts.saved_seconds for status in statuses),
             trained,
         )
 
     def _busy_share(self, reported: float, seconds: float) -> float:
-        """Of the instances' time in a step, in which they reported to have been busy so long."""
+        """The busy share of the instances' time in a step; `reported`: their busy seconds."""
         available = max(len(self.statuses), 1) * seconds
         busy = min(self._late_busy + reported, available)
         self._late_busy += reported - busy
         return busy / available
 
     def _draft_metrics(self, first: _Totals, saved: float, total: _Totals) -> dict[str, float]:
-        """A share of nothing is left out. `saved`: seconds in the step, of held-out answers too."""
+        """Leaves out a ratio whose denominator is 0; `saved`: seconds saved in the step."""
         step, metrics = self._step, {"draft/time_saved": saved}
         if step["iterations"]:
             metrics["draft/mean_acceptance_length"] = step["tokens"] / step["iterations"]
@@ -150,7 +150,7 @@ class Throughput:
         return metrics
 
     def _turn_metrics(self) -> dict[str, float]:
-        """Under TRL's names, where it has them; a share of nothing is left out."""
+        """Uses TRL's names where it has them; leaves out a ratio whose denominator is 0."""
         step, metrics = self._step, dict[str, float]()
         if step["turns"]:
             metrics["env/step_s"] = self._turn_seconds / step["turns"]

@@ -60,7 +60,7 @@ from rhymeflow.workers.messages import LoadedModel
 
 
 class Loaded(NamedTuple):
-    """What the controller needs of data and model."""
+    """The tokenizer and prompts that the controller needs."""
 
     tokenizer: Tokenizer
     prompts: RunPrompts
@@ -81,9 +81,9 @@ def train(
     `observer` is told of each step, and `progress` shows them, by default on `console`. `begin` is
     called with the run directory once it is claimed, and may return a changed configuration.
 
-    Ctrl-C (SIGTERM, or SIGHUP of a terminal that is closed) ends the step that is being trained on,
-    saves a checkpoint, and then raises `KeyboardInterrupt`; a second one ends the run at once.
-    `summary.json` is written either way, and the run can be resumed.
+    Ctrl-C (or SIGTERM, or SIGHUP when the terminal closes) lets the current step end, saves a
+    checkpoint, and then raises `KeyboardInterrupt`; a second one ends the run at once. Either way
+    `summary.json` is written, and the run can be resumed.
 
     Raises:
         UserError: something in the configuration, the data, the model or a reward is wrong.
@@ -108,13 +108,13 @@ def resume(
     observer: Observer | None = None,
     begin: Callable[[Path], object] = lambda path: None,
 ) -> Summary:
-    """Resume the run in `run_dir`, however it ended; return the summary of the whole run.
+    """Resume the run in `run_dir`; return the summary of all its attempts.
 
     `change` turns the last attempt's configuration into this one's; `resume_options` says which
     fields may change. `begin` is called after all checks. Otherwise like `train`.
 
     Raises:
-        UserError: there is no run, another process runs it, the change is not possible, or the log
+        UserError: there is no run, another process uses it, the change is not possible, or the log
             is damaged.
     """
     with stopping.as_interrupts(), ExitStack() as open_store:
@@ -124,7 +124,7 @@ def resume(
         prepare(before.config)
         open_store.enter_context(one_line(run_dir))
         store = SqliteTrajectoryStore(run_dir / EVENTS)
-        open_store.enter_context(closing(store))  # no other process writes there from now on
+        open_store.enter_context(closing(store))  # from now on no other process writes to the run
         past, config = recall(run_dir, change)
         config = config.changed(run={"output_dir": str(run_dir)})  # it may have been moved
         begin(run_dir)
@@ -132,7 +132,7 @@ def resume(
 
 
 def prepare(config: Config) -> None:
-    """Start importing what workers on this machine need, in the background."""
+    """On this machine, start the workers' imports in the background."""
     if config.runtime == "local":
         processes.prepare()
 
@@ -180,7 +180,7 @@ def attempt(
 ) -> Summary:
     """Continue from `past` until the run ends, is stopped or fails.
 
-    Tests give another `runtime` (see `runtime_of`), `load` and `clock` (in seconds).
+    Tests pass another `runtime` (see `runtime_of`), `load` and `clock` (in seconds).
     """
     runtime = runtime or runtime_of(config)
     done = past.coordinator.state.published
@@ -240,7 +240,7 @@ def report_end(console: Console, result: Summary, path: Path, controller: Contro
     if controller.training.checkpoint is not None:
         say(f"checkpoint: {controller.training.checkpoint}")
     if controller.stop_asked:
-        say(f"stopped after {result.steps} steps; to go on: {to_resume(path)}")
+        say(f"stopped after {result.steps} steps; to continue: {to_resume(path)}")
         raise KeyboardInterrupt
 
 
@@ -253,7 +253,7 @@ def assembled(
     reporter: Reporter,
     load: Callable[[Callable[[], None], Config, Reporter], Loaded],
 ) -> Controller:
-    """Start the workers, load data meanwhile, and return the controller."""
+    """Start the workers while the data loads, and return the controller."""
     state = past.coordinator.state
     supervisor = Supervisor(config, runtime, used_names=state.names)
     saved = checkpoints_up_to(path / CHECKPOINTS, state.published or 0)
@@ -287,23 +287,23 @@ def assembled(
                 config.run,
                 partial(state.plan.evaluates, config.run.best_suite),
                 num_steps=config.learner.max_steps,
-                there=saved,
-                known=reporter.earlier,
+                existing=saved,
+                metrics=reporter.earlier,
             ),
             on_model=on_model,
         )
 
 
 def in_force(config: Config, run_dir: Path) -> Config:
-    """Return `config` with values for null fields, as far as other fields, the run directory and
-    the machine decide them. A null that remains means none, off or no limit."""
+    """Return `config` with the null fields filled in that other fields, the run directory or the
+    machine decide. A null that remains means none, off or no limit."""
     learner, rollout, history_run = config.learner, config.rollout, config.drafting.history_run
     epsilon_high = learner.epsilon if learner.epsilon_high is None else learner.epsilon_high
-    # How many cores a cluster's nodes have is not known.
+    # The number of cores of a cluster's nodes is not known.
     share = share_of_cores(num_computing(config)) if config.runtime == "local" else 1
     cpus_of_rank = len(learner.cpus or ()) // learner.num_ranks
     sizes = {len(cpus) for cpus in rollout.cpus or ()}
-    own_size = sizes.pop() if len(sizes) == 1 else None  # else each has as many as `cpus` says
+    own_size = sizes.pop() if len(sizes) == 1 else None  # else each has its own number
     decided = config.model_copy(update={"schedule": build.rules_in_force(config)})
     return decided.changed(
         run={"output_dir": str(run_dir)},
@@ -321,47 +321,47 @@ def in_force(config: Config, run_dir: Path) -> Config:
 
 def in_force_once_loaded(config: Config, tokenizer: Tokenizer, prompts: RunPrompts) -> Config:
     """Return `config` with the values that the data and the tokenizer decide."""
-    given, found = config.data.chat_template, dict[str, object]()
-    found["chat_template"] = bool(tokenizer.chat_template) if given is None else given
+    template, changes = config.data.chat_template, dict[str, object]()
+    changes["chat_template"] = bool(tokenizer.chat_template) if template is None else template
     if config.learner.is_used:
-        found |= {"size": len(prompts.train), "eval_size": len(prompts.held_out)}
-    return config.changed(data=found)
+        changes |= {"size": len(prompts.train), "eval_size": len(prompts.held_out)}
+    return config.changed(data=changes)
 
 
 def in_force_with(config: Config, ready: LoadedModel) -> Config:
-    """Return `config` with what the learner reports of the model; vLLM sizes its own cache."""
+    """Return `config` with the device, dtype and cache size; vLLM sizes its own cache."""
     rollout = config.rollout
     capacity = rollout.max_kv_tokens
     if rollout.engine == "native":
         capacity = capacity or rollout.max_num_seqs * ready.max_length
-    found: dict[str, object] = {"device": ready.device, "dtype": ready.dtype}
-    return config.changed(model=found, rollout={"max_kv_tokens": capacity})
+    model: dict[str, object] = {"device": ready.device, "dtype": ready.dtype}
+    return config.changed(model=model, rollout={"max_kv_tokens": capacity})
 
 
 def check_rows_are_the_same(config: Config, loaded: Loaded, store: SqliteTrajectoryStore) -> None:
-    """Raise `UserError` unless rows are those that the run began with; a new run's are recorded."""
-    data, known = config.data, store.digests()
+    """Raise `UserError` if rows have changed since the run began; record those of a new run."""
+    data, digests = config.data, store.digests()
     rows = {"data.source": (data.source, loaded.prompts.train)}
     for name, suite in loaded.suites.items():
         source = suite.section.source or data.eval_source or data.source
         rows[f"held-out rows of {name}"] = source, suite.prompts
     for what, (source, prompts) in rows.items():
-        found = digest(prompts)
-        check_same(what, source, known.get(what, found), found)
-        known[what] = found
-    store.put_digests(known)
+        current = digest(prompts)
+        check_same(what, source, digests.get(what, current), current)
+        digests[what] = current
+    store.put_digests(digests)
 
 
 def record_config(config: Config, path: Path, store: SqliteTrajectoryStore) -> None:
-    """Write the values in force, as far as they are known, to `config.yaml` and the log."""
+    """Write the values in force that are known so far to `config.yaml` and the log."""
     write_config(config, path)
     store.put_config(config.model_dump_json())
 
 
 @contextmanager
 def interruptible(controller: Controller) -> Iterator[None]:
-    """Upon Ctrl-C, SIGTERM or SIGHUP: end the step, save, stop. Upon a second: stop after this pass
-    of the controller's loop, so that nothing is half stored. Only in the main thread."""
+    """Upon Ctrl-C, SIGTERM or SIGHUP, end the step, save and stop. Upon a second one, stop after
+    this turn of the controller's loop, so that nothing is stored by half. Main thread only."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         controller.end_asked = controller.stop_asked

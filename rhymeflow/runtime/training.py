@@ -1,6 +1,6 @@
-"""What the learner does: the batch that is trained on, the published version, checkpoints.
+"""Commands the learner's ranks, and turns their messages into events.
 
-One batch is trained on at a time. A learner that replaces a lost one does what was not reported.
+One batch is trained on at a time. A learner that replaces a lost one repeats what was not reported.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class Training:
-    """The learner, as the controller sees it; `published` is the version that it will hold.
+    """The controller's side of the learner; `published` is the version that it begins with.
 
-    All ranks are told the same in the same order, so that their collectives match.
+    All ranks get the same messages in the same order, so that their collectives match.
     """
 
     def __init__(
@@ -39,22 +39,22 @@ class Training:
         self.checkpoints, self.published = checkpoints, published
         self._supervisor, self._store, self._reporter = supervisor, store, reporter
         self.weights: messages.ConnectWeights | None = None
-        """Where they are, once there is a version to pull."""
+        """Where instances find the weights, once there is a version to pull."""
         self.batch: Train | None = None
-        """Being trained on."""
+        """The batch that is being trained on."""
         self.checkpoint: str | None = None
-        """The newest that is complete."""
+        """The path of the newest complete checkpoint."""
         self.last_step: tuple[messages.BatchTrained, messages.Publication]
-        """What was said of it."""
-        self._trained: messages.BatchTrained | None = None  # and not published yet
+        """What the learner reported of the last published step."""
+        self._trained: messages.BatchTrained | None = None  # not published yet
 
     def accumulate(self, command: Accumulate) -> None:
-        """Begin the gradient of the next batch with these groups, if there is a learner."""
+        """Start on the gradient of the next batch with these groups, if there is a learner."""
         if self.weights is not None:
             self._tell(command)
 
     def begin(self, command: Train) -> None:
-        """Train on a batch, which is in the store, and publish the version that it makes."""
+        """Train on a stored batch, publish the version that it makes, and save it if due."""
         self.batch = command
         self._begin_training()
         reached = command.version + 1
@@ -64,32 +64,32 @@ class Training:
             self._save(reached)
 
     def _begin_training(self) -> None:
-        """A resumed run may have a learner and a batch before it has an instance."""
+        """A resumed run may train before it has an instance."""
         if self.weights is not None and self.batch is not None:
             self._reporter.begin_training()
 
     def save(self) -> None:
-        """Write a checkpoint of the version that the learner will have, unless there is one."""
+        """Save the version that the learner will have after this batch, unless it is saved."""
         version = self.published + (self.batch is not None)
         if version not in self.checkpoints:
             self._save(version)
 
     def evaluated(self, result: EvaluationResult) -> None:
-        """A suite's prompts were answered under a version."""
+        """Report a suite's figures, and remember them for the choice of the best checkpoint."""
         version, suite, figures = result.event.held, result.event.suite, result.figures
         assert version is not None
         if result.error:
             count = f"{figures['failed']:.0f} answers to suite {suite} under version {version}"
             self._reporter.warn(f"{count} are not judged: {result.error}")
-        found = metrics_of(suite, figures)
-        self.checkpoints.evaluated(version, found)
-        self._reporter.evaluated(version, found)
+        metrics = metrics_of(suite, figures)
+        self.checkpoints.evaluated(version, metrics)
+        self._reporter.evaluated(version, metrics)
 
     def hear(self, message: Any) -> Iterator[Event]:
-        """The events that a message of the learner makes."""
+        """Yield the events that follow from a message of the learner."""
         match message:
             case messages.Carried(LearnerReady() as ready, loaded):
-                self._say_what_there_is(loaded)
+                self._warn_about(loaded)
                 self.checkpoints.restored(loaded.retrain_seconds)
                 self.weights = messages.ConnectWeights(loaded.handle)
                 self._reporter.say("training")
@@ -123,18 +123,18 @@ class Training:
             case _:
                 raise AssertionError(f"unexpected message {message}")
 
-    def _say_what_there_is(self, message: messages.LoadedModel) -> None:
+    def _warn_about(self, message: messages.LoadedModel) -> None:
         if message.num_trained < message.num_parameters:
             self._reporter.warn(
                 f"training {message.num_trained:,} of {message.num_parameters:,} "
                 "parameters; the others are frozen (learner.frozen_parameters)"
             )
         for version, problem in message.damaged:
-            self.checkpoints.is_damaged(version)
-            self._reporter.warn(f"{problem}: passed over, batches since the one before train again")
+            self.checkpoints.discard(version)
+            self._reporter.warn(f"{problem}: skipped; the batches since an earlier one train again")
 
     def lose(self) -> None:
-        """Another learner takes the place of this one; it restores the version published last."""
+        """Prepare for another learner, which restores the last published version."""
         self.weights = self._trained = None
         unfinished = self.checkpoints.lose_pending()
         if self.batch is not None:

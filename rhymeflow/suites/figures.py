@@ -1,5 +1,4 @@
-"""Figures of a suite's answers: avg@k, pass@k, maj@k and lengths, as means over prompts, and their
-names among a run's metrics."""
+"""Figures of a suite's answers (avg@k, pass@k, maj@k, lengths), and their names as metrics."""
 
 from __future__ import annotations
 
@@ -14,17 +13,18 @@ from rhymeflow.core.types import HELD_OUT, SuiteName
 
 @dataclass(frozen=True)
 class JudgedAnswer:
-    """What figures need of an answer."""
+    """The properties of an answer that figures are computed from."""
 
     reward: float
     length: int
+    """In tokens."""
     is_cut: bool
-    said: Hashable
-    """Its vote in maj@k."""
+    vote: Hashable
+    """The answer's vote in maj@k."""
 
 
 def pass_at_k(num_answers: int, num_passed: int, k: int) -> float:
-    """Return the chance that of `k` answers, drawn without replacement, at least one passes.
+    """Return the probability that at least one of `k` answers, drawn without replacement, passes.
 
     The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, section 2.1): 1 - C(n-c, k) /
     C(n, k), for n answers of which c passed.
@@ -34,53 +34,53 @@ def pass_at_k(num_answers: int, num_passed: int, k: int) -> float:
 
 
 def majority(answers: Sequence[JudgedAnswer]) -> float:
-    """The mean reward of the answers with the most frequent vote; of equally frequent ones,
-    of the first: samples are exchangeable, so that favours none."""
-    said: dict[Hashable, list[float]] = {}
+    """Return the mean reward of the answers with the most frequent vote. A tie goes to the first
+    vote: samples are exchangeable, so that favours none."""
+    rewards_by_vote: dict[Hashable, list[float]] = {}
     for answer in answers:
-        said.setdefault(answer.said, []).append(answer.reward)
-    won = max(said.values(), key=len)  # the first of the largest
-    return sum(won) / len(won)
+        rewards_by_vote.setdefault(answer.vote, []).append(answer.reward)
+    rewards = max(rewards_by_vote.values(), key=len)  # the first of the largest
+    return sum(rewards) / len(rewards)
 
 
 def figures(
     prompts: Sequence[Sequence[JudgedAnswer | None]], pass_threshold: float
 ) -> dict[str, float]:
-    """The figures by name, of the answers to each prompt, as many to each. Those that could not be
-    judged are None: `failed` counts them, and the figures are of the others; pass@k of prompts with
-    at least k."""
+    """Return figures by name for the answers to each prompt, equally many to each. An answer that
+    could not be judged is None: `failed` counts them, and the other figures leave them out. pass@k
+    is the mean over prompts with at least k judged answers."""
     n = len(prompts[0])
     assert all(len(answers) == n for answers in prompts)
-    there = [[each for each in answers if each is not None] for answers in prompts]
-    there = [answers for answers in there if answers]
-    every = [answer for answers in there for answer in answers]
-    found = {"failed": float(lost)} if (lost := n * len(prompts) - len(every)) else {}
+    judged = [[answer for answer in answers if answer is not None] for answers in prompts]
+    judged = [answers for answers in judged if answers]
+    every = [answer for answers in judged for answer in answers]
+    result = {"failed": float(lost)} if (lost := n * len(prompts) - len(every)) else {}
     if not every:
-        return found
-    found[f"avg@{n}"] = _mean([each.reward for each in every])
-    for k in counted(n):
+        return result
+    result[f"avg@{n}"] = _mean([answer.reward for answer in every])
+    for k in ks_of_pass(n):
         chances = [
-            pass_at_k(len(answers), sum(each.reward >= pass_threshold for each in answers), k)
-            for answers in there
+            pass_at_k(len(answers), sum(a.reward >= pass_threshold for a in answers), k)
+            for answers in judged
             if len(answers) >= k
         ]
         if chances:
-            found[f"pass@{k}"] = _mean(chances)
+            result[f"pass@{k}"] = _mean(chances)
     if n > 1:
-        found[f"maj@{n}"] = _mean([majority(answers) for answers in there])
-    found["mean_length"] = _mean([each.length for each in every])
-    found["clipped_ratio"] = _mean([each.is_cut for each in every])
-    return found
+        result[f"maj@{n}"] = _mean([majority(answers) for answers in judged])
+    result["mean_length"] = _mean([answer.length for answer in every])
+    result["clipped_ratio"] = _mean([answer.is_cut for answer in every])
+    return result
 
 
-def counted(n: int) -> list[int]:
-    """The k of pass@k, of `n` answers: powers of two, and `n`."""
+def ks_of_pass(n: int) -> list[int]:
+    """Return the values of k for pass@k with `n` answers: powers of two, and `n`."""
     return sorted({2**power for power in range(n.bit_length()) if 2**power <= n} | {n})
 
 
-def said(text: str, pattern: str | None) -> str:
-    """Return a text's vote, without blanks around it: the pattern's last match or its first group;
-    without a pattern the whole text."""
+def vote_of(text: str, pattern: str | None) -> str:
+    """Return a text's vote, stripped: the pattern's last match, or that match's first group if the
+    pattern has one; the whole text without a pattern; empty without a match."""
     if pattern is None:
         return text.strip()
     *_, match = (None, *re.finditer(pattern, text))
@@ -96,25 +96,25 @@ def _mean(values: Sequence[float]) -> float:
 # -- names -----------------------------------------------------------------------------------------
 
 REWARD = "eval/reward"
-"""The mean held-out reward, which is `eval/held_out/avg@1` too."""
+"""The mean held-out reward, which is also `eval/held_out/avg@1`."""
 
 
 def metrics_of(suite: SuiteName, figures: Mapping[str, float]) -> dict[str, float]:
-    """Return a suite's figures by their names among a run's metrics."""
+    """Return a suite's figures by their names as metrics of a run."""
     has_reward = suite == HELD_OUT and "avg@1" in figures  # else no answer could be judged
     reward = {REWARD: figures["avg@1"]} if has_reward else {}
     return reward | {f"eval/{suite}/{name}": value for name, value in figures.items()}
 
 
 def figures_of(metrics: Mapping[str, Any]) -> dict[SuiteName, dict[str, float]]:
-    """Return the figures that a row of metrics has of each suite but the held-out prompts."""
-    found: dict[SuiteName, dict[str, float]] = {}
+    """Return the figures of each suite in a row of metrics, without the held-out prompts'."""
+    suites: dict[SuiteName, dict[str, float]] = {}
     for name, value in metrics.items():
         suite, _, figure = name.removeprefix("eval/").rpartition("/")
         if name.startswith("eval/") and suite not in ("", HELD_OUT) and suite[:7] != "logged/":
-            found.setdefault(suite, {})[figure] = value
-    # Others were logged by a reward function.
-    return {suite: each for suite, each in found.items() if any(map(_is_mean, each))}
+            suites.setdefault(suite, {})[figure] = value
+    # Names without avg@k were logged by a reward function.
+    return {suite: figures for suite, figures in suites.items() if any(map(_is_mean, figures))}
 
 
 def _is_mean(figure: str) -> bool:
@@ -122,8 +122,7 @@ def _is_mean(figure: str) -> bool:
 
 
 def headlines(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return what is shown first of each of them, by what it is called. That is avg@n and, where
-    there are several answers, pass@n."""
+    """Return each suite's main figures, by suite and name: avg@n and, if n > 1, pass@n."""
     shown: dict[str, float] = {}
     for suite, figures in figures_of(metrics).items():
         n = next(filter(_is_mean, figures)).removeprefix("avg@")

@@ -1,6 +1,6 @@
-"""Evaluation suites: makes a configuration and prompts for each suite of section `eval`.
+"""Makes the configuration and the prompts of each evaluation suite of section `eval`.
 
-Fields that a suite leaves out are the run's. The run's reward and environment workers serve it.
+Fields that a suite does not set are the run's, whose reward and environment workers serve it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rhymeflow.data.generators import derived_seed, generate, is_generator
 from rhymeflow.data.load import EVAL_SIZE, GENERATED_COLUMN, load_prompts
 from rhymeflow.data.prompts import Prompt, checked
 from rhymeflow.errors import UserError, nearest
-from rhymeflow.suites.figures import REWARD, counted
+from rhymeflow.suites.figures import REWARD, ks_of_pass
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Suite:
 
     @property
     def name(self) -> str:
-        """Its name, by which metrics and `--suite` know it."""
+        """The suite's name, as in metrics and `--suite`."""
         return self.section.name
 
     @property
@@ -48,7 +48,7 @@ class SuitePrompts(Suite):
 
 
 def prompts_of(suite: Suite, held_out: list[Prompt] | None = None) -> list[Prompt]:
-    """Read or generate the prompts of a suite, at least one. `held_out`: the run's, if they are
+    """Read or generate a suite's prompts, at least one. `held_out`: the run's held-out prompts, if
     loaded already. Raises `UserError` if the source, one of its rows or a size is wrong."""
     section, data, seed = suite.section, suite.config.data, suite.config.run.seed
     source, size, where = section.source, section.size, f"eval.suites: {suite.name}"
@@ -78,7 +78,7 @@ def prompts_of(suite: Suite, held_out: list[Prompt] | None = None) -> list[Promp
 def chosen(config: Config, names: Sequence[str]) -> list[Suite]:
     """Return the suites of section `eval`, or only those in `names`. Raises `UserError` if there is
     no such suite, or if one has neither reward functions nor environments."""
-    suites = {each.name: each for each in config.eval.suites}
+    suites = {suite.name: suite for suite in config.eval.suites}
     for name in names:
         if name not in suites:
             raise UserError(f"--suite {name}: there is no such suite{nearest(name, suites)}")
@@ -93,10 +93,10 @@ def of_run(config: Config) -> list[Suite]:
     Raises:
         UserError: one has neither reward functions nor environments.
     """
-    suites = [each for each in config.eval.suites if each.steps or not config.learner.is_used]
+    suites = [suite for suite in config.eval.suites if suite.steps or not config.learner.is_used]
     if config.learner.is_used and config.data.eval_size != 0:
         suites.insert(0, EvalSuite(name=HELD_OUT))
-    return [Suite(each, _configuration(config, each)) for each in suites]
+    return [Suite(suite, _configuration(config, suite)) for suite in suites]
 
 
 def _configuration(config: Config, suite: EvalSuite) -> Config:
@@ -108,45 +108,43 @@ def _configuration(config: Config, suite: EvalSuite) -> Config:
     }
     if suite.n == 1:
         sampling = {"temperature": config.run.eval_temperature} | sampling
-    own: dict[str, dict[str, object]] = {"rollout": sampling}
+    changes: dict[str, dict[str, object]] = {"rollout": sampling}
     if suite.functions is not None:
-        own["reward"] = {"functions": suite.functions}
+        changes["reward"] = {"functions": suite.functions}
     if suite.environments is not None:
-        own["environment"] = {"classes": suite.environments, "tools": ()}
-    found = config.changed(**own)
-    if not found.reward.functions and not found.environment.classes:
+        changes["environment"] = {"classes": suite.environments, "tools": ()}
+    changed = config.changed(**changes)
+    if not changed.reward.functions and not changed.environment.classes:
         raise UserError(f"eval.suites: {suite.name}: neither functions nor environments reward it")
-    return found
+    return changed
 
 
 def check_best_metric(config: Config) -> None:
     """Raise `UserError` unless a run of `config` has the metric `run.best_metric`. The default is
-    accepted even if nothing is evaluated: no checkpoint is the best then."""
-    given, names = config.run.best_metric, [REWARD]
+    accepted even if nothing is evaluated; then no checkpoint is the best."""
+    metric, names = config.run.best_metric, [REWARD]
     for suite in of_run(config):
-        figures = [f"avg@{suite.n}", *(f"pass@{k}" for k in counted(suite.n))]
+        figures = [f"avg@{suite.n}", *(f"pass@{k}" for k in ks_of_pass(suite.n))]
         figures += [f"maj@{suite.n}"] if suite.n > 1 else []
         names += [f"eval/{suite.name}/{figure}" for figure in figures]
-    if given not in names:
+    if metric not in names:
         raise UserError(
-            f"run.best_metric: given {given!r}, and this run has {', '.join(names)}"
-            f"{nearest(given, names)}"
+            f"run.best_metric: given {metric!r}, and this run has {', '.join(names)}"
+            f"{nearest(metric, names)}"
         )
 
 
-# -- of a run and its suites -----------------------------------------------------------------------
+# -- a run and its suites --------------------------------------------------------------------------
 
 RUN: SuiteName = ""
-"""Stands for the run itself where a suite's name is due. The run's reward functions and
-environments also serve suites that have none of their own."""
+"""The run itself, in place of a suite's name. Its reward functions and environments also serve
+suites that have none."""
 
 
 def reward_sections(config: Config) -> dict[SuiteName, tuple[RewardFunction, ...]]:
-    """Return the reward functions of the run (`RUN`), then of each suite with some of its own."""
-    own = [each for each in of_run(config) if each.section.functions is not None]
-    return {RUN: config.reward.functions} | {
-        each.name: each.config.reward.functions for each in own
-    }
+    """Return the reward functions of the run (`RUN`), then of each suite that sets its own."""
+    suites = [suite for suite in of_run(config) if suite.section.functions is not None]
+    return {RUN: config.reward.functions} | {s.name: s.config.reward.functions for s in suites}
 
 
 def functions_of(config: Config, suite: SuiteName) -> range:
@@ -161,13 +159,13 @@ def functions_of(config: Config, suite: SuiteName) -> range:
 
 
 def environment_sections(config: Config) -> dict[SuiteName, EnvironmentConfig]:
-    """Return section `environment` of the run, then of each suite that has classes of its own."""
-    own = [each for each in of_run(config) if each.section.environments is not None]
-    return {RUN: config.environment} | {each.name: each.config.environment for each in own}
+    """Return section `environment` of the run, then of each suite that sets its own classes."""
+    suites = [suite for suite in of_run(config) if suite.section.environments is not None]
+    return {RUN: config.environment} | {suite.name: suite.config.environment for suite in suites}
 
 
 def uses_environments(config: Config) -> bool:
-    """Whether the run, or a suite that it evaluates, uses environments, so responses have turns."""
+    """Whether the run or one of its suites uses environments, so that responses have turns."""
     return any(section.is_used for section in environment_sections(config).values())
 
 
@@ -180,13 +178,13 @@ def load_suites(
 ) -> dict[SuiteName, SuitePrompts]:
     """Read and encode the prompts of the suites that a run of `config` evaluates, by suite name.
 
-    `held_out`: the run's held-out prompts, if they are loaded already. `max_length`: the model's
-    context, in tokens. `tools`: those of each suite that the chat template describes.
+    `held_out`: the run's held-out prompts, if loaded already. `max_length`: the model's context, in
+    tokens. `tools`: each suite's tools, for the chat template.
 
     Raises:
         UserError: prompts cannot be read or generated, or do not fit the model's context.
     """
-    found, suites = {}, of_run(config)
+    loaded, suites = {}, of_run(config)
     if held_out is None and any(suite.section.source is None for suite in suites):
         held_out = load_prompts(config.data, config.run.seed)[1]
     for suite in suites:
@@ -199,6 +197,6 @@ def load_suites(
         room = max_length - longest
         encoder = PromptEncoder(tokenizer, suite.config.data, room, tools.get(suite.name))
         prompts = prompts_of(suite, held_out)
-        ids = [encoder.encode(each) for each in prompts]
-        found[suite.name] = SuitePrompts(suite.section, suite.config, prompts, ids, encoder)
-    return found
+        ids = [encoder.encode(prompt) for prompt in prompts]
+        loaded[suite.name] = SuitePrompts(suite.section, suite.config, prompts, ids, encoder)
+    return loaded

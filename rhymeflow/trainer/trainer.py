@@ -169,7 +169,7 @@ class Trainer:
                     f"Trainer: resume_from_checkpoint = {resume_from_checkpoint!r}: is not of the "
                     f"run in {self.run_dir}"
                 )
-        change = partial(with_values, given=self.config)
+        change = partial(with_values, changes=self.config)
         return self._watched(partial(resume, self.run_dir, change, begin=self._go_on))
 
     def _watched(self, run: Callable[..., Summary]) -> Summary:

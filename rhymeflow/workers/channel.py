@@ -1,7 +1,7 @@
-"""A connection on which every message arrives once, whatever carries it.
+"""A connection that delivers every message once, over any transport.
 
-A transport that reconnects may deliver messages twice and late, so they are numbered, and one whose
-number has come before is dropped. Both ends have to be channels.
+A transport that reconnects may repeat messages, so they are numbered, and one with an old number is
+dropped. Both ends must be channels.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ _NUMBER = struct.Struct("<Q")
 
 
 class Channel:
-    """One end, over a connection of `multiprocessing` or one like it."""
+    """One end of the connection; wraps one of `multiprocessing` or the like."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._num_sent = self._num_received = 0
-        self._arrived: bytes | None = None  # and nobody has taken it
+        self._arrived: bytes | None = None  # read by `poll`, not taken yet
         self._sending = threading.Lock()
 
     def send_bytes(self, message: bytes) -> None:
-        """Send a message; any thread may."""
+        """Send a message, from any thread."""
         with self._sending:
             self._num_sent += 1
             self._connection.send_bytes(_NUMBER.pack(self._num_sent) + message)
 
     def read(self) -> bytes | None:
-        """Wait for a message; None: it had arrived before."""
+        """Wait for a message; None: it is a repetition."""
         frame = self._connection.recv_bytes()
         (number,) = _NUMBER.unpack_from(frame)
         if number <= self._num_received:
@@ -50,7 +50,7 @@ class Channel:
         return message
 
     def poll(self, timeout: float = 0.0) -> bool:
-        """Whether there is a message; waits so many seconds for one. Raises `EOFError` likewise."""
+        """Whether there is a message within `timeout` seconds. Raises `EOFError` likewise."""
         deadline = time.monotonic() + timeout
         while self._arrived is None and self._connection.poll(timeout):
             self._arrived = self.read()
@@ -58,9 +58,9 @@ class Channel:
         return self._arrived is not None
 
     def fileno(self) -> int:
-        """To wait on, while `poll(0)` is false."""
+        """Return the descriptor to wait on, while `poll(0)` is false."""
         return self._connection.fileno()
 
     def close(self) -> None:
-        """Give it back."""
+        """Close the connection."""
         self._connection.close()

@@ -1,7 +1,7 @@
-"""How a worker begins: name, cores, log, role, signs of life, what becomes of its errors.
+"""Runs a worker's role, with its cores, log and heartbeat, and reports its errors.
 
-It ignores Ctrl-C (the controller decides), ends with its controller, and reports what it dies of.
-Only roles import torch, after the number of threads is set.
+A worker ignores Ctrl-C (the controller decides), ends with its controller, and reports what it dies
+of. Only roles import torch, after the number of threads is set.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import Alive, Failed, send
 
 ORPHAN_SECONDS = 2.0
-"""For a worker whose controller is gone to give back what it has."""
+"""Time that a worker has to release its resources once its controller is gone."""
 
 BEAT_SECONDS = 1.0
 
 START_SECONDS = 3600.0
-"""So long a sign of life is progress, as loading, compiling and vLLM's start are not counted in
-pieces. The largest models load from slow disks in less."""
+"""While a worker starts, for so long, each heartbeat counts as progress: loading, compiling and
+vLLM's start report none. The largest models load from slow disks in less."""
 
 
-class Given(NamedTuple):
-    """What a worker is started with; all of it can be written as JSON."""
+class WorkerSetup(NamedTuple):
+    """What a worker is started with; every field can be written as JSON."""
 
     role: str
-    """Which module of `rhymeflow.workers` it runs."""
+    """The module of `rhymeflow.workers` that it runs."""
     name: str
     config: str
     """As JSON."""
@@ -52,37 +52,39 @@ class Given(NamedTuple):
     """On the worker's own node."""
     num_threads: int
     cpus: Sequence[int] | None = None
-    """Cores it is pinned to."""
+    """Cores that it is pinned to."""
 
 
-def enter(connection: Connection, given: Given, environment: Mapping[str, str]) -> None:
-    """Be a worker until its `main` returns or fails; `environment` is the controller's."""
+def enter(connection: Connection, setup: WorkerSetup, environment: Mapping[str, str]) -> None:
+    """Run a worker in this process until it ends; `environment` is the controller's."""
     gc.enable()  # see `preload`
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    set_process_name(given.name)
-    if (controller := parent_process()) is not None:  # else nobody started it as a worker
+    set_process_name(setup.name)
+    if (
+        controller := parent_process()
+    ) is not None:  # None: it was not started by `multiprocessing`
         end_with(controller.sentinel)
-    if given.role in ("reward", "environment"):
-        os.setsid()  # a signal that user code sends to its parent's group is not the run's
-    os.environ.clear()  # the server that this was forked from has an older one
+    if setup.role in ("reward", "environment"):
+        os.setsid()  # user code that signals its process group must not signal the run
+    os.environ.clear()  # the server that forked this process has an older one
     os.environ.update(environment)
     if "torch" in sys.modules:  # else it reads the variable
-        sys.modules["torch"].set_num_threads(given.num_threads)
-    work(connection, given)
+        sys.modules["torch"].set_num_threads(setup.num_threads)
+    work(connection, setup)
 
 
-def work(connection: Connection, given: Given) -> None:
-    """Run the role's `main`, and report how it fails."""
-    redirect_output(Path(given.log))
-    os.environ["OMP_NUM_THREADS"] = str(given.num_threads)
+def work(connection: Connection, setup: WorkerSetup) -> None:
+    """Run the role's `main`, and report its failure."""
+    redirect_output(Path(setup.log))
+    os.environ["OMP_NUM_THREADS"] = str(setup.num_threads)
     channel = Channel(connection)
     try:
-        if given.cpus is not None:
-            os.sched_setaffinity(0, given.cpus)
+        if setup.cpus is not None:
+            os.sched_setaffinity(0, setup.cpus)
         with beating(channel):
-            main = importlib.import_module(f"rhymeflow.workers.{given.role}").main
-            config = Config.model_validate_json(given.config)
-            main(channel, given.name, config, Path(given.run_dir))
+            main = importlib.import_module(f"rhymeflow.workers.{setup.role}").main
+            config = Config.model_validate_json(setup.config)
+            main(channel, setup.name, config, Path(setup.run_dir))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the controller is gone, and with it the run
     except UserError as error:
@@ -93,7 +95,7 @@ def work(connection: Connection, given: Given) -> None:
 
 
 def end_with(controller: int) -> None:
-    """End this process soon after the controller, even where it listens to nothing, as while it
+    """End this process soon after the controller ends, even while it does not listen, as when it
     compiles. `controller` is a descriptor that becomes readable then."""
 
     def watch() -> None:
@@ -106,8 +108,8 @@ def end_with(controller: int) -> None:
 
 @contextmanager
 def beating(connection: Channel) -> Iterator[None]:
-    """Send a sign of life about every second from a thread while the block runs, with the progress
-    of the work (`utils/progress.py`), so that a worker whose work stands still is seen to hang."""
+    """Send a heartbeat about every second while the block runs, from a thread. It has the progress
+    of the work (`utils/progress.py`), so that the controller notices work that hangs."""
     over, began = threading.Event(), time.monotonic()
 
     def beat() -> None:

@@ -1,7 +1,7 @@
 """The environment worker: decodes the policy's turns, has them answered, and encodes the answers.
 
-Environments run in a pool of processes (`rhymeflow/pool.py`). A question holds the whole episode;
-each gets one answer, or one failure (law 6), unless its episode is closed.
+Environments run in a pool of processes (`rhymeflow/pool.py`). A request holds the whole episode; it
+gets one answer or one failure (law 6), unless its episode is closed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The history process: copies what the run has stored into the index that drafts come from.
+"""The history worker: copies stored responses into the index that drafts come from.
 
-Answers to suites' prompts are copied too: each evaluation drafts from the one before. No worker
-waits for this one, and it changes no token (law 3). It alone writes to its index, in shared memory,
-and a successor can rebuild that from the store.
+Answers to suites' prompts are copied too, so each evaluation drafts from the one before. No worker
+waits for this one, and it changes no token (law 3). Only it writes to its index, in shared memory;
+a successor rebuilds the index from the store.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import HistoryGrew, Shutdown, receive, send
 
 NICENESS = 10
-"""Workers that sample or train go first, once what they wait for is compiled."""
+"""Workers that sample or train have priority, once the code that they wait for is compiled."""
 
 POLL_SECONDS = 0.25
-"""Between looks at the store after something new; a response takes longer."""
+"""Time between reads of the store after one that found something; a response takes longer."""
 
 IDLE_SECONDS = 1.0
-"""The most between two looks, and so between two messages."""
+"""The longest time between two reads, and so between two messages."""
 
 SEGMENTS_AT_ONCE = 256
-"""Between two looks at what the controller says."""
+"""Most segments between two checks for a message of the controller."""
 
 PROMPTS_REMEMBERED = 256
-"""Groups whose prompt is not read again for each of their segments."""
+"""Number of groups whose prompts are cached."""
 
 
 def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
-    """Write a previous run's responses to the index, then this run's, until `Shutdown`."""
+    """Write the responses of `drafting.history_run`, then this run's, until `Shutdown`."""
     rehearse(config)
     os.nice(NICENESS)
     drafting = config.drafting
@@ -62,7 +62,7 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
 
 
 def serve(connection: Channel, index: Index, writers: list[IndexWriter]) -> None:
-    """Write what is new, until `Shutdown`: of the first writer till it has no more, and so on."""
+    """Write new segments until `Shutdown`; a writer follows once the one before has no more."""
     wait = 0.0
     progress.has_started = True
     while not connection.poll(wait):
@@ -81,8 +81,8 @@ def serve(connection: Channel, index: Index, writers: list[IndexWriter]) -> None
 
 
 def _previous_run(index: Index, config: Config) -> IndexWriter:
-    """The writer of the run that the history begins with. Its responses are aligned if both runs
-    have the same seed and number prompts alike, and so have the same noise."""
+    """The writer of `drafting.history_run`. Its responses are aligned if both runs have the same
+    seed and number prompts alike, and so have the same noise."""
     assert config.drafting.history_run is not None
     reader = store_reader(config, Path(config.drafting.history_run))
     previous = config_of(reader.attempts()[-1], reader.path)
@@ -93,7 +93,7 @@ def _previous_run(index: Index, config: Config) -> IndexWriter:
 
 
 def _numbering(data: DataConfig) -> DataConfig:
-    """The fields that number prompts; the others differ once a run has begun."""
+    """The fields that number prompts, without those that a run fills in when it begins."""
     return data.model_copy(update={"chat_template": None, "size": None, "eval_size": 0})
 
 
@@ -109,14 +109,14 @@ class IndexWriter:
         self._index, self._follower, self._config = index, follower, config
         self._aligned = aligned
         self._open: dict[TrajectoryId, int] = {}
-        """Responses that are not rewarded yet, by their number in the index."""
+        """The numbers in the index of responses that are not rewarded yet."""
         self._rewarded: list[TrajectoryRewarded] = []
         self._prompt = lru_cache(PROMPTS_REMEMBERED)(follower.prompt)
-        """The epoch a group was requested in, and its prompt."""
+        """Returns the epoch in which a group was requested, and its prompt's tokens."""
 
     def write(self) -> int:
-        """Write what is new, at most `SEGMENTS_AT_ONCE` segments; return how many."""
-        # All segments of a response that is rewarded by now are read next.
+        """Write new segments, at most `SEGMENTS_AT_ONCE`; return how many."""
+        # Rewards come first: all segments of a response rewarded by now will be read.
         self._rewarded += self._follower.rewards()
         segments = self._follower.segments(SEGMENTS_AT_ONCE)
         for segment in segments:
@@ -133,7 +133,7 @@ class IndexWriter:
         if segment.start == 0:
             self._open[trajectory] = self._begin(segment)
         elif trajectory not in self._open:
-            return  # its beginning is older than what is kept
+            return  # its beginning is no longer kept
         response = self._open[trajectory]
         self._index.extend(response, segment.tokens)
         if segment.reward is not None and segment.start + len(segment.tokens) == segment.length:
@@ -144,7 +144,7 @@ class IndexWriter:
         group, member = segment.trajectory
         epoch, prompt_ids = self._prompt(group)
         if len(self._open) >= self._index.handle.max_responses:
-            # Never rewarded, as its group was left out; newer ones have replaced it in the index.
+            # It was never rewarded (its group was dropped); the index has replaced it.
             del self._open[next(iter(self._open))]
         return self._index.begin(
             prompt_ids,

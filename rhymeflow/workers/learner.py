@@ -1,9 +1,8 @@
-"""A rank of the learner in a process of its own: reads a batch, trains, publishes the new version.
+"""The learner worker, one rank: reads a batch, trains on it, publishes the new version.
 
-The controller tells every rank the same, and every rank reads the same batch; rank 0 (role
-`learner`) alone answers and owns the memory of the weights. A batch that breaks the staleness bound
-is refused before it is trained on (law 1, seen from the data itself: every token carries its
-version); a version can be pulled before it is reported.
+All ranks get the same messages and read the same batches; only rank 0 (role `learner`) answers and
+owns the memory of the weights. A batch that breaks the staleness bound is refused before training,
+by the stored versions of its tokens (law 1). A version can be pulled before it is reported.
 """
 
 from __future__ import annotations
@@ -66,20 +65,20 @@ from rhymeflow.workers.messages import (
     receive,
     send,
 )
-from rhymeflow.workers.restore import from_checkpoint, in_a_row, parts, samples, train_again
+from rhymeflow.workers.restore import from_checkpoint, parts, samples, skipped_in_a_row, train_again
 
 PATIENCE = 10.0
-"""Seconds that a rank waits to be replaced when a collective has failed."""
+"""Seconds that a rank waits to be replaced after a collective has failed."""
 
 SAVING_SECONDS = 0.05
-"""How often an idle learner looks whether a checkpoint is written: a run ends only then."""
+"""How often an idle learner checks whether a checkpoint is written; the run's end waits for it."""
 
 STATE_BYTES = 12
-"""In a checkpoint, for each parameter: master weight and AdamW's two moments, in float32."""
+"""Bytes per parameter in a checkpoint: master weight and AdamW's two moments, in float32."""
 
 
 def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
-    """Join the run and serve it until `Shutdown`, alone or as the first of many ranks."""
+    """Serve the run until `Shutdown`, alone or as rank 0 of several."""
     count = config.learner.num_ranks
     if count == 1:
         serve(connection, config, run_dir, 0, None)
@@ -98,25 +97,25 @@ def serve(
     at: MeetingPlace | None,
     early: Sequence[Sent] = (),
 ) -> None:
-    """Be a rank until `Shutdown`; the ranks meet `at` a place, if there are others. `early` came
-    before that.
+    """Serve the run as a rank until `Shutdown`; several ranks meet `at` a place. `early`: messages
+    that arrived before they met.
 
     A rank that fails because another is gone waits to be replaced instead of reporting a defect.
     """
     keep_freed_memory()
     count, device = config.learner.num_ranks, resolve_device(config.model)
-    if count > 1:  # of a cluster's node a rank sees its own GPU alone
+    if count > 1:  # on a cluster, a rank sees only its own GPU
         device = device_of(*((rank, count) if config.runtime == "local" else (0, 1)), device)
     learner = None
     try:
-        # Who is silent for longer is replaced before the others' collectives give up.
+        # Silent ranks are replaced before the others' collectives time out.
         seconds = 2 * config.run.worker_timeout
         ranks = ALONE if at is None else Ranks.meet(at, rank, count, device, seconds)
         learner = LearnerProcess(connection, config, run_dir, ranks, early)
         learner.serve()
         ranks.leave()
     except RuntimeError:
-        if count > 1:  # whoever is the cause is reported first, and this process ended
+        if count > 1:  # the rank that caused it is reported first, and this process is ended
             time.sleep(PATIENCE)
         raise
     finally:
@@ -125,9 +124,9 @@ def serve(
 
 
 class LearnerProcess:
-    """The learner, the store that it reads batches from, and the weights it publishes.
+    """The learner, the store that it reads batches from, and the weights that it publishes.
 
-    `early` came before this process could act on it.
+    `early`: messages that arrived before it was made.
     """
 
     ranks = ALONE
@@ -156,7 +155,7 @@ class LearnerProcess:
         with explained(self._reader):
             damaged, retrain_seconds = self._restore(run_dir / CHECKPOINTS)
         self.weights: WeightStore | None = None
-        """Rank 0's."""
+        """Set on rank 0."""
         if ranks.is_lead:
             self.weights = make_store(config, self.learner.manifest(), run_dir)
         checksum = self._publish_weights()
@@ -174,58 +173,58 @@ class LearnerProcess:
             sum(each.numel() for each in model.parameters() if each.requires_grad),
             damaged,
         )
-        self._say(Carried(LearnerReady(self.version, as_text(checksum)), loaded))
+        self._send(Carried(LearnerReady(self.version, as_text(checksum)), loaded))
 
     def _restore(self, directory: Path) -> tuple[list[tuple[Version, str]], float]:
-        """Bring the learner to what was published last; return the checkpoints that are not whole,
-        and how many seconds training again took."""
+        """Bring the learner to the last published version; return the damaged checkpoints, and how
+        many seconds training again took."""
         learner, reader, limit = self.learner, self._reader, self.config.learner.max_skipped_steps
         damaged = from_checkpoint(learner, reader, directory, lambda: as_text(learner.checksum()))
         began = time.perf_counter()
         for step, last in train_again(learner, reader, self.config):
-            self._say(Retraining(step, last))
+            self._send(Retraining(step, last))
         self.version: Version = learner.version
         self._skips = ConsecutiveFailures(
-            limit, "learner.max_skipped_steps", "steps", in_a_row(reader)
+            limit, "learner.max_skipped_steps", "steps", skipped_in_a_row(reader)
         )
         self._begin_batch()
         self._ending = False
         return damaged, time.perf_counter() - began
 
     def _load(self, device: torch.device, dtype: torch.dtype) -> Learner:
-        """The learner of the configured model, whole, or this rank's rows of it."""
+        """Make the learner, with the whole model or this rank's rows of it."""
         config, ranks = self.config, self.ranks
-        given = (load_tokenizer(config.model), config.learner, config.rollout, dtype, ranks)
+        common = (load_tokenizer(config.model), config.learner, config.rollout, dtype, ranks)
         if ranks.count == 1:
             # In float32, so that the master weights are exact; the learner computes in `dtype`.
             model = load_model(config.model, dtype=torch.float32, device=device)
-            return Learner(settled(model, config), *given)
+            return Learner(settled(model, config), *common)
         rows = WeightRows(config.model)
         reference = settled(rows.skeleton(), config) if config.learner.beta > 0.0 else None
         return Learner(
-            settled(rows.skeleton(), config), *given, read=rows.read, reference=reference
+            settled(rows.skeleton(), config), *common, read=rows.read, reference=reference
         )
 
     def _publish_weights(self) -> int:
-        """On rank 0 the checksum."""
+        """Publish the weights; return their checksum on rank 0, and 0 on other ranks."""
         weights = self.learner.weights()
         if self.weights is not None:
             return self.weights.publish(self.version, weights)
         weights.give()
         return 0
 
-    def _say(self, message: Sent) -> None:
+    def _send(self, message: Sent) -> None:
         if self.ranks.is_lead:
             send(self.connection, message)
 
     def serve(self) -> None:
-        """Carry out what is asked for, until `Shutdown`."""
+        """Carry out messages until `Shutdown`."""
         progress.has_started = True
         while not self._ending:
             self.turn()
 
     def turn(self) -> None:
-        """Carry out the next thing that is asked for."""
+        """Carry out the next message, if one arrives, and report written checkpoints."""
         progress.advance()
         if self._waiting:
             first, *self._waiting = self._waiting
@@ -238,7 +237,7 @@ class LearnerProcess:
         match message:
             case Accumulate():
                 self._accumulate(message)
-                self._say(Accumulated(message.version, len(self._early)))
+                self._send(Accumulated(message.version, len(self._early)))
             case Train():
                 self._train(message)
             case Publish(version=version):
@@ -261,7 +260,7 @@ class LearnerProcess:
     def _train(self, message: Train) -> None:
         assert message.version == self.version, (message.version, self.version)
         *early, rest = parts(message)
-        if self._early != early[: len(self._early)]:  # what was lost on the way, or is of no use
+        if self._early != early[: len(self._early)]:  # lost on the way, or not of this batch
             self.learner.forget()
             self._begin_batch()
         for part in early[len(self._early) :]:
@@ -275,18 +274,18 @@ class LearnerProcess:
         seconds = time.perf_counter() - started
         self._begin_batch()
         self._skips.count(next(iter(self.learner.skipped.values()), None))
-        self._say(BatchTrained(message.version, metrics, seconds))
+        self._send(BatchTrained(message.version, metrics, seconds))
 
     def _begin_batch(self) -> None:
         self._early: list[Accumulate] = []
-        """What is accumulated of the next batch."""
+        """The parts of the next batch that are accumulated."""
         self._early_seconds = 0.0
         self._ages: list[Version] = []
-        """Of the next batch's trajectories that were read."""
+        """Ages in versions of the next batch's trajectories that were read."""
 
     @contextmanager
     def _read(self, part: Accumulate) -> Iterator[tuple[list[Sample], TokenDetails | None]]:
-        """What is to be trained on, and where details of it go, which are reported afterwards."""
+        """Yield the samples of a part, and a record for their token details, reported after use."""
         records = self._reader.batch(part.groups, part.members)
         self._ages += staleness(records, self.version, self.config.schedule.bound)
         batch = samples(records, self.config)
@@ -298,11 +297,11 @@ class LearnerProcess:
             self._report(self.learner.whole_details(details), records)
 
     def _report(self, details: TokenDetails, records: list[TrajectoryRecord]) -> None:
-        found = [
+        responses = [
             ResponseDetails(TrajectoryId(record.group, record.member), logprobs, flags)
             for record, (logprobs, flags) in zip(records, details.blobs(), strict=True)
         ]
-        self._say(messages.BatchDetails(found))
+        self._send(messages.BatchDetails(responses))
 
     def _publish(self, version: Version) -> None:
         assert version == self.version, (version, self.version)
@@ -313,17 +312,17 @@ class LearnerProcess:
         skipped = self.learner.skipped  # of the batch that made this version
         reason = next(iter(skipped.values()), "")
         published = VersionPublished(version, checksum, tuple(skipped), reason)
-        self._say(Carried(published, Publication(seconds, metrics)))
+        self._send(Carried(published, Publication(seconds, metrics)))
 
     def _report_saved(self) -> None:
         for version, path, error in self._saver.ended():
-            self._say(CheckpointEnded(version, str(path), error))
+            self._send(CheckpointEnded(version, str(path), error))
 
 
 def staleness(
     records: list[TrajectoryRecord], version: Version, max_staleness: int
 ) -> list[Version]:
-    """Return how many versions old each trajectory is when batch `version` is trained on."""
+    """Return the age in versions of each trajectory of batch `version`; asserts the bound."""
     ages = [version - min(record.versions) for record in records]
     for record, age in zip(records, ages, strict=True):
         if not 0 <= age <= max_staleness:

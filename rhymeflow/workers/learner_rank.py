@@ -1,4 +1,4 @@
-"""A rank of the learner but the first, which it meets before it does what `learner.py` does."""
+"""A rank of the learner other than 0: meets rank 0, then serves the run as in `learner.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rhymeflow.workers.messages import JoinRanks, Sent, Shutdown, receive
 
 
 def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
-    """Wait for rank 0, and serve the run with it until `Shutdown`."""
+    """Wait for rank 0's address, and serve the run until `Shutdown`."""
     early: list[Sent] = []
     while not isinstance(message := receive(connection), JoinRanks):
         if isinstance(message, Shutdown):

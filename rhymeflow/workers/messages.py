@@ -1,7 +1,7 @@
-"""What the controller and its workers say to each other: typed, msgpack, no pickle.
+"""The messages between the controller and its workers: typed, in msgpack, without pickle.
 
-Commands and events of the coordinator are sent as they are, some with data in an envelope
-(`Carried`); what the coordinator does not know is a `Message`.
+The coordinator's commands and events are sent as they are, some with data in an envelope
+(`Carried`); all others are `Message`s.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Carried(NamedTuple):
 
 
 class Continuation(msgspec.Struct, frozen=True, array_like=True):
-    """With `Route`: a response to prompt row `prompt` in `epoch`, to be continued after `tokens`,
-    of the policy and its environment. The policy's turn `turn`, from 1, began after `turn_start` of
-    them. The command of a suite's response has number 0."""
+    """With `Route`: a response to prompt row `prompt` in `epoch`, to be continued after `tokens` of
+    the policy and its environment. The policy's turn `turn`, from 1, began after `turn_start` of
+    them. Commands for suites' responses have number 0."""
 
     prompt: int
     epoch: int
@@ -48,7 +48,7 @@ class Continuation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True):
-    """With `Snapshot`: how the instance is. Totals count from its start."""
+    """With `Snapshot`: an instance's load, and totals since its start."""
 
     running: int
     waiting: int
@@ -63,22 +63,22 @@ class LoadedModel(msgspec.Struct, frozen=True, array_like=True):
     handle: WeightHandle
     device: str
     dtype: str
-    """Compute precision, torch's name."""
+    """Compute precision, by torch's name."""
     max_length: int
-    """Tokens that a prompt and the response to it can have together."""
+    """Most tokens of a prompt and its response together."""
     checkpoint_bytes: int
-    """What a checkpoint takes on the disk."""
+    """The size of a checkpoint on the disk."""
     retrain_seconds: float = 0.0
-    """That training the batches since the last checkpoint again took."""
+    """How long training on the batches since the last checkpoint again took."""
     num_parameters: int = 0
     num_trained: int = 0
-    """Of these, those that are not frozen."""
+    """The number of parameters that are not frozen."""
     damaged: list[tuple[Version, str]] = []
-    """Checkpoints that were passed over, and what is wrong with each."""
+    """Checkpoints that were skipped, each with its problem."""
 
 
 class Publication(msgspec.Struct, frozen=True, array_like=True):
-    """With `VersionPublished`: how long publishing took, and what the weight store says of it."""
+    """With `VersionPublished`: how long publishing took, and the weight store's metrics."""
 
     seconds: float
     metrics: dict[str, float] = {}
@@ -86,29 +86,29 @@ class Publication(msgspec.Struct, frozen=True, array_like=True):
 
 DATA: dict[str, Any] = {
     "Route": Continuation,
-    "Pulled": float,  # seconds that it took
+    "Pulled": float,  # its seconds
     "Snapshot": Status,
     "LearnerReady": LoadedModel,
     "VersionPublished": Publication,
 }
-"""What comes with the commands and events of these names; with others there is nothing."""
+"""The type of the data that comes with a command or event, by its name; others carry none."""
 
 
 # -- from the controller --------------------------------------------------------------------------
 
 
 class Shutdown(Message):
-    """End."""
+    """To any worker: end."""
 
 
 class ConnectWeights(Message):
-    """Where the weights are. The instance takes them and joins."""
+    """To an instance: load the weights at `handle` and join."""
 
     handle: WeightHandle
 
 
 class UseDrafter(Message):
-    """Draft from this index from now on."""
+    """To an instance: draft from this index from now on."""
 
     index: IndexHandle
 
@@ -127,32 +127,32 @@ class JoinRanks(Message):
 
 
 class SaveCheckpoint(Message):
-    """Write a checkpoint of the version that the learner holds, while training continues, and
-    delete all others but those of versions `keep`."""
+    """Write a checkpoint of the learner's version, while training continues, and delete all others
+    except those of versions `keep`."""
 
     keep: tuple[Version, ...]
 
 
 class ComputeReward(Message):
-    """Make text of responses to one prompt, call reward functions on them, answer under `key`."""
+    """Decode responses to one prompt, call reward functions on them, and answer under `key`."""
 
     key: str
     """Names the responses in answers and in errors that users see."""
     prompt: str | list[dict[str, Any]]
     responses: list[list[int]]
-    """Tokens; every function is called once, with all of them."""
+    """Token ids of each; every function is called once, with all responses."""
     columns: dict[str, Any]
-    """Of the prompt's row in the data."""
+    """The other columns of the prompt's row."""
     functions: tuple[int, ...]
-    """By their places in `suites.suite.reward_sections`."""
+    """Indices into the functions of `suites.suite.reward_sections`."""
     trainer_state: TrainerState
     turns: list[list[tuple[int, int]]] = []
-    """With environments, for each response and each answer in it: the tokens before and with it."""
+    """With environments, for each response the start and end, in tokens, of each answer in it."""
 
 
 class AskEnvironment(Message):
-    """Asks for what follows the prompt, before the first turn; for an answer to the last of
-    `episode.turns`, of `room` tokens at most; or, in the end, for the reward."""
+    """Request the opening after the prompt; an answer of at most `room` tokens to the last of
+    `episode.turns`; or, at the end, the reward."""
 
     episode: Episode
     wants: Literal["opening", "answer", "reward"]
@@ -160,7 +160,7 @@ class AskEnvironment(Message):
 
 
 class CloseEpisodes(Message):
-    """Close these episodes, by key."""
+    """Close the episodes with these keys."""
 
     keys: list[str]
 
@@ -180,11 +180,11 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[int]
     logprobs: list[float]
     accepted: bytes = b""
-    """With `run.token_details`: for each token 1 if it was drafted, else 0."""
+    """With `run.token_details`: per token one byte, 1 if it was drafted, else 0."""
 
 
 class TokensGenerated(Message):
-    """What was generated since the last such message."""
+    """Tokens that were generated since the last such message."""
 
     parts: list[Part]
 
@@ -196,7 +196,7 @@ class RanksMeet(Message):
 
 
 class ResponseDetails(NamedTuple):
-    """Of one response: see `learner/token_details.py`."""
+    """One response's details; see `learner/token_details.py`."""
 
     trajectory: TrajectoryId
     logprobs: bytes | None
@@ -204,7 +204,7 @@ class ResponseDetails(NamedTuple):
 
 
 class BatchDetails(Message):
-    """With `run.token_details`, before `BatchTrained`: each response of the batch once."""
+    """With `run.token_details`, before `BatchTrained`: details of each response of the batch."""
 
     responses: list[ResponseDetails]
 
@@ -214,11 +214,11 @@ class Retraining(Message):
 
     version: Version
     last: Version
-    """Where it stops."""
+    """The version at which it stops."""
 
 
 class BatchTrained(Message):
-    """Batch `version` is trained on, which took so many seconds."""
+    """The learner has trained on batch `version`, in `seconds`."""
 
     version: Version
     metrics: dict[str, float]
@@ -226,7 +226,7 @@ class BatchTrained(Message):
 
 
 class CheckpointEnded(Message):
-    """A checkpoint of `version` lies in `path`, or could not be written because of `error`."""
+    """A checkpoint of `version` is complete in `path`, or could not be written (`error`)."""
 
     version: Version
     path: str
@@ -234,28 +234,28 @@ class CheckpointEnded(Message):
 
 
 class HistoryGrew(Message):
-    """The index, which has so many tokens; what drafting runs is compiled."""
+    """A node's index, which holds `num_tokens`; the code for drafting is compiled."""
 
     index: IndexHandle
     num_tokens: int
 
 
 class RewardComputed(Message):
-    """For each response its text, and rewards by name of the functions that applied."""
+    """For each response its text, and by name the rewards of the functions that applied."""
 
     key: str
     texts: list[str]
     components: list[dict[str, float]]
     last_turns: list[str] = []
-    """Where responses have turns, the text of each one's last."""
+    """If responses have turns: the text of each one's last turn."""
     noted: list[tuple[str, float]] = []
-    """Numbers that functions want logged, by the metric's name."""
+    """Names and values of metrics that functions log."""
     extra: dict[str, list[Any]] = {}
-    """Columns that functions want kept beside the responses."""
+    """Columns that functions log, with a value for each response."""
 
 
 class NoReward(Message):
-    """No reward could be had for the responses, after all retries; `error` says why."""
+    """The reward of the responses failed, after all retries, with `error`."""
 
     key: str
     texts: list[str]
@@ -263,14 +263,14 @@ class NoReward(Message):
 
 
 class EpisodeOpened(Message):
-    """What `reset` returned, to be put after the prompt by `data.prompts.opened`; often nothing."""
+    """The text after the prompt that `reset` returned, see `data.prompts.opened`; may be empty."""
 
     key: str
     opening: str
 
 
 class TurnAnswered(Message):
-    """The answer to turn `turn`, in tokens, or why the episode has ended."""
+    """The answer to turn `turn`, as token ids, or the reason why the episode has ended."""
 
     key: str
     turn: int
@@ -279,14 +279,14 @@ class TurnAnswered(Message):
 
 
 class EpisodeJudged(Message):
-    """The environment's reward by its name; empty where it has none that applies."""
+    """The environment's reward, by its name; empty if it gives none."""
 
     key: str
     rewards: dict[str, float]
 
 
 class EpisodeFailed(Message):
-    """The environment could not be had, asked or judged, after all retries; `error` says why."""
+    """A request to the environment failed, after all retries, with `error`."""
 
     key: str
     turn: int
@@ -294,23 +294,22 @@ class EpisodeFailed(Message):
 
 
 class Alive(Message):
-    """A sign of life: see `entry.py`."""
+    """A heartbeat; see `entry.py`."""
 
     progress: int = 0
 
 
 class Failed(Message):
-    """The worker ends: `user_error` is a line for the user, else `error` is a traceback."""
+    """The worker ends with `error`: a line for the user if `user_error`, else a traceback."""
 
     error: str
     user_error: bool
 
 
 WAIT_SECONDS = 1.0
-"""How often a worker that waits for a message says that it is not stuck."""
+"""How often a worker that waits for a message reports progress."""
 
 Sent = Message | Carried | Command | Event
-"""What can be sent."""
 
 _encoder = msgspec.msgpack.Encoder()
 _frame = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw, msgspec.Raw])
@@ -322,7 +321,7 @@ _data_decoders = {name: msgspec.msgpack.Decoder(kind) for name, kind in DATA.ite
 
 
 def encode(message: Sent) -> bytes:
-    """Return the message as `decode` reads it: by its class's name."""
+    """Return the message as bytes, with the name of its class."""
     what, data = message if isinstance(message, Carried) else (message, None)
     return _encoder.encode((type(what).__name__, what, data))
 

@@ -1,4 +1,4 @@
-"""Publishes the weights of a model that is not trained, once, for the instances that answer."""
+"""The worker in the learner's place where nothing is trained: publishes a model's weights once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rhymeflow.workers.messages import Carried, LoadedModel, Shutdown, receive, 
 
 
 def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
-    """Publish the model as version 0, and keep its weights there until `Shutdown`."""
+    """Publish the model as version 0, and hold its weights until `Shutdown`."""
     device = resolve_device(config.model)
     dtype = resolve_dtype(config.model, device)
     model = load_model(config.model, dtype=dtype, device=torch.device("cpu"))

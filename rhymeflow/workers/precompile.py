@@ -1,6 +1,6 @@
-"""Compiles what a run compiles, and bytecode: `python -m rhymeflow.workers.precompile`.
+"""Compiles kernels and bytecode before the first run: `python -m rhymeflow.workers.precompile`.
 
-The installer calls it. Without it the first run compiles meanwhile, and drafts later.
+The installer calls it. Without it, the first run compiles in the background and drafts later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rhymeflow.weights.kernels import put_changes
 from rhymeflow.weights.manifest import plan
 
 HEAD_DIM = 64
-"""The kernel's code is the same for every size."""
+"""The kernels are the same for every size."""
 
 IMPORTED = (
     *("rhymeflow.cli", "rhymeflow.runtime.train", "rhymeflow.workers.learner"),
@@ -48,22 +48,24 @@ def main() -> None:
 
 
 def compile_weights() -> None:
-    """Compile what hashes weights, finds what changed in them, and puts it in."""
+    """Compile the kernels that hash weights, find changes in them and apply these."""
     old, new = np.zeros(4096, np.uint8), np.zeros(4096, np.uint8)
     new[7] = 1
     finder = Finder(plan({"w": ((2048,), torch.bfloat16)}))
     fixed = old.copy()
-    fixed.flags.writeable = False  # as an object store's buffers are: another function to numba
+    fixed.flags.writeable = (
+        False  # as an object store's buffers are; numba compiles another function
+    )
     assert finder.find(new, fixed).changed == 1
-    found = finder.find(new, old)
-    assert found.listed is not None
+    changes = finder.find(new, old)
+    assert changes.listed is not None
     proof.digest(old)
-    put_changes(old.view(np.uint16), *found.listed, proof.INNER)
+    put_changes(old.view(np.uint16), *changes.listed, proof.INNER)
     assert (old == new).all()
 
 
 def compile_learner() -> None:
-    """Compile what the learner computes with."""
+    """Compile the learner's kernels."""
     places, positions_1T = np.arange(3), torch.arange(3)[None]
     config = LlamaConfig(
         vocab_size=8, hidden_size=LANES, intermediate_size=8, num_hidden_layers=1,

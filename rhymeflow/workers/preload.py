@@ -1,4 +1,4 @@
-"""What the server that workers are forked from imports: what most of them need and takes long.
+"""Imports that the fork server does for its workers: slow ones that most workers need.
 
 The garbage collector, which would take a fifth of the time, is off until a worker enables it.
 """
@@ -9,8 +9,8 @@ import gc
 import importlib
 import signal
 
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's, also while this loads
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller handles Ctrl-C
 gc.disable()
 for _name in ("rhymeflow.workers.entry", "rhymeflow.models.load"):
     importlib.import_module(_name)
-gc.freeze()  # in no worker's collections
+gc.freeze()  # workers' collections skip what is loaded by now

@@ -1,7 +1,7 @@
 """Restores the learner of a resumed run: from a checkpoint, and by training on batches again.
 
-The newest checkpoint that the log knows is loaded, and the batches since are trained on again, each
-under the configuration of its attempt; steps that were skipped are skipped. On a CPU, or with
+The newest whole checkpoint of a published version is loaded, and the batches since are trained on
+again, each with its attempt's configuration; skipped steps are skipped again. On a CPU, or with
 deterministic kernels, the weights are the same to the last bit; the log has their checksum.
 """
 
@@ -33,27 +33,27 @@ _TRAINED = """SELECT event, body FROM commands WHERE kind = 'Train' ORDER BY seq
 
 
 def published(reader: Reader) -> Version:
-    """The version that was published last; 0 if none was trained."""
+    """Return the last published version; 0 if none was trained."""
     rows = reader.query(PUBLISHED)
     version: Version = rows[0][0] if rows else 0
     return version
 
 
-def in_a_row(reader: Reader) -> int:
-    """How many of the last steps of this attempt were skipped."""
+def skipped_in_a_row(reader: Reader) -> int:
+    """Return how many of this attempt's last steps were skipped in a row."""
     attempts = reader.attempts()
-    last, found = published(reader), _skipped(reader, attempts[-1].first_event if attempts else 0)
-    return next(n for n in count() if last - n not in found)
+    skipped = _skipped(reader, attempts[-1].first_event if attempts else 0)
+    last = published(reader)
+    return next(n for n in count() if last - n not in skipped)
 
 
 def from_checkpoint(
     learner: Learner, reader: Reader, directory: Path, checksum: Callable[[], str]
 ) -> list[tuple[Version, str]]:
-    """Restore the newest whole checkpoint, if any; return newer ones, each with its problem.
-    `checksum`, of the learner's weights, is compared with the log's.
-    """
+    """Restore the newest whole checkpoint, if any; return newer ones, each with its problem. The
+    log must have the `checksum` of the weights; raises `UserError` if no whole one has it."""
     damaged: list[tuple[Version, str]] = []
-    is_changed = False
+    has_changed = False
     for version, path in reversed(checkpoints_up_to(directory, published(reader)).items()):
         try:
             learner.restore(path)
@@ -62,9 +62,9 @@ def from_checkpoint(
             continue
         if checksum() in _checksums(reader, version):
             return damaged
-        is_changed = True
-        damaged.append((version, f"{path}: its weights have not the checksum of the log"))
-    if is_changed:
+        has_changed = True
+        damaged.append((version, f"{path}: the checksum of its weights is not that of the log"))
+    if has_changed:
         _, problem = damaged[-1]
         raise UserError(
             f"{problem}, and no earlier checkpoint is whole; without it the learner "
@@ -76,8 +76,8 @@ def from_checkpoint(
 def train_again(
     learner: Learner, reader: Reader, config: Config
 ) -> Iterator[tuple[Version, Version]]:
-    """Bring `learner` to the version that was published last; yields before each step the version
-    that it makes and the last one. Raises `UserError` if tokens of a batch were deleted."""
+    """Train `learner` up to the last published version; before each step, yield the version that it
+    makes and the last one. Raises `UserError` if tokens of a batch were deleted."""
     last, skipped = published(reader), _skipped(reader)
     for train, attempt in _batches(reader, learner.version, last):
         yield train.version + 1, last
@@ -92,12 +92,12 @@ def train_again(
 
 
 def _checksums(reader: Reader, version: Version) -> set[str]:
-    """Of a version as it was published, and as it was restored."""
+    """The logged checksums of a version, as it was published and as it was restored."""
     return {checksum for (checksum,) in reader.query(_CHECKSUMS, version)}
 
 
 def samples(records: Iterable[TrajectoryRecord], config: Config) -> list[Sample]:
-    """What the learner trains on, under this configuration."""
+    """Make samples of stored responses, with the reward weights of `config`."""
     weights = WeightedSum(config.reward.functions, config.environment.classes).weights
     return [
         Sample(
@@ -117,12 +117,12 @@ def samples(records: Iterable[TrajectoryRecord], config: Config) -> list[Sample]
 
 
 def _skipped(reader: Reader, since: int = 0) -> dict[Version, list[int]]:
-    """Optimizer steps that were skipped, by the version that their batch made."""
+    """The indices of skipped optimizer steps, by the version that their batch made."""
     return {version: json.loads(numbers) for version, numbers in reader.query(_SKIPPED, since)}
 
 
 def parts(train: Train) -> list[Accumulate]:
-    """What it trains on, as its learner accumulated it; the last is the rest and may be empty."""
+    """Split a batch into the parts accumulated early and the rest, which may be empty."""
     ends = [*accumulate(train.parts, initial=0), len(train.groups)]
     return [
         Accumulate(train.version, train.groups[start:end], train.members[start:end])
@@ -131,10 +131,10 @@ def parts(train: Train) -> list[Accumulate]:
 
 
 def _batches(reader: Reader, first: Version, last: Version) -> list[tuple[Train, Config]]:
-    """From version `first` to before `last`, each with its attempt's configuration."""
+    """The batches from `first` to before `last`, each with its attempt's configuration."""
     attempts = reader.attempts()
-    found = []
-    # The batch after `last` may have been begun.
+    batches = []
+    # The batch after `last` may have begun.
     for event, body in reversed(reader.query(_TRAINED, last - first + 1)):
         command = json.loads(body)
         if first <= command["version"] < last:
@@ -142,7 +142,7 @@ def _batches(reader: Reader, first: Version, last: Version) -> list[tuple[Train,
             groups, members = tuple(command["groups"]), tuple(map(tuple, command["members"]))
             early = tuple(command.get("parts", ()))
             train = Train(command["version"], groups, members, early)
-            found.append((train, config_of(attempt, reader.path)))
-    numbers = [train.version for train, _ in found]
+            batches.append((train, config_of(attempt, reader.path)))
+    numbers = [train.version for train, _ in batches]
     assert numbers == list(range(first, last)), "a batch is missing"
-    return found
+    return batches

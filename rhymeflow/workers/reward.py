@@ -1,8 +1,8 @@
-"""The reward worker: decodes responses to text and has the reward functions judge them.
+"""The reward worker: decodes responses to text and has reward functions judge them.
 
-A message names responses to one prompt and functions, or none if it wants only the text. Functions
-run in a pool of processes (`rhymeflow/pool.py`). Each message gets one answer: rewards, or why
-there are none (law 6).
+A request has responses to one prompt and the functions to call; without any it asks only for text.
+Functions run in a pool of processes (`rhymeflow/pool.py`). Each request gets one answer: rewards,
+or why there are none (law 6).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ Prompt = str | list[dict[str, Any]]
 
 
 class RewardWorker(UserCodeWorker):
-    """Answers `ComputeReward` with functions of these `names`. `decode` makes text of token ids;
-    `seen`, for a reward model, makes of a prompt what the policy was given."""
+    """Answers `ComputeReward`. `names`: the functions; `decode`: makes text of token ids; `seen`,
+    for a reward model: makes of a prompt what the policy got."""
 
     def __init__(
         self,
@@ -86,17 +86,17 @@ class RewardWorker(UserCodeWorker):
         if task.error is not None:
             send(self._connection, NoReward(key, texts, task.error))
             return
-        judged = task.result
-        said = judged.components, _last(task.request.turns), judged.noted, judged.extra
-        send(self._connection, RewardComputed(key, texts, *said))
+        result, last = task.result, _last(task.request.turns)
+        answer = RewardComputed(key, texts, result.components, last, result.noted, result.extra)
+        send(self._connection, answer)
 
 
 def parts_of(tokens: list[int], answers: list[tuple[int, int]]) -> list[list[int]]:
-    """What the policy said and what was answered, in turn; an odd number of parts."""
+    """Split a response into the policy's turns and the answers between them."""
     ends = [0, *(place for answer in answers for place in answer), len(tokens)]
     return [tokens[start:end] for start, end in pairwise(ends)]
 
 
 def _last(turns: list[list[str]]) -> list[str]:
-    """The last text of each response with turns."""
+    """The text of each response's last turn."""
     return [parts[-1] for parts in turns]

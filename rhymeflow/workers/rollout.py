@@ -1,7 +1,7 @@
-"""A rollout instance: an engine in a process of its own, carrying out numbered commands in order.
+"""The rollout worker: an instance whose engine carries out numbered commands in order.
 
-While a pull is fetched the engine continues, and later commands wait. Tokens of a response are sent
-before anything is said of it; its version never falls; the checksum of pulled weights is proved
+While a pull is fetched the engine continues, and later commands wait. A response's tokens are sent
+before its events; an instance's version never falls; the checksum of pulled weights is verified
 before a token is generated under them (law 5).
 """
 
@@ -44,20 +44,20 @@ from rhymeflow.workers.messages import (
 )
 
 STATUS_SECONDS = 0.25
-"""Between two reports of the instance's state and new tokens, which is all that is lost with it;
-short against a step, long against an iteration."""
+"""Time between two reports of state and new tokens, and so the most that is lost with an instance.
+It is short against a step, long against an iteration."""
 
 POLL_SECONDS = 0.01
-"""How long an engine that computes elsewhere may keep a command waiting."""
+"""How long an engine that computes in another process may delay a command."""
 
 
 @dataclass(slots=True)
 class HeldResponse:
-    """A response that the engine has, and what the controller has been sent of it."""
+    """A response in the engine, and how much of it the controller has been sent."""
 
     request: Request
     turn: int
-    """The policy's, from 1."""
+    """The number of the policy's turn, from 1."""
     tokens: int
     steps: int = 0
     drafted: int = 0
@@ -70,7 +70,7 @@ def prepare(config: Config) -> None:
 
         import_vllm()
         if config.drafting.window != "off":
-            rehearse(config)  # the history process compiles for another Python
+            rehearse(config)  # the history worker compiles for another Python
         return
     from rhymeflow.engine.native.native_engine import load_kernels
 
@@ -78,8 +78,8 @@ def prepare(config: Config) -> None:
 
 
 def make_engine(config: Config, weights: WeightReader, name: str) -> RolloutEngine:
-    """The engine of instance `name`; it begins with the newest weights."""
-    drafts = partial(drafter_of, config, stats=DraftStats())  # the totals of all its drafters
+    """Make the engine of instance `name`, which begins with the newest weights."""
+    drafts = partial(drafter_of, config, stats=DraftStats())  # totals over all its drafters
     if config.rollout.engine == "vllm":
         from rhymeflow.engine.vllm.vllm_engine import VllmEngine
 
@@ -100,7 +100,7 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
 
 
 class RolloutInstance:
-    """The engine, the weights it pulls and the connection. `engine` makes the engine."""
+    """The engine, the weights that it pulls and the connection; `engine` makes the engine."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class RolloutInstance:
     ) -> None:
         self.connection, self.name, self.config = connection, name, config
         self._later: deque[object] = deque()
-        """Messages that came while there was no learner, carried out when there is one."""
+        """Messages that arrived while there was no learner, for when there is one."""
         self.weights, self.engine = self._begin(lambda weights: engine(config, weights, name))
         limits = self.engine.limits()
         self.stop_tokens = limits.stop_token_ids
@@ -121,9 +121,9 @@ class RolloutInstance:
         self.busy_seconds = 0.0
         self._last_status = 0.0
         self._pulling: Pull | None = None
-        """Being fetched; later commands wait."""
+        """The pull that is being fetched; later commands wait."""
         self._is_cut_off = False
-        """The pull waits for another learner: the one that had the weights is gone."""
+        """Whether the pull waits for another learner because the last one is gone."""
         self._ending = False
         joined = events.InstanceJoined(
             name,
@@ -135,39 +135,39 @@ class RolloutInstance:
         send(connection, joined)
 
     def open_weights(self, message: ConnectWeights) -> WeightReader:
-        """Where the learner publishes."""
+        """Open the memory to which the learner publishes."""
         return message.handle.open()
 
     def _begin(
         self, engine: Callable[[WeightReader], RolloutEngine]
     ) -> tuple[WeightReader, RolloutEngine]:
-        """Make the engine, with the weights of a learner that lives as long as that takes."""
+        """Make the engine; try again with the next learner if one is lost meanwhile."""
         while True:
             weights = self._connect()
             with suppress(OwnerLost):
                 return weights, engine(weights)
 
     def _connect(self) -> WeightReader:
-        """Wait for the weights of a learner that is there."""
+        """Wait for the weights of a learner that can be reached."""
         while True:
             match receive(self.connection):
                 case ConnectWeights() as connect:
-                    with suppress(FileNotFoundError):  # lost meanwhile: the next one says so too
+                    with suppress(FileNotFoundError):  # lost meanwhile; wait for the next
                         return self.open_weights(connect)
                 case Shutdown():
                     raise EOFError("the run has ended")
-                case message:  # it came with weights that are lost
+                case message:  # it belongs to lost weights
                     self._later.append(message)
 
     def serve(self) -> None:
-        """Carry out commands and iterate, until `Shutdown`."""
+        """Carry out commands and generate, until `Shutdown`."""
         progress.has_started = True
         while not self._ending:
             self.turn()
             progress.advance()
 
     def turn(self) -> None:
-        """Carry out what has arrived, run one iteration if there is anything to run, report."""
+        """Carry out what has arrived, run an iteration if there is work, and report."""
         if self._pulling is not None and not self._is_cut_off:
             self._pull(self._pulling)
         self._listen()
@@ -178,7 +178,7 @@ class RolloutInstance:
         self._report_status()
 
     def _listen(self) -> None:
-        """Carry out what has arrived; with nothing to do, wait a little for more."""
+        """Carry out messages that have arrived; without work, wait a little for one."""
         wait = 0.0 if self.engine.has_work else STATUS_SECONDS
         while (message := self._next(wait)) is not None:
             self._carry_out(message)
@@ -187,8 +187,8 @@ class RolloutInstance:
             wait = 0.0
 
     def _next(self, wait: float) -> object | None:
-        """What to carry out now; None: nothing, or a pull comes first. While that waits for another
-        learner, only news of the learner and the end of the run pass."""
+        """Return the next message; None: there is none, or a pull comes first. While a pull waits
+        for another learner, only `ConnectWeights` and `Shutdown` pass."""
         if self._pulling is not None and not self._is_cut_off:
             return None
         if self._later and not self._is_cut_off:
@@ -203,7 +203,7 @@ class RolloutInstance:
     def _carry_out(self, message: object) -> None:
         command = message.what if isinstance(message, Carried) else message
         if isinstance(command, Route | Interrupt | Abort | Pull | Evaluate):
-            self.last_number = max(command.number, self.last_number)  # a suite's has none
+            self.last_number = max(command.number, self.last_number)  # 0 for suites' responses
         match message:
             case Carried(Route(trajectory=trajectory), data):
                 self._route(trajectory, data)
@@ -216,11 +216,11 @@ class RolloutInstance:
             case Evaluate():
                 pass  # each answer is routed
             case ConnectWeights():  # another learner took the place of a lost one
-                with suppress(FileNotFoundError):  # lost in turn, and the next one says so too
+                with suppress(FileNotFoundError):  # lost too; wait for the next
                     self.weights = self.open_weights(message)
                     self._is_cut_off = False
             case UseDrafter():
-                with suppress(FileNotFoundError):  # its worker is gone; the next one says so too
+                with suppress(FileNotFoundError):  # its worker is gone; wait for the next
                     self.engine.draft_from(message.index)
             case Shutdown():
                 self._ending = True
@@ -233,7 +233,7 @@ class RolloutInstance:
         noise = NoiseKey(message.prompt, epoch, trajectory.member)
         config = self._configs[message.suite]
         rollout = config.rollout
-        how = Sampling(
+        sampling = Sampling(
             temperature=rollout.temperature,
             top_p=rollout.top_p,
             top_k=rollout.top_k,
@@ -241,12 +241,14 @@ class RolloutInstance:
             stop_token_ids=self.stop_tokens,
         )
         accepted = bytearray() if self.config.run.token_details else None
-        request = Request(trajectory, message.prompt_ids, noise, how, tokens, accepted=accepted)
+        request = Request(
+            trajectory, message.prompt_ids, noise, sampling, tokens, accepted=accepted
+        )
         request.turn_start, request.keeps_cache = message.turn_start, config.environment.is_used
-        request.is_urgent = message.suite != RUN  # a version is evaluated while it is new
+        request.is_urgent = message.suite != RUN  # evaluations come first
         if reason := request.finish_reason():
-            # Its last token was sent by an instance that died before it could say so.
-            self._say_ended(request, reason, message.turn)
+            # An earlier instance sent its last token, and died before it reported the end.
+            self._send_ended(request, reason, message.turn)
             return
         self._held[trajectory] = HeldResponse(request, message.turn, len(tokens))
         self.engine.submit(request)
@@ -265,10 +267,10 @@ class RolloutInstance:
             del self._held[request.id]
 
     def _pull(self, message: Pull) -> None:
-        """Take new weights, unless they are being fetched and there is work meanwhile."""
+        """Fetch new weights and install them; while there is work, only once they are fetched."""
         if message.version <= self.engine.version:
-            # An earlier pull got newer ones, and the coordinator counts on them (law 1).
-            self._say_pulled(message, 0.0)
+            # An earlier pull got newer weights, and the coordinator counts on them (law 1).
+            self._send_pulled(message, 0.0)
             return
         self._pulling = message
         with suppress(OwnerLost):
@@ -280,13 +282,13 @@ class RolloutInstance:
 
     def _install(self, message: Pull) -> None:
         started = time.perf_counter()
-        self._hand_over_all()  # what is generated so far is of the old version
+        self._hand_over_all()  # tokens so far are the old version's
         keep = self.config.rollout.kv_cache_on_pull == "keep"
         self.engine.install(self.weights, message.version, keep_cache=keep)
         self._pulling = None
-        self._say_pulled(message, time.perf_counter() - started)
+        self._send_pulled(message, time.perf_counter() - started)
 
-    def _say_pulled(self, message: Pull, seconds: float) -> None:
+    def _send_pulled(self, message: Pull, seconds: float) -> None:
         version, checksum = self.engine.version, as_text(self.engine.checksum)
         pulled = events.Pulled(self.name, message.number, version, checksum)
         send(self.connection, Carried(pulled, seconds))
@@ -294,10 +296,10 @@ class RolloutInstance:
     def _report(self, finished: list[Finished]) -> None:
         self._hand_over(request for request, _ in finished)
         for request, reason in finished:
-            self._say_ended(request, reason, self._held.pop(request.id).turn)
+            self._send_ended(request, reason, self._held.pop(request.id).turn)
 
-    def _say_ended(self, request: Request, reason: Literal["stop", "length"], turn: int) -> None:
-        """The response is complete, or the policy's turn is over."""
+    def _send_ended(self, request: Request, reason: Literal["stop", "length"], turn: int) -> None:
+        """Report that a response is complete, or that the policy's turn has ended."""
         key, tokens = request.id, request.tokens
         if request.keeps_cache and reason == "stop":
             send(self.connection, events.TurnEnded(key, self.name, turn, len(tokens)))
@@ -305,7 +307,7 @@ class RolloutInstance:
             send(self.connection, events.TrajectoryFinished(key, self.name, len(tokens), reason))
 
     def _hand_over(self, requests: Iterable[Request]) -> None:
-        """Send what was generated of these responses since it was last sent."""
+        """Send the tokens of these responses that were not sent yet."""
         parts = []
         for request in requests:
             held, end = self._held[request.id], len(request.tokens)
@@ -338,8 +340,8 @@ class RolloutInstance:
         load = self.engine.load()
         carried_out = self.last_number if self._pulling is None else self._pulling.number - 1
         waiting = tuple(key for key in load.waiting if key.group >= 0)
-        how = load.kv_tokens, load.clock, load.prefill_seconds
-        snapshot = events.Snapshot(self.name, carried_out, waiting, *how)
+        times = load.clock, load.prefill_seconds
+        snapshot = events.Snapshot(self.name, carried_out, waiting, load.kv_tokens, *times)
         totals = load.num_generated, self.busy_seconds, load.drafts
         status = Status(load.num_running, len(waiting), *totals)
         send(self.connection, Carried(snapshot, status))

@@ -1,4 +1,4 @@
-"""What the reward worker and the environment worker share: a loop around a pool of processes."""
+"""The loop around a pool of processes that the reward and environment workers share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rhymeflow.workers.messages import WAIT_SECONDS, Message, Shutdown, receive
 
 
 class UserCodeWorker:
-    """Takes messages and answers them with what a pool's processes make of them."""
+    """Submits messages to a pool of processes and sends the results."""
 
     def __init__(self, connection: Channel, pool: Pool) -> None:
         self._connection, self._pool = connection, pool
@@ -27,7 +27,7 @@ class UserCodeWorker:
             progress.advance()
 
     def turn(self) -> None:
-        """Receive what has arrived, and send the answers that there are."""
+        """Receive the messages that have arrived, and send the answers that are ready."""
         while not self._ending and self._connection.poll(0.0):
             message = receive(self._connection)
             if isinstance(message, Shutdown):
@@ -38,9 +38,9 @@ class UserCodeWorker:
             self._answer(task)
 
     def _take(self, message: Message) -> None:
-        """Do what a message asks for."""
+        """Handle a message other than `Shutdown`."""
         raise NotImplementedError
 
     def _answer(self, task: Any) -> None:
-        """Send what became of a task."""
+        """Send the result of a task."""
         raise NotImplementedError

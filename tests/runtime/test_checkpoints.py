@@ -9,7 +9,7 @@ from rhymeflow.runtime.checkpoints import Checkpoints
 def of(every_eval: int = 5, num_steps: int = 100, there=(), **fields) -> Checkpoints:
     run = {"save_seconds": 0.0, **fields}
     return Checkpoints(
-        RunConfig(**run), lambda v: v % every_eval == 0, num_steps=num_steps, there=there
+        RunConfig(**run), lambda v: v % every_eval == 0, num_steps=num_steps, existing=there
     )
 
 
@@ -81,8 +81,8 @@ def test_the_newest_and_the_best_stay():
 def test_the_best_is_by_the_figure_that_was_chosen_and_known_of_earlier_attempts():
     known = {1: {"eval/a/pass@4": 0.5}, 2: {"eval/a/pass@4": 0.4}, 3: {"eval/reward": 9.0}}
     checkpoints = Checkpoints(
-        RunConfig(best_metric="eval/a/pass@4"), lambda v: True, num_steps=9, there=[1, 2, 3],
-        known=known,
+        RunConfig(best_metric="eval/a/pass@4"), lambda v: True, num_steps=9, existing=[1, 2, 3],
+        metrics=known,
     )  # fmt: skip
     assert checkpoints.best == 1
     save(checkpoints, 4)

@@ -92,7 +92,7 @@ def test_what_was_decided_stays_and_the_run_goes_on_from_it(
             past = past_of(path)
         assert past.unrecorded == ()
         differed += len(past.notes)
-        assert all("what was decided stays" in note for note in past.notes)
+        assert all("the log's decisions stay" in note for note in past.notes)
         invariants.check(past.coordinator.state)
         past.coordinator.state.schedule = build.schedule(config)
         gone_on = [past.coordinator.handle(event) for event in events[cut:]]

@@ -66,7 +66,7 @@ def test_one_that_is_lost_is_replaced_as_often_as_may_be(side):
     assert first.told == [UseDrafter(handle("old")), UseDrafter(handle("new"))]
     side.histories.lose(WorkerLost("history.1", "it died"))
     assert "history.2" not in side.cluster.workers
-    assert "replaced as often as may be" in side.warnings[-1]
+    assert "replaced as often as run.instance_restarts allows" in side.warnings[-1]
 
 
 def test_one_that_hangs_is_replaced(side):

@@ -147,5 +147,5 @@ def test_what_was_in_flight_is_asked_for_at_once(in_flight, store):
 
 def test_what_is_not_stored_cannot_be_taken_up(in_flight):
     in_flight.add(in_flight.draw())
-    with pytest.raises(UserError, match="the log has group 1, and not its prompt"):
+    with pytest.raises(UserError, match="the log has group 1, but not its prompt"):
         in_flight.restore({0: [], 1: []})

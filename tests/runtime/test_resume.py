@@ -96,7 +96,7 @@ def straight(tmp_path_factory):
     ("name", "value", "said"),
     [
         ("model.dtype", "bfloat16", "checkpoints"),
-        ("data.shuffle", "false", "their order goes on"),
+        ("data.shuffle", "false", "their order continues"),
         ("rollout.num_generations", "4", "groups in flight have this size"),
         ("learner.max_steps", "3", "has reached step 6"),
         ("learner.max_stepps", "9", "did you mean"),

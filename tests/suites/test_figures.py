@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymeflow.suites.figures import JudgedAnswer, counted, figures, majority, pass_at_k, said
+from rhymeflow.suites.figures import JudgedAnswer, figures, ks_of_pass, majority, pass_at_k, vote_of
 
 REWARDS = st.sampled_from([0.0, 0.25, 1.0, 2.0])
 ANSWERS = st.builds(JudgedAnswer, REWARDS, st.integers(0, 9), st.booleans(), st.sampled_from("abc"))
@@ -28,10 +28,10 @@ def test_pass_at_k_is_the_share_of_subsets_in_which_one_passes(
 
 @given(st.lists(ANSWERS, min_size=1, max_size=9))
 def test_the_majority_is_what_is_said_most_often_and_first(answers: list[JudgedAnswer]) -> None:
-    counts = Counter(each.said for each in answers)
+    counts = Counter(each.vote for each in answers)
     largest = max(counts.values())
-    won = next(each.said for each in answers if counts[each.said] == largest)
-    rewards = [each.reward for each in answers if each.said == won]
+    won = next(each.vote for each in answers if counts[each.vote] == largest)
+    rewards = [each.reward for each in answers if each.vote == won]
     assert majority(answers) == pytest.approx(sum(rewards) / len(rewards))
 
 
@@ -50,15 +50,15 @@ def test_every_figure_is_a_mean_over_prompts(prompts: list[list[JudgedAnswer]]) 
     }
     if n > 1:
         expected[f"maj@{n}"] = [majority(answers) for answers in prompts]
-    assert set(found) == set(expected) | {f"pass@{k}" for k in counted(n)}
+    assert set(found) == set(expected) | {f"pass@{k}" for k in ks_of_pass(n)}
     for name, values in expected.items():
         assert found[name] == pytest.approx(sum(values) / len(values)), name
 
 
 def test_pass_at_k_is_found_for_powers_of_two_and_all_answers() -> None:
-    assert counted(1) == [1]
-    assert counted(8) == [1, 2, 4, 8]
-    assert counted(12) == [1, 2, 4, 8, 12]
+    assert ks_of_pass(1) == [1]
+    assert ks_of_pass(8) == [1, 2, 4, 8]
+    assert ks_of_pass(12) == [1, 2, 4, 8, 12]
 
 
 @pytest.mark.parametrize(
@@ -72,4 +72,4 @@ def test_pass_at_k_is_found_for_powers_of_two_and_all_answers() -> None:
     ],
 )
 def test_what_is_counted(text: str, pattern: str | None, counts_as: str) -> None:
-    assert said(text, pattern) == counts_as
+    assert vote_of(text, pattern) == counts_as

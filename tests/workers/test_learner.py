@@ -16,7 +16,7 @@ from rhymeflow.store.reader import TrajectoryReader, TrajectoryRecord
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.workers.learner import LearnerProcess
 from rhymeflow.workers.messages import CheckpointEnded, Shutdown, receive, send
-from rhymeflow.workers.restore import in_a_row, samples
+from rhymeflow.workers.restore import samples, skipped_in_a_row
 
 
 @pytest.mark.parametrize(
@@ -35,11 +35,11 @@ def test_skipped_steps_in_a_row_are_counted_in_each_attempt_anew(tmp_path):
             store.record(0.0, [VersionPublished(version, "", tuple(skipped))])
             store.commit()
             with closing(TrajectoryReader(store.path)) as reader:
-                assert in_a_row(reader) == expected
+                assert skipped_in_a_row(reader) == expected
         store.begin_attempt(Config().model_dump_json(), now=0.0, started="later")
         store.commit()
         with closing(TrajectoryReader(store.path)) as reader:
-            assert in_a_row(reader) == 0
+            assert skipped_in_a_row(reader) == 0
 
 
 def test_a_learner_that_is_never_idle_says_which_checkpoints_are_complete():

@@ -1,8 +1,8 @@
-"""The actors of a run, and how they share objects and answer each other's questions.
+"""The actors of a run: they carry messages, share objects and answer each other's requests.
 
-A worker's actor runs the same `main` as a process does, in a thread. A buffer goes through each
-node's object store once. Names are of one run, so runs of one cluster do not meet; an actor that
-is gone, and one that cannot be reached, are both `OwnerLost`.
+A worker's actor runs the same `main` as a local process, in a thread. A buffer goes to each node's
+object store once. Each run has a namespace of its own on the cluster. `OwnerLost` is raised for an
+actor that is gone or cannot be reached.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from rhymeflow.workers import entry
 from rhymeflow.workers.channel import Channel
 
 ASKED = "asked"
-"""The concurrency group of an actor's `answer`: one thread, beside what else it does."""
+"""The concurrency group of an actor's `answer`: one thread beside its others."""
 
 
 class RayObjects:
-    """An `objects.Objects` of the actor `name`, whose method `answer` calls this one's."""
+    """The `objects.Objects` of the actor `name`, whose method `answer` calls this one's."""
 
     def __init__(self, name: str, namespace: str) -> None:
         self.name, self._namespace = name, namespace
@@ -42,13 +42,13 @@ class RayObjects:
 
     @property
     def address(self) -> str:
-        """Where other nodes reach this one."""
+        """This node's address for other nodes."""
         address: str = ray.util.get_node_ip_address()
         return address
 
     @property
     def join(self) -> Callable[[], None]:
-        """Have a process of this node be a driver of the cluster; see `objects.Objects`."""
+        """A function that makes a process of this node a driver; see `objects.Objects`."""
         context = ray.get_runtime_context()
         return partial(_join, context.gcs_address, self.address, self._namespace)
 
@@ -65,15 +65,15 @@ class RayObjects:
         return buffers
 
     def offer(self, what: str, answer: Callable[..., Any]) -> None:
-        """Answer questions of this name; see `objects.Objects`."""
+        """Answer requests named `what`; see `objects.Objects`."""
         self._answers[what] = answer
 
     def answer(self, what: str, arguments: Sequence[Any]) -> Any:
-        """What this process answers."""
+        """Return this process's answer to a request."""
         return self._answers[what](*arguments)
 
     def ask(self, whom: str, what: str, *arguments: Any) -> Any:
-        """What the actor `whom` answers; see `objects.Objects`."""
+        """Return the answer of the actor `whom`; see `objects.Objects`."""
         try:
             actor = ray.get_actor(whom, namespace=self._namespace)
         except ValueError:
@@ -81,14 +81,14 @@ class RayObjects:
         try:
             return ray.get(actor.answer.options(concurrency_group=ASKED).remote(what, arguments))
         except RayTaskError as error:
-            raise error.cause from None  # as it was raised there, without Ray's account of it
+            raise error.cause from None  # the original error, without Ray's wrapper
         except RayActorError as error:
             raise OwnerLost(_first_line(error)) from None
 
 
 class StoreActor:
-    """Answers questions to the controller's store. It only reads, so Ray may restart it and repeat
-    questions."""
+    """Answers requests for the controller's store. It only reads, so Ray may restart it and repeat
+    requests."""
 
     def __init__(self, namespace: str) -> None:
         self._objects = RayObjects(handle.STORE, namespace)
@@ -96,12 +96,12 @@ class StoreActor:
         handle.serve()
 
     def answer(self, what: str, arguments: Sequence[Any]) -> Any:
-        """What a worker's `objects.ask` gets."""
+        """Answer a worker's `objects.ask`."""
         return self._objects.answer(what, arguments)
 
 
 def _join(cluster: str, node_address: str, namespace: str) -> None:
-    """A process that joined has no name: it is asked nothing."""
+    """Make this process a driver. It has no name, since it answers no requests."""
     ray.init(cluster, _node_ip_address=node_address, **QUIET)
     objects.use(RayObjects("", namespace))
 
@@ -110,8 +110,8 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-class Whereabouts(NamedTuple):
-    """Where an actor runs."""
+class Placement(NamedTuple):
+    """The node and process that an actor runs in."""
 
     node: str
     host: str
@@ -119,47 +119,47 @@ class Whereabouts(NamedTuple):
 
 
 class WorkerActor:
-    """The process of one worker, which talks through a pipe; `deliver` and `collect`, each in a
-    thread, carry its messages. All that it said is collected before its end."""
+    """The process of one worker, which sends and receives through a pipe; `deliver` and `collect`,
+    each in a thread, carry its messages. Its last messages are collected before its end."""
 
-    def __init__(self, given: entry.Given, namespace: str) -> None:
-        os.environ["OMP_NUM_THREADS"] = str(given.num_threads)  # torch reads it when it is imported
+    def __init__(self, setup: entry.WorkerSetup, namespace: str) -> None:
+        os.environ["OMP_NUM_THREADS"] = str(setup.num_threads)  # torch reads it when it is imported
         assert "torch" not in sys.modules
-        # Processes that it spawns import the main module: Ray's program, which takes seconds.
+        # Spawned processes would import the main module, Ray's program, which takes seconds.
         sys.modules["__main__"] = ModuleType("__main__")
-        self._objects = RayObjects(given.name, namespace)
+        self._objects = RayObjects(setup.name, namespace)
         objects.use(self._objects)
         ours, theirs = multiprocessing.Pipe(duplex=True)
         self._channel = Channel(ours)
-        self._given, self._theirs = given, theirs
-        threading.Thread(target=self._work, daemon=True, name=given.name).start()
+        self._setup, self._theirs = setup, theirs
+        threading.Thread(target=self._work, daemon=True, name=setup.name).start()
 
-    def where(self) -> Whereabouts:
-        """Answers as soon as the process is there."""
+    def placement(self) -> Placement:
+        """Return where the actor runs, as soon as its process has started."""
         node = ray.get_runtime_context().get_node_id()
-        return Whereabouts(node, socket.gethostname(), os.getpid())
+        return Placement(node, socket.gethostname(), os.getpid())
 
     def deliver(self, messages: list[bytes]) -> None:
-        """Hand messages to the worker; after its end they are dropped."""
+        """Pass messages to the worker; drop them if it has ended."""
         with suppress(BrokenPipeError, ConnectionResetError):
             for message in messages:
                 self._channel.send_bytes(message)
 
     def collect(self) -> list[bytes] | None:
         """Wait for the worker's messages; None: it has ended."""
-        said = []
+        messages = []
         with suppress(EOFError, ConnectionResetError):
-            said.append(self._channel.recv_bytes())
+            messages.append(self._channel.recv_bytes())
             while self._channel.poll():
-                said.append(self._channel.recv_bytes())
-        return said or None
+                messages.append(self._channel.recv_bytes())
+        return messages or None
 
     def answer(self, what: str, arguments: Sequence[Any]) -> Any:
-        """What another process's `objects.ask` gets."""
+        """Answer another process's `objects.ask`."""
         return self._objects.answer(what, arguments)
 
     def _work(self) -> None:
         try:
-            entry.work(self._theirs, self._given)
+            entry.work(self._theirs, self._setup)
         finally:
             self._theirs.close()

@@ -1,7 +1,7 @@
-"""Ray itself: found, connected to, left.
+"""Checks Ray's version, imports it, and connects to a cluster or starts one.
 
-A Ray that was started here ends with the run, and one that was there stays. What starts here
-listens on the loopback only, and reports no usage to Ray's makers.
+A cluster that is started here ends with the run; it listens on the loopback address only, and
+reports no usage to Ray's makers. A cluster that existed before stays.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ VERSION = "2.60"
 LOOPBACK = "127.0.0.1"
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-"""What a driver says to have Ray print nothing of its own."""
+"""Options of `ray.init` with which Ray prints nothing."""
 
 _ALONE = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
 }
-"""Environment of a Ray of this machine alone, where nothing else is set. Ray's default niceness is
-15, and its workers do all the work."""
+"""Default environment of a Ray that is started here. Ray's own default niceness is 15, but here its
+workers do all the work."""
 
 
 def check_version() -> None:
-    """Raise `UserError` if Ray is not installed, or is another version; imports nothing."""
-    get = how_to_install("ray")
+    """Raise `UserError` if Ray is not installed or has another version; imports nothing."""
+    hint = how_to_install("ray")
     try:
-        found = metadata.version("ray")
+        version = metadata.version("ray")
     except metadata.PackageNotFoundError:
-        raise UserError(f"runtime = 'ray' needs the package ray: {get}") from None
-    if not found.startswith(f"{VERSION}."):
-        raise UserError(f"runtime = 'ray' needs ray {VERSION}, and {found} is installed: {get}")
+        raise UserError(f"runtime = 'ray' needs the package ray: {hint}") from None
+    if not version.startswith(f"{VERSION}."):
+        raise UserError(f"runtime = 'ray' needs ray {VERSION}, and {version} is installed: {hint}")
 
 
 def load(address: str | None) -> ModuleType:
     """Import Ray for the cluster at `address`, or for this machine alone (None). Raises `UserError`
-    if it is not installed, or is another version."""
+    if it is not installed or has another version."""
     check_version()
     if address is None:
         for name, value in _ALONE.items():  # some are read when Ray is imported
@@ -52,24 +52,24 @@ def load(address: str | None) -> ModuleType:
     import ray
     import ray.util.scheduling_strategies
 
-    found: ModuleType = ray
-    return found
+    module: ModuleType = ray
+    return module
 
 
 @contextmanager
 def connected(address: str | None, *, num_cpus: int) -> Iterator[ModuleType]:
-    """Be a driver of the cluster at `address`; None starts one, with so many logical CPUs. One that
-    is a driver already stays one. Raises `UserError` if there is no such cluster."""
+    """Connect to the cluster at `address`; None starts one with `num_cpus` logical CPUs. A process
+    that is connected already stays so. Raises `UserError` if there is no such cluster."""
     ray = load(address)
     if ray.is_initialized():
         yield ray
         return
     alone = {"num_cpus": num_cpus, "include_dashboard": False}
-    how = QUIET | (alone if address is None else {"address": address})
+    options = QUIET | (alone if address is None else {"address": address})
     if address is None or address.startswith(LOOPBACK):
-        how["_node_ip_address"] = LOOPBACK  # else it is asked how the outside would be reached
+        options["_node_ip_address"] = LOOPBACK  # else Ray looks for an outside address
     try:
-        ray.init(**how)
+        ray.init(**options)
     except (ConnectionError, ValueError) as error:
         raise UserError(f"ray.address = {address!r}: {str(error).splitlines()[0]}") from None
     try:
