@@ -1,10 +1,11 @@
-"""The configuration of a run: its sections, each field documented where it stands.
+"""The configuration of a run, in sections, with a docstring below each field.
 
-Importing it loads neither torch nor YAML: `load` reads files, `fields` says what is wrong with one.
+Importing it loads neither torch nor YAML: `load` reads files, and `fields` validates them.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
@@ -34,12 +35,12 @@ __all__ = [
 
 
 class Config(Section):
-    """A run."""
+    """Configuration of a run."""
 
     name: str = "run"
     """Used in the run directory's name."""
     runtime: Literal["local", "ray"] = "local"
-    """What carries the run: processes of this machine, or actors of a Ray cluster."""
+    """Where workers run: as processes of this machine, or as actors of a Ray cluster."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -57,39 +58,39 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
 
     def changed(self, **sections: Mapping[str, object]) -> Config:
-        """The configuration with these fields of sections replaced; nothing is looked at again."""
+        """Return a copy with these fields of these sections replaced, without validation."""
         parts = {name: getattr(self, name).model_copy(update=sections[name]) for name in sections}
         return self.model_copy(update=parts)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
-        for mistake in (*self._of_processes(), *self._of_rewards(), *self._of_training()):
+        checks = self._process_mistakes(), self._reward_mistakes(), self._training_mistakes()
+        for mistake in itertools.chain(*checks):
             raise ValueError(mistake)
         return self
 
-    def _of_processes(self) -> Iterator[str]:
+    def _process_mistakes(self) -> Iterator[str]:
         rollout, most = self.rollout, self.rollout.max_instances
         if self.runtime == "ray" and (rollout.cpus or self.learner.cpus):
             yield (
                 "rollout.cpus, learner.cpus: with runtime = 'ray' a worker is not pinned to "
-                "cores, as it is not known on which machine it will be"
+                "cores, because Ray chooses its machine"
             )
         if most is not None and (most < rollout.num_instances or self.runtime != "ray"):
             yield (
-                f"rollout.max_instances = {most}: is for runtime = 'ray', and at least "
+                f"rollout.max_instances = {most}: needs runtime = 'ray', and must be at least "
                 f"rollout.num_instances = {rollout.num_instances}"
             )
 
-    def _of_rewards(self) -> Iterator[str]:
-        """A batch is trained on when it is rewarded, so without a reward none ever would be."""
+    def _reward_mistakes(self) -> Iterator[str]:
         classes = self.environment.classes
         if not self.reward.functions and not classes:
             yield (
-                "reward.functions: given [], should name at least one function, where there are no "
+                "reward.functions: given [], should name at least one function, unless there are "
                 "environment.classes"
             )
         if 0 < sum(each.share is not None for each in classes) < len(classes):
-            yield "environment.classes: some have a `share`, and others have none"
+            yield "environment.classes: some have a `share` and others do not"
         names = [each.reward_name for each in classes]
         if len(names) > len(set(names)):
             yield (
@@ -97,7 +98,7 @@ class Config(Section):
                 "`name` each"
             )
 
-    def _of_training(self) -> Iterator[str]:
+    def _training_mistakes(self) -> Iterator[str]:
         rollout, learner, schedule = self.rollout, self.learner, self.schedule
         is_colocated = self.simulation.colocated
         if rollout.cpus is not None and len(rollout.cpus) != rollout.num_instances:
@@ -115,12 +116,12 @@ class Config(Section):
         if rollout.engine == "native" and rollout.vllm_tensor_parallel_size > 1:
             yield (
                 f"rollout.vllm_tensor_parallel_size = {rollout.vllm_tensor_parallel_size}: the "
-                "native engine's model is on one device; rollout.engine = 'vllm' spreads it"
+                "native engine uses one device; rollout.engine = 'vllm' uses several"
             )
         if is_colocated and schedule.bound > 0:
             yield (
                 f"simulation.colocated: with schedule.max_staleness = {schedule.bound} "
-                "rollout and training go on at the same time, and need devices of their own"
+                "rollout and training run at the same time, and each needs its own devices"
             )
         if rollout.num_generations == 1 and learner.scale_rewards == "group":
             yield (
@@ -130,11 +131,11 @@ class Config(Section):
         if schedule.accumulate_early and learner.needs_whole_batch:
             yield (
                 f"schedule.accumulate_early = true: with {learner.needs_whole_batch} the "
-                "learner needs the whole batch before it computes any gradient; the one or the "
-                "other has to be off"
+                "learner needs the whole batch before it computes any gradient; turn off one "
+                "of them"
             )
         if schedule.accumulate_early and is_colocated:
             yield (
-                "schedule.accumulate_early = true: with simulation.colocated nothing is trained on "
-                "while there is something to generate"
+                "schedule.accumulate_early = true: with simulation.colocated the learner waits "
+                "until rollout has finished"
             )

@@ -1,4 +1,4 @@
-"""Section `data`: prompts to train on and to hold out."""
+"""Section `data`: training prompts and held-out prompts."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _NO_VARIABLES = {
     "continue_final_message", "padding", "truncation", "max_length", "return_tensors",
     "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
 }  # fmt: skip
-"""Arguments of transformers' `apply_chat_template` that the run itself gives."""
+"""Arguments of transformers' `apply_chat_template` that are no variables of the template."""
 
 
 class ExampleMessage(Section):
     """A chat message of `data.few_shot`."""
 
     role: Literal["user", "assistant", "tool"]
-    """Who says it."""
+    """Author of the message."""
     content: str
-    """Its text, in which a tool is called as the policy is to call it."""
+    """Text of the message. A tool call is written as the policy should write it."""
 
 
 class DataConfig(Section):
-    """Prompts to train on and to hold out."""
+    """Training prompts and held-out prompts."""
 
     by_name = "source"
 
@@ -35,43 +35,41 @@ class DataConfig(Section):
     `.zst`), a directory saved by Hugging Face `datasets`, `reasoning_gym:NAME`, or `recipe:NAME`
     (the task of a recipe)."""
     options: dict[str, Any] = {}
-    """Passed on to a task generator, such as `{min_terms: 2}` for reasoning_gym's `chain_sum`."""
+    """Keyword arguments of a task generator, such as `{min_terms: 2}`."""
     size: Positive | None = None
-    """Number of training prompts; `None` takes all of a file. Generators need a number, of a
-    million at most."""
+    """Number of training prompts, for generators at most a million. `None` takes all of a file."""
     eval_source: str | None = None
-    """Held-out prompts. `None`: a generator makes further, distinct problems; a file gives its last
-    `eval_size` rows, which are then not trained on."""
+    """Source of held-out prompts. `None`: other problems of the same generator, or the last
+    `eval_size` rows of the file, which are then not trained on."""
     eval_size: NonNegative | None = None
-    """Number of held-out prompts; 0 switches evaluation off. `None`: 64, but of the file that is
-    trained on at most a tenth of the rows, and of `eval_source` at most all of them."""
+    """Number of held-out prompts; 0 switches evaluation off. `None`: 64, but at most a tenth of the
+    training file's rows, or all rows of `eval_source`."""
     prompt_column: str = "prompt"
-    """Column that holds the prompt: a string or a list of chat messages."""
+    """Column with the prompt: a string or a list of chat messages."""
     system_prompt: str | None = None
     """Put before every prompt as a system message (chat models only)."""
     few_shot: tuple[ExampleMessage, ...] = ()
-    """Worked examples, as chat messages: put before every prompt, after its system message (chat
-    models only). The last is the assistant's. Reward functions do not see them."""
+    """Chat messages with worked examples, put before every prompt and after its system message
+    (chat models only). The last must be the assistant's. Reward functions do not see them."""
     assistant_prefix: str | None = None
-    """Put after every prompt as the beginning of the answer. Part of the prompt: rewards see what
+    """Beginning of the answer, put after every prompt. It is part of the prompt: rewards see what
     the policy adds to it."""
     max_prompt_length: Positive | None = None
-    """Longest prompt in tokens; a longer one is refused with its row, never cut silently. With this
-    and the longest response, a model with LongRoPE chooses its factors, once for the run; without
-    it, for its whole context."""
+    """Longest prompt in tokens; a longer one is an error that names its row. A model with LongRoPE
+    chooses its factors once for the run, by the sum of this and the longest response; `None`: by
+    its whole context."""
     shuffle: bool = True
-    """A new order each epoch, from the run's seed."""
+    """Whether each epoch has a new order, drawn from `run.seed`."""
     chat_template: bool | None = None
-    """Whether string prompts are wrapped as a user message. `None`: if the tokenizer has one."""
+    """Whether string prompts become user messages. `None`: if the tokenizer has a template."""
     chat_template_kwargs: dict[str, Any] = {}
-    """Variables of the chat template, such as `{enable_thinking: false}`; `chat_template` names one
-    of several."""
+    """Variables of the template, as `{enable_thinking: false}`; `chat_template` selects one."""
 
     @field_validator("chat_template_kwargs")
     @classmethod
     def _are_variables(cls, given: dict[str, Any]) -> dict[str, Any]:
         if taken := _NO_VARIABLES & given.keys():
-            raise ValueError(f"{min(taken)!r} is no variable of the template; it is given already")
+            raise ValueError(f"{min(taken)!r} is no variable of the template: the run sets it")
         return given
 
     @field_validator("few_shot")
@@ -80,5 +78,5 @@ class DataConfig(Section):
         cls, messages: tuple[ExampleMessage, ...]
     ) -> tuple[ExampleMessage, ...]:
         if messages and messages[-1].role != "assistant":
-            raise ValueError("the last message is to be the assistant's")
+            raise ValueError("the last message should be the assistant's")
         return messages

@@ -1,4 +1,4 @@
-"""Sections `environment` and `reward`: what answers the policy, and what scores it."""
+"""Sections `environment` and `reward`: environments, tools, and reward functions."""
 
 from __future__ import annotations
 
@@ -17,71 +17,68 @@ class EnvironmentClass(Section):
     environment: str
     """`path/to/file.py:Class`, a dotted name, or `recipe:NAME`."""
     name: str | None = None
-    """In metrics, and of its reward. `None`: the class's name. Where there are several, a row of
-    the data is answered by the one that its column `environment` names."""
+    """Name in metrics and of its reward. `None`: the class's name. With several classes, column
+    `environment` of the data names the one for each row."""
     options: dict[str, Any] = {}
     """Keyword arguments of the class."""
     weight: float = 1.0
     """Factor of its reward in the weighted sum with those of `reward.functions`."""
-
     share: PositiveFloat | None = None
-    """Of the prompts that are drawn, so many are of this class, relative to the shares of the
-    others, which all have one then. `None`: as many as the data has."""
+    """Share of the drawn prompts that are of this class, relative to the shares of the other
+    classes, which all need one then. `None`: by the number of its rows in the data."""
 
     @property
     def reward_name(self) -> str:
-        """Names it, and its reward."""
+        """`name`, or else the name of the class."""
         spec = self.environment
         return self.name or spec.rpartition(":" if ":" in spec else ".")[2]
 
 
 class EnvironmentConfig(Section):
-    """What answers the policy between its turns: tools, games, other programs. Without `classes`
-    and `tools` a response is one turn."""
+    """Tools, games and other programs that answer the policy between its turns. Without `classes`
+    and `tools`, a response is one turn."""
 
     classes: tuple[EnvironmentClass, ...] = ()
-    """Classes of which each response gets an object, with the methods of
-    `rhymeflow.environments.Environment`, or with `reset` and public methods that are tools, as in
+    """Environment classes; each response gets its own object. A class has the methods of
+    `rhymeflow.environments.Environment`, or `reset` and public methods that are tools, as in
     TRL."""
     tools: tuple[str, ...] = ()
-    """Functions, by name as in `classes`, that the policy may call. They are told to it by the chat
-    template."""
+    """Functions that the policy may call, named as in `classes`. The chat template describes them
+    to the policy."""
     on_tool_error: Literal["observe", "fail"] = "observe"
-    """After an exception inside a tool: the policy reads it as the tool's answer, or the response
-    fails. What else raises, hangs or dies is always a failure."""
+    """What an exception inside a tool does. `observe`: the policy reads it as the tool's answer.
+    `fail`: the response fails, as it always does when something else raises, hangs or dies."""
     max_turns: Positive = 10
-    """Turns of the policy; a response that would have more ends there, with reason `max_turns`, and
-    does not count as truncated."""
+    """Most turns of the policy in a response. One that would have more ends with reason
+    `max_turns`, and does not count as truncated."""
     max_observation_chars: Positive = 10_000
-    """Characters of an answer; of a longer one so many are kept, and the policy is told."""
+    """Longest answer in characters; a longer one is cut, with a note to the policy."""
     num_workers: Positive = 1
-    """Processes that environments run in. Many that wait share one, those that compute do not."""
+    """Processes that run environments. One is enough for many that mostly wait, as for a server."""
     timeout: PositiveFloat = 60.0
-    """Seconds that `reset`, an answer, or a reward may take."""
+    """Longest time in seconds for `reset`, an answer, or a reward."""
     retries: NonNegative = 1
-    """Further tries after an environment raised, hung or died: a new one is brought to the same
-    turn by what was answered before, which must come out the same."""
+    """Further tries after an environment raised, hung or died. A new one replays the earlier turns,
+    and must give the same answers."""
     on_failure: Literal["stop", "drop"] = "stop"
-    """After the last try: stop the run and show the error, or drop the group, counted under
-    `endings/aborted`, or the held-out answer, counted under `eval/SUITE/failed`. A failure never
-    becomes a reward."""
-
+    """What happens after the last failed try. `stop`: the run stops with the error. `drop`: the
+    group is dropped and counted under `endings/aborted`, or the held-out answer under
+    `eval/SUITE/failed`. A failure never becomes a reward."""
     max_consecutive_failures: Positive = 10
-    """Environments in a row that may fail where `on_failure` is `drop`; then the run stops, since
-    nothing would be left to train on."""
+    """With `on_failure: drop`, number of environments failing in a row at which the run stops."""
 
     @property
     def is_used(self) -> bool:
-        """Whether responses have turns."""
+        """Whether there are environments or tools, so that a response can have several turns."""
         return bool(self.classes or self.tools)
 
 
-_AT_ONCE = ("llm_judge", "reward_model")
-"""Built-ins that judge the responses of a group all at once."""
+_PER_GROUP = ("llm_judge", "reward_model")
+"""Built-ins that score all responses of a group in one call."""
 
 
 class RewardFunction(Section):
-    """One reward function and its weight in the sum."""
+    """A reward function and its weight."""
 
     by_name = "function"
 
@@ -93,39 +90,37 @@ class RewardFunction(Section):
     options: dict[str, Any] = {}
     """Keyword arguments bound before the call, such as `{pattern: ...}` for `regex`."""
     per: Literal["group", "response"] = "group"
-    """`group`: called once for each group, with exactly the responses that are trained on, so it
-    can compare them. `response`: called as each response ends, with this one alone. Built-ins are
-    called per response if this is not given."""
+    """`group`: one call for each group, with exactly the responses that are trained on, so that the
+    function can compare them. `response`: a call for each response, as soon as it ends. The default
+    of built-ins, except `llm_judge` and `reward_model`, is `response`."""
 
     @model_validator(mode="before")
     @classmethod
-    def _built_ins_judge_alone(cls, given: Any) -> Any:
-        """A built-in compares nothing, so it need not wait for the rest of the group."""
-        name = given.get("function") if isinstance(given, dict) else None
+    def _built_ins_are_per_response(cls, values: Any) -> Any:
+        """Default to `per: response` for built-ins that do not compare responses."""
+        name = values.get("function") if isinstance(values, dict) else None
         is_built_in = isinstance(name, str) and (name.startswith("recipe:") or "." not in name)
-        if is_built_in and name not in _AT_ONCE:
-            return {"per": "response"} | given
-        return given
+        if is_built_in and name not in _PER_GROUP:
+            return {"per": "response"} | values
+        return values
 
 
 class RewardConfig(Section):
-    """How a trajectory is scored."""
+    """Reward functions, and how they are called."""
 
     by_name = "functions"
 
     functions: tuple[RewardFunction, ...] = (RewardFunction(function="exact_match"),)
-    """The weighted sum of these is the reward, together with those of `environment.classes`."""
+    """Functions whose weighted sum, with that of `environment.classes`, is the reward."""
     num_workers: Positive = 1
     """Processes that run the functions, started by the reward worker."""
     timeout: PositiveFloat = 60.0
-    """Seconds one call may take, of a group or of a response, before its process is killed and the
-    call counts as failed."""
+    """Longest time of a call in seconds; then its process is killed, and the call has failed."""
     retries: NonNegative = 1
-    """Further tries after a call that raised, hung, or returned something that is no reward."""
+    """Further tries after a call that raised, hung, or did not return rewards."""
     on_failure: Literal["stop", "drop"] = "stop"
-    """After the last try: stop the run and show the error, or drop the group, counted under
-    `endings/aborted`, or the held-out answer, counted under `eval/SUITE/failed`. A failure never
-    becomes a reward."""
+    """What happens after the last failed try. `stop`: the run stops with the error. `drop`: the
+    group is dropped and counted under `endings/aborted`, or the held-out answer under
+    `eval/SUITE/failed`. A failure never becomes a reward."""
     max_consecutive_failures: Positive = 10
-    """Calls in a row that may fail where `on_failure` is `drop`; then the run stops, since nothing
-    would be left to train on. A call and its retries are one."""
+    """With `on_failure: drop`, number of calls failing in a row at which the run stops."""

@@ -1,4 +1,4 @@
-"""Section `eval`: what a policy is evaluated on, `rhymeflow eval`."""
+"""Section `eval`: suites that a policy is evaluated on."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from rhymeflow.config.section import Fraction, NonNegative, Positive, Section, T
 
 
 class EvalSuite(Section):
-    """Prompts, how they are answered, and what judges the answers."""
+    """Prompts, sampling parameters, and functions that score the answers."""
 
     name: str
-    """In tables and metrics: `eval/NAME/avg@k`. Printable, and `/` stands within only."""
+    """Name in tables and metrics, as in `eval/NAME/avg@k`."""
     source: str | None = None
-    """As `data.source`. `None`: the run's held-out prompts. The other fields of section `data`
-    hold for every suite."""
+    """Source of prompts, as in `data.source`. `None`: the run's held-out prompts. The other fields
+    of section `data` apply to every suite."""
     options: dict[str, Any] = {}
-    """Of the generator that `source` names, as `data.options`."""
+    """Keyword arguments of the generator that `source` names, as in `data.options`."""
     size: Positive | None = None
-    """Number of prompts, the first ones; `None`: all of a file or of what is held out, 64 of a
-    generator."""
+    """Number of prompts, from the first one; `None`: all of a file or of the held-out prompts, 64
+    of a generator."""
     n: Positive = 1
     """Answers to each prompt: the k of avg@k, maj@k and of the largest pass@k."""
     temperature: Temperature | None = None
-    """`None`: `run.eval_temperature`, or where n > 1 `rollout.temperature`."""
+    """`None`: `run.eval_temperature` if n is 1, else `rollout.temperature`."""
     top_p: Fraction | None = None
-    """`None`: `rollout.top_p`."""
+    """Nucleus sampling. `None`: `rollout.top_p`."""
     top_k: NonNegative | None = None
-    """`None`: `rollout.top_k`."""
+    """Sample among the k likeliest tokens. `None`: `rollout.top_k`."""
     max_completion_length: Positive | None = None
-    """`None`: `rollout.max_completion_length`."""
+    """Longest answer in tokens. `None`: `rollout.max_completion_length`."""
     functions: tuple[RewardFunction, ...] | None = None
-    """What rewards; `None`: `reward.functions`."""
+    """Reward functions; `None`: `reward.functions`."""
     environments: tuple[EnvironmentClass, ...] | None = None
-    """What answers between the policy's turns; `None`: section `environment`. If given, they stand
-    for its classes, and its tools are left out; the rest of the section holds."""
+    """Environment classes. `None`: `environment.classes` and `environment.tools`. If given, they
+    replace both; the other fields of section `environment` apply."""
     pass_threshold: float = 1.0
-    """Reward from which on an answer passes, for pass@k."""
+    """Smallest reward with which an answer passes, for pass@k."""
     answer_pattern: str | None = None
-    """What the majority is of, for maj@k: a regular expression whose last match in the text of the
-    last turn is taken, or its first group. `None`: that whole text."""
+    """Regular expression that finds the answer to vote on, for maj@k: its last match in the text of
+    the last turn, or that match's first group. `None`: the whole text."""
     steps: NonNegative = 0
-    """Evaluate every so many versions of a run, and at its start and its end; 0: by
-    `rhymeflow eval` only."""
+    """Versions of a run between two evaluations, besides those at its start and end; 0: the run
+    does not evaluate this suite, only `rhymeflow eval` does."""
 
     @field_validator("name")
     @classmethod
@@ -68,24 +68,24 @@ class EvalSuite(Section):
     def _fits_together(self) -> EvalSuite:
         if self.name == "held_out" and self.steps:
             raise ValueError(
-                "steps: of held_out, the run's own suite, run.eval_steps says how often; give this "
-                "one another name"
+                "steps: run.eval_steps sets how often the run's own suite held_out is evaluated; "
+                "give this suite another name"
             )
         if self.options and self.source is None:
-            raise ValueError("options: are of a suite's own source, and none is given")
+            raise ValueError("options: need a `source` in the same suite")
         return self
 
 
 class EvalConfig(Section):
-    """Suites that `rhymeflow eval` evaluates a policy on, and a run itself on those with `steps`.
-    Without any it is one, `held_out`: the run's held-out prompts, on which every run is evaluated
-    (`run.eval_steps`)."""
+    """Suites that `rhymeflow eval` evaluates a policy on. A run evaluates those with `steps`, and
+    always `held_out`, the run's held-out prompts (`run.eval_steps`). `held_out` is also the one
+    suite of `rhymeflow eval` if none is given."""
 
     suites: tuple[EvalSuite, ...] = ()
     """Each is `{name: ..., source: ..., size: ..., n: ...}` and more (docs/evaluation.md)."""
 
     @model_validator(mode="after")
-    def _have_names_of_their_own(self) -> EvalConfig:
+    def _have_different_names(self) -> EvalConfig:
         names = [each.name for each in self.suites]
         if len(names) > len(set(names)):
             raise ValueError(f"suites: two are named {max(names, key=names.count)!r}")

@@ -1,6 +1,6 @@
-"""Validates nested values and finds fields by name.
+"""Validates configurations as nested values, and finds fields by name.
 
-Each mistake is one line: place, path of the field, what was given, what is allowed, nearest name.
+A mistake is reported in one line: its place, the field's path, the value, and what is allowed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rhymeflow.errors import UserError, closest, suggestion
 
 @dataclass(frozen=True)
 class Origin:
-    """Where values come from: a YAML text, and fields given on the command line."""
+    """Where values come from: a YAML text with this name, and fields from the command line."""
 
     name: str
     node: Node | None = None
@@ -45,10 +45,10 @@ class Origin:
         node, line = self.node, None
         for part in path.split("."):
             if isinstance(node, MappingNode):
-                found = next(((k, v) for k, v in node.value if k.value == part), None)
-                if found is None:
+                entry = next(((k, v) for k, v in node.value if k.value == part), None)
+                if entry is None:
                     return line
-                line, node = found[0].start_mark.line + 1, found[1]
+                line, node = entry[0].start_mark.line + 1, entry[1]
             elif isinstance(node, SequenceNode) and part.isdigit():
                 node = node.value[int(part)]
                 line = node.start_mark.line + 1
@@ -58,7 +58,7 @@ class Origin:
 
 
 def validate(values: dict[str, Any], origin: Origin) -> Config:
-    """Make a `Config` of nested values; raises `UserError` with every mistake in one line."""
+    """Return nested values as a `Config`. Raises a `UserError` that lists every mistake."""
     try:
         text = json.dumps(written_out(values, Config))
     except TypeError as error:
@@ -72,9 +72,9 @@ def validate(values: dict[str, Any], origin: Origin) -> Config:
 
 
 def written_out(value: Any, kind: Any) -> Any:
-    """Expand what the type `kind` lets one abbreviate.
+    """Expand abbreviations in a value of the type `kind`.
 
-    One value where a list is due becomes a list of one; text where a section is due becomes a
+    A single value in place of a list becomes a list of one. Text in place of a section becomes a
     mapping with the section's `by_name` field.
     """
     if get_origin(kind) in (Union, UnionType):
@@ -83,8 +83,8 @@ def written_out(value: Any, kind: Any) -> Any:
     if get_origin(kind) is Annotated:
         return written_out(value, get_args(kind)[0])
     if get_origin(kind) is tuple and value is not None:
-        each = value if isinstance(value, list | tuple) else [value]
-        return [written_out(one, get_args(kind)[0]) for one in each]
+        values = value if isinstance(value, list | tuple) else [value]
+        return [written_out(each, get_args(kind)[0]) for each in values]
     if (section := section_of(kind)) is None:
         return value
     if isinstance(value, str) and section.by_name is not None:
@@ -98,7 +98,7 @@ def written_out(value: Any, kind: Any) -> Any:
 def every_field(
     section: type[Section] = Config, prefix: str = ""
 ) -> Iterator[tuple[str, FieldInfo]]:
-    """Dotted path and definition of each field; a section comes before its own fields."""
+    """Yield dotted path and definition of each field; a section comes before its fields."""
     for name, field in section.model_fields.items():
         yield prefix + name, field
         inner = section_of(field.annotation)
@@ -112,14 +112,14 @@ def field_paths() -> list[str]:
 
 
 def is_field_like(name: str) -> bool:
-    """Whether an option names a field: it has a dot, or is a field outside of sections."""
+    """Whether an option looks like a field: it has a dot, or is a field outside of sections."""
     top = Config.model_fields
-    outside = name in top and section_of(top[name].annotation) is None
-    return outside or re.fullmatch(r"\w[\w-]*(\.[\w-]+)+", name) is not None
+    is_outside = name in top and section_of(top[name].annotation) is None
+    return is_outside or re.fullmatch(r"\w[\w-]*(\.[\w-]+)+", name) is not None
 
 
 def takes_text(name: str) -> bool:
-    """Whether the field takes text, which is not parsed as YAML."""
+    """Whether the field can be text, so that its value on the command line is not YAML."""
     field = dict(every_field()).get(name)
     kind = None if field is None else field.annotation
     is_union = get_origin(kind) in (Union, UnionType)
@@ -130,15 +130,15 @@ def only_path(name: str, where: str) -> str:
     """Return the path of the only field with this name outside section `sft`.
 
     Raises:
-        UserError: no field has it, or several; the message begins with `where`.
+        UserError: no field has this name, or several do; the message begins with `where`.
     """
     paths = [path for path in field_paths() if not path.startswith("sft.")]
-    homes = [path for path in paths if path.rpartition(".")[2] == name]
-    if not homes:
+    matches = [path for path in paths if path.rpartition(".")[2] == name]
+    if not matches:
         raise UserError(f"{where}: there is no field {name!r}{nearest_field(name)}")
-    if len(homes) > 1 and name not in homes:
-        raise UserError(f"{where}: {name!r} could be {' or '.join(homes)}; give the whole name")
-    return name if name in homes else homes[0]
+    if len(matches) > 1 and name not in matches:
+        raise UserError(f"{where}: {name!r} could be {' or '.join(matches)}; give the whole name")
+    return name if name in matches else matches[0]
 
 
 _OTHERS = {
@@ -154,46 +154,49 @@ _OTHERS = {
     "report_to": "logger wandb", "save_steps": "save_freq", "eval_steps": "eval_freq",
 }  # fmt: skip
 USUAL = {other: name for name, others in _OTHERS.items() for other in others.split()}
-"""Names that other trainers use for our fields; suggested in messages, never accepted."""
+"""Other trainers' names for fields; suggested in messages, never accepted."""
 
 
-def named(name: str, own: str = "") -> str | None:
-    """The field of this name in any section, or the one that is meant by it elsewhere.
+def named(name: str, section: str = "") -> str | None:
+    """Return the path of the field with this name, here or in other trainers, or None.
 
-    Of several, that of section `own`, or the first.
+    If there are several, one in `section` is preferred, then the first.
     """
     name = name.replace("-", "_")
     name = USUAL.get(name, name)
     paths = field_paths()
-    found = [known for known in paths if f".{known}".endswith(f".{name}")]
-    found = found or [known for known in paths if known.replace(".", "_") == name]
-    return min(found, key=lambda known: not known.startswith(f"{own}."), default=None)
+    matches = [path for path in paths if f".{path}".endswith(f".{name}")]
+    matches = matches or [path for path in paths if path.replace(".", "_") == name]
+    return min(matches, key=lambda path: not path.startswith(f"{section}."), default=None)
 
 
-def nearest_field(path: str, own: str = "") -> str:
-    """`; did you mean X?` with the same name in another section, else the most similar name."""
+def nearest_field(path: str, preferred: str = "") -> str:
+    """Return `; did you mean X?`, or "" if no field is similar.
+
+    X has the same name in another section, of which `preferred` comes first, or a similar name.
+    """
     paths = field_paths()
     section, _, name = path.rpartition(".")
-    if (elsewhere := named(name, own or section)) is not None:
+    if (elsewhere := named(name, preferred or section)) is not None:
         return f"; did you mean {elsewhere}?"
     if section:
-        beside = [known for known in paths if known.rpartition(".")[0] == section]
-        if found := suggestion(path, beside) or suggestion(path, paths):
-            return found
-    # Of several fields with this last name the first: sections of a run come before the others.
+        siblings = [known for known in paths if known.rpartition(".")[0] == section]
+        if hint := suggestion(path, siblings) or suggestion(path, paths):
+            return hint
+    # Reversed, because the first field with a last name should win: sections of a run come first.
     last_names = {path.rpartition(".")[2]: path for path in reversed(paths)}
     similar = closest(name, last_names)
     return f"; did you mean {last_names[similar]}?" if similar else ""
 
 
 def brief(value: Any) -> str:
-    """The value as JSON, shortened to 60 characters."""
+    """Return the value as JSON, shortened to 60 characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def message(details: dict[str, Any], origin: Origin) -> str:
-    """One of pydantic's errors as a line for the user."""
+    """Return one of pydantic's errors as a line for the user."""
     path = ".".join(str(part) for part in details["loc"])
     place = origin.place(path)
     kind, given = details["type"], brief(details["input"])
@@ -227,6 +230,6 @@ def _allowed(message: str) -> str:
 
 
 def section_of(annotation: Any) -> type[Section] | None:
-    """The field's type if it is a section."""
+    """Return the annotation if it is a section, else None."""
     is_section = isinstance(annotation, type) and issubclass(annotation, Section)
     return annotation if is_section else None

@@ -1,4 +1,4 @@
-"""What `--help` prints of the configuration: sections and fields, with meaning and default."""
+"""Formats the configuration for `--help`: sections and fields, with meaning and default."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ COMMON = (
     "weights.transport",
     "run.seed", "run.output_dir", "run.eval_steps", "run.save_steps", "run.report_to",
 )  # fmt: skip
-"""What most runs set."""
+"""Fields that `--help` shows."""
 
 INTRODUCTION = """\
 Every field of the configuration is an option. Below are the common ones, with
-their [defaults]; --help=all has every field in full, --help=learner those of a
-section, --help=learner.beta one."""
+their [defaults]; --help=all describes every field in full, --help=learner those
+of a section, --help=learner.beta one field."""
 
 SHOWN_ALONE = ("simulation", "cluster", "sft", "eval")
-"""Sections that training does not use: shown only by `--help=NAME` and their own commands."""
+"""Sections that training does not use: `--help` shows them only for the commands in `WHOLE`."""
 
 WHOLE = {"simulate": "simulation", "sft": "sft", "eval": "eval"}
-"""By command, the section that its help shows in full."""
+"""The section that a command's help shows in full, by command."""
 
 
 class Page(argparse.RawDescriptionHelpFormatter):
@@ -69,21 +69,21 @@ class Help(argparse.Action):
 
 
 def common(whole: str | None = None) -> str:
-    """The fields in `COMMON` by section, each with its first sentence.
+    """Return the fields in `COMMON` by section, each with the first sentence of its docstring.
 
     The section `whole` is shown with all its fields; others in `SHOWN_ALONE` are left out.
     """
     parts = []
     for name, heading, fields in _sections():
         if name not in SHOWN_ALONE or name == whole:
-            text = _in_short if name else _meaning
+            text = _short_text if name else _full_text
             chosen = [each for each in fields if each[0] in COMMON or name == whole]
             parts.append("\n".join([*heading, *(_entry(path, f, text(f)) for path, f in chosen)]))
     return "\n\n".join(parts)
 
 
 def all_fields(only: str | None = None) -> str:
-    """The full description of every field, of those of section `only`, or of field `only`.
+    """Return the full text of every field, of those in section `only`, or of the field `only`.
 
     Raises:
         UserError: there is no such section or field.
@@ -92,7 +92,7 @@ def all_fields(only: str | None = None) -> str:
     for name, heading, fields in _sections():
         names.append(name)
         is_whole = only is None or name == only != ""
-        shown = [_entry(path, f, _meaning(f)) for path, f in fields if is_whole or path == only]
+        shown = [_entry(path, f, _full_text(f)) for path, f in fields if is_whole or path == only]
         if shown:
             parts.append("\n".join([*heading, *shown]))
     if not parts:
@@ -106,20 +106,20 @@ def all_fields(only: str | None = None) -> str:
 
 
 def _sections() -> Iterator[tuple[str, list[str], list[tuple[str, FieldInfo]]]]:
-    """Name, heading and fields of each section; first, named "", the fields outside of sections."""
+    """Yield name, heading and fields of each section; first those outside of sections, named ""."""
     top = Config.model_fields.items()
     yield "", [], [(name, field) for name, field in top if section_of(field.annotation) is None]
     for name, field in top:
         if (section := section_of(field.annotation)) is not None:
-            what = (section.__doc__ or "").strip().split("\n\n")[0]
-            heading = textwrap.fill(f"{name}: {' '.join(what.split())}", WIDTH)
+            summary = (section.__doc__ or "").strip().split("\n\n")[0]
+            heading = textwrap.fill(f"{name}: {' '.join(summary.split())}", WIDTH)
             within = every_field(section, f"{name}.")
             yield name, [heading], [each for each in within if not section_of(each[1].annotation)]
 
 
 def _entry(path: str, field: FieldInfo, text: str) -> str:
     indent = " " * 6
-    # Defaults of fields that are lists of sections are left out, too.
+    # `exclude_defaults` shortens lists of sections to the values that differ from their defaults.
     kind: TypeAdapter[Any] = TypeAdapter(field.annotation or Any)
     default = kind.dump_python(field.default, mode="json", exclude_defaults=True)
     shown = default if isinstance(default, str) else brief(default)
@@ -128,16 +128,16 @@ def _entry(path: str, field: FieldInfo, text: str) -> str:
     )
 
 
-def _meaning(field: FieldInfo) -> str:
+def _full_text(field: FieldInfo) -> str:
     return " ".join((field.description or "").split())
 
 
-def _in_short(field: FieldInfo) -> str:
-    """The first sentence, unless it describes one of the choices, and then the choices."""
-    names, text = _choices(field.annotation), _meaning(field)
-    # A sentence ends where a blank and a capital or a choice follow.
-    found = re.match(r"(.+?)[.;:](?= [A-Z`]|$)", text)
-    sentence = f"{found[1]}." if found else text
+def _short_text(field: FieldInfo) -> str:
+    """Return the first sentence, unless it describes a choice, followed by the list of choices."""
+    names, text = _choices(field.annotation), _full_text(field)
+    # A sentence ends before a space and a capital letter or a choice.
+    match = re.match(r"(.+?)[.;:](?= [A-Z`]|$)", text)
+    sentence = f"{match[1]}." if match else text
     if not names:
         return sentence
     first = "" if sentence.startswith("`") else f"{sentence} "
@@ -147,4 +147,4 @@ def _in_short(field: FieldInfo) -> str:
 def _choices(annotation: Any) -> tuple[str, ...]:
     if get_origin(annotation) is Literal:
         return get_args(annotation)
-    return next((found for each in get_args(annotation) if (found := _choices(each))), ())
+    return next((names for each in get_args(annotation) if (names := _choices(each))), ())

@@ -1,4 +1,4 @@
-"""Reads a recipe or a YAML file plus command-line overrides into a `Config`, and writes it back."""
+"""Reads a `Config` from a recipe or a YAML file and command-line overrides, and writes one."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ SHORT = {
     "schedule": "schedule.name",
     "history": "drafting.history_run",
 }
-"""Short options and the fields that they set; argparse does not see them."""
+"""Short options and the fields that they set; `split_overrides` handles them, not argparse."""
 
 NEEDED = ("model", "data", "reward")
-"""Options that training needs where neither a recipe nor a file is given."""
+"""Options that training needs if neither a recipe nor a file is given."""
 
 _DATA = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
-"""Suffixes of files of prompts, which users give in the place of a configuration."""
+"""Suffixes of data files, which users give by mistake in place of a configuration."""
 
 Overrides = Mapping[str, str]
 """Field paths with their values as YAML text, such as `{"learner.learning_rate": "1e-5"}`."""
 
 
 def list_recipes() -> dict[str, str]:
-    """The recipes: name, and the first line of the file if it is a comment."""
-    found = {}
+    """Return the recipes' names, each with the first line of the file if it is a comment."""
+    recipes = {}
     for path in sorted(RECIPES.glob("*.yaml")):
         first = path.read_text(encoding="utf-8").partition("\n")[0]
-        found[path.stem] = first.lstrip("# ").strip() if first.startswith("#") else ""
-    return found
+        recipes[path.stem] = first.lstrip("# ").strip() if first.startswith("#") else ""
+    return recipes
 
 
 def read_config(
@@ -68,19 +68,19 @@ def parse_config(text: str, overrides: Overrides | None = None, *, where: str = 
     values = {} if node is None else values
     if not isinstance(values, dict):
         raise UserError(f"{where}: should be a mapping of sections, such as `learner:`")
-    # A section whose every line is commented out reads as null and means its defaults. The copy
-    # through JSON keeps an override of a value from changing aliases of it.
+    # A section whose lines are all commented out is null in YAML, and means its defaults. The copy
+    # through JSON separates values that YAML aliases share, so that an override changes only one.
     values = json.loads(json.dumps({key: v for key, v in values.items() if v is not None}))
     values = fields.written_out(values, Config)
     overrides = overrides or {}
-    _make_way(values, overrides)
+    _drop_replaced(values, overrides)
     for name, value in overrides.items():
         _put(values, name, _value(value, name), f"--{name}")
     return fields.validate(values, fields.Origin(where, node, frozenset(overrides)))
 
 
 def config_from_json(text: str, *, where: str) -> Config:
-    """Read what `Config.model_dump_json` wrote; `where` names it."""
+    """Read the JSON text of `Config.model_dump_json`; `where` names it in messages."""
     try:
         values = json.loads(text)
     except ValueError as error:
@@ -89,10 +89,10 @@ def config_from_json(text: str, *, where: str) -> Config:
 
 
 def build_config(given: Mapping[str, Any], over: Config | None = None, *, where: str) -> Config:
-    """Replace fields of a configuration, by default of the default one.
+    """Return the configuration `over`, or the default one, with fields replaced.
 
-    A name is a path, `learner.beta`, or its last part if that is unique, `beta`. Raises
-    `UserError`, in which `where` names the mapping.
+    A name is a path, `learner.beta`, or its last part if that is unique, `beta`. Raises `UserError`
+    if fields are wrong; `where` names the mapping in the message.
     """
     values = (over or Config()).model_dump(mode="json")
     for name, value in given.items():
@@ -102,14 +102,14 @@ def build_config(given: Mapping[str, Any], over: Config | None = None, *, where:
 
 
 def dump_config(config: Config) -> str:
-    """Every field as YAML; `parse_config` reads it back as an equal configuration."""
+    """Return every field as YAML, which `parse_config` reads as an equal configuration."""
     return yaml.write(config.model_dump(mode="json"))
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Separate `--section.field VALUE` and `--section.field=VALUE` from the other arguments.
 
-    Several `--reward` options give a reward that is the sum of the functions.
+    With several `--reward` options, the reward is the sum of the functions.
 
     Raises:
         UserError: a field is given twice or without a value.
@@ -136,7 +136,7 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]
         else:
             overrides[name] = value
     if rewards and SHORT["reward"] in overrides:
-        raise UserError("--reward and --reward.functions: two names of one thing; give one")
+        raise UserError("--reward and --reward.functions: two names of one field; give one")
     if rewards:
         overrides[SHORT["reward"]] = json.dumps([{"function": each} for each in rewards])
     return rest, overrides
@@ -152,14 +152,14 @@ def _locate(recipe_or_file: str) -> Path:
     path = Path(recipe_or_file).expanduser()
     if path.is_dir():
         raise UserError(
-            f"{recipe_or_file}: is a directory; a recipe's name or a YAML file is due (a model is "
+            f"{recipe_or_file}: is a directory; give a recipe's name or a YAML file (a model is "
             f"given as --model {path})"
         )
     if path.is_file() and any(f"{each}." in f"{path.name}.".lower() for each in _DATA):
-        raise UserError(f"{recipe_or_file}: is no YAML; prompts are given as --data {path}")
+        raise UserError(f"{recipe_or_file}: is not YAML; prompts are given as --data {path}")
     if path.is_file() and path.suffix == ".py":
         raise UserError(
-            f"{recipe_or_file}: is no YAML; rewards are given as --reward {path}:FUNCTION"
+            f"{recipe_or_file}: is not YAML; rewards are given as --reward {path}:FUNCTION"
         )
     if path.exists():
         return path
@@ -180,7 +180,7 @@ _EXAMPLES = {"model": "DIR_OR_HUB_NAME", "data": "FILE", "reward": "FILE.py:FUNC
 
 
 def _check_complete(overrides: Overrides, needed: Sequence[str]) -> None:
-    """Raise `UserError` unless the overrides include the `needed` options."""
+    """Raise `UserError` if the overrides lack one of the `needed` options."""
     missing = [
         f"--{option}"
         for option in needed
@@ -199,41 +199,46 @@ def _check_complete(overrides: Overrides, needed: Sequence[str]) -> None:
         )
 
 
-def _make_way(values: dict[str, Any], overrides: Overrides) -> None:
-    """Drop fields that describe the file's own source or model if an override replaces it."""
+def _drop_replaced(values: dict[str, Any], overrides: Overrides) -> None:
+    """Drop fields that describe the file's source or model if an override replaces that."""
     for path, names in (
         ("data.source", ("size", "options", "eval_size")),
         ("model.name", ("gguf_file",)),
     ):
         section, _, field = path.partition(".")
-        own = values.get(section)
-        if not isinstance(own, dict) or overrides.get(path, own.get(field)) == own.get(field):
+        fields_in_file = values.get(section)
+        if not isinstance(fields_in_file, dict):
+            continue
+        source = fields_in_file.get(field)
+        if overrides.get(path, source) == source:
             continue
         for name in names:
-            # A held-out source of its own stays, and so does its size.
-            if name != "eval_size" or not own.get("eval_source"):
-                own.pop(name, None)
+            # `eval_source` stays, and so does its size.
+            if name != "eval_size" or not fields_in_file.get("eval_source"):
+                fields_in_file.pop(name, None)
 
 
 def _put(values: dict[str, Any], path: str, value: Any, where: str) -> None:
-    """Set the value at a dotted path, in which numbers are indices into lists."""
+    """Set the value at a dotted path, in which numbers are indices of lists."""
     *parents, last = path.split(".")
-    at: Any = values
-    for parent in parents:
-        at = at.setdefault(parent, {}) if isinstance(at, dict) else at[_index(at, parent, where)]
-    at[last if isinstance(at, dict) else _index(at, last, where)] = value
+    node: Any = values
+    for key in parents:
+        node = (
+            node.setdefault(key, {}) if isinstance(node, dict) else node[_index(node, key, where)]
+        )
+    node[last if isinstance(node, dict) else _index(node, last, where)] = value
 
 
-def _index(at: Any, part: str, where: str) -> int:
-    if not isinstance(at, list):
-        raise UserError(f"{where}: {fields.brief(at)} has no part {part!r}")
-    if not part.isdigit() or int(part) >= len(at):
-        raise UserError(f"{where}: {part!r} is not an index into a list of {len(at)}")
-    return int(part)
+def _index(node: Any, key: str, where: str) -> int:
+    if not isinstance(node, list):
+        raise UserError(f"{where}: {fields.brief(node)} has no part {key!r}")
+    if not key.isdigit() or int(key) >= len(node):
+        raise UserError(f"{where}: {key!r} is not an index of a list of {len(node)}")
+    return int(key)
 
 
 def _value(text: str, name: str) -> Any:
-    """The value of an override: text as typed for fields that take text, except for `null`."""
+    """Parse the value of an override as YAML; fields that can be text keep it, except `null`."""
     if fields.takes_text(name) and text != "null":
         return text
     return yaml.read(text, f"--{name}")[1]

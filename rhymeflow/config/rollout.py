@@ -1,4 +1,4 @@
-"""Sections `model`, `rollout` and `drafting`: the policy, and what it generates."""
+"""Sections `model`, `rollout` and `drafting`: the policy, and how it generates."""
 
 from __future__ import annotations
 
@@ -25,100 +25,96 @@ class ModelConfig(Section):
     """A local directory, a Hugging Face hub name, `package:NAME` (weights that an installed Python
     package carries) or `recipe:NAME` (weights shipped with a recipe)."""
     tokenizer: str | None = None
-    """Where the tokenizer is, a directory or a hub name, if it is not the model's own."""
+    """Directory or hub name of the tokenizer; `None`: the model's own."""
     gguf_file: str | None = None
-    """The GGUF file inside the directory or package, if the weights are in that format."""
+    """Name of the GGUF file in the directory or package, if the weights have that format."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute precision of engine and learner. `auto`: bfloat16 on CUDA and on CPUs with bfloat16
     arithmetic, float32 elsewhere and for models under 20 million parameters. The learner's master
     weights are float32 either way."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes CUDA where there is one."""
+    """Device of engine and learner. `auto`: CUDA if there is a GPU, else the CPU."""
 
 
 class RolloutConfig(Section):
     """Generation."""
 
     engine: Literal["native", "vllm"] = "native"
-    """What generates: the engine of this package, or vLLM (docs/vllm.md)."""
+    """The engine that generates: Rhymeflow's own, or vLLM (docs/vllm.md)."""
     python: str | None = None
-    """The Python that instances run under, such as `.venv-vllm/bin/python`; `None`: the one that
-    the run was started with."""
+    """Interpreter of the instances, such as `.venv-vllm/bin/python`; `None`: that of the run."""
     num_generations: Positive = 8
-    """Trajectories per prompt (a group)."""
+    """Responses to each prompt (the size of a group)."""
     max_completion_length: Positive = 512
     """Longest response in tokens; one that reaches it ends with reason `length`."""
     temperature: Temperature = 1.0
-    """0 is greedy, which is for `eval` and `generate`: in training all responses of a group would
-    be the same."""
+    """Sampling temperature. 0 is greedy, for `eval` and `generate` only: in training, all responses
+    of a group would be the same."""
     top_p: Fraction = 1.0
     """Nucleus sampling; 1 is off."""
     top_k: NonNegative = 0
-    """Sample among the k likeliest; 0 is off."""
+    """Sample among the k likeliest tokens; 0 is off."""
     rhyming_noise: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of a group's responses whose sampling noise is that of the same response in every
-    epoch. They are exact samples under weights that have not learnt from that noise, and drafted
-    from history far better; the price is less fresh exploration (docs/drafting.md)."""
+    """Share of a group's responses that use the same sampling noise in every epoch. They are far
+    better drafted from history, and exact samples of weights that have not been trained on that
+    noise; the price is less exploration (docs/drafting.md)."""
     num_instances: Positive = 1
-    """Rollout instances, each a process of its own."""
+    """Number of rollout instances; each is a process."""
     max_instances: Positive | None = None
-    """With `runtime: ray`: instances up to which the run grows whenever the cluster has room
-    for another, such as a node that joined. Those of nodes that leave are replaced at once down to
-    `num_instances`, which the run begins with, and else when there is room. `None`: it does not
-    grow."""
+    """With `runtime: ray`, most instances. A run begins with `num_instances`, and adds one whenever
+    the cluster has room for it. When nodes leave, it restores `num_instances` at once, and the
+    others when there is room. `None`: it does not add any."""
     max_num_seqs: Positive = 64
-    """Trajectories that one instance decodes at a time."""
+    """Responses that one instance decodes at a time."""
     max_prefill_tokens: Positive = 4096
-    """Prompt tokens that one iteration may prefill."""
+    """Most tokens that one iteration prefills."""
     kv_cache_on_pull: Literal["recompute", "keep"] = "recompute"
-    """What becomes of the KV cache of a response that goes on under new weights: `recompute`
-    computes it anew; `keep` goes on with the old keys and values, which costs nothing and makes its
-    log-probabilities belong to no one version."""
+    """KV cache of a response that continues under new weights. `recompute`: computed anew. `keep`:
+    old keys and values stay, which costs nothing, but its log-probabilities are those of no single
+    version."""
     max_kv_tokens: Positive | None = None
-    """Tokens in the KV cache of one instance beyond which nothing more is routed to it; `None`: as
+    """Tokens in the KV cache of one instance above which no responses are routed to it; `None`: as
     many as `max_num_seqs` of the longest responses need."""
     num_threads: Positive | None = None
-    """Threads of each instance; `None` shares the machine's cores between the workers."""
+    """Threads of each instance; `None` divides the machine's cores among the workers."""
     cpus: tuple[tuple[NonNegative, ...], ...] | None = None
-    """Cores each instance is pinned to, one tuple an instance; `None` pins nothing."""
+    """Cores that instances are pinned to, a list for each instance; `None` pins nothing."""
     vllm_tensor_parallel_size: Positive = 1
-    """Processes, on a machine with GPUs each on its own, that one vLLM instance's model is spread
-    over."""
+    """Processes that share the model of one vLLM instance, on GPUs one for each GPU."""
     vllm_max_model_length: Positive | None = None
-    """Longest prompt and response together in tokens; `None`: what the model can."""
+    """Longest prompt and response together in tokens; `None`: the model's limit."""
     vllm_kv_cache_gb: PositiveFloat = 2.0
-    """On CPUs, GB that one vLLM instance sets aside for its KV cache."""
+    """On CPUs, GB that one vLLM instance reserves for its KV cache."""
     vllm_gpu_memory_utilization: Fraction = 0.9
     """On GPUs, share of the memory that one vLLM instance takes for weights and KV cache."""
     vllm_model_runner: Literal["v1", "v2"] = "v1"
-    """vLLM's model runner. `v2` is the newer one, for GPUs."""
+    """vLLM's model runner. `v2` is newer and needs a GPU."""
     vllm_head_dtype: Literal["model", "float32"] = "model"
-    """Precision of the output head in vLLM. `float32`: as the learner's, which brings
-    log-probabilities closer to it (`off_policy/mismatch_kl`) and costs time."""
+    """Precision of the output head in vLLM. `float32`: as in the learner, which brings
+    log-probabilities closer to the learner's (`off_policy/mismatch_kl`) and costs time."""
 
 
 class DraftingConfig(Section):
-    """Speculative decoding from history: what a prompt's earlier responses said is proposed, and
-    the policy verifies it. What is sampled stays the same token for token."""
+    """Speculative decoding from history: drafts are taken from earlier responses to the same
+    prompt, and the policy verifies them. Sampled tokens are the same as without drafts."""
 
     window: Literal["off", "aimd", "cost"] = "cost"
-    """How many tokens are drafted. `aimd`: two more after a draft that was accepted whole, back to
-    two after a rejection (RhymeRL). `cost`: as many, and for those responses, as make the most
-    accepted tokens a second by the iteration times the engine measures; none where drafts do not
-    pay. `off`: no drafts."""
+    """How many tokens are drafted. `aimd`: two more after a fully accepted draft, back to two after
+    a rejection (RhymeRL). `cost`: for each response as many, or none, as give the most accepted
+    tokens per second by the engine's measured iteration times. `off`: no drafts."""
     max_draft: Positive = 16
-    """Most tokens drafted for one response in one iteration."""
+    """Most tokens that are drafted for one response in one iteration."""
     shape: Literal["linear", "tree"] = "linear"
-    """`tree` drafts several continuations at once where history disagrees."""
+    """`linear` drafts one continuation, `tree` several where earlier responses differ."""
     ranking: Literal["reward", "frequency", "combined"] = "combined"
-    """What makes one continuation likelier than another: the rewards of the responses it comes
-    from, how many of them there are, or both."""
+    """What ranks continuations: the rewards of the responses that they come from, the number of
+    these responses, or both."""
     history_tokens: Positive = 4_000_000
-    """Tokens of history that are kept; the oldest go first."""
+    """Tokens of history that are kept; the oldest are dropped first."""
     history_run: str | None = None
-    """Run directory of a previous run to begin the history with."""
+    """Directory of a previous run whose responses begin the history."""
 
     @property
     def history_responses(self) -> int:
-        """Responses that are kept: of 64 tokens and more, as many as `history_tokens` holds."""
+        """Most responses in the history: `history_tokens` in responses of 64 tokens."""
         return -(-self.history_tokens // 64)

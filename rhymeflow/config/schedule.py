@@ -1,4 +1,4 @@
-"""Section `schedule`: when work is admitted, where it goes and when weights are pulled."""
+"""Section `schedule`: when prompts are admitted, where they go and when weights are pulled."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rhymeflow.utils.bounds import FIXED_BOUNDS, bound_of
 
 
 class ScheduleConfig(Section):
-    """When work is admitted, where it goes and when weights are pulled.
+    """When prompts are admitted, where they go and when weights are pulled.
 
-    `name` is a bundle of such rules; `routing`, `sync`, `migration` and `on_pull` replace one of
-    them. Each takes a name or a function of your own, `path/to/file.py:function` or dotted.
+    `name` selects a set of rules; `routing`, `sync`, `migration` and `on_pull` replace one of them.
+    The first three take a name or your function, `path/to/file.py:function` or dotted.
     """
 
     by_name = "name"
@@ -22,57 +22,58 @@ class ScheduleConfig(Section):
     name: Literal[
         "synchronous", "one_step", "bounded", "partial", "staleflow", "histopipe", "rhymeflow"
     ] = "rhymeflow"
-    """`synchronous`: rollout and training take turns. `one_step`: the next batch is generated while
-    one is trained on, batch by batch. `bounded`: no batches; as many groups are in flight as the
-    bound allows, and an instance pulls when it has finished what it runs. `partial`: responses go
-    on across versions; an instance pulls whenever it lags. `staleflow`: responses also move between
-    instances; routing by marginal throughput, migration, one batch's worth of groups at a time.
-    `histopipe`: prompts are ranked by the lengths of their earlier responses and laid out over the
-    instances step by step, long beside short. `rhymeflow`: as `staleflow`, but what is left of an
-    old version is gathered on few instances, and what is about to end is not moved."""
+    """How rollout and training overlap. `synchronous`: they take turns. `one_step`: one batch is
+    generated while the previous one is trained on. `bounded`: as many groups are in flight as the
+    bound allows, and an instance pulls when its responses have finished. `partial`: responses
+    continue across versions; an instance pulls whenever it lags. `staleflow`: as `partial`, with
+    one batch's worth of groups in flight, routing by marginal throughput, and migration of
+    responses between instances. `histopipe`: prompts are ranked by the lengths of their earlier
+    responses and distributed over the instances step by step, long beside short. `rhymeflow`: as
+    `staleflow`, but responses of an old version are gathered on few instances, and those that are
+    about to end are not moved."""
     max_staleness: NonNegative | None = None
-    """The bound: how many versions old a trajectory may be when trained on. `None`: 0 for
-    `synchronous`, 1 for the others."""
+    """The staleness bound: how many versions old a trajectory may be when it is trained on. `None`:
+    0 for `synchronous`, 1 for the others."""
     routing: str | None = None
-    """`fewest_requests`, `waterfall` or `planned`; `None` as the schedule has it."""
+    """How instances are chosen: `fewest_requests`, `waterfall`, `planned`; `None`: as `name`."""
     sync: str | None = None
     """When an instance pulls: `when_idle`, `greedy`, `when_version_unusable` or
-    `gather_stragglers`; `None` as the schedule has it."""
+    `gather_stragglers`; `None`: as `name`."""
     migration: str | None = None
-    """`none`, `rebalance`, `skip_nearly_done` or `migrate_outliers`; `None` as the schedule has
-    it."""
+    """Which running responses change instances: `none`, `rebalance`, `skip_nearly_done` or
+    `migrate_outliers`; `None`: as `name`."""
     on_pull: Literal["drain", "keep", "reroute"] | None = None
-    """What becomes of what runs on an instance that pulls: `drain` lets it finish first, `keep`
-    goes on with it there, `reroute` routes it anew; `None` as the schedule has it."""
+    """Running responses of an instance that pulls: `drain` lets them finish first, `keep` continues
+    them there, `reroute` routes them anew; `None`: as `name`."""
     batch_order: Literal["requested", "finished"] | None = None
-    """Which groups make up the next batch. `requested`: those that were admitted first, so that
-    batches are the same whatever finishes first. `finished`: those that finish first, which are
-    shorter than the rest; the learner waits less for long responses. `None` as the schedule has it:
-    `requested` for `rhymeflow`, `finished` for the others."""
+    """Which groups make up the next batch. `requested`: those that were admitted first, so that the
+    order of finishing does not matter. `finished`: those that finish first, which are shorter than
+    the rest; the learner waits less for long responses. `None`: `requested` for `rhymeflow`,
+    `finished` for the others."""
     accumulate_early: bool | None = None
-    """Whether the learner computes the gradient of a batch's groups as they are complete, and not
-    when all are. The gradient is the same up to the order of its sum, and with any bound, 0 too,
-    training goes on beside the rollout of its own batch. Each optimizer step must be a whole batch
-    (`learner.num_iterations` and `num_minibatches` 1), and no reward be compared across its groups
-    (no `learner.scale_rewards: batch`, no `multi_objective_aggregation: normalize_then_sum`).
-    `None`: where that is so, as the schedule has it: `rhymeflow` does, the others do not."""
+    """Whether the learner computes the gradient of each group as soon as it is complete, during the
+    rollout of the rest of its batch. The gradient is the same up to the order of its sum. Each
+    optimizer step must be a whole batch (`learner.num_iterations` and `num_minibatches` 1), and no
+    reward may be compared across groups (no `learner.scale_rewards: batch`, no
+    `multi_objective_aggregation: normalize_then_sum`). `None`: yes for `rhymeflow` where this is
+    possible, no for the others."""
     max_inflight_batches: PositiveFloat | None = None
-    """Batches' worth of groups in flight at a time: fewer leave the machine to the groups that the
-    learner waits for, more fill it better. `None` as the schedule has it: 1 for `staleflow`, 1.5
-    for `rhymeflow`, as many as the bound allows for the others."""
+    """Groups in flight at a time, in batches: with fewer, those that the learner waits for are
+    faster; more fill the instances better. `None`: 1 for `staleflow`, 1.5 for `rhymeflow`, as many
+    as the bound allows for the others."""
     cost_model: str = "demo-cpu"
-    """What routing weighs with: a profile's name, or a file that `rhymeflow calibrate` wrote."""
+    """Cost model of routing: a profile's name, or a file that `rhymeflow calibrate` wrote."""
     extra_groups: NonNegative = 0
     """Groups generated for each batch beyond `groups_per_batch`; the slowest are aborted."""
     extra_generations: NonNegative = 0
     """Trajectories generated for each group beyond `num_generations`; the slowest are aborted."""
     filter_zero_variance: bool = False
-    """Train on no group whose rewards do not differ, but on another prompt (DAPO's dynamic
-    sampling). Of four batches' worth of groups between two steps; then they pass."""
+    """Replace a group whose rewards are all equal by another prompt (DAPO's dynamic sampling);
+    after four batches' worth of such groups between two steps, further ones are trained on."""
     on_stuck: Literal["wait", "retry", "truncate"] = "wait"
-    """What is done when an idle learner waits for the last group of a batch: `retry` aborts it and
-    requests its prompt again, twice at most; `truncate` finishes it early and trains on what there
-    is."""
+    """What happens when an idle learner waits for the last group of a batch. `retry`: it is
+    aborted, and its prompt is requested again, at most twice. `truncate`: its responses end now and
+    are trained on."""
 
     @property
     def bound(self) -> int:

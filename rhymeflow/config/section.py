@@ -1,7 +1,6 @@
-"""What every section of the configuration is: frozen, typed, unknown fields refused.
+"""The base class of the configuration's sections, and types of fields.
 
-Every default of Rhymeflow is in this package and nowhere else; a `Config` that exists is valid.
-Fields carry TRL's names where TRL has the same thing.
+Every default of Rhymeflow is in this package. Fields have TRL's names where TRL has the same thing.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-_LARGEST = 2**63 - 1  # what a machine's integer holds
+_LARGEST = 2**63 - 1  # of a signed 64-bit integer
 
 Positive = Annotated[int, Field(gt=0, le=_LARGEST)]
 NonNegative = Annotated[int, Field(ge=0, le=_LARGEST)]
@@ -19,7 +18,7 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 LEAST_TEMPERATURE = 1e-6
-"""Logits divided by less may leave float32's range."""
+"""Logits divided by less may exceed float32's range."""
 
 
 def _can_divide(temperature: float) -> float:
@@ -34,16 +33,16 @@ Temperature = Annotated[float, Field(ge=0), AfterValidator(_can_divide)]
 
 
 class Section(BaseModel):
-    """Base of every section: immutable, unknown fields refused, defaults validated."""
+    """Base of every section: immutable; unknown fields are errors; defaults are validated."""
 
     by_name: ClassVar[str | None] = None
-    """The field that text stands for where this section is due, if it does."""
+    """The field that text sets if it is given in place of this section; None: no text may be."""
 
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
         validate_default=True,
         allow_inf_nan=False,
-        ser_json_inf_nan="constants",  # in `options`, which may hold anything
+        ser_json_inf_nan="constants",  # `options` may hold them
         use_attribute_docstrings=True,
     )

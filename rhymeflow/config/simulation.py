@@ -10,83 +10,82 @@ from rhymeflow.config.section import NonNegative, NonNegativeFloat, Positive, Po
 
 
 class WorkloadConfig(Section):
-    """How long the responses of a simulated run are. `--workload RUN_DIR` takes them from a run.
+    """Lengths of the responses of a simulated run. `--workload RUN_DIR` takes them from a run.
 
-    Lengths are lognormal, cut off at `rollout.max_completion_length`; each prompt has its own
-    level, so that what it did before says something about what it will do.
+    Lengths are lognormal, cut off at `rollout.max_completion_length`. Each prompt has its own mean,
+    so that its earlier responses predict the lengths of later ones.
     """
 
     mean_length: PositiveFloat | None = None
-    """Mean tokens of a response, after the cut-off; `None`: a quarter of
+    """Mean length of a response in tokens, after the cut-off; `None`: a quarter of
     `rollout.max_completion_length`."""
     sigma: PositiveFloat = 0.8
-    """Standard deviation of the logarithm."""
+    """Standard deviation of the logarithm of the length."""
     prompt_tokens: Positive = 128
-    """Tokens of each prompt."""
+    """Length of each prompt in tokens."""
     num_prompts: Positive = 10_000
-    """Prompts of an epoch."""
+    """Number of prompts in an epoch."""
     prompt_variance_share: Annotated[float, Field(ge=0, le=1)] = 0.65
-    """Share of the variance of lengths that the prompt explains within an epoch. 0.65 is what
-    RhymeRL's authors report."""
+    """Share of the variance of lengths that the prompt explains (RhymeRL's authors: 0.65)."""
     epoch_correlation: Annotated[float, Field(ge=0, le=1)] = 0.98
-    """Correlation of a prompt's level between one epoch and the next; below 1 it drifts."""
+    """Correlation of a prompt's mean between one epoch and the next; below 1 it drifts."""
     mean_turns: Annotated[float, Field(ge=1, le=10_000)] = 1.0
-    """Turns of the policy in a response, geometrically distributed, at most eight times as many;
-    they share its length. 1: there is no environment."""
+    """Mean number of turns of the policy in a response, which share its length. It is geometrically
+    distributed, up to eight times the mean. 1: no environment."""
     observation_tokens: NonNegative = 64
-    """Tokens that the environment answers between two turns."""
+    """Length of the environment's answer between two turns, in tokens."""
     environment_seconds: NonNegativeFloat = 0.5
-    """Mean seconds that an answer takes; lognormal."""
+    """Mean time of an answer in seconds; lognormal."""
 
 
 class FaultsConfig(Section):
-    """What dies in a simulated run, and how long it is away. By default nothing does.
+    """Failures in a simulated run, and how long recovery takes. By default nothing fails.
 
-    Failures are independent of one another and of age. A device's takes the instance with it that
-    it is part of, or the learner; with `colocated` all of both. Checkpoints are written as
-    `run.save_seconds` and `run.save_steps` say. What the times are by default is assumed.
+    Failures are independent of one another and of age. When a device fails, its instance or the
+    learner is lost, and with `colocated` all instances and the learner. Checkpoints follow
+    `run.save_seconds` and `run.save_steps`. The default times are assumptions, not measurements.
     """
 
     device_mtbf_hours: PositiveFloat | None = None
-    """Mean hours between two failures of a device (MTBF); `None`: none fails. A group of n devices
+    """Mean hours between two failures of a device (MTBF); `None`: none fails. One of n devices
     fails n times as often. Llama 3's authors report 419 unexpected interruptions in 54 days on
     16,384 devices: 50,700 hours."""
     controller_mtbf_hours: PositiveFloat | None = None
-    """The same of the controller's machine, whose failure ends all processes of the run, which is
-    then resumed; `None`: it does not fail."""
+    """Mean hours between two failures of the controller's machine. One ends all processes of the
+    run, which is then resumed. `None`: it does not fail."""
     instance_seconds: NonNegativeFloat = 120.0
-    """From when a death is noticed, ten seconds later, until another instance has loaded, and
-    joins. It takes over the responses of the lost one by recomputing what was stored of them."""
+    """Seconds from noticing a lost instance, ten seconds after the failure, until a new one has
+    loaded. It then takes over the responses by recomputing their stored tokens."""
     learner_seconds: NonNegativeFloat = 180.0
-    """From then until another learner has loaded a checkpoint, or the controller is where it was.
-    Training the batches since the checkpoint once more comes on top."""
+    """Seconds from noticing the loss until a new learner has loaded a checkpoint, or the controller
+    has resumed. Training the batches since the checkpoint again comes on top."""
 
 
 class SimulationConfig(Section):
-    """The cluster that `rhymeflow simulate` runs a configuration on, in virtual time:
-    `rollout.num_instances` instances and a learner of `learner.num_ranks` devices."""
+    """The cluster that `rhymeflow simulate` simulates: `rollout.num_instances` instances and a
+    learner of `learner.num_ranks` devices."""
 
     profile: str | None = None
-    """How fast the cluster is: a profile's name or file; `None`: that of `schedule.cost_model`,
-    so that routing weighs with the truth. Where neither is given, a shipped one of the same model
-    and GPUs."""
+    """Profile with the speed of the cluster, by name or file; `None`: that of
+    `schedule.cost_model`, so that routing knows the true costs. If neither is given, the one that
+    Rhymeflow has for the same model and GPUs."""
     colocated: bool = False
-    """The devices of the instances generate, then all of them train, in turn. Only where the
-    schedule's bound is 0: else the two would go on at the same time on the same devices."""
+    """Whether the same devices generate and train in turn. The schedule's bound must be 0, because
+    with others rollout and training run at the same time."""
     workload: WorkloadConfig = WorkloadConfig()
     faults: FaultsConfig = FaultsConfig()
     skip_steps: NonNegative = 1
-    """Steps at the beginning that throughput and idle shares leave out."""
+    """First steps, which throughput and idle shares leave out."""
     acceptance: Annotated[float, Field(ge=0, lt=1)] = 0.7
-    """Probability that a drafted token is accepted, given that those before it were, for a prompt
-    that was answered in an earlier epoch; 0.3 for others, whose drafts come from siblings only.
+    """Probability that a drafted token is accepted if those before it were, for a prompt that was
+    answered in an earlier epoch; for others it is 0.3, as drafts come from the same group.
     RhymeRL's authors report 65% to 79% of drafted tokens. Drafts follow `drafting.window` (`off`:
     none, else as many as pay) and `drafting.max_draft`."""
     tick_seconds: PositiveFloat = 0.01
-    """The coordinator plans at most this often, and only when something has happened."""
+    """Least time in seconds between two plans of the coordinator, which plans only after events."""
     snapshot_seconds: PositiveFloat = 0.25
-    """How often a busy instance says how it is, besides after commands."""
+    """Seconds between two reports of a busy instance, besides those after commands."""
     message_seconds: NonNegativeFloat = 0.001
-    """From the coordinator to an instance or the learner, and back."""
+    """Time in seconds of a message between the coordinator and an instance or the learner."""
     reward_seconds: NonNegativeFloat = 0.01
-    """For the reward of a response; any number are computed at a time."""
+    """Time in seconds of computing a reward; any number are computed at once."""

@@ -1,8 +1,8 @@
-"""Reads and writes YAML 1.2: `1e-6` is a number, `on` and `no` are words, dates are text.
+"""Reads and writes YAML 1.2: `1e-6` is a number; `on`, `no` and dates are text.
 
-A key is a name and stands once. What `write` writes reads back equal; each mistake is one
-`UserError` with file, line and column. ruamel.yaml parses and prints, by this file's table of
-scalars: by its own, `1_000` would be a number and `2026-01-01` a date.
+Keys are text and unique. What `write` writes, `read` reads as equal values; a mistake is a
+`UserError` with file, line and column. ruamel.yaml parses and prints with this file's table of
+scalars: with its own, `1_000` would be a number and `2026-01-01` a date.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from rhymeflow.errors import UserError
 _PREFIX = "tag:yaml.org,2002:"
 
 DEEPEST = 50
-"""Greatest depth of nested lists and mappings; Python's recursion ends at a few hundred."""
+"""Greatest depth of nested lists and mappings; Python's recursion limit allows a few hundred."""
 
 LONGEST_INTEGER = 100
-"""Characters of an integer; Python refuses to read or write those of some thousand digits."""
+"""Most characters of an integer; Python cannot read or write one of some thousand digits."""
 
 _SCALARS = (
     ("null", "~nN", r"~|null|Null|NULL|"),
@@ -39,13 +39,14 @@ _SCALARS = (
         r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
     ),
 )
-"""Kind, possible first characters and pattern of what is not text; the first match counts."""
+"""Kind, possible first characters and pattern of non-text scalars; the first match wins."""
 
 
 def read(text: str, where: str) -> tuple[Node | None, Any]:
-    """The text's tree, which has line numbers, and its values; None and None for an empty text.
+    """Return the text's tree, which has line numbers, and its values; (None, None) if it is empty.
 
-    Values are dicts with text keys, lists, text, numbers, booleans and None.
+    Values are dicts with text keys, lists, text, numbers, booleans and None. Raises `UserError`, in
+    which `where` names the text.
     """
     try:
         node: Node | None = _yaml().compose(text)
@@ -60,7 +61,7 @@ def read(text: str, where: str) -> tuple[Node | None, Any]:
 
 
 def write(values: Any) -> str:
-    """Nested dicts, lists and scalars as YAML, in the order given."""
+    """Return nested dicts, lists and scalars as YAML; keys keep their order."""
     stream = io.StringIO()
     _yaml().dump(values, stream)
     return stream.getvalue()
@@ -82,7 +83,7 @@ class _Representer(SafeRepresenter):
         return True
 
     def represent_str(self, data: str) -> Node:
-        # Between plain or single quotes these are line breaks, and would be read back as such.
+        # Without double quotes these are line breaks, and would be read as such.
         style = '"' if any(mark in data for mark in "\x85\u2028\u2029") else None
         return self.represent_scalar(f"{_PREFIX}str", data, style=style)
 
@@ -91,31 +92,31 @@ _Representer.add_representer(str, _Representer.represent_str)
 
 
 def _yaml() -> YAML:
-    made = YAML(typ="safe", pure=True)
-    made.Resolver, made.Representer = _Resolver, _Representer
-    made.max_depth = DEEPEST + 1  # a value within no list has depth 1
-    made.default_flow_style = False
-    made.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    return made
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Resolver, yaml.Representer = _Resolver, _Representer
+    yaml.max_depth = DEEPEST + 1  # a value at the top has depth 1
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    return yaml
 
 
-def _value(node: Node, around: tuple[Node, ...]) -> Any:
-    """The value of a node; `around` are the nodes that contain it."""
-    if any(node is each for each in around):
-        raise _mistake("holds itself", node)
-    around, kind = (*around, node), str(node.tag).removeprefix(_PREFIX)
+def _value(node: Node, parents: tuple[Node, ...]) -> Any:
+    """Return the value of a node; `parents` are the nodes that contain it."""
+    if any(node is each for each in parents):
+        raise _mistake("contains itself", node)
+    parents, kind = (*parents, node), str(node.tag).removeprefix(_PREFIX)
     match node, kind:
         case SequenceNode(), "seq":
-            return [_value(each, around) for each in node.value]
+            return [_value(each, parents) for each in node.value]
         case MappingNode(), "map":
             mapping: dict[str, Any] = {}
             for key_node, value_node in node.value:
-                key = _value(key_node, around)
+                key = _value(key_node, parents)
                 if not isinstance(key, str):
                     raise _mistake(f"the key {key!r} is not a name", key_node)
                 if key in mapping:
-                    raise _mistake(f"{key!r} stands twice", key_node)
-                mapping[key] = _value(value_node, around)
+                    raise _mistake(f"{key!r} is given twice", key_node)
+                mapping[key] = _value(value_node, parents)
             return mapping
         case ScalarNode(), "str" | "null" | "bool" | "int" | "float":
             return _scalar(node, kind)
@@ -136,7 +137,7 @@ def _scalar(node: ScalarNode, kind: str) -> Any:
                 return int(text, 0 if text[:2] in ("0x", "0o") else 10)
             case "float":
                 return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-    except (KeyError, ValueError):  # a kind that was written before it, such as `!!int x`
+    except (KeyError, ValueError):  # the kind was given by a tag, as in `!!int x`
         raise _mistake(f"{text!r} is no {kind}", node) from None
     return text
 

@@ -192,8 +192,8 @@ def test_split_overrides() -> None:
 MISTAKES = {
     # file text, overrides, what the message must hold
     "no reward": ("", {"reward.functions": "[]"}, ["reward.functions: given [], should name at least one function"]),
-    "a list in itself": ("", {"data.options": "{a: &a [*a]}"}, ["--data.options:1:5: holds itself"]),
-    "a mapping in itself": ("data:\n  options: &a {b: *a}", {}, ["f.yaml:2:12: holds itself"]),
+    "a list in itself": ("", {"data.options": "{a: &a [*a]}"}, ["--data.options:1:5: contains itself"]),
+    "a mapping in itself": ("data:\n  options: &a {b: *a}", {}, ["f.yaml:2:12: contains itself"]),
     "lists without end": ("name: " + "[" * 5000, {}, ["f.yaml:1:", "nested more than 50 levels deep"]),
     "deep mappings": ("{a: " * 60 + "1" + "}" * 60, {}, ["f.yaml:1:202: nested more than 50 levels deep"]),
     "a number without end": ("", {"learner.max_steps": "9" * 6000}, ["--learner.max_steps:1:1: an integer of 6,000 characters"]),
@@ -223,7 +223,7 @@ MISTAKES = {
     "two mistakes": ("", {"learner.beta": "-1", "run.seed": "x"}, ["--learner.beta: given -1", "; ", '--run.seed: given "x"']),
     "syntax": ("learner:\n  beta: [1", {}, ["f.yaml:2:", "expected"]),
     "tab": ("learner:\n\tbeta: 1", {}, ["f.yaml:2:1: "]),
-    "key twice": ("learner:\n  beta: 1\n  beta: 2", {}, ["f.yaml:3:3: 'beta' stands twice"]),
+    "key twice": ("learner:\n  beta: 1\n  beta: 2", {}, ["f.yaml:3:3: 'beta' is given twice"]),
     "key is no name": ("data: {options: {1: 2}}", {}, ["f.yaml:1:18: the key 1 is not a name"]),
     "a tag that does not fit": ("learner: {max_steps: !!int x}", {}, ["f.yaml:1:22: 'x' is no int"]),
     "foreign tag": ("name: !!python/name:os.system", {}, ["f.yaml:1:7: "]),
@@ -281,7 +281,7 @@ def test_files_that_cannot_be_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatc
         ({"num_threads": 1}, "could be rollout.num_threads or learner.num_threads"),
         ({"beta": -1}, "T: learner.beta: given -1"),
         ({"learner.beta.x": 1}, "T: learner.beta.x: 0.0 has no part 'x'"),
-        ({"reward.functions.3.weight": 1.0}, "'3' is not an index into a list of 1"),
+        ({"reward.functions.3.weight": 1.0}, "'3' is not an index of a list of 1"),
         ({"beta": object()}, "T: .*not JSON serializable"),
     ],
 )

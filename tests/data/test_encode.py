@@ -142,7 +142,7 @@ def test_what_is_refused_and_how(tok: Any, prompt: Any, fields: Any, says: str) 
 
 def test_the_configuration_is_looked_at() -> None:
     assert 'data.assistant_prefix: "[assistant]"' in refusal(text, BEGINS_NO_TURN, "hi")
-    with pytest.raises(ValidationError, match="the last message is to be the assistant's"):
+    with pytest.raises(ValidationError, match="the last message should be the assistant's"):
         DataConfig(few_shot=SHOWN[:1])
     with pytest.raises(ValidationError, match="'tokenize' is no variable of the template"):
         DataConfig(chat_template_kwargs={"tokenize": True})

@@ -35,7 +35,7 @@ def test_another_version_is_refused(monkeypatch):
     [
         ({"rollout.cpus": "[[0]]"}, "is not pinned to cores"),
         ({"rollout.num_instances": "3", "rollout.max_instances": "2"}, "at least"),
-        ({"runtime": "local", "rollout.max_instances": "2"}, "is for runtime = 'ray'"),
+        ({"runtime": "local", "rollout.max_instances": "2"}, "needs runtime = 'ray'"),
     ],
 )
 def test_what_ray_cannot_do_is_refused(given, message):
