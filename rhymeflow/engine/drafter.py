@@ -1,6 +1,4 @@
-"""The drafts of one engine's requests, cut to what is safe to run: tokens of the vocabulary, and no
-more than the response may become.
-"""
+"""Drafts for an engine's requests, cut to the vocabulary and to the responses' length limits."""
 
 from __future__ import annotations
 
@@ -12,11 +10,11 @@ from rhymeflow.histospec.drafter import Drafter
 
 
 class Drafting:
-    """One engine's drafter, if it has one, and the drafter's handles of its requests.
+    """An engine's drafter, if it has one, and the drafter's handle for each request.
 
-    A request has a handle from the first iteration in which it is ready to decode until it leaves
-    or another needs its place (there are `max_sequences`). An iteration calls `propose`, then
-    `observe`.
+    A request gets a handle when it is first ready to decode, and keeps it until it leaves the
+    engine or another request needs it (at most `max_sequences` have one). An iteration calls
+    `propose`, then `observe`.
     """
 
     def __init__(self, *, vocabulary: int, max_sequences: int) -> None:
@@ -26,30 +24,30 @@ class Drafting:
         self._kv_tokens = 0
 
     def use(self, drafter: Drafter | None) -> None:
-        """Draft by this one from now on, also for running requests; None: no more."""
+        """Use this drafter from now on, also for running requests; None stops drafting."""
         self.end(list(self._handles))
         self.drafter = drafter
 
     def stats(self) -> DraftStats:
-        """The drafter's."""
+        """Return the drafter's statistics, zeros if there is none."""
         return DraftStats() if self.drafter is None else self.drafter.stats
 
     def propose(
         self, ready: list[Request], *, other_rows: int, kv_tokens: int
     ) -> dict[Hashable, Draft]:
-        """Return drafts that can be run, by request id; requests without one are missing."""
+        """Return runnable drafts by request id; requests without a draft are missing."""
         self._kv_tokens = kv_tokens
         if self.drafter is None or not ready:
             return {}
         handles = self._handles_of(self.drafter, ready)
-        # One token comes in any case.
+        # An iteration also samples one token after the draft.
         most = [r.sampling.max_new_tokens - len(r.tokens) - 1 for r in ready]
         drafts = self.drafter.propose(handles, most, other_rows=other_rows, kv_tokens=kv_tokens)
-        found = {}
+        runnable_drafts = {}
         for request, limit, draft in zip(ready, most, drafts, strict=True):
-            if draft.tokens and (safe := runnable(draft, limit, self._vocabulary)).tokens:
-                found[request.id] = safe
-        return found
+            if draft.tokens and (cut := runnable(draft, limit, self._vocabulary)).tokens:
+                runnable_drafts[request.id] = cut
+        return runnable_drafts
 
     def observe(
         self,
@@ -59,9 +57,9 @@ class Drafting:
         rows: int,
         seconds: float,
     ) -> None:
-        """Learn from the tokens that an iteration of `rows` tokens generated, by request id.
+        """Tell the drafter what an iteration of `rows` tokens generated, by request id.
 
-        `drafted`: how many drafted tokens were run, if these may differ from those proposed.
+        `drafted` counts the draft tokens that ran, if they may differ from those proposed.
         """
         known = [key for key, tokens in generated.items() if tokens and key in self._handles]
         if self.drafter is None or not known:
@@ -79,7 +77,7 @@ class Drafting:
         )
 
     def end(self, ids: Iterable[Hashable]) -> None:
-        """Give up the handles of requests that leave the engine or make way for others."""
+        """Release the handles of requests that leave the engine or make way for others."""
         for key in ids:
             handle = self._handles.pop(key, None)
             if handle is not None and self.drafter is not None:
@@ -87,7 +85,7 @@ class Drafting:
 
     def _handles_of(self, drafter: Drafter, ready: list[Request]) -> list[int]:
         new = [request for request in ready if request.id not in self._handles]
-        # Requests that vLLM preempted wait for room, and others decode in their place.
+        # A request that vLLM has preempted still has a handle.
         surplus = len(self._handles) + len(new) - self._max_sequences
         if surplus > 0:
             decoding = {request.id for request in ready}
@@ -103,7 +101,7 @@ class Drafting:
 
 
 def runnable(draft: Draft, max_tokens: int, vocabulary: int) -> Draft:
-    """The draft without tokens that do not exist, or are too deep, and what follows them."""
+    """Drop tokens outside the vocabulary or deeper than `max_tokens`, and their descendants."""
     tokens, parents = draft
     assert len(parents) == len(tokens)
     if is_linear(draft):
@@ -125,5 +123,5 @@ def runnable(draft: Draft, max_tokens: int, vocabulary: int) -> Draft:
 
 
 def is_linear(draft: Draft) -> bool:
-    """Whether each token follows the one before it."""
+    """Return whether each token follows the one before it."""
     return draft.parents == list(range(-1, len(draft.tokens) - 1))

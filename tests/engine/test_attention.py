@@ -102,7 +102,7 @@ def threads(count):
     """Also for what is too small to be worth it."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
-    with patch.object(cpu_attention, "_SMALL", 1):
+    with patch.object(cpu_attention, "_PAIRS_PER_THREAD", 1):
         yield
     torch.set_num_threads(before)
 

@@ -264,9 +264,9 @@ def test_a_head_that_is_not_packed_again_is_noticed(deployed, monkeypatch):
     deployed.tensors.update(published(1))
     deployed.publish()
     head = deployed.model.lm_head
-    assert deployed.weights._kept_and_packed() == [head]
+    assert deployed.weights._output_heads() == [head]
     answers = iter([[], [head]])
-    monkeypatch.setattr(deployed.weights, "_kept_and_packed", lambda: next(answers))
+    monkeypatch.setattr(deployed.weights, "_output_heads", lambda: next(answers))
     with pytest.raises(ChecksumMismatch, match="does not compute"):
         deployed.install(compare=True)
 

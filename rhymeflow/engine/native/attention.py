@@ -1,9 +1,9 @@
 """Attention of one engine iteration: write new keys and values, attend through the cache.
 
-On CPUs a compiled kernel does it (`cpu_attention.py`). Elsewhere, and in float64, torch does it, in
-blocks: the sequences of a size class that run few tokens are one, any other is one by itself. Of a
-block, the rows of all query heads that share a key-value head are one matrix,
-[slots * G, W * H / G, D] against [slots * G, L, D]: keys and values are read once for all.
+On CPUs a compiled kernel does it (`cpu_attention.py`). Elsewhere, and in float64, torch does it in
+blocks: the sequences of a size class with few new tokens share one, any other has its own. In a
+shared block, all query heads of a key-value head form one matrix, [slots * G, W * H / G, D] against
+[slots * G, L, D], so keys and values are read once.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from rhymeflow.engine.native.cpu_attention import CpuAttention, serves
 from rhymeflow.models.attention import Attention
 
 WIDEST = 33
-"""Most new tokens of a sequence that shares a block: all slots of a block get as many rows."""
+"""Most new tokens of a sequence in a shared block, whose slots all get the same number of rows."""
 
 PAD = 32
-"""Lengths of blocks are rounded up to this, a divisor of every size class's capacity: CUDA's
-kernels want masks whose rows are aligned."""
+"""Block lengths are rounded up to a multiple of this, which divides every size class's capacity:
+CUDA's kernels need masks with aligned rows."""
 
 
 def attention_for(
     device: torch.device, dtype: torch.dtype, head_dim: int
 ) -> Callable[[list[CacheSpan]], Attention]:
-    """What makes the attention of each iteration: the compiled one where it can, on CPUs."""
+    """Return a function that builds an iteration's attention: compiled where possible, on CPUs."""
     if serves(device, dtype, head_dim):
         return CpuAttention(dtype, head_dim).over
     return partial(CachedAttention, device=device)
@@ -40,7 +40,7 @@ def attention_for(
 class CachedAttention(Attention):
     """The `models.attention.Attention` of one iteration, in a few large products.
 
-    What the row holds beyond the spans gets zeros. Slots must not move while it is in use.
+    Rows after the last span get zeros. Slots must not move while it is in use.
     """
 
     def __init__(self, spans: list[CacheSpan], device: torch.device) -> None:
@@ -48,8 +48,8 @@ class CachedAttention(Attention):
         blocks: dict[tuple[int, int | None], list[tuple[CacheSpan, int]]] = {}
         start = 0
         for span in spans:
-            alone = start if span.num_new > WIDEST else None
-            blocks.setdefault((span.slot.size_class.capacity, alone), []).append((span, start))
+            own_start = start if span.num_new > WIDEST else None
+            blocks.setdefault((span.slot.size_class.capacity, own_start), []).append((span, start))
             start += span.num_new
         self._blocks = [_Block(members, device) for members in blocks.values()]
 
@@ -66,23 +66,23 @@ class CachedAttention(Attention):
 
 
 class _Block:
-    """New tokens of some sequences in one size class: as many rows for each slot from the first
-    one's to the last one's, also for those between them that are of others."""
+    """New tokens of sequences in one size class. All slots from the first sequence's to the last
+    one's have the same number of rows, also slots of other sequences between them."""
 
     def __init__(self, members: list[tuple[CacheSpan, int]], device: torch.device) -> None:
-        """`members`: each span with the place in the packed row at which it begins."""
+        """`members`: each span with its first row in the packed row."""
         spans = [span for span, _ in members]
         start_S = np.array([start for _, start in members])
         slot_S = np.array([span.slot.index for span in spans])
         cached_S = np.array([span.cached for span in spans])
         size_S = np.array([span.num_new for span in spans])
-        # Where each of the block's rows belongs: sequence, place in it, place in the packed row.
+        # Of each of the block's rows: its sequence, offset in its span, index in the packed row.
         span_T = np.repeat(np.arange(len(spans)), size_S)
-        place_T = np.arange(len(span_T)) - np.repeat(np.cumsum(size_S) - size_S, size_S)
-        row_T = start_S[span_T] + place_T
+        offset_T = np.arange(len(span_T)) - np.repeat(np.cumsum(size_S) - size_S, size_S)
+        row_T = start_S[span_T] + offset_T
         first, width = slot_S.min(), int(size_S.max())
         block_S = slot_S - first
-        padded_T = block_S[span_T] * width + place_T
+        padded_T = block_S[span_T] * width + offset_T
         row_P = np.zeros((block_S.max() + 1) * width, dtype=np.int64)
         row_P[padded_T] = row_T
         self._row_T = torch.from_numpy(row_T).to(device)
@@ -97,11 +97,11 @@ class _Block:
         self._flat_keys, self._flat_values = size_class.flat_keys, size_class.flat_values
         kv_heads = size_class.shape.kv_heads
         group_TG = slot_S[span_T, None] * kv_heads + np.arange(kv_heads)
-        new_TG = group_TG * size_class.capacity + (cached_S[span_T] + place_T)[:, None]
+        new_TG = group_TG * size_class.capacity + (cached_S[span_T] + offset_T)[:, None]
         self._new_TG = torch.from_numpy(new_TG.ravel()).to(device)
-        upto_BW = np.arange(width) + np.zeros((block_S.max() + 1, 1), dtype=np.int64)
-        upto_BW[block_S] += cached_S[:, None]
-        self._seen_BWL = torch.arange(longest) <= torch.from_numpy(upto_BW)[..., None]
+        last_seen_BW = np.arange(width) + np.zeros((block_S.max() + 1, 1), dtype=np.int64)
+        last_seen_BW[block_S] += cached_S[:, None]
+        self._seen_BWL = torch.arange(longest) <= torch.from_numpy(last_seen_BW)[..., None]
         for span, block in zip(spans, block_S, strict=True):
             if span.parents:
                 size = len(span.parents)
@@ -123,7 +123,7 @@ class _Block:
         for x_TGD, into in ((k_TGD, self._flat_keys), (v_TGD, self._flat_values)):
             into[layer].index_copy_(0, self._new_TG, x_TGD[self._row_T].reshape(-1, dim))
         keys, values = self._kv[layer]
-        num, kv_heads = keys.shape[:2]
+        num_slots, kv_heads = keys.shape[:2]
         if self._is_wide:
             out_1HTD = F.scaled_dot_product_attention(
                 q_THD[self._row_T].transpose(0, 1)[None],
@@ -137,13 +137,13 @@ class _Block:
             out_THD[self._row_T] = out_1HTD[0].transpose(0, 1)
             return
         group = heads // kv_heads
-        if self._mask is None:  # what is added to scores, [slots, 1, W * H / G, L]
+        if self._mask is None:  # added to the scores, [slots, 1, W * H / G, L]
             seen_BRL = self._seen_BWL.repeat_interleave(group, 1)
             self._mask = torch.where(seen_BRL, 0.0, -torch.inf)[:, None].to(q_THD)
-        q_SWGHD = q_THD.index_select(0, self._row_P).view(num, -1, kv_heads, group, dim)
-        q_SGRD = q_SWGHD.transpose(1, 2).reshape(num, kv_heads, -1, dim)
+        q_SWGHD = q_THD.index_select(0, self._row_P).view(num_slots, -1, kv_heads, group, dim)
+        q_SGRD = q_SWGHD.transpose(1, 2).reshape(num_slots, kv_heads, -1, dim)
         out_SGRD = F.scaled_dot_product_attention(
             q_SGRD, keys, values, attn_mask=self._mask, scale=scale
         )
-        out_SWGHD = out_SGRD.view(num, kv_heads, -1, group, dim).transpose(1, 2)
+        out_SWGHD = out_SGRD.view(num_slots, kv_heads, -1, group, dim).transpose(1, 2)
         out_THD[self._row_T] = out_SWGHD.reshape(-1, heads, dim)[self._padded_T]

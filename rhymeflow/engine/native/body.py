@@ -1,8 +1,8 @@
-"""A model's body, from token ids to the last hidden states, as an engine runs it.
+"""Runs a model's body, from token ids to the last hidden states.
 
-An iteration with few rows is not bound by its products: by transformers' modules a layer is some
-forty small operations. `Layers` runs the common kind of decoder by four products and a dozen of
-torch's own functions a layer, on CPUs; every other model is run by its own modules.
+In an iteration with few rows, matrix products do not dominate: transformers' modules take some
+forty small operations per layer. On CPUs, `Layers` runs Llama-like decoders with four products and
+a dozen torch functions per layer; every other model runs through its own modules.
 """
 
 from __future__ import annotations
@@ -27,33 +27,35 @@ from rhymeflow.models import attention
 
 _CLASSES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 _CHANGING = ("dynamic", "longrope")
-"""Rotary positions whose frequencies depend on the longest position of a call."""
+"""Rotary types whose frequencies depend on the longest position of a call."""
 
 
 def body_for(model: PreTrainedModel) -> Layers | Modules:
-    """The quickest that serves the model."""
+    """Return the fastest implementation that supports the model."""
     return Layers(model) if Layers.serves(model) else Modules(model)
 
 
 class Modules:
-    """Runs a model's body by its own modules, their linear maps by `products`."""
+    """Runs a model's body through its own modules, with packed linear layers where possible."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._body: Any = model.base_model
         self._device = model.device
         self.refresh()
 
-    def run(self, ids: list[int], positions: list[int], how: attention.Attention) -> Tensor:
-        """The last hidden states [T, D] of a packed row of tokens at such positions."""
+    def run(
+        self, ids: list[int], positions: list[int], row_attention: attention.Attention
+    ) -> Tensor:
+        """Return the last hidden states [T, D] of a packed row of tokens at these positions."""
         ids_1T = torch.tensor([ids], device=self._device)
         positions_1T = torch.tensor([positions], device=self._device)
-        with attention.attending(how), self._products:
+        with attention.attending(row_attention), self._products:
             out = self._body(input_ids=ids_1T, position_ids=positions_1T, use_cache=False)
         hidden_TD: Tensor = out.last_hidden_state[0]
         return hidden_TD
 
     def refresh(self) -> None:
-        """The model's weights have changed, in place."""
+        """Repack the model's weights after they changed in place."""
         packed = PackedProducts(self._body)
         self._products = packed if packed.has_any else nullcontext()
 
@@ -66,12 +68,12 @@ class _Layer(NamedTuple):
     first_norm: Tensor
     second_norm: Tensor
     head_norms_ED: Tensor | None
-    """Of the heads of queries and keys, where they are normalised."""
+    """Norm weights of the query and key heads, if they are normalised."""
     scale: float
 
 
 class Layers:
-    """Runs the body of a Llama-like model. In bfloat16 it rounds where the modules round."""
+    """Runs the body of a Llama-like model, rounding bfloat16 where its modules do."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         body: Any = model.base_model
@@ -84,7 +86,7 @@ class Layers:
 
     @staticmethod
     def serves(model: PreTrainedModel) -> bool:
-        """Whether the model is of this kind, and on a CPU."""
+        """Return whether the model is Llama-like and on a CPU."""
         if type(model) not in _CLASSES or model.config.hidden_act != "silu":
             return False
         body: Any = model.base_model
@@ -96,7 +98,9 @@ class Layers:
         """See `Modules`."""
         self._layers = [self._layer(layer) for layer in self._body.layers]
 
-    def run(self, ids: list[int], positions: list[int], how: attention.Attention) -> Tensor:
+    def run(
+        self, ids: list[int], positions: list[int], row_attention: attention.Attention
+    ) -> Tensor:
         """See `Modules`."""
         heads, kv_heads, dim = self._sizes
         cos_T1D, sin_T1D = self._angles(positions)
@@ -108,7 +112,7 @@ class Layers:
                 qk_TED = F.rms_norm(qk_TED, (dim,), None, self._epsilon) * layer.head_norms_ED
             qk_TED = qk_TED * cos_T1D + qk_TED.roll(dim // 2, -1) * sin_T1D
             q_HTD, k_GTD = qk_TED.transpose(0, 1).split([heads, kv_heads])
-            attended_THD = how.attend(i, q_HTD, k_GTD, v_TGD.transpose(0, 1), layer.scale)
+            attended_THD = row_attention.attend(i, q_HTD, k_GTD, v_TGD.transpose(0, 1), layer.scale)
             hidden_TD += layer.out(attended_THD.reshape(len(ids), heads * dim))
             gate_up_TE = layer.gate_up(self._normed(hidden_TD, layer.second_norm))
             gate_TI, up_TI = gate_up_TE.chunk(2, -1)
@@ -121,38 +125,37 @@ class Layers:
         return F.rms_norm(x_TD, weight_D.shape, None, self._epsilon) * weight_D
 
     def _angles(self, positions: list[int]) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [T, 1, D]; the first half of the sines negated, as it is of x turned:
-        the second half of x, negated, and then the first."""
+        """Return cosines and sines [T, 1, D], the first half of the sines negated: with them,
+        `x.roll(D // 2)` serves as transformers' `rotate_half(x)`."""
         longest = max(positions)
         if longest >= len(self._cos_LD):
-            places_1L = torch.arange(1 << longest.bit_length())[None]
-            cos_1LD, sin_1LD = self._body.rotary_emb(self._body.norm.weight, places_1L)
+            positions_1L = torch.arange(1 << longest.bit_length())[None]
+            cos_1LD, sin_1LD = self._body.rotary_emb(self._body.norm.weight, positions_1L)
             self._cos_LD, self._sin_LD = cos_1LD[0], sin_1LD[0].clone()
             self._sin_LD[:, : self._sizes[2] // 2].neg_()
         positions_T = torch.tensor(positions)
         return self._cos_LD[positions_T][:, None], self._sin_LD[positions_T][:, None]
 
     def _layer(self, layer: Any) -> _Layer:
-        """One layer's weights, as they are computed with."""
-        of, mlp = layer.self_attn, layer.mlp
+        self_attn, mlp = layer.self_attn, layer.mlp
         norms = None
-        if hasattr(of, "q_norm"):
-            pairs = zip((of.q_norm, of.k_norm), self._sizes, strict=False)
+        if hasattr(self_attn, "q_norm"):
+            pairs = zip((self_attn.q_norm, self_attn.k_norm), self._sizes, strict=False)
             norms = torch.cat([norm.weight.detach().expand(count, -1) for norm, count in pairs])
         return _Layer(
-            _product(of.q_proj, of.k_proj, of.v_proj),
-            _product(of.o_proj),
+            _product(self_attn.q_proj, self_attn.k_proj, self_attn.v_proj),
+            _product(self_attn.o_proj),
             _product(mlp.gate_proj, mlp.up_proj),
             _product(mlp.down_proj),
             layer.input_layernorm.weight,
             layer.post_attention_layernorm.weight,
             norms,
-            of.scaling,
+            self_attn.scaling,
         )
 
 
 def _product(*layers: nn.Linear) -> Callable[[Tensor], Tensor]:
-    """Linear maps of one input as one."""
+    """Return one product for linear layers that share their input."""
     biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
     assert len(biases) in (0, len(layers))
     weight_OI = torch.cat([layer.weight.detach() for layer in layers])

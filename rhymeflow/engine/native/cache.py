@@ -1,9 +1,9 @@
-"""Keys and values of running sequences, in size classes: slots of one capacity.
+"""The KV cache: keys and values of sequences, in size classes of slots with the same capacity.
 
-A sequence moves to the next class when it outgrows its own: a token is copied at most a few times,
+A sequence moves to the next class when it outgrows its slot: a token is copied at most a few times,
 memory stays within twice what is needed, and sequences of similar length lie side by side and are
-attended to in a few products. A class's first slots are in use; memory beyond a sequence's length
-is finite, so masking it with weight 0 is exact.
+attended to in a few products. The used slots of a class come first; values beyond a sequence's
+length are finite, so masking them with weight 0 is exact.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from rhymeflow.models.attention import Shape
 
 FIRST_CAPACITY = 256
 """Tokens per slot of the smallest size class; it doubles from class to class. Finer steps save
-padding but cost calls: about 3 ms a class and decode step of 30 layers, as much as all the padding
-of 32 sequences of 40 to 256 tokens in one size class."""
+padding but cost calls: about 3 ms per class and decode step of 30 layers, as much as all the
+padding of 32 sequences of 40 to 256 tokens in one size class."""
 
 FIRST_SLOTS = 4
-"""Slots a size class begins with; it doubles."""
+"""Initial slots of a size class; doubled whenever all are used."""
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A sequence's place. `length` tokens of it are kept when it moves."""
+    """A sequence's place in a size class; when it moves, its first `length` tokens are copied."""
 
     size_class: SizeClass
     index: int
@@ -78,10 +78,10 @@ class SizeClass:
 
 
 class CacheSpan(NamedTuple):
-    """One sequence's part of an iteration's row: `num_new` tokens after `cached` ones.
+    """One sequence's part of the packed row: `num_new` tokens after `cached` ones.
 
-    Each follows the one before it, but for the last ones if `parents` are given: the tree that
-    hangs on the token before them, for each of its tokens the place in the tree of its parent.
+    With `parents`, the last tokens are a draft tree on the token before them: for each, `parents`
+    has its parent's index in the tree, or -1 for that token.
     """
 
     slot: Slot
@@ -98,7 +98,7 @@ class KVCache:
         self.size_classes: dict[int, SizeClass] = {}
 
     def reserve(self, slot: Slot | None, length: int) -> Slot:
-        """Return a slot for `length` tokens with the content of `slot`: itself, or a larger one."""
+        """Return `slot` if it holds `length` tokens, else a larger one with its content."""
         if slot is not None and length <= slot.size_class.capacity:
             slot.length = max(slot.length, length)
             return slot
@@ -114,13 +114,13 @@ class KVCache:
             :, :, source.index, :, :length
         ]
 
-    def gather(self, slot: Slot, start: int, places: list[int]) -> None:
-        """Move the tokens at `places`, all of them at `start` or later, to `start` and on."""
+    def gather(self, slot: Slot, start: int, positions: list[int]) -> None:
+        """Move the tokens at `positions`, all at `start` or later, to `start` onwards."""
         kv = slot.size_class.kv[:, :, slot.index]
-        kv[:, :, :, start : start + len(places)] = kv[:, :, :, places]
+        kv[:, :, :, start : start + len(positions)] = kv[:, :, :, positions]
 
     def release(self, slot: Slot) -> None:
-        """Give a slot back."""
+        """Free a slot."""
         slot.size_class.remove(slot)
 
     def _size_class(self, capacity: int) -> SizeClass:
@@ -134,7 +134,7 @@ class KVCache:
 
 
 def capacity_for(length: int) -> int:
-    """The least size class capacity that holds `length` tokens."""
+    """Return the capacity of the smallest size class that holds `length` tokens."""
     capacity = FIRST_CAPACITY
     while capacity < length:
         capacity *= 2
@@ -142,10 +142,10 @@ def capacity_for(length: int) -> int:
 
 
 class KeptCaches:
-    """Sequences whose turn is over, by request id: they keep a slot until the next turn comes or
-    their room is needed. At most `max_sequences`; the oldest are given up first.
+    """Sequences between two turns, by request id, that keep their slot until the next turn comes or
+    the room is needed. At most `max_sequences`; the oldest are dropped first.
 
-    A cache is used again only for the tokens and under the weights that it was computed of.
+    A cache is reused only for the tokens and the weights that it was computed from.
     """
 
     def __init__(self, cache: KVCache, max_sequences: int) -> None:
@@ -154,25 +154,25 @@ class KeptCaches:
         self.num_tokens = 0
 
     def put(self, sequence: Sequence) -> None:
-        """Its turn is over: keep its slot."""
+        """Keep the slot of a sequence whose turn is over."""
         assert sequence.slot is not None
         self._sequences[sequence.request.id] = sequence
         self.num_tokens += sequence.cached
 
     def take(self, request: Request, ids: list[int]) -> Sequence | None:
-        """Remove and return the sequence whose cache a request of these tokens can continue."""
+        """Remove the request's sequence; return it if these tokens can continue its cache."""
         kept = self._sequences.pop(request.id, None)
         if kept is None:
             return None
         self.num_tokens -= kept.cached
-        kept.cached = min(kept.cached, len(ids) - 1)  # at least one is run, to sample after it
+        kept.cached = min(kept.cached, len(ids) - 1)  # run at least one, to sample after it
         if ids[: kept.cached] == kept.ids[: kept.cached]:
             return kept
         self._cache.release(kept.slot)
         return None
 
     def fit(self, room: int) -> None:
-        """Give up what does not fit into `room` tokens, or is too many."""
+        """Drop the oldest until the others fit into `room` tokens and `max_sequences`."""
         while self._sequences and (
             self.num_tokens > room or len(self._sequences) > self._max_sequences
         ):
@@ -181,5 +181,5 @@ class KeptCaches:
             self._cache.release(sequence.slot)
 
     def clear(self) -> None:
-        """The weights have changed."""
+        """Drop all of them: the weights have changed."""
         self.fit(-1)

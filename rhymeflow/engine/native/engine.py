@@ -1,8 +1,8 @@
 """The native rollout engine: each step schedules, runs the model once, and samples.
 
-Between two steps nothing is half done: responses can be interrupted or moved, and weights changed.
-Drafted tokens run together with the token they follow; those that the model samples itself are
-kept (`verify.py`), and lowering `Sequence.cached` discards the others. No CUDA graphs are used.
+Between two steps responses can be interrupted or moved, and weights changed. Drafted tokens run
+together with the token they follow; those that the model also samples are kept (`verify.py`), and
+lowering `Sequence.cached` discards the others. No CUDA graphs are used.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from rhymeflow.models import attention, proof
 from rhymeflow.models.lm_head import LMHead
 
 PAD_ROWS = 8
-"""Above this, the number of rows is rounded up to a multiple of it. Drafts make it vary, and oneDNN
-prepares a matrix product for each new number of rows and caches some two hundred: five products of
+"""More rows than this are rounded up to a multiple of it. Drafts make the number vary, and oneDNN
+prepares a matrix product for each new number of rows and caches about two hundred: five products of
 the demo's shapes with 100 to 160 rows took 1.3 to 5.8 ms if their number was cached, and 9 to 15 ms
 if not (docs/lab-log.md)."""
 
@@ -40,10 +40,10 @@ if not (docs/lab-log.md)."""
 class Engine:
     """Continuous batching over one model.
 
-    `model` was loaded with `attn_implementation=models.attention.NAME` and is in evaluation mode.
+    `model` must be loaded with `attn_implementation=models.attention.NAME` and be in eval mode.
     `seed` is the run's. `instance` and `version` are recorded in the segments of each response.
-    `kv_capacity`: tokens of the cache. Up to `max_num_seqs` responses between two turns keep their
-    cache in the room that running responses leave (None: none is kept).
+    Up to `max_num_seqs` responses between two turns keep their cache in what running responses
+    leave of `kv_capacity` tokens (None: none is kept).
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class Engine:
         self._started = 0.0
 
     def prove(self) -> None:
-        """Raise `UserError` unless its log-probabilities are the model's own; see `proof`.
+        """Compare the engine's log-probabilities with the model's own; see `models/proof.py`.
 
-        To be called before anything is submitted, and without a drafter.
+        Call it before anything is submitted, without a drafter. Raises `UserError` if they differ.
         """
         assert not self.has_work
         assert self._drafting.drafter is None
@@ -103,16 +103,16 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything runs or waits."""
+        """Whether any request runs or waits."""
         return bool(self._sequences)
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens in the cache of running requests, and of waiting ones that kept theirs."""
+        """Cached tokens of running requests, and of waiting ones that kept their cache."""
         return sum(sequence.cached for sequence in self._sequences.values())
 
     def load(self) -> Load:
-        """Return what it runs and what it has done so far."""
+        """Return the engine's current state."""
         scheduler = self._scheduler
         return Load(
             len(scheduler.running),
@@ -125,7 +125,7 @@ class Engine:
         )
 
     def submit(self, request: Request) -> None:
-        """Queue a request, new or interrupted. `UserError` if the model cannot hold it."""
+        """Queue a request, new or interrupted. Raises `UserError` if the model cannot hold it."""
         assert request.id not in self._sequences, f"request {request.id} is here already"
         assert len(request.logprobs) <= len(request.tokens)
         longest = len(request.prompt_ids) + request.sampling.max_new_tokens
@@ -190,23 +190,23 @@ class Engine:
 
     @torch.inference_mode()
     def set_version(self, version: int, *, keep_cache: bool) -> None:
-        """Continue under weights that were changed in place; see `RolloutEngine.install`."""
+        """Continue with weights that were changed in place; see `RolloutEngine.install`."""
         self.version = version
         self._kept.clear()
         self._lm_head.refresh()
         self._body.refresh()
-        for sequence in self._sequences.values():  # waiting ones may have kept their cache, too
+        for sequence in self._sequences.values():  # waiting ones may have kept their cache
             if not keep_cache:
                 sequence.cached = 0
             sequence.is_mixed = sequence.cached > 0
 
     def _drafted(self, work: list[SequenceWork]) -> list[SequenceWork]:
-        """Return the work, with drafts for sequences that are ready to decode."""
+        """Return the work, with drafts added for sequences that are ready to decode."""
         before = time.perf_counter()
         ready = [item.sequence.request for item in work if item.sequence.remaining == 1]
         other_rows = sum(item.num_new for item in work) - len(ready)
         drafts = self._drafting.propose(ready, other_rows=other_rows, kv_tokens=self.kv_tokens)
-        self._started += time.perf_counter() - before  # the drafter's time is counted apart
+        self._started += time.perf_counter() - before  # the drafter's time does not count
         if not drafts:
             return work
         drafted = []
@@ -230,11 +230,8 @@ class Engine:
             for each, num_new, draft in plan.work
         ]
 
-    def _run(self, work: list[SequenceWork], cached: attention.Attention) -> Tensor:
-        """Run the body of the model over the packed row; return hidden states.
-
-        [T + padding, D]: the last rows may belong to no sequence.
-        """
+    def _run(self, work: list[SequenceWork], row_attention: attention.Attention) -> Tensor:
+        """Run the model's body over the packed row; return hidden states, [T + padding, D]."""
         ids: list[int] = []
         positions: list[int] = []
         for sequence, num_new, draft in work:
@@ -247,10 +244,10 @@ class Engine:
         unused = _padded(len(ids)) - len(ids)
         ids += [0] * unused
         positions += [0] * unused
-        return self._body.run(ids, positions, cached)
+        return self._body.run(ids, positions, row_attention)
 
     def _postprocess(self, work: list[SequenceWork], hidden_TD: Tensor) -> list[Finished]:
-        """Sample after each ready sequence and at its draft; remove and return what is complete."""
+        """Sample for each ready sequence and its draft; remove and return completed responses."""
         rows: list[int] = []
         draws: list[Draws] = []
         ready: list[tuple[Sequence, Draft]] = []
@@ -333,5 +330,4 @@ class Engine:
 
 
 def _padded(rows: int) -> int:
-    """The number of rows to run for `rows`: see `PAD_ROWS`."""
     return rows if rows <= PAD_ROWS else -(-rows // PAD_ROWS) * PAD_ROWS

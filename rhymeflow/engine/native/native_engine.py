@@ -1,4 +1,4 @@
-"""The native engine behind the seam: a Hugging Face model in this process, on one device."""
+"""The native `RolloutEngine`: a Hugging Face model in this process, on one device."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from rhymeflow.weights.proof import ProvedWeights
 
 
 def load_kernels(config: Config) -> None:
-    """Load the code that an engine will run, or compile it: on a machine's first run, seconds."""
+    """Load the kernels that an engine will run; a machine's first run compiles them (seconds)."""
     device = resolve_device(config.model)
     dtype = resolve_dtype(config.model, device)
     attention_for(device, dtype, Shape.of(load_config(config.model)).head_dim)
 
 
 class NativeEngine(Engine):
-    """A `base.RolloutEngine`. It begins with the newest weights of `weights`.
+    """A `base.RolloutEngine` that starts with the newest weights of `weights`.
 
-    `drafter_for` makes a drafter of an index and of the most tokens that a prompt and its response
-    can have.
+    `drafter_for(index, max_length)` makes a drafter; `max_length` counts a prompt's and its
+    response's tokens.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class NativeEngine(Engine):
 
     @property
     def checksum(self) -> int:
-        """Of the weights that it computes with, as they were proved."""
+        """See `base.RolloutEngine`."""
         return self._pulled.checksum
 
     def limits(self) -> EngineLimits:
-        """What it can hold."""
+        """See `base.RolloutEngine`."""
         return self._limits
 
     def poll(self, timeout: float) -> list[Finished]:
-        """Run one iteration, if there is anything to run; it never waits."""
+        """Run one iteration if any request runs or waits; never wait."""
         return self.step()
 
     def prepare(self, weights: WeightReader, want: Version) -> bool:
@@ -92,4 +92,4 @@ class NativeEngine(Engine):
         self._drafting.use(self._drafter_for(index, self.max_length))
 
     def close(self) -> None:
-        """The model goes with the process."""
+        """Do nothing: the process frees the model when it ends."""

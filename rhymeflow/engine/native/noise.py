@@ -2,24 +2,24 @@
 
 A token is sampled by the Gumbel-max trick: argmax over v of x_v + g_v, where g_v is Gumbel noise,
 so P(v) = softmax(x)_v (Gumbel 1954; Maddison, Tarlow and Minka, "A* Sampling", 2014, section 2). We
-keep E_v = exp(-g_v), which is Exponential(1), and take argmax of x_v - log E_v. What wins has a
-small E, and small floats are fine-grained: E reaches down to 2^-53, in steps of 2^-52 at its least.
+keep E_v = exp(-g_v), which is Exponential(1), and take argmax of x_v - log E_v. The winner has a
+small E, where floats are dense: the least E is 2^-53, and steps near it are 2^-52.
 
-**Why blocks.** Noise for all of [32, 49152] costs more than the rest of sampling, and only a
+**Why blocks.** Noise for 32 rows of 49,152 tokens costs more than the rest of sampling, and only a
 handful of tokens can win. So the noise is drawn in blocks of B = 64 neighbouring vocabulary
-indices: first, per block, its least value m ~ Exponential(1) / B and where it is, j, uniform; then
-for every other token of the block E_v = m + Exponential(1). That is the same distribution as B
-independent Exponential(1): their minimum is Exponential with rate B, it is at each place equally
-often, and, an exponential having no memory, what the others exceed it by is Exponential(1) again
-and independent. No token of a block can score more than max(x in block) - log m. A block whose
-bound is below the best x_j - log m of any block cannot hold the winner, exactly; usually two or
-three blocks of a row are left, and only those tokens are hashed. The work per row is V / 64 hashes,
-one pass to find each block's greatest logit, and little else.
+indices: first the block's least value m ~ Exponential(1) / B and its place j, uniform; then for
+every other token of the block E_v = m + Exponential(1). That is the same distribution as B
+independent Exponential(1): their minimum is exponential with rate B and falls on each place with
+equal probability, and since exponentials are memoryless, the excess of the others over it is again
+Exponential(1) and independent. No token of a block can score more than max(x in block) - log m, so
+a block whose bound is below the best x_j - log m of any block cannot hold the winner. Usually two
+or three blocks of a row are left, and only their tokens are hashed. The work per row is V / 64
+hashes, one pass to find each block's greatest logit, and little else.
 
-The noise of a token does not depend on what else is drawn, on the batch, the device or the dtype of
-the model. The hash is integer arithmetic, so its bits are the same everywhere; the logarithms are
-float64 and may differ between devices in the last bit. `draw` returns exactly what argmax over
-`exponentials` would; the logit of a left-out token is -inf.
+A token's noise depends neither on other draws nor on the batch, the device or the model's dtype.
+The hash is integer arithmetic, so its bits are the same everywhere; the logarithms are float64 and
+may differ between devices in the last bit. `draw` returns exactly what argmax over `exponentials`
+would; the logit of a left-out token is -inf.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def row_keys(
 
 
 def exponentials(keys_R: Tensor, vocabulary: int) -> Tensor:
-    """Return the noise E of every token, float64 [R, V]: the definition that `draw` abides by."""
+    """Return the noise E of every token, float64 [R, V]: the definition that `draw` follows."""
     token_V = torch.arange(vocabulary, device=keys_R.device)
     block_V = token_V // BLOCK
     least_RB, where_RB = _block_minima(keys_R, -(-vocabulary // BLOCK))
@@ -73,9 +73,9 @@ def exponentials(keys_R: Tensor, vocabulary: int) -> Tensor:
 
 
 def draw(x_RV: Tensor, keys_R: Tensor) -> Tensor:
-    """Return argmax over v of x - log E, int64 [R]; x float32 with at least one finite a row.
+    """Return argmax over v of x - log E, int64 [R]; equal scores go to the smaller index.
 
-    Equal scores (they need 2^-50 luck) go to the smaller index.
+    `x_RV` is float32, with at least one finite value in every row.
     """
     rows, vocabulary = x_RV.shape
     minus_inf = -torch.inf
@@ -102,7 +102,7 @@ def draw(x_RV: Tensor, keys_R: Tensor) -> Tensor:
 
 
 def _bounds(x_RV: Tensor, keys_R: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Per block the most it can score [R, B]; the best block minimum's score [R]; the minima."""
+    """Return blocks' score bounds [R, B], the best score of a block's minimum [R], the minima."""
     vocabulary = x_RV.shape[1]
     whole = vocabulary // BLOCK * BLOCK
     greatest_RB = x_RV[:, :whole].unflatten(1, (-1, BLOCK)).amax(2) if whole else x_RV[:, :0]
@@ -117,7 +117,7 @@ def _bounds(x_RV: Tensor, keys_R: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
 
 
 def _block_minima(keys_R: Tensor, num_blocks: int) -> tuple[Tensor, Tensor]:
-    """Least noise of each block, float64 [R, B], and its place in the block, int64 [R, B]."""
+    """Return each block's least noise, float64 [R, B], and its place in the block, int64 [R, B]."""
     counter_B = torch.arange(_BLOCK_WORDS, _BLOCK_WORDS + num_blocks, device=keys_R.device)
     word_RB = _words(keys_R[:, None], counter_B[None])
     return _exponential(word_RB) / BLOCK, word_RB & (BLOCK - 1)

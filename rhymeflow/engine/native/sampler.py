@@ -1,8 +1,8 @@
 """From float32 logits to tokens and their log-probabilities.
 
-A row's token depends on its logits, its `Sampling` and its noise key only. The log-probability is
-that of the sampled token under the distribution (`models.logits.shaped`, the learner's), at
-temperature 0 under the untempered logits, where equal greatest ones go to the smaller token.
+A row's token depends only on its logits, its `Sampling` and its noise key. Log-probabilities are
+under the distribution sampled from (`models.logits.shaped`, as in the learner). At temperature 0
+the token is the argmax, the smallest if several are equal, and the distribution is untempered.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rhymeflow.models.logits import shaped
 
 
 class Draws(NamedTuple):
-    """One sequence's tokens to sample, a row each: how, and with which noise."""
+    """One sequence's tokens to sample, one row of logits each."""
 
     sampling: Sampling
     stream: int
     positions: list[int]
-    """In the response, from 0."""
+    """Each token's position in the response, from 0."""
 
 
 def sample(logits_RV: Tensor, draws: list[Draws]) -> tuple[list[int], list[float]]:
@@ -33,8 +33,8 @@ def sample(logits_RV: Tensor, draws: list[Draws]) -> tuple[list[int], list[float
     assert logits_RV.dtype == torch.float32
     groups: dict[tuple[float, int, float], list[int]] = {}
     for i, draw in enumerate(draws):
-        how = (draw.sampling.temperature, draw.sampling.top_k, draw.sampling.top_p)
-        groups.setdefault(how, []).append(i)
+        shaping = (draw.sampling.temperature, draw.sampling.top_k, draw.sampling.top_p)
+        groups.setdefault(shaping, []).append(i)
     if len(groups) == 1:
         return _sample_alike(logits_RV, draws)
     ends = list(accumulate(len(draw.positions) for draw in draws))
@@ -49,10 +49,11 @@ def sample(logits_RV: Tensor, draws: list[Draws]) -> tuple[list[int], list[float
 
 
 def _sample_alike(logits_RV: Tensor, draws: list[Draws]) -> tuple[list[int], list[float]]:
-    """Sample rows that all have the first one's temperature, top-k and top-p."""
-    how = draws[0].sampling
-    x_RV = shaped(logits_RV, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p)
-    if how.temperature == 0.0:
+    """Sample rows that have the same temperature, top-k and top-p."""
+    sampling = draws[0].sampling
+    temperature, top_k, top_p = sampling.temperature, sampling.top_k, sampling.top_p
+    x_RV = shaped(logits_RV, temperature=temperature, top_k=top_k, top_p=top_p)
+    if temperature == 0.0:
         token_R = x_RV.argmax(1)
     else:
         positions = [position for draw in draws for position in draw.positions]

@@ -1,14 +1,13 @@
 """Which tokens run in the next iteration.
 
-- Requests start in the order they came, urgent ones in an order of their own. A started one runs
-  until it finishes, is interrupted or makes way for an urgent one; then it is the next to start,
-  and of several the one that has run longest.
-- At most `max_num_seqs` run at a time; of urgent ones `urgent_places`, and more only while nothing
-  else waits.
+- Requests start in the order they came; urgent ones have a queue of their own. A request runs until
+  it finishes, is interrupted or makes way for an urgent one. Those that made way start next, the
+  one that has run longest first.
+- At most `max_num_seqs` run at a time, at most `urgent_places` of them urgent while others wait.
 - One iteration prefills at most `max_prefill_tokens` tokens, in chunks; each sequence that is ready
   to decode decodes in every iteration.
-- Of running sequences with one prompt (a group's) one computes it and the others copy it, unless it
-  was computed under older weights.
+- Of running sequences with the same prompt (a group), one computes it and the others copy it,
+  unless it was computed under older weights.
 - Every iteration runs at least one token while there is work.
 """
 
@@ -23,12 +22,12 @@ from rhymeflow.engine.native.sequence import Sequence
 from rhymeflow.histospec.draft import NONE, Draft
 
 URGENT_SHARE = 0.5
-"""Share of the places that urgent requests may take from others: so they are decoded at once, and
-training continues beside an evaluation of any size."""
+"""Share of the running sequences that urgent requests may displace: they are decoded at once, and
+training continues during an evaluation of any size."""
 
 
 class SequenceWork(NamedTuple):
-    """Run the next `num_new` tokens of the sequence that are not cached; the last are its draft."""
+    """Run the next `num_new` tokens of the sequence after the cached ones, its draft at the end."""
 
     sequence: Sequence
     num_new: int
@@ -50,7 +49,7 @@ class IterationPlan:
     prefix_copies: list[PrefixCopy] = field(default_factory=list)
     work: list[SequenceWork] = field(default_factory=list)
     evicted: list[Sequence] = field(default_factory=list)
-    """Gave their places to urgent ones."""
+    """Sequences that made way for urgent ones."""
 
 
 class Scheduler:
@@ -64,7 +63,7 @@ class Scheduler:
         self.max_prefill_tokens = max_prefill_tokens
         self.waiting: deque[Sequence] = deque()
         self.urgent: deque[Sequence] = deque()
-        """Those that wait and are urgent."""
+        """Waiting urgent sequences; `waiting` has the others."""
         self.running: list[Sequence] = []
 
     def submit(self, sequence: Sequence) -> None:
@@ -72,9 +71,9 @@ class Scheduler:
         (self.urgent if sequence.request.is_urgent else self.waiting).append(sequence)
 
     def plan(self) -> IterationPlan:
-        """Admit what there is room for and say what runs now.
+        """Admit sequences while there is room; return what runs now.
 
-        A copy counts as done: `cached` is raised here. After the work the caller calls `advance`.
+        Copies count as done: `cached` is raised here. After the work the caller calls `advance`.
         """
         plan = IterationPlan()
         if self.urgent:
@@ -96,21 +95,22 @@ class Scheduler:
         return plan
 
     def advance(self, work: Iterable[SequenceWork]) -> None:
-        """The work was run: its tokens are in the cache, drafts included."""
+        """Record that the work has run: its tokens, drafts included, are cached."""
         for sequence, num_new, _draft in work:
             sequence.cached += num_new
 
     def remove(self, sequences: Iterable[Sequence]) -> None:
-        """Forget sequences that are finished or interrupted, waiting or running."""
-        gone = set(sequences)
-        self.running = [sequence for sequence in self.running if sequence not in gone]
-        if not gone.isdisjoint(self.waiting):
-            self.waiting = deque(sequence for sequence in self.waiting if sequence not in gone)
-        if not gone.isdisjoint(self.urgent):
-            self.urgent = deque(sequence for sequence in self.urgent if sequence not in gone)
+        """Remove finished or interrupted sequences, waiting or running."""
+        removed = set(sequences)
+        self.running = [sequence for sequence in self.running if sequence not in removed]
+        if not removed.isdisjoint(self.waiting):
+            self.waiting = deque(sequence for sequence in self.waiting if sequence not in removed)
+        if not removed.isdisjoint(self.urgent):
+            self.urgent = deque(sequence for sequence in self.urgent if sequence not in removed)
 
     def _admit_urgent(self, plan: IterationPlan) -> None:
-        """Start as many as have places; what started last makes way where none is free."""
+        """Start urgent sequences up to `urgent_places`; if none is free, the last started of the
+        others makes way."""
         others = [sequence for sequence in self.running if not sequence.request.is_urgent]
         free = self.urgent_places - (len(self.running) - len(others))
         for _ in range(min(free, len(self.urgent))):
@@ -122,14 +122,14 @@ class Scheduler:
             self.running.append(self.urgent.popleft())
 
     def _share(self, unready: list[Sequence], plan: IterationPlan) -> set[Sequence]:
-        """Plan copies of prompts in the cache; return the sequences that wait for theirs."""
+        """Plan copies of cached prompts; return the sequences that wait for theirs."""
         donors: dict[tuple[int, ...], Sequence] = {}
         for sequence in self.running:
             if sequence.cached >= len(sequence.prompt) - 1 and not sequence.is_mixed:
                 donors.setdefault(sequence.prompt, sequence)
-        makers: set[tuple[int, ...]] = set()
+        in_progress: set[tuple[int, ...]] = set()
         held = set()
-        # Those that have begun come first, so none waits for a sequence that itself waits.
+        # Begun sequences come first, so none waits for a sequence that itself waits.
         for sequence in sorted(unready, key=lambda sequence: sequence.cached == 0):
             length = len(sequence.prompt) - 1
             if sequence.cached >= length or length == 0:
@@ -138,8 +138,8 @@ class Scheduler:
             if donor is not None and sequence.cached == 0:
                 plan.prefix_copies.append(PrefixCopy(donor, sequence, length))
                 sequence.cached = length
-            elif sequence.prompt in makers and sequence.cached == 0:
+            elif sequence.prompt in in_progress and sequence.cached == 0:
                 held.add(sequence)
             elif not sequence.is_mixed:
-                makers.add(sequence.prompt)
+                in_progress.add(sequence.prompt)
         return held

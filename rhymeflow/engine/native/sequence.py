@@ -1,4 +1,4 @@
-"""The progress of a response inside the engine; what outlasts it is in its `Request`."""
+"""A request's progress inside the engine; all that outlasts the engine is in its `Request`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rhymeflow.engine.base import Request, Segment
 class Sequence:
     """A request inside the engine: its token ids, of which the first `cached` have keys and values.
 
-    Lowering `cached` takes tokens back.
+    Lowering `cached` discards keys and values.
     """
 
     request: Request
@@ -21,7 +21,7 @@ class Sequence:
     ids: list[int]
     """Prompt and response so far."""
     prompt: tuple[int, ...]
-    """The prompt, to find others with the same one."""
+    """The prompt, to find sequences with the same one."""
     slot: Any = None
     """Its `cache.Slot`."""
     cached: int = 0

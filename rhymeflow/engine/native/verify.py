@@ -1,12 +1,12 @@
-"""Accepts the path of a draft tree that agrees with the tokens which the model itself samples.
+"""Accepts the path of a draft tree that equals the tokens that the model itself samples.
 
 The model runs on the sequence's last token and on every node of the draft, and a token is sampled
 after each with its position's noise. The first is the response's next token, whatever was drafted.
 If a child has that token it is accepted, and the token sampled after it is the next one, and so on.
-Decoding one by one would sample the same: logits depend on the tokens before them alone, noise on
-the position alone. As a draft is a point mass, this is also rejection sampling with the residual
-sampled in advance (Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative
-Decoding", 2023, appendix A.1), without ratios to compare.
+Decoding token by token would sample the same tokens: logits depend only on the tokens before them,
+and noise only on the position. Since a draft is a point mass, this is also rejection sampling with
+the residual sampled in advance (Leviathan, Kalman and Matias, "Fast Inference from Transformers via
+Speculative Decoding", 2023, appendix A.1), without ratios to compare.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def depths(parents: list[int]) -> list[int]:
 
 
 def accepted(draft: Draft, sampled: list[int]) -> list[int]:
-    """Return the nodes that are accepted, from the first to the deepest. `sampled`: the tokens that
-    the model samples after the sequence's last token, then after each node of the draft."""
+    """Return the accepted nodes, from the first to the deepest. `sampled` has the tokens sampled
+    after the sequence's last token, then after each node of the draft."""
     path: list[int] = []
     wanted, last = sampled[0], -1
     # Children come after their parents, so one pass finds the whole path.

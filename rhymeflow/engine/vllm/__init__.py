@@ -1,1 +1,1 @@
-"""vLLM behind `engine/base.py`. Only modules of this package import vLLM, and late."""
+"""vLLM as a `RolloutEngine`. Only this package imports vLLM, inside functions."""

@@ -1,4 +1,4 @@
-"""How vLLM is imported, and the arguments of its engine."""
+"""Imports vLLM, and builds the arguments of its engine."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.source import readable
 
 CPU_BLOCK = 32
-"""Tokens of a block of the KV cache on CPUs: the kernels want multiples of it, and only whole
-blocks of a prompt are shared, so the 128 that vLLM takes would share nothing of short prompts."""
+"""Tokens per block of the KV cache on CPUs. The kernels need multiples of 32, and only whole blocks
+of a prompt are shared, so vLLM's default of 128 would share nothing of short prompts."""
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
-    # Threads and cores are those that the run gives its workers.
+    # The run itself assigns threads and cores to its workers.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_HOST_IP": "127.0.0.1",
 }
-"""Variables that vLLM must find."""
+"""Environment variables that vLLM needs."""
 
 
 def import_vllm() -> None:
-    """Import vLLM with the variables that it must find: seconds, the first time."""
+    """Import vLLM with `ENVIRONMENT` set; the first import takes seconds."""
     os.environ.update(ENVIRONMENT)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     dispatcher: Any = importlib.import_module("vllm.triton_utils.dispatcher")
@@ -37,34 +37,34 @@ def import_vllm() -> None:
 
 
 def _vars(value: object) -> Mapping[str, Any]:
-    # vLLM looks at every global of every module for kernels to replace. llvmlite, which numba
-    # loads, has one that answers to any name, `__dict__` included, with a function.
-    found: Any = vars(value)
-    return found if isinstance(found, Mapping) else {}
+    # vLLM looks through the globals of all modules for kernels to replace. One of llvmlite's, which
+    # numba loads, returns a function for any attribute, `__dict__` included.
+    attributes: Any = vars(value)
+    return attributes if isinstance(attributes, Mapping) else {}
 
 
 def max_length(config: Config) -> int:
-    """Most tokens that a prompt and its response can have together."""
+    """Return the most tokens of a prompt and its response together."""
     text = load_config(config.model).get_text_config()
-    own: int = text.max_position_embeddings
-    return min(config.rollout.vllm_max_model_length or own, own)
+    model_length: int = text.max_position_embeddings
+    return min(config.rollout.vllm_max_model_length or model_length, model_length)
 
 
 def engine_args(config: Config) -> dict[str, Any]:
-    """vLLM's arguments."""
+    """Return the arguments of vLLM's `EngineArgs`."""
     rollout, drafting = config.rollout, config.drafting
     device = resolve_device(config.model)
-    drafts, is_second = drafting.window != "off", rollout.vllm_model_runner == "v2"
+    drafts, is_v2 = drafting.window != "off", rollout.vllm_model_runner == "v2"
     rows = 1 + drafting.max_draft if drafts else 1
     arguments: dict[str, Any] = {
         "model": readable(config.model).location,
         "dtype": str(resolve_dtype(config.model, device)).removeprefix("torch."),
         "skip_tokenizer_init": True,
-        "load_format": "dummy",  # the learner's are pulled
+        "load_format": "dummy",  # the learner's weights are pulled later
         "generation_config": "vllm",
         "max_model_len": max_length(config),
         "max_num_seqs": rollout.max_num_seqs,
-        # vLLM counts tokens that are decoded too.
+        # vLLM's limit includes decoded tokens.
         "max_num_batched_tokens": rollout.max_prefill_tokens + rollout.max_num_seqs * rows,
         "enable_prefix_caching": True,
         "async_scheduling": False,
@@ -74,15 +74,15 @@ def engine_args(config: Config) -> dict[str, Any]:
         "disable_log_stats": True,
     }
     if drafts:
-        method = speculator.SPECULATOR if is_second else speculator.PROPOSER
+        method = speculator.SPECULATOR if is_v2 else speculator.PROPOSER
         arguments["speculative_config"] = method | {"num_speculative_tokens": drafting.max_draft}
-    if is_second:
+    if is_v2:
         arguments["logits_processors"] = [noise_processor()]
         arguments["logprobs_mode"] = "processed_logits"
     if rollout.vllm_head_dtype == "float32":
         arguments["hf_overrides"] = {"head_dtype": "float32"}
     if device.type == "cpu":
-        # Compiled code would hold on to what was packed when it was traced.
+        # Compiled code would keep the weights that were packed when it was traced.
         arguments |= {
             "enforce_eager": True,
             "block_size": CPU_BLOCK,
@@ -90,5 +90,5 @@ def engine_args(config: Config) -> dict[str, Any]:
         }
     else:
         arguments["gpu_memory_utilization"] = rollout.vllm_gpu_memory_utilization
-        arguments["moe_backend"] = "triton"  # it takes experts' weights as they are published
+        arguments["moe_backend"] = "triton"  # it computes with experts' weights as published
     return arguments

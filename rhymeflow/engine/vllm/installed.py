@@ -1,7 +1,7 @@
 """Checks that the Python of a run's rollout instances has the packages that they need.
 
-vLLM does not promise to keep its internals, so one minor version is supported; `self_test.py`
-checks those that the engine uses. Imports neither torch nor vLLM.
+vLLM's internals may change, so one minor version is supported; `self_test.py` checks the internals
+that the engine uses. Imports neither torch nor vLLM.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def check_installed(config: Config) -> None:
         return
     python = rollout.python or sys.executable
     where = f"rollout.python = {python!r}" if rollout.python else f"this Python ({python})"
-    found = _versions(python, where)
-    missing = [name for name in _NEEDED if found[name] is None]
+    versions = _versions(python, where)
+    missing = [name for name in _NEEDED if versions[name] is None]
     if missing:
         raise UserError(f"{where} lacks {', '.join(missing)}; install Rhymeflow there: {INSTALL}")
     if rollout.engine != "vllm":
         return
-    version = next((found[name] for name in _VLLM if found[name]), None)
+    version = next((versions[name] for name in _VLLM if versions[name]), None)
     if version is None:
         raise UserError(
             f"rollout.engine = 'vllm': {where} has no vLLM. On a GPU: pip install "
@@ -70,13 +70,13 @@ def check_installed(config: Config) -> None:
 
 
 def _versions(python: str, where: str) -> dict[str, Any]:
-    """Versions of the distributions that this Python has; None for one that it lacks."""
+    """Return the versions of the distributions in this Python; None for a missing one."""
     if not (os.path.isfile(python) and os.access(python, os.X_OK)):
         raise UserError(f"{where}: there is no such program")
     command = [python, "-c", _PROBE.format(names=[*_NEEDED, *_VLLM])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if completed.returncode:
+        last = completed.stderr.strip().splitlines()[-1:]
         raise UserError(f"{where} does not work as a Python: {' '.join(last)}")
-    versions: dict[str, Any] = json.loads(done.stdout)
+    versions: dict[str, Any] = json.loads(completed.stdout)
     return versions

@@ -1,9 +1,9 @@
-"""Where each tensor of the weight store goes in vLLM's model, or in one process's part of it.
+"""Maps each tensor of the weight store to its place in vLLM's model, or in one process's shard.
 
-vLLM fuses the query, key and value projections of a layer, and gate and up; it splits layers over
-processes, pads the vocabulary, has a mixture's experts in one layer, and on CPUs hands a layer's
-weights to a packer and keeps only its result. Each tensor must have a place and each parameter be
-filled, so everything that is computed with was pulled.
+vLLM fuses the query, key and value projections of a layer, and gate and up; it shards layers over
+processes, pads the vocabulary, holds a mixture's experts in one layer, and on CPUs keeps only the
+packed form of a layer's weights. Each tensor must have a place and each parameter must be filled,
+so all weights that are used were pulled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rhymeflow.weights.manifest import Manifest, ManifestMismatch
 Slices = tuple[slice, ...]
 
 EXPERTS = {"gate_up_proj": "w13_weight", "down_proj": "w2_weight"}
-"""What vLLM calls the weights of a layer's experts; both are [experts, rows, columns]."""
+"""vLLM's names of the weights of a layer's experts; both are [experts, rows, columns]."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,32 +31,32 @@ class Target:
     layer: nn.Module
     attribute: str
     parts: list[str]
-    """The manifest's tensors that it is made of, those of lower rows first."""
+    """The manifest's tensors that it is fused from, in the order of their rows."""
     is_packed: bool
-    """The layer keeps the packer's result instead of the parameter."""
+    """Whether the layer keeps only a packed form of the parameter."""
 
     def tensor(self) -> Tensor:
-        """The parameter as it is now."""
-        found: Tensor = getattr(self.layer, self.attribute)
-        return found
+        """Return the current parameter."""
+        parameter: Tensor = getattr(self.layer, self.attribute)
+        return parameter
 
     @property
     def is_split(self) -> bool:
-        """Whether this process has only a part of it."""
+        """Whether this process has only a shard of it."""
         return _share(self.layer)[1] > 1
 
 
 @dataclass(slots=True)
 class TensorPlace:
-    """What this process holds of one tensor of the manifest."""
+    """Where this process holds a tensor of the manifest, or its shard of it."""
 
     target: Target
     pieces: Sequence[tuple[Slices, Slices]]
-    """Parts of the tensor, each with where in the target it is."""
+    """Slices of the tensor, each with the slices of the target that hold it."""
 
     @property
     def destination(self) -> Slices:
-        """Where the tensor is, if this process has it whole."""
+        """Slices of the target, if this process has the whole tensor."""
         ((_, destination),) = self.pieces
         return destination
 
@@ -73,17 +73,17 @@ def find_places(model: nn.Module, manifest: Manifest) -> dict[str, TensorPlace]:
     targets: dict[str, Target] = {}
     order: dict[str, tuple[Target, int]] = {}
     for spec in manifest:
-        found, attribute, part = _layer(spec.name, layers, fused)
-        if found not in layers and mapper is not None:
+        path, attribute, part = _layer(spec.name, layers, fused)
+        if path not in layers and mapper is not None:
             name = mapper.map_name(spec.name) or spec.name
-            found, attribute, part = _layer(name, layers, fused)
-        layer = layers.get(found)
+            path, attribute, part = _layer(name, layers, fused)
+        layer = layers.get(path)
         if layer is None or getattr(layer, attribute, None) is None:
-            raise ManifestMismatch(f"{spec.name}: vLLM's {type(model).__name__} has no {found}")
-        target = targets.get(f"{found}.{attribute}")
+            raise ManifestMismatch(f"{spec.name}: vLLM's {type(model).__name__} has no {path}")
+        target = targets.get(f"{path}.{attribute}")
         if target is None:
             is_packed = _is_packed(layer, getattr(layer, attribute))
-            target = Target(f"{found}.{attribute}", layer, attribute, [], is_packed)
+            target = Target(f"{path}.{attribute}", layer, attribute, [], is_packed)
             targets[target.name] = target
         order[spec.name] = target, part
     _check_filled(model, targets)
@@ -96,7 +96,7 @@ def find_places(model: nn.Module, manifest: Manifest) -> dict[str, TensorPlace]:
 def _layer(
     tensor: str, layers: Mapping[str, nn.Module], fused: Mapping[str, list[str]]
 ) -> tuple[str, str, int]:
-    """The layer and attribute that hold a tensor of Hugging Face's, and its part of it."""
+    """Return the layer and attribute of a Hugging Face tensor, and its index if it is fused."""
     path, _, attribute = tensor.rpartition(".")
     if attribute in EXPERTS and f"{path}.routed_experts" in layers:
         return f"{path}.routed_experts", EXPERTS[attribute], 0
@@ -109,16 +109,13 @@ def _layer(
 
 
 def has_experts(layer: nn.Module) -> bool:
-    """Whether these are the experts of a mixture."""
+    """Return whether the layer holds the experts of a mixture."""
     return hasattr(layer, "w13_weight")
 
 
 def _is_packed(layer: nn.Module, weight: Tensor) -> bool:
-    """Whether the weight is a packer's result.
-
-    Raises:
-        ManifestMismatch: experts are packed in a way that a captured graph does not let repeat.
-    """
+    """Return whether the layer computes with a packed form of the weight. Raises `ManifestMismatch`
+    if experts are packed on a GPU, where CUDA graphs forbid packing them again."""
     if not has_experts(layer):
         return weight.numel() == 0
     if weight.device.type == "cpu":
@@ -130,19 +127,18 @@ def _is_packed(layer: nn.Module, weight: Tensor) -> bool:
 
 
 def _share(layer: nn.Module) -> tuple[int, int]:
-    """This process's rank among those that the layer is split over, and their number."""
+    """Return the layer's tensor-parallel rank in this process, and the number of ranks."""
     if has_experts(layer):
         parallel: Any = layer.moe_config.moe_parallel_config  # type: ignore[union-attr]
-        assert not parallel.use_ep, "experts are split, and not dealt out"
+        assert not parallel.use_ep, "expert parallelism is not supported"
         return parallel.tp_rank, parallel.tp_size
     return getattr(layer, "tp_rank", 0), getattr(layer, "tp_size", 1)
 
 
 def _place(target: Target, part: int, shape: tuple[int, ...]) -> TensorPlace:
-    """Read from the layer's own attributes."""
     layer, whole = target.layer, tuple(slice(0, size) for size in shape)
     if has_experts(layer):
-        return TensorPlace(target, _of_experts(target, shape))
+        return TensorPlace(target, _expert_pieces(target, shape))
     indices = getattr(layer, "shard_indices", None)
     if indices is not None:  # an embedding or a head: padded behind the vocabulary
         first, end = indices.org_vocab_start_index, indices.org_vocab_end_index
@@ -160,20 +156,21 @@ def _place(target: Target, part: int, shape: tuple[int, ...]) -> TensorPlace:
     num_columns = getattr(layer, "input_size_per_partition", None)
     if columns and num_columns is not None and num_columns != shape[1]:
         columns = (slice(rank * num_columns, (rank + 1) * num_columns),)
-    own = tuple(slice(0, each.stop - each.start) for each in columns)
-    return TensorPlace(target, [((rows, *columns), (slice(row, row + sizes[part]), *own))])
+    target_columns = tuple(slice(0, each.stop - each.start) for each in columns)
+    target_rows = slice(row, row + sizes[part])
+    return TensorPlace(target, [((rows, *columns), (target_rows, *target_columns))])
 
 
-def _of_experts(target: Target, shape: tuple[int, ...]) -> list[tuple[Slices, Slices]]:
-    """Some rows of each expert's gate and up, and the same columns of down."""
+def _expert_pieces(target: Target, shape: tuple[int, ...]) -> list[tuple[Slices, Slices]]:
+    """Return this process's rows of each expert's gate and up, or the same columns of down."""
     rank, size = _share(target.layer)
     experts, rows, columns = (slice(0, each) for each in shape)
     if size == 1:
         return [((experts, rows, columns), (experts, rows, columns))]
     if target.attribute == EXPERTS["down_proj"]:
         part = shape[2] // size
-        own = slice(rank * part, (rank + 1) * part)
-        return [((experts, rows, own), (experts, rows, slice(0, part)))]
+        shard = slice(rank * part, (rank + 1) * part)
+        return [((experts, rows, shard), (experts, rows, slice(0, part)))]
     inner = shape[1] // 2
     part = inner // size
     return [
@@ -186,14 +183,14 @@ def _of_experts(target: Target, shape: tuple[int, ...]) -> list[tuple[Slices, Sl
 
 
 def shape_of(target: Target, places: Mapping[str, TensorPlace]) -> tuple[int, ...]:
-    """The target's shape before it is packed."""
+    """Return the target's shape before packing."""
     pieces = [piece for name in target.parts for piece in places[name].pieces]
     ends = [[each.stop for each in destination] for _, destination in pieces]
     return tuple(map(max, zip(*ends, strict=True)))
 
 
 def _check_filled(model: nn.Module, targets: Mapping[str, Target]) -> None:
-    """Raise unless each parameter of the model is some target's; tied ones are one tensor."""
+    """Raise `ManifestMismatch` unless each parameter of the model is a target, or tied to one."""
     filled = {id(target.tensor()) for target in targets.values()}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if id(parameter) not in filled:

@@ -1,9 +1,9 @@
-"""Noise by counter in vLLM (law 3): a sampler for its model runner V1, a logits processor for V2.
+"""Counter-based noise in vLLM (law 3): a sampler for model runner V1, a logits processor for V2.
 
-vLLM's own draws depend on earlier draws and on drafts; here a token is drawn as in the native
-engine, and a draft is accepted while it equals what was drawn. V2's logits processors know each
-row's request and position, so there vLLM samples at temperature 0 from the one token that the
-processor leaves in each row, its log-probability as logit: greedy verification is exact.
+vLLM's own draws depend on earlier draws and on drafts; here tokens are drawn as in the native
+engine, and drafted tokens are accepted while they equal the drawn ones. In V2 the logits processor
+draws, leaving one finite logit in each row, the drawn token's log-probability; vLLM samples from it
+at temperature 0, so its greedy verification is exact.
 """
 
 from __future__ import annotations
@@ -21,32 +21,33 @@ EXTRA = "rhymeflow"
 """The key of `arguments` in a request's `extra_args`."""
 
 PLACEHOLDER = -1
-"""What vLLM skips in a row of tokens."""
+"""The token id that vLLM skips."""
 
 
-def arguments(how: Sampling, stream: int, num_prompt: int) -> dict[str, Any]:
-    """`extra_args` of a request whose response begins after `num_prompt` tokens."""
-    return {EXTRA: [str(stream), num_prompt, how.temperature, how.top_k, how.top_p]}
+def arguments(sampling: Sampling, stream: int, num_prompt: int) -> dict[str, Any]:
+    """Return `extra_args` for a request whose response begins after `num_prompt` tokens."""
+    shaping = sampling.temperature, sampling.top_k, sampling.top_p
+    return {EXTRA: [str(stream), num_prompt, *shaping]}
 
 
 def draws_of(extra_args: dict[str, Any], num_tokens: int, num_rows: int) -> Draws:
-    """The draws of a request's next rows; it has `num_tokens`, prompt included."""
+    """Return the draws for the next rows of a request with `num_tokens`, prompt included."""
     stream, num_prompt, temperature, top_k, top_p = extra_args[EXTRA]
     first = num_tokens - num_prompt
-    # A prompt that is still being prefilled has a row too, whose token vLLM throws away.
+    # A prompt that is still being prefilled also has a row, whose token vLLM discards.
     positions = [max(first + i, 0) for i in range(num_rows)]
-    how = Sampling(temperature, top_p, top_k, 0, frozenset())
-    return Draws(how, int(stream), positions)
+    sampling = Sampling(temperature, top_p, top_k, 0, frozenset())
+    return Draws(sampling, int(stream), positions)
 
 
 def verify(
     logits_RV: Tensor, draws: list[Draws], drafts: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
-    """Draw a token in every row; keep each request's drawn tokens up to its first wrong draft.
+    """Draw a token in every row; keep each request's tokens up to the first that was not drafted.
 
-    A request has one row more than drafted tokens: the i-th row's logits are those after i of them.
-    Returns tokens, int32 [n, W], with `PLACEHOLDER` after the last that stands, and their
-    log-probabilities, float32 [n, W].
+    A request has one row more than drafted tokens: its i-th row's logits follow i of them. Returns
+    tokens, int32 [n, W], with `PLACEHOLDER` after the last one kept, and their log-probabilities,
+    float32 [n, W].
     """
     tokens, logprobs = sample(logits_RV.float(), draws)
     width = 1 + max(map(len, drafts))
@@ -71,12 +72,12 @@ class CounterSampler(nn.Module):
 
     def __init__(self, runner: Any) -> None:
         super().__init__()
-        self._runner = [runner]  # in a list, for modules register modules
+        self._runner = [runner]  # in a list, so that torch does not register it as a submodule
         self.num_calls = 0
-        """For the self-test: whether it is this that draws."""
+        """Read by the self-test, to see that vLLM uses this sampler."""
 
     def forward(self, *args: Any, logits: Tensor | None = None, **_: Any) -> Any:
-        """Draw; called as the sampler by keywords, as the rejection sampler by position."""
+        """Draw; vLLM calls its sampler by keywords, its rejection sampler by position."""
         self.num_calls += 1
         if not args:
             assert logits is not None
@@ -104,7 +105,7 @@ class CounterSampler(nn.Module):
 
 
 def output(tokens_NW: Tensor, logprobs_NW: Tensor, device: torch.device) -> Any:
-    """What was drawn, as vLLM takes it."""
+    """Return drawn tokens as vLLM's sampler output."""
     from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 
     tokens_NW = tokens_NW.to(device)
@@ -119,15 +120,15 @@ def output(tokens_NW: Tensor, logprobs_NW: Tensor, device: torch.device) -> Any:
 # -- The second runner -----------------------------------------------------------------------------
 
 _UNUSED = arguments(Sampling(0.0, 1.0, 0, 0, frozenset()), 0, 0)
-"""Of a slot that no request has taken: vLLM tries its sampler on such."""
+"""Arguments of a slot without a request: vLLM also samples for such slots."""
 
 
 def decide(
     logits_RV: Tensor, extra_args: Sequence[dict[str, Any]], positions: Sequence[int]
 ) -> Tensor:
-    """Return logits [R, V] that are -inf but for the token drawn, which has its log-probability.
+    """Return logits [R, V] that are -inf except at the drawn token, which has its log-probability.
 
-    `extra_args`: of each row's request; `positions`: in its sequence, of the token that is sampled.
+    Each row has its request's `extra_args`, and the sampled token's position in its sequence.
     """
     draws = [draws_of(extra, place, 1) for extra, place in zip(extra_args, positions, strict=True)]
     tokens, logprobs = sample(logits_RV.float(), draws)
@@ -137,23 +138,23 @@ def decide(
 
 
 def noise_processor() -> type:
-    """The class for vLLM's `logits_processors`."""
+    """Return the class for vLLM's `logits_processors`."""
     from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor
 
     class NoiseProcessor(LogitsProcessor):  # type: ignore[misc]
-        """Leaves the token that is drawn."""
+        """Leaves only the drawn token in each row."""
 
         def __init__(self, vllm_config: Any, req_states: Any) -> None:
             self._arguments = [_UNUSED] * req_states.max_num_reqs
             """By slot."""
 
         def add_request(self, req_idx: int, sampling_params: Any) -> bool:
-            """A request takes a slot."""
+            """Remember the arguments of the request in a slot."""
             self._arguments[req_idx] = sampling_params.extra_args
             return True
 
         def apply(self, logits: Tensor, ctx: Any) -> Tensor:
-            """Decide each row."""
+            """Draw each row's token."""
             extra_args = [self._arguments[slot] for slot in ctx.expanded_idx_mapping.tolist()]
             return decide(logits, extra_args, (ctx.pos + 1).tolist())
 

@@ -1,9 +1,9 @@
-"""Tests before an instance joins that vLLM works as this engine assumes.
+"""Tests, before an instance joins a run, that vLLM works as this engine assumes.
 
-It generates a few dozen tokens: alone, with right and wrong drafts, and interrupted. If our sampler
-were not called, positions counted otherwise, or a draft given to another request, tokens would
-differ or none be accepted. In bfloat16 the last bits of a product depend on the number of rows:
-there one equal response of a few is enough.
+It generates a few dozen tokens: undisturbed, interrupted, and with right and wrong drafts. If our
+sampler were not called, positions counted differently, or a draft given to another request, tokens
+would differ or no draft be accepted. In bfloat16 the last bits of a product depend on the number of
+rows, so one equal response in `NUM_TRIES` is enough.
 """
 
 from __future__ import annotations
@@ -28,54 +28,52 @@ class VllmDiffers(RuntimeError):  # noqa: N818 - it is what happened
 
 
 class KnownAnswer(Drafter):
-    """Drafts the answer, with every sixth token wrong."""
+    """Drafts a known response, with every sixth token wrong."""
 
     def __init__(self, answer: list[int], vocabulary: int) -> None:
         self.stats = DraftStats()
-        self._answer, self._vocabulary, self._made = answer, vocabulary, 0
+        self._answer, self._vocabulary, self._num_generated = answer, vocabulary, 0
 
     def begin(
         self, prompt_ids: list[int], tokens: list[int], *, sample: int, noise_epoch: int
     ) -> int:
-        """There is one response."""
-        self._made = len(tokens)
+        """Begin the only response."""
+        self._num_generated = len(tokens)
         return 0
 
     def end(self, handle: int) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
     def propose(
         self, handles: list[int], max_tokens: list[int], *, other_rows: int, kv_tokens: int
     ) -> list[Draft]:
-        """The next four tokens."""
+        """Draft the next four tokens."""
+        first = self._num_generated
         tokens = [
-            token if place % 6 else (token + 1) % self._vocabulary
-            for place, token in enumerate(self._answer[self._made : self._made + 4], self._made)
+            token if position % 6 else (token + 1) % self._vocabulary
+            for position, token in enumerate(self._answer[first : first + 4], first)
         ]
         return [Draft(tokens, list(range(-1, len(tokens) - 1))) if tokens else NONE]
 
     def observe(self, handles: list[int], generated: list[list[int]], **costs: Any) -> None:
         """Count what was generated."""
-        self._made += len(generated[0])
+        self._num_generated += len(generated[0])
 
 
 def check(engine: VllmEngine, *, drafts: bool, has_sampler: bool) -> None:
-    """Test the engine; `drafts`: with drafts too; `has_sampler`: vLLM's sampler was replaced.
-
-    Raises:
-        VllmDiffers: says what differs.
-    """
+    """Raise `VllmDiffers` if every try finds the same fault. `drafts`: also test drafting;
+    `has_sampler`: the engine has a `CounterSampler`."""
     before = engine.num_draws() if has_sampler else 0
-    found = [_one_try(engine, number, drafts=drafts) for number in range(NUM_TRIES)]
+    tries = [_one_try(engine, number, drafts=drafts) for number in range(NUM_TRIES)]
     if has_sampler and engine.num_draws() == before:
         raise VllmDiffers("vLLM generated tokens that Rhymeflow's sampler did not draw")
-    for faults in zip(*found, strict=True):
+    for faults in zip(*tries, strict=True):
         if all(faults):
             raise VllmDiffers(f"{faults[0]}, in {NUM_TRIES} of {NUM_TRIES} tries")
 
 
 def _one_try(engine: VllmEngine, number: int, *, drafts: bool) -> list[str | None]:
-    """For each kind of fault what is wrong, or None."""
+    """Return a message for each kind of fault, or None where there is no fault."""
     plain = _drain(engine, _request(number))
     again = _drain(engine, _request(number), interrupted=True)
     faults = [_difference("interrupted", plain, again)]
@@ -85,7 +83,7 @@ def _one_try(engine: VllmEngine, number: int, *, drafts: bool) -> list[str | Non
         engine.draft_with(None)
         faults.append(_difference("with drafts", plain, drafted))
         is_used = drafted.drafted > 0 and drafted.steps < plain.steps
-        faults.append(None if is_used else "no draft was accepted that was what is sampled")
+        faults.append(None if is_used else "no drafted token was accepted")
     return faults
 
 
@@ -96,8 +94,8 @@ def _difference(how: str, one: Request, other: Request) -> str | None:
 
 
 def _request(number: int) -> Request:
-    how = Sampling(1.0, 1.0, 0, NUM_TOKENS, frozenset())
-    return Request("self-test", PROMPT.copy(), NoiseKey(number, 0, 0), how)
+    sampling = Sampling(1.0, 1.0, 0, NUM_TOKENS, frozenset())
+    return Request("self-test", PROMPT.copy(), NoiseKey(number, 0, 0), sampling)
 
 
 def _drain(engine: VllmEngine, request: Request, *, interrupted: bool = False) -> Request:

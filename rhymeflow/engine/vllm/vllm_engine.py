@@ -1,10 +1,9 @@
-"""vLLM's engine behind the seam of `engine/base.py`, stepped by hand.
+"""vLLM as a `RolloutEngine`: each poll runs one of vLLM's iterations.
 
-vLLM's scheduler is in this process, and its worker too if there is one: between two iterations
-nothing is under way. A request that was interrupted is submitted as a prompt with the tokens it
-has; its noise counts from the end of its own prompt. Urgent requests have places as in
-`native/scheduler.py`: of those that run, the one submitted last makes way, and runs again first.
-What vLLM does not promise to keep is used in this package alone, and tried by `self_test.py`.
+vLLM's scheduler is in this process, and so is its worker if there is only one. An interrupted
+request is submitted again with its tokens added to the prompt; its noise counts from the end of the
+original prompt. Urgent requests are admitted as in `native/scheduler.py`: of the others that run,
+the last submitted makes way, and resumes first. `self_test.py` tests vLLM's internals used here.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.proof import ProvedWeights
 
 COMPARED_PULLS = 3
-"""The first pulls, after which layers are compared with fresh ones."""
+"""Number of first pulls after which layers are compared with fresh ones."""
 
 LOST_SECONDS = 0.1
-"""Between attempts to bring all workers to one version, while the learner is gone."""
+"""Seconds between attempts to bring all workers to one version while the learner is gone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,19 +47,18 @@ class Entry:
 
     request: Request
     number: int
-    """In the order of submission."""
+    """Order of submission, from 1."""
     name: str = ""
-    """The name under which vLLM is given it and returns its outputs; empty: it waits for a place of
-    urgent requests."""
-    known_as: str = ""
-    """What vLLM's scheduler calls it."""
+    """Its id in `LLMEngine`'s calls and outputs; empty while it waits as an urgent request."""
+    scheduler_id: str = ""
+    """Its id in vLLM's scheduler."""
 
 
 class VllmEngine:
-    """A `base.RolloutEngine`. It begins with the newest weights of `weights`.
+    """A `base.RolloutEngine` that starts with the newest weights of `weights`.
 
-    `drafter_for` makes a drafter of an index and of the most tokens that a prompt and its response
-    can have.
+    `drafter_for(index, max_length)` makes a drafter; `max_length` counts a prompt's and its
+    response's tokens.
 
     Raises:
         UserError: vLLM does not take the configuration.
@@ -76,29 +74,29 @@ class VllmEngine:
     ) -> None:
         self._seed, self._instance, self._drafter_for = config.run.seed, instance, drafter_for
         rollout = config.rollout
-        self._is_second = rollout.vllm_model_runner == "v2"
+        self._is_v2 = rollout.vllm_model_runner == "v2"
         self._llm = load_vllm(config)
         self._core = self._llm.engine_core.engine_core
         self._scheduler = self._core.scheduler
         self._remember_schedules()
         self._speculates = self._llm.vllm_config.speculative_config is not None
-        if not self._is_second:
+        if not self._is_v2:
             self._call("rhymeflow_sample")
         elif self._speculates:
             self._call("rhymeflow_speculate")
         self.vocabulary = int(self._llm.model_config.get_vocab_size())
         self._entries: dict[Hashable, Entry] = {}
-        self._given: dict[str, Entry] = {}
-        """Those that vLLM has, by name."""
+        self._in_vllm: dict[str, Entry] = {}
+        """Entries that vLLM has, by name."""
         self._urgent: deque[Entry] = deque()
-        """Those that wait for a place of urgent requests."""
-        self._num_submitted = self._num_given = 0
+        """Urgent entries that vLLM does not have yet."""
+        self._num_submitted = self._num_added = 0
         self._num_generated, self._clock, self._prefill_seconds = 0, 0.0, 0.0
         self._drafting = Drafting(vocabulary=self.vocabulary, max_sequences=rollout.max_num_seqs)
-        self._is_here = rollout.vllm_tensor_parallel_size == 1
-        """The only worker is in this process; otherwise each worker opens a reader."""
+        self._is_local = rollout.vllm_tensor_parallel_size == 1
+        """Whether the only worker is in this process; otherwise each worker opens a reader."""
         self._num_pulls = 0
-        if not self._is_here and objects.are_shared():
+        if not self._is_local and objects.are_shared():
             self._call("rhymeflow_join", objects.here().join)
         self._urgent_places = max(1, int(rollout.max_num_seqs * URGENT_SHARE))
         cache = self._llm.vllm_config.cache_config
@@ -107,33 +105,31 @@ class VllmEngine:
         stop = configured_stop_token_ids(config.model, load_tokenizer(config.model))
         self._limits = EngineLimits(rollout.max_num_seqs, max_length(config), capacity, stop)
         self._pulled = self._pull(weights, None)
-        self_test.check(
-            self, drafts=config.drafting.window != "off", has_sampler=not self._is_second
-        )
+        self_test.check(self, drafts=config.drafting.window != "off", has_sampler=not self._is_v2)
         self._num_generated, self._clock, self._prefill_seconds = 0, 0.0, 0.0
         self._forget_cache()
 
     @property
     def version(self) -> Version:
-        """The weights that it computes with."""
+        """See `base.RolloutEngine`."""
         return self._pulled.version
 
     @property
     def checksum(self) -> int:
-        """Of the weights that it computes with, as they were proved."""
+        """See `base.RolloutEngine`."""
         return self._pulled.checksum
 
     @property
     def has_work(self) -> bool:
-        """Whether anything runs or waits."""
+        """See `base.RolloutEngine`."""
         return bool(self._entries)
 
     def limits(self) -> EngineLimits:
-        """What it can hold."""
+        """See `base.RolloutEngine`."""
         return self._limits
 
     def load(self) -> Load:
-        """How it is now."""
+        """See `base.RolloutEngine`."""
         return Load(
             len(self._scheduler.running),
             tuple(entry.request.id for entry in (*self._waiting(), *self._urgent)),
@@ -162,10 +158,10 @@ class VllmEngine:
         if request.is_urgent:
             self._urgent.append(entry)
         else:
-            self._give(entry)
+            self._add_to_vllm(entry)
 
     def poll(self, timeout: float) -> list[Finished]:
-        """Run one iteration, if there is anything to run; it never waits for more."""
+        """Run one iteration if any request runs or waits; never wait for more."""
         if not self._entries:
             return []
         if self._urgent:
@@ -180,16 +176,16 @@ class VllmEngine:
         finished = []
         for output in outputs:
             (completion,) = output.outputs
-            entry, tokens = self._given[output.request_id], list(completion.token_ids)
+            entry, tokens = self._in_vllm[output.request_id], list(completion.token_ids)
             if not tokens:
                 continue
             request, pairs = entry.request, zip(completion.logprobs, tokens, strict=True)
             segment = Segment(len(request.tokens), self.version, self._instance)
-            # The last one is drawn after all that stand.
-            logprobs = [place[token].logprob for place, token in pairs]
+            # All tokens but the last were drafted.
+            logprobs = [by_token[token].logprob for by_token, token in pairs]
             request.extend(tokens, logprobs, segment, len(tokens) - 1)
             generated[request.id] = tokens
-            drafted[request.id] = len(drafts.get(entry.known_as, ()))
+            drafted[request.id] = len(drafts.get(entry.scheduler_id, ()))
             request.steps += 1
             request.drafted += drafted[request.id]
             reason = request.finish_reason()
@@ -215,8 +211,8 @@ class VllmEngine:
         return [entry.request for entry in found]
 
     def prepare(self, weights: WeightReader, want: Version) -> bool:
-        """Fetch what changed, if that can be put in; see `base.RolloutEngine`."""
-        if self._is_here:
+        """Fetch what changed; see `base.RolloutEngine`."""
+        if self._is_local:
             return weights.prepare(self._pulled, want)
         found = self._call("rhymeflow_prepare", weights.handle, want)
         for each in found:
@@ -236,11 +232,11 @@ class VllmEngine:
         self.draft_with(self._drafter_for(index, self._limits.max_length))
 
     def draft_with(self, drafter: Drafter | None) -> None:
-        """Draft from now on, also for running requests; None: no more."""
+        """Use this drafter from now on, also for running requests; None stops drafting."""
         self._drafting.use(drafter)
 
     def num_draws(self) -> int:
-        """How often our sampler was called, by the first worker's count; V1 only."""
+        """Return how often the first worker called our sampler; V1 only."""
         return int(self._call("rhymeflow_samples")[0])
 
     def close(self) -> None:
@@ -253,7 +249,7 @@ class VllmEngine:
         return results
 
     def _remember_schedules(self) -> None:
-        """Keep what vLLM's scheduler decides in each iteration in `_scheduled`."""
+        """Store the output of each call of vLLM's scheduler in `_scheduled`."""
         schedule = self._scheduler.schedule
 
         def remember(*args: Any, **kwargs: Any) -> Any:
@@ -263,57 +259,57 @@ class VllmEngine:
         self._scheduler.schedule = remember
 
     def _forget_cache(self) -> None:
-        """Compute all keys and values anew, also of running requests."""
+        """Have vLLM recompute all keys and values, also those of running requests."""
         self._llm.reset_prefix_cache(reset_running_requests=True)
 
     def _pull(self, weights: WeightReader, want: Version | None) -> ProvedWeights:
-        """Have all workers hold `want`, newer ones if those are gone, or the newest for None.
+        """Bring all workers to `want`, newer weights if those are gone, or the newest for None.
 
         Raises:
-            OwnerLost: it cannot be fetched any more; no worker has another version than it had.
+            OwnerLost: the weights are gone with the learner; every worker has its old version.
         """
         self._num_pulls += 1
         compare = self._num_pulls <= COMPARED_PULLS
-        source = weights if self._is_here else weights.handle
+        source = weights if self._is_local else weights.handle
         while True:
             found = self._call("rhymeflow_install", source, want, compare)
             lost = [each for each in found if isinstance(each, OwnerLost)]
             if len(lost) == len(found):
                 raise lost[0]
-            if lost:  # what some have, all must get
+            if lost:  # some workers have the version, so all must get it
                 time.sleep(LOST_SECONDS)
                 continue
             if all(each == found[0] for each in found):
                 return ProvedWeights(*found[0])
             want = max(each.version for each in found)
 
-    def _give(self, entry: Entry) -> None:
+    def _add_to_vllm(self, entry: Entry) -> None:
         """Have vLLM queue a request, behind the urgent ones and in the order of submission.
 
-        Only requests of one version share prefixes, so with `keep_cache` none begins on keys and
-        values of old weights.
+        Only requests of the same version share prefixes, so with `keep_cache` none starts from keys
+        and values of old weights.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        request, how = entry.request, entry.request.sampling
+        request, sampling = entry.request, entry.request.sampling
         stream = noise.stream(self._seed, request.noise_key)
         params = SamplingParams(
             temperature=0.0,  # our sampler draws
-            max_tokens=how.max_new_tokens - len(request.tokens),
-            stop_token_ids=sorted(how.stop_token_ids),
+            max_tokens=sampling.max_new_tokens - len(request.tokens),
+            stop_token_ids=sorted(sampling.stop_token_ids),
             ignore_eos=True,
             detokenize=False,
             logprobs=0,
             output_kind=RequestOutputKind.DELTA,
-            extra_args=arguments(how, stream, len(request.prompt_ids)),
+            extra_args=arguments(sampling, stream, len(request.prompt_ids)),
         )
         ids = [*request.prompt_ids, *request.tokens]
         prompt = {"prompt_token_ids": ids, "cache_salt": f"version {self.version}"}
-        self._num_given += 1
-        entry.name = f"r{self._num_given}"  # a new one, for it may have been here before
-        self._given[entry.name] = entry
-        entry.known_as = self._llm.add_request(
+        self._num_added += 1
+        entry.name = f"r{self._num_added}"  # a new name: vLLM may have had the request before
+        self._in_vllm[entry.name] = entry
+        entry.scheduler_id = self._llm.add_request(
             entry.name,
             prompt,
             params,
@@ -326,17 +322,17 @@ class VllmEngine:
         return sum(each.num_computed_tokens for each in self._scheduler.running)
 
     def _waiting(self) -> list[Entry]:
-        """Those that vLLM has and does not decode: no room yet, or preempted."""
+        """Return entries in vLLM's queue: those without room yet, and preempted ones."""
         running = {each.request_id for each in self._scheduler.running}
-        return [entry for entry in self._given.values() if entry.known_as not in running]
+        return [entry for entry in self._in_vllm.values() if entry.scheduler_id not in running]
 
     def _admit_urgent(self) -> None:
-        """Give vLLM the urgent requests that have places; more only where nothing else waits."""
+        """Add urgent requests to vLLM, up to `_urgent_places` while other requests wait."""
         waiting = set(self._waiting())
-        given = [entry for entry in self._entries.values() if entry.name]
-        others = [entry for entry in given if not entry.request.is_urgent]
+        in_vllm = [entry for entry in self._entries.values() if entry.name]
+        others = [entry for entry in in_vllm if not entry.request.is_urgent]
         running = [entry for entry in others if entry not in waiting]
-        num_urgent = len(given) - len(others)
+        num_urgent = len(in_vllm) - len(others)
         while self._urgent:
             is_full = len(running) + num_urgent >= self._limits.max_num_seqs
             if num_urgent >= self._urgent_places and (is_full or len(running) < len(others)):
@@ -345,48 +341,50 @@ class VllmEngine:
                 last = max(running, key=lambda entry: entry.number)
                 running.remove(last)
                 self._llm.abort_request([last.name])
-                del self._given[last.name]
-                self._give(last)
-            self._give(self._urgent.popleft())
+                del self._in_vllm[last.name]
+                self._add_to_vllm(last)
+            self._add_to_vllm(self._urgent.popleft())
             num_urgent += 1
 
     def _propose(self) -> None:
-        """Have vLLM verify drafts of those that have nothing left to prefill, and of no others."""
+        """Give vLLM drafts for the running requests that have nothing left to prefill."""
         from vllm.v1.outputs import DraftTokenIds
 
         if not self._speculates:
             return
-        given = {key: entry for key, entry in self._entries.items() if entry.name}
+        in_vllm = {key: entry for key, entry in self._entries.items() if entry.name}
         running = {each.request_id for each in self._scheduler.running}
         ready, other_rows = [], 0
-        for entry in given.values():
-            there = self._scheduler.requests[entry.known_as]
-            left = there.num_tokens - there.num_computed_tokens
-            if left == 1 and entry.known_as in running:
+        for entry in in_vllm.values():
+            vllm_request = self._scheduler.requests[entry.scheduler_id]
+            left = vllm_request.num_tokens - vllm_request.num_computed_tokens
+            if left == 1 and entry.scheduler_id in running:
                 ready.append(entry.request)
-            else:  # fewer where another has computed the same prompt
+            else:  # an upper bound: vLLM computes no shared prefix again
                 other_rows += left
         other_rows = min(other_rows, self._scheduler.max_num_scheduled_tokens)
         drafts = self._drafting.propose(ready, other_rows=other_rows, kv_tokens=self._kv_tokens)
-        tokens = {entry.known_as: [*drafts.get(key, NONE).tokens] for key, entry in given.items()}
+        tokens = {
+            entry.scheduler_id: [*drafts.get(key, NONE).tokens] for key, entry in in_vllm.items()
+        }
         self._scheduler.update_draft_token_ids(DraftTokenIds(list(tokens), list(tokens.values())))
-        if self._is_second and drafts:
+        if self._is_v2 and drafts:
             self._call("rhymeflow_draft", {name: each for name, each in tokens.items() if each})
 
     def _forget(self, ids: list[Hashable]) -> None:
         self._drafting.end(ids)
         for key in ids:
-            self._given.pop(self._entries.pop(key).name, None)
+            self._in_vllm.pop(self._entries.pop(key).name, None)
 
 
 def load_vllm(config: Config) -> Any:
-    """vLLM's `LLMEngine`, with any weights.
+    """Create vLLM's `LLMEngine`, with dummy weights.
 
     Raises:
         UserError: vLLM does not take the configuration.
     """
-    is_second = config.rollout.vllm_model_runner == "v2"
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if is_second else "0"
+    is_v2 = config.rollout.vllm_model_runner == "v2"
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if is_v2 else "0"
     import_vllm()
     from vllm import EngineArgs, LLMEngine
 

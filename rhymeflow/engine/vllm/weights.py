@@ -1,16 +1,16 @@
-"""Pulling weights into vLLM's model between two iterations, in place and proved (law 5).
+"""Pulls weights into vLLM's model between two iterations, in place and proved (law 5).
 
-Where vLLM computes with a packed weight, the weight is assembled in a buffer, its digest is taken
-there, and the packer gets that buffer. The packer's result cannot be digested; with `compare` each
-layer is compared, bit for bit, with one freshly made of the buffer.
+Where vLLM computes with packed weights, a weight is assembled and digested in a buffer, which is
+then packed. Packed weights cannot be digested; with `compare` each layer is compared, bit for bit,
+with a fresh one packed from the buffer.
 
-**The head.** vLLM 0.32 packs the output head when it loads a model, a tied one from the embedding's
-weight, and does not when the embedding changes. So every layer that has both its weight and
-something packed is packed again after each pull.
+**The head.** vLLM 0.32 packs the output head (if tied, from the embedding's weight) when it loads a
+model, but not again when that weight changes. So every layer that has both its weight and a packed
+form of it is packed again after each pull.
 
-**Changes** cannot be put into packed weights. So from the second pull on, if the store knows them,
-unpacked weights are kept (`Unpacked`, in as much memory again) and only changed layers are packed
-again; but not where a process holds parts of tensors, whose digests cannot be followed.
+**Changes** cannot be applied to packed weights. So from the second pull on, if the store has
+changes, unpacked weights are kept (`Unpacked`, in as much memory again) and only changed layers are
+packed again; but not where a process holds shards of tensors, whose digests cannot be updated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class InstalledWeights:
     """The weights of one process's part of vLLM's model; undefined after an error."""
 
     def __init__(self, model: nn.Module, reader: WeightReader) -> None:
-        """`model` was loaded, with any weights."""
+        """`model` may have any weights."""
         self._model = model
         self._manifest = reader.manifest
         self._specs = {spec.name: spec for spec in reader.manifest}
@@ -49,7 +49,7 @@ class InstalledWeights:
         targets = {id(place.target): place.target for place in self._places.values()}
         self._targets = list(targets.values())
         self._packed: dict[int, list[Target]] = {}
-        """The targets that each layer packs, by the layer's id: experts pack two together."""
+        """The targets of each layer that packs, by the layer's id; experts pack two together."""
         for target in self._targets:
             if target.is_packed:
                 self._packed.setdefault(id(target.layer), []).append(target)
@@ -63,7 +63,7 @@ class InstalledWeights:
         `compare` compares every layer with a fresh one, which takes as much memory and time again.
 
         Raises:
-            ChecksumMismatch: the weights are not those published, or a layer computes with others.
+            ChecksumMismatch: the weights, or a layer's packed form of them, are not as published.
         """
         held, self._held = self._held, None
 
@@ -80,7 +80,7 @@ class InstalledWeights:
     def _can_take_changes(
         self, reader: WeightReader, held: ProvedWeights, want: Version | None
     ) -> bool:
-        """Whether the reader knows changes, and this process has whole weights, as published."""
+        """Return whether there are changes, and this process has whole tensors as published."""
         dtypes = {spec.name: getattr(torch, spec.dtype) for spec in self._manifest}
         fits = not any(target.is_split for target in self._targets) and all(
             target.tensor().dtype == dtypes[name]
@@ -96,8 +96,8 @@ class InstalledWeights:
         changed = unpacked.take_changed()
         for layer in {id(target.layer) for target in changed if target.is_packed}:
             self._pack(layer, unpacked.buffers)
-        there = {target.tensor().data_ptr() for target in changed if not target.is_packed}
-        self._pack_heads(there)
+        addresses = {target.tensor().data_ptr() for target in changed if not target.is_packed}
+        self._pack_heads(addresses)
         if compare:
             self._compare(unpacked.buffers)
         return pulled
@@ -111,7 +111,7 @@ class InstalledWeights:
             layer: sum(len(target.parts) for target in targets)
             for layer, targets in self._packed.items()
         }
-        # Everything: packed weights cannot be built on.
+        # Pull every tensor: changes cannot be applied to packed weights.
         update = reader.update(None, want)
         for name, data in update.whole:
             progress.advance()
@@ -126,7 +126,7 @@ class InstalledWeights:
                 if not compare:
                     for each in self._packed[layer]:
                         del buffers[each.name]
-        assert len(digests) == len(self._specs), "a pull that began with nothing brings all"
+        assert len(digests) == len(self._specs), "a whole pull brings every tensor"
         self._pack_heads()
         pulled = update.prove(digests)
         if compare:
@@ -134,10 +134,10 @@ class InstalledWeights:
         return pulled
 
     def _copy(self, name: str, data: np.ndarray, buffers: dict[str, Tensor]) -> int:
-        """Put the tensor in its place; return the digest of what is there then."""
+        """Copy the tensor to its place; return the digest of what is there afterwards."""
         spec, place = self._specs[name], self._places[name]
         target = place.target
-        flat = torch.from_numpy(data.copy())  # for shared memory changes
+        flat = torch.from_numpy(data.copy())  # shared memory may change
         source = flat.view(getattr(torch, spec.dtype)).reshape(spec.shape)
         if target.is_packed:
             if target.name not in buffers:
@@ -147,35 +147,34 @@ class InstalledWeights:
         else:
             into = target.tensor().data
         for of_tensor, of_target in place.pieces:
-            where, part = into[of_target], source[of_tensor]
-            if where.shape != part.shape:
+            held, part = into[of_target], source[of_tensor]
+            if held.shape != part.shape:
                 raise ManifestMismatch(
-                    f"{name} is {list(part.shape)}, and its place in vLLM's {target.name} "
-                    f"{list(where.shape)}"
+                    f"{name} has shape {list(part.shape)}, but its place in vLLM's {target.name} "
+                    f"has {list(held.shape)}"
                 )
-            where.copy_(part)
+            held.copy_(part)
             if part.shape == source.shape:
-                return digest(bytes_of(where.to(source.dtype)))
-        # This process has parts of it: the whole is proved as read, the parts are compared with it.
+                return digest(bytes_of(held.to(source.dtype)))
+        # This process has a shard: digest the tensor as read, and compare the shard with it.
         whole = source.clone()
         for of_tensor, of_target in place.pieces:
             if not torch.equal(into[of_target].to(source.dtype).cpu(), whole[of_tensor]):
-                raise ChecksumMismatch(f"{name}: this process's part is not what was read")
+                raise ChecksumMismatch(f"{name}: this process's shard is not what was read")
         return digest(bytes_of(whole))
 
     def _pack(self, layer: int, buffers: Mapping[str, Tensor]) -> None:
-        """Have a layer pack its weights."""
         targets = self._packed[layer]
         _pack_layer(targets[0].layer, {each.attribute: buffers[each.name] for each in targets})
 
     def _pack_heads(self, changed: Container[int] | None = None) -> None:
-        """Pack them again; `changed`: only those whose weight is at one of these addresses."""
-        for layer in self._kept_and_packed():
+        """Pack output heads again; with `changed`, only those with a weight at these addresses."""
+        for layer in self._output_heads():
             if changed is None or layer.weight.data_ptr() in changed:
                 layer.quant_method.process_weights_after_loading(layer)
 
-    def _kept_and_packed(self) -> list[Any]:
-        """Output heads: layers that keep a weight and compute with something packed from it."""
+    def _output_heads(self) -> list[Any]:
+        """Return layers that keep their weight and compute with a packed form of it."""
         heads: list[Any] = [
             layer
             for layer in self._model.modules()
@@ -183,17 +182,16 @@ class InstalledWeights:
         ]
         kept = [layer for layer in heads if layer.weight.numel()]
         named = getattr(self._model, "lm_head", None)
-        # Embeddings are packed too, which matters where they are the head.
+        # Embeddings are packed too, which matters only if they are the head.
         return [each for each in kept if each is named] if named in kept else kept
 
     def _compare(self, buffers: Mapping[str, Tensor]) -> None:
-        """Compare every layer with a fresh one of the same weights."""
         for target in self._targets:
-            # An embedding is packed too, and only looked up in.
+            # An embedding is packed too, but only used for lookups.
             is_product = hasattr(target.layer, "quant_method") and target.attribute == "weight"
             if is_product and not hasattr(target.layer, "shard_indices"):
                 _compare_products(target.layer, buffers.get(target.name, target.tensor().data))
-        for layer in self._kept_and_packed():
+        for layer in self._output_heads():
             _compare_products(layer, layer.weight.data)
         for targets in self._packed.values():
             if has_experts(targets[0].layer):
@@ -202,12 +200,11 @@ class InstalledWeights:
 
 
 class Unpacked:
-    """The weights that layers are packed from."""
+    """Unpacked weights, from which layers are packed; undefined until the first pull."""
 
     def __init__(self, places: Mapping[str, TensorPlace], manifest: Manifest) -> None:
-        """Undefined until the first pull."""
         self.buffers: dict[str, Tensor] = {}
-        """By the name of a packed target."""
+        """Unpacked weights by the name of the packed target."""
         into = {}
         for spec in manifest:
             place = places[spec.name]
@@ -222,20 +219,19 @@ class Unpacked:
             into[spec.name] = whole[place.destination]
         self._places = places
         self.installation = Installation(into)
-        self._taken: dict[str, int] = {}
-        """Digests of the tensors that layers have."""
+        self._last_digests: dict[str, int] = {}
 
     def take_changed(self) -> list[Target]:
-        """Targets that changed since the last call."""
+        """Return the targets that changed since the last call."""
         digests = self.installation.digests
-        changed = [name for name, found in digests.items() if self._taken.get(name) != found]
-        self._taken = dict(digests)
+        changed = [name for name, new in digests.items() if self._last_digests.get(name) != new]
+        self._last_digests = dict(digests)
         targets = (self._places[name].target for name in changed)
         return list({target.name: target for target in targets}.values())
 
 
 def _pack_layer(layer: Any, weights: Mapping[str, Tensor]) -> None:
-    """Give the layer its weights as if just loaded, and have it pack them."""
+    """Set the layer's weights as if just loaded, and have it pack them."""
     for attribute, weight in weights.items():
         setattr(layer, attribute, nn.Parameter(weight, requires_grad=False))
     if hasattr(layer.quant_method, "moe_kernel"):
@@ -244,33 +240,28 @@ def _pack_layer(layer: Any, weights: Mapping[str, Tensor]) -> None:
 
 
 def _compare_products(layer: Any, weight: Tensor) -> None:
-    """Have a linear layer compute on a probe, and a fresh one of the same weight.
-
-    Raises:
-        ChecksumMismatch: they differ in any bit.
-    """
+    """Raise `ChecksumMismatch` unless a linear layer's output for a probe equals, to the bit, that
+    of a fresh layer of the same weight."""
     probe = _probe(weight)
     fresh: Any = nn.Module()
     fresh.quant_method = layer.quant_method
     _pack_layer(fresh, {"weight": weight.clone()})
     found = layer.quant_method.apply(layer, probe)
-    due = layer.quant_method.apply(fresh, probe)
-    if not torch.equal(found, due):
+    expected = layer.quant_method.apply(fresh, probe)
+    if not torch.equal(found, expected):
         raise ChecksumMismatch(
             f"a {type(layer).__name__} of vLLM's model does not compute what a fresh one "
-            f"of the pulled weights does: off by {(found - due).abs().max().item():.3g}"
+            f"of the pulled weights does: off by {(found - expected).abs().max().item():.3g}"
         )
     plain = probe.float() @ weight.float().T
-    if not torch.allclose(due.float(), plain, rtol=0.05, atol=0.05 * float(plain.abs().max())):
-        raise ChecksumMismatch(f"a fresh {type(layer).__name__} is no product at all")
+    tolerance = 0.05 * float(plain.abs().max())
+    if not torch.allclose(expected.float(), plain, rtol=0.05, atol=tolerance):
+        raise ChecksumMismatch(f"a fresh {type(layer).__name__} does not multiply by its weight")
 
 
 def _compare_packed(layer: Any, weights: Mapping[str, Tensor]) -> None:
-    """Have a fresh layer pack the same weights: experts compute on what was routed to them only.
-
-    Raises:
-        ChecksumMismatch: what was packed differs in any bit.
-    """
+    """Raise `ChecksumMismatch` unless packed experts equal, to the bit, those of a fresh layer: a
+    probe would not reach all experts."""
     fresh = copy.copy(layer)
     fresh._parameters = dict(layer._parameters)
     fresh.quant_method = copy.copy(layer.quant_method)
@@ -284,7 +275,7 @@ def _compare_packed(layer: Any, weights: Mapping[str, Tensor]) -> None:
 
 
 def _probe(weight: Tensor) -> Tensor:
-    """Rows to compute with: the same in every call."""
+    """Return input rows for a layer, the same in every call."""
     size = weight.shape[1]
     values = torch.linspace(-1.0, 1.0, PROBE_ROWS * size, device=weight.device)
     return values.cos().reshape(PROBE_ROWS, size).to(weight.dtype)

@@ -1,4 +1,4 @@
-"""Our code in vLLM's workers, the processes that hold the model.
+"""Methods added to vLLM's workers, the processes that hold the model.
 
 vLLM mixes `WorkerExtension` into its worker and calls its methods by name (`collective_rpc`).
 """
@@ -37,16 +37,16 @@ class WorkerExtension:
         self.model_runner.speculator = NoSpeculation(self.model_runner.req_states)
 
     def rhymeflow_draft(self, drafts: Mapping[str, list[int]]) -> None:
-        """Have these verified in the next iteration; V2 only."""
+        """Have the next iteration verify these drafts; V2 only."""
         put_drafts(self.model_runner.req_states, drafts)
 
     def rhymeflow_samples(self) -> int:
-        """How often our sampler was called."""
+        """Return how often our sampler was called; V1 only."""
         calls: int = self.model_runner.sampler.num_calls
         return calls
 
     def rhymeflow_join(self, join: Callable[[], None]) -> None:
-        """Share objects as the engine's process does, where this is another."""
+        """Join the engine's process in sharing objects, if the worker is in another."""
         join()
 
     def rhymeflow_prepare(self, source: WeightHandle, want: Version) -> bool | OwnerLost:
@@ -61,14 +61,14 @@ class WorkerExtension:
     ) -> ProvedWeights | OwnerLost:
         """Pull weights; see `InstalledWeights.install`.
 
-        `source`: a handle where this is another process than the engine's.
+        `source` is a handle if the worker is not in the engine's process.
         """
         try:
             reader = self._rhymeflow_open(source) if isinstance(source, WeightHandle) else source
             if not hasattr(self, "_rhymeflow_weights"):
                 self._rhymeflow_weights = InstalledWeights(self.model_runner.model, reader)
             return self._rhymeflow_weights.install(reader, want, compare=compare)
-        except OwnerLost as error:  # vLLM would make something else of it
+        except OwnerLost as error:  # returned, because vLLM would raise another exception
             return error
 
     def _rhymeflow_open(self, handle: WeightHandle) -> WeightReader:
