@@ -1,1 +1,1 @@
-"""The learner: advantages, losses, corrections, packing, the training step."""
+"""The learner: advantages, losses, off-policy corrections, packing, the training step."""

@@ -1,10 +1,8 @@
-"""Attention within each sequence of a packed row, for the seam in `models.attention`.
+"""Attention within each sequence of a packed row, as a `models.attention.Attention`.
 
-Sequences are gathered out of the row into a few padded rectangles of nearly equal length, attended
-to causally by SDPA, and put back. Padding comes after each sequence, so the causal rule alone hides
-it. Of tokens that sequences share, the gradient is the sum over the sequences they are in.
-
-On GPUs there is PyTorch's FlexAttention too.
+`PackedAttention` gathers sequences of similar length into padded rectangles, runs causal SDPA and
+scatters the results back. Padding comes after each sequence, so the causal mask hides it. The
+gradient of a shared token is the sum over its sequences. `FlexAttention` is for GPUs.
 """
 
 from __future__ import annotations
@@ -22,21 +20,21 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from rhymeflow.models.attention import Attention
 
 SLACK = 0.125
-"""A rectangle holds sequences down to this share shorter than its longest: between 0.05 and 0.25
-the time differs by less than its spread, and one call per sequence takes twice as long."""
+"""Share by which a rectangle's sequences may be shorter than its longest. Between 0.05 and 0.25 the
+time differs by less than its spread; one call per sequence takes twice as long."""
 
 MIN_SLACK = 16
-"""... or at least this many tokens shorter."""
+"""The same in tokens; the larger one counts."""
 
 
 class PackedAttention(Attention):
-    """Causal attention inside each of `sequences`, which are places in a row of T tokens."""
+    """Causal attention inside each of `sequences`, given as indices into a row of T tokens."""
 
     def __init__(self, sequences: Sequence[np.ndarray], num_tokens: int, device: torch.device):
         places, self._shapes = _rectangles(sequences)
         source_T = np.full(num_tokens, -1)
         flat = np.concatenate([block.ravel() for block in places])
-        # Of the copies of a shared token any will do; the first is taken.
+        # All copies of a shared token have the same output; the first is used.
         real = np.flatnonzero(flat >= 0)[::-1]
         source_T[flat[real]] = real
         assert (source_T >= 0).all(), "a token of the row is in no sequence"
@@ -78,7 +76,7 @@ class PackedAttention(Attention):
 def _rectangles(
     sequences: Sequence[np.ndarray],
 ) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
-    """Sequences as padded rectangles, longest first: places [B, L] with -1 for padding."""
+    """Return padded rectangles of row indices [B, L], -1 for padding, longest first."""
     longest_first = sorted(sequences, key=len, reverse=True)
     places, shapes = [], []
     start = 0
@@ -98,22 +96,22 @@ def _rectangles(
 
 
 BLOCK = 128
-"""Tokens of a block of the mask, FlexAttention's own choice."""
+"""Tokens per block of the mask, FlexAttention's default."""
 
 
 class FlexAttention(Attention):
-    """Causal attention inside each of `sequences`, which are places in a row of T tokens.
+    """Causal attention inside each of `sequences`, given as indices into a row of T tokens.
 
-    Two sequences have their first tokens in common, up to where both branch off, or none. The row
-    is attended to as it lies, so what they share is computed once, padded to whole blocks, which
-    bounds how many shapes are compiled. On CPUs there is no backward pass.
+    Two sequences may share only a prefix, so the row is a forest. It is attended to in place, with
+    shared tokens computed once, and padded to whole blocks to bound the number of compiled shapes.
+    On CPUs there is no backward pass.
     """
 
     def __init__(self, sequences: Sequence[np.ndarray], num_tokens: int, device: torch.device):
         self._num_tokens = num_tokens
         self._padding = -num_tokens % BLOCK
         length = num_tokens + self._padding
-        # What pads the row sees itself.
+        # Each padding token attends to itself.
         padding = np.arange(num_tokens, length)
         enter_T, leave_T = (
             torch.from_numpy(np.r_[number_T, padding + i]).to(device)
@@ -143,11 +141,9 @@ class FlexAttention(Attention):
 
 
 def visits(sequences: Sequence[np.ndarray], num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """When a walk through the tree, depth first, enters each token and leaves it, int64 [T].
-
-    It is at a token's descendants, and at the token, from when it enters it to before it leaves it.
-    """
-    # In the order of their places, those that begin alike are neighbours.
+    """Return when a depth-first walk of the tree enters each token, and when it has visited the
+    token and all its descendants, int64 [T] each."""
+    # Sorted by their indices, sequences with a common prefix are neighbours.
     sequences = sorted(sequences, key=lambda places: places.tolist())
     enter_T, leave_T = np.full((2, num_tokens), -1)
     count = 0
@@ -159,7 +155,7 @@ def visits(sequences: Sequence[np.ndarray], num_tokens: int) -> tuple[np.ndarray
 
 
 def branches(sequences: Sequence[np.ndarray], num_tokens: int) -> list[int]:
-    """How many tokens of each sequence are those of sequences before it: its first ones."""
+    """Return how many tokens of each sequence, always its first, are also in earlier sequences."""
     is_new_T, starts = np.ones(num_tokens, dtype=bool), []
     for places in sequences:
         starts.append(len(places) - int(is_new_T[places].sum()))
@@ -171,6 +167,6 @@ def branches(sequences: Sequence[np.ndarray], num_tokens: int) -> list[int]:
 
 @cache
 def _compiled() -> Callable[..., Any]:
-    """FlexAttention is fast only if it is compiled, once in a process for all shapes."""
+    """Compile FlexAttention, which is slow otherwise; once per process, for all shapes."""
     compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=True)
     return compiled

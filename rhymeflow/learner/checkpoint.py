@@ -1,11 +1,11 @@
 """A checkpoint directory: a plain Hugging Face model, its tokenizer, and the learner's state.
 
-    config.json, generation_config.json, model.safetensors (many ranks: a file a block), tokenizer
-    learner/                 masters and AdamW's moments, by `torch.distributed.checkpoint`
+    config.json, generation_config.json, tokenizer, model.safetensors (several ranks: one per block)
+    learner/                 master weights and AdamW's moments, by `torch.distributed.checkpoint`
     learner/progress.json    version, token count, optimizer steps
 
-Each rank writes its rows of the state; any number of ranks reads them. Plain transformers loads the
-rest. A directory of the final name is complete, also after a loss of power.
+Each rank writes its rows of the state; any number of ranks can read them. transformers loads the
+rest. A directory under its final name is complete, even after a loss of power.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from rhymeflow.utils.disk import flush
 
 LEARNER, PROGRESS = "learner", "progress.json"
 
-# That a learner of one rank is one process is meant.
+# A learner of one rank is one process on purpose.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or")
 
 
 class LearnerCopy:
-    """One rank's rows of all that a checkpoint holds, in main memory, at one version."""
+    """A copy in main memory of one rank's rows of a checkpoint, at one version."""
 
     def __init__(
         self,
@@ -57,8 +57,9 @@ class LearnerCopy:
         dtype: torch.dtype,
         ranks: Ranks,
     ) -> None:
-        """Copy them; training may go on while they are written, in `dtype` for others to load."""
-        # For its class and configuration: its parameters may have changed when this is written.
+        """Copy the rows; training may continue while they are written. `dtype` is that of the
+        Hugging Face model."""
+        # Used for its class and configuration; its parameters may change before `write`.
         self._model, self._tokenizer, self._ranks, self._dtype = model, tokenizer, ranks, dtype
         self._progress = {**progress, "optimizer_steps": optimizer.num_steps}
         self._state = {
@@ -78,21 +79,22 @@ class LearnerCopy:
         self._buffers = {name: each.to("cpu", copy=True) for name, each in buffers}
 
     def write(self, directory: Path) -> None:
-        """Write everything beside `directory` and put it in place with one rename.
+        """Write everything beside `directory`, then rename it. A collective of all ranks.
 
-        Every rank has to call this. If one of them cannot write, all raise `OSError`, and nothing
-        is left of it; if one is gone, `RuntimeError`.
+        Raises:
+            OSError: a rank cannot write; raised on all ranks, and nothing is left on the disk.
+            RuntimeError: a rank is gone.
         """
         unfinished = directory.with_name(directory.name + UNFINISHED)
         try:
             self._on_lead(lambda: begin(directory))
             self._write_state(unfinished / LEARNER)
             blocks, count = self._weights.blocks(), self._weights.num_blocks
-            given = self._model, self._tokenizer, self._dtype, self._buffers, blocks, count
-            self._on_lead(lambda: export(unfinished, *given), blocks)
+            source = self._model, self._tokenizer, self._dtype, self._buffers, blocks, count
+            self._on_lead(lambda: export(unfinished, *source), blocks)
             self._on_lead(lambda: finish(unfinished, directory))
         except OSError:
-            if self._ranks.is_lead:  # on a full disk what there is of it would only be in the way
+            if self._ranks.is_lead:  # the disk may be full
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise
 
@@ -102,25 +104,25 @@ class LearnerCopy:
             state_dict_saver.save(
                 self._state, checkpoint_id=directory, process_group=group, no_dist=is_alone
             )
-        except CheckpointException as error:  # it is the same on all ranks
+        except CheckpointException as error:  # raised alike on all ranks
             rank, (reason, _) = min(error.failures.items())
             raise OSError(str(reason) if is_alone else f"rank {rank}: {reason}") from error
         progress = json.dumps(self._progress)
         self._on_lead(lambda: (directory / PROGRESS).write_text(progress))
 
     def _on_lead(self, work: Callable[[], Any], blocks: Iterable[Any] = ()) -> None:
-        """Have rank 0 do something, for which all gather `blocks`; raise a problem of the disk on
-        all ranks."""
+        """Run `work` on rank 0, which reads `blocks` that all ranks gather; raise its disk errors
+        on all ranks, as `OSError`."""
         problem = None
         if self._ranks.is_lead:
             try:
                 work()
             except (OSError, SafetensorError) as error:
                 problem = str(error)
-        for _ in blocks:  # on rank 0 those that are left
+        for _ in blocks:  # on rank 0, those that `work` did not read
             pass
-        if (said := self._ranks.told(problem)) is not None:
-            raise OSError(said)
+        if (message := self._ranks.broadcast(problem)) is not None:
+            raise OSError(message)
 
 
 def export(
@@ -132,9 +134,9 @@ def export(
     blocks: Iterable[Mapping[str, Tensor]],
     count: int = 1,
 ) -> None:
-    """Write a Hugging Face model directory, a file for each of `count` blocks of its weights.
+    """Write a Hugging Face model directory, with one weights file for each of `count` blocks.
 
-    Names are those that the model's family has in files; buffers are in the first file.
+    Tensors have the names that the model's family has in files; buffers are in the first file.
     """
     config = copy.deepcopy(model.config)
     config.dtype = str(dtype).removeprefix("torch.")
@@ -158,7 +160,7 @@ def export(
 
 
 def buffers_of(model: PreTrainedModel) -> dict[str, Tensor]:
-    """What a checkpoint of it has besides parameters."""
+    """Return the tensors of the model's state dict that are not parameters, by name."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return {name: each for name, each in model.state_dict().items() if name not in parameters}
 
@@ -166,29 +168,29 @@ def buffers_of(model: PreTrainedModel) -> dict[str, Tensor]:
 def generation_config(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 ) -> GenerationConfig:
-    """The model's, with every token that ended responses, so that `generate` ends there too; and
-    without what transformers refuses to save: settings of sampling in one that does not sample."""
-    found = copy.deepcopy(model.generation_config)
-    found._from_model_config = False  # else transformers may make it anew, of config.json
-    if not found.do_sample:
-        for name in _OF_SAMPLING:
-            setattr(found, name, None)
+    """Return the model's generation config with all stop tokens, and without sampling options if it
+    does not sample: transformers would refuse to save them."""
+    config = copy.deepcopy(model.generation_config)
+    config._from_model_config = False  # else transformers may rebuild it from config.json
+    if not config.do_sample:
+        for name in _SAMPLING_OPTIONS:
+            setattr(config, name, None)
     if tokenizer is None:
-        return found
-    found.eos_token_id, *others = sorted(stop_token_ids(model, tokenizer))
+        return config
+    config.eos_token_id, *others = sorted(stop_token_ids(model, tokenizer))
     if others:
-        found.eos_token_id = [found.eos_token_id, *others]
-    return found
+        config.eos_token_id = [config.eos_token_id, *others]
+    return config
 
 
-_OF_SAMPLING = (
+_SAMPLING_OPTIONS = (
     *("temperature", "top_k", "top_p", "min_p", "top_h"),
     *("typical_p", "epsilon_cutoff", "eta_cutoff"),
 )
 
 
 def begin(directory: Path) -> Path:
-    """Make the directory that is to become `directory`, empty."""
+    """Create an empty directory that `finish` will rename to `directory`."""
     unfinished = directory.with_name(directory.name + UNFINISHED)
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -196,7 +198,7 @@ def begin(directory: Path) -> Path:
 
 
 def finish(unfinished: Path, directory: Path) -> None:
-    """Have all of it on the disk, then give it its name; one that has the name is replaced."""
+    """Flush all of it to the disk, then rename it to `directory`, replacing an older one."""
     for path in (*unfinished.rglob("*"), unfinished):
         flush(path)
     if directory.exists():
@@ -206,10 +208,8 @@ def finish(unfinished: Path, directory: Path) -> None:
 
 
 def load(directory: Path, optimizer: Optimizer, ranks: Ranks) -> dict[str, int]:
-    """Bring this rank's rows to the checkpoint in `directory`; return how far it had come.
-
-    After a `UserError` nothing has changed.
-    """
+    """Load this rank's rows from the checkpoint in `directory`; return its `progress.json`. If it
+    cannot be read, raises `UserError` and leaves the optimizer unchanged."""
     shards = directory / LEARNER
     if not (shards / PROGRESS).is_file():
         missing = f"{LEARNER}/{PROGRESS} is missing"
@@ -226,10 +226,10 @@ def load(directory: Path, optimizer: Optimizer, ranks: Ranks) -> dict[str, int]:
         )
     except (CheckpointException, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
         reason: BaseException = error
-        if isinstance(error, CheckpointException):  # it is the same on all ranks
+        if isinstance(error, CheckpointException):  # raised alike on all ranks
             _, (reason, _) = min(error.failures.items())
-        said = (str(reason).strip() or type(reason).__name__).splitlines()[0]
-        raise UserError(f"{directory}: cannot be read: {said}") from error
+        message = (str(reason).strip() or type(reason).__name__).splitlines()[0]
+        raise UserError(f"{directory}: cannot be read: {message}") from error
     optimizer.load(
         progress["optimizer_steps"], {name: ranks.local(each) for name, each in state.items()}
     )
@@ -237,7 +237,7 @@ def load(directory: Path, optimizer: Optimizer, ranks: Ranks) -> dict[str, int]:
 
 
 def _distributed(rows: Tensor, like: Tensor, ranks: Ranks) -> Tensor:
-    """A rank's rows as part of a tensor as `like`; alone they are the tensor."""
+    """Return a rank's rows as a DTensor shaped as `like`, or as they are if there is one rank."""
     if ranks.count == 1:
         return rows
     return DTensor.from_local(
@@ -245,11 +245,11 @@ def _distributed(rows: Tensor, like: Tensor, ranks: Ranks) -> Tensor:
     )
 
 
-# -- Written in the background, one after the other ------------------------------------------------
+# -- Writing in the background ---------------------------------------------------------------------
 
 
 class Saved(NamedTuple):
-    """A checkpoint lies in `path`, or could not be written because of `error`."""
+    """A checkpoint in `path`, or the `error` because of which it could not be written."""
 
     version: Version
     path: Path
@@ -257,11 +257,8 @@ class Saved(NamedTuple):
 
 
 class Saver:
-    """Writes `directory/step-N` in a thread, so that the learner waits for a copy only.
-
-    Each is complete or absent; rank 0 deletes older ones after a newer one is complete. `ended`
-    raises `RuntimeError` if another rank is gone: nothing is known of the checkpoint then.
-    """
+    """Writes `directory/step-N` in a thread, one at a time, so that the learner only waits for a
+    copy. Each is complete or absent; rank 0 deletes older ones after a newer one is complete."""
 
     def __init__(self, directory: Path, *, is_lead: bool = True) -> None:
         self._directory, self._is_lead = directory, is_lead
@@ -270,19 +267,20 @@ class Saver:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is a checkpoint whose end was not told yet."""
+        """Whether there is a checkpoint that `ended` has not returned yet."""
         return bool(self._pending)
 
     def begin(self, version: Version, snapshot: LearnerCopy, keep: Collection[Version]) -> None:
-        """Write `snapshot`; then delete all checkpoints but it and those of versions `keep`."""
+        """Write `snapshot`; then delete all other checkpoints except those of versions `keep`."""
         self._pending.append(self._thread.submit(self._write, version, snapshot, keep))
 
     def ended(self) -> list[Saved]:
-        """What became of checkpoints since this was last asked. Does not wait."""
-        found = []
+        """Return the checkpoints that ended since the last call, without waiting. Raises
+        `RuntimeError` if another rank is gone; the checkpoint may then be complete or absent."""
+        ended = []
         while self._pending and self._pending[0].done():
-            found.append(self._pending.popleft().result())
-        return found
+            ended.append(self._pending.popleft().result())
+        return ended
 
     def _write(self, version: Version, snapshot: LearnerCopy, keep: Collection[Version]) -> Saved:
         path, *kept = (self._directory / f"step-{each}" for each in (version, *keep))
@@ -296,10 +294,10 @@ class Saver:
 
 
 def remove_others(directory: Path, keep: Collection[Path]) -> None:
-    """Delete the checkpoints in `directory` that are not to `keep`, and what is unfinished."""
+    """Delete unfinished checkpoints in `directory`, and all others that are not in `keep`."""
     for path in directory.glob("step-*"):
         if path in keep:
             continue
-        if not path.name.endswith(UNFINISHED):  # what is half deleted must not have its name
+        if not path.name.endswith(UNFINISHED):  # so that no half-deleted one has a final name
             path = path.rename(path.with_name(path.name + UNFINISHED))
         shutil.rmtree(path)

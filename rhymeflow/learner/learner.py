@@ -1,9 +1,9 @@
 """The learner: a batch of trajectories in, the next version of the policy out, on 1 to N ranks.
 
 `train` consumes one batch and makes one version, whatever `num_iterations` and `num_minibatches`
-are; the loss is that of the whole optimizer step however it is cut into micro-batches, over ranks,
-and into groups whose gradient is computed early. On many ranks each holds its rows of the model and
-computes its share of the batch; every rank reads the same batch and makes the same calls.
+are. An optimizer step has the same loss however it is split into micro-batches, over ranks, and
+into groups whose gradient is accumulated early. Each of several ranks holds its rows of the model
+and computes its share of the batch; every rank reads the same batch and makes the same calls.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.learner import checkpoint
-from rhymeflow.learner.algorithms import advantages
-from rhymeflow.learner.algorithms.advantages import Advantages
+from rhymeflow.learner.algorithms import advantages as algorithms
 from rhymeflow.learner.algorithms.losses import (
     clip_extremes,
     diagnose,
@@ -46,24 +45,23 @@ from rhymeflow.weights.proof import bytes_of, combine, digest
 
 @dataclass
 class _Early:
-    """Groups of a batch whose gradient is there before the batch is."""
+    """Groups of the next batch whose gradient is accumulated before the batch is complete."""
 
     samples: list[Sample]
     totals: Totals
     seconds: float
-    """That it took."""
+    """Time spent on them so far."""
 
 
 class Learner:
     """Trains `model` by `learner`'s objective on responses sampled as `rollout` says.
 
     `model` attends through `models.attention`; give it in float32, so that the masters are exact.
-    It is taken over: its parameters are brought to `compute_dtype` and change with every step.
-    `tokenizer`, if given, goes into checkpoints. With many `ranks` all methods are collectives, and
-    `read` returns rows of a parameter by its name, if `model` has none yet. `reference` is what
-    `learner.beta` draws the policy to: a copy, or with many ranks another `model`.
-
-    A response longer than one rank has memory for cannot be trained on: no rank has a part of one.
+    The learner owns it: parameters are cast to `compute_dtype` and change with every step.
+    `tokenizer`, if given, is saved in checkpoints. With several `ranks` methods are collectives;
+    `read` returns rows of a parameter by its name, if `model` has no values yet. `reference` is the
+    model of the KL term, if `learner.beta` > 0; None: a copy of `model`. A response must fit into
+    one rank's memory.
     """
 
     def __init__(
@@ -106,24 +104,22 @@ class Learner:
 
     @property
     def num_parameters(self) -> int:
-        """Of the whole model, tied ones once."""
+        """Parameters of the whole model, tied ones counted once."""
         return sum(each.numel() for each in self.model.parameters())
 
     def manifest(self) -> Manifest:
-        """What `weights` has."""
+        """Describe the tensors of `weights`."""
         named = self.model.named_parameters()
         return plan({name: (each.shape, self._dtype) for name, each in named})
 
     def weights(self) -> Gathering:
-        """The policy's parameters in compute precision by name, tied ones once; see `Gathering`.
-
-        They are the live tensors, or gathered from them: for use before the next `train`.
-        """
+        """Return the policy's parameters in compute precision by name, tied ones once. They are the
+        live tensors, or gathered from them: use them before the next `train`."""
         parameters, ranks = dict(self.model.named_parameters()), self._ranks
         return Gathering(self.model, lambda name: ranks.local(parameters[name]), self._dtype, ranks)
 
     def checksum(self) -> int:
-        """Of `weights`, on every rank: digests of ranks' rows add up to those of the tensors."""
+        """Return the checksum of `weights`; digests of ranks' rows add up to those of tensors."""
         digests = []
         for _, each in self.model.named_parameters():
             rows = bytes_of(self._ranks.local(each).to(self._dtype))
@@ -132,43 +128,39 @@ class Learner:
                 start = self._ranks.rows(each.shape[0]).start * math.prod(each.shape[1:])
             digests.append(digest(rows, start * self._dtype.itemsize))
         sums = torch.from_numpy(np.array(digests, np.uint64).view(np.int64))
-        found = self._ranks.summed(sums).numpy().view(np.uint64).tolist()
-        return combine(self.manifest(), found)
+        whole = self._ranks.summed(sums).numpy().view(np.uint64).tolist()
+        return combine(self.manifest(), whole)
 
     def snapshot(self) -> checkpoint.LearnerCopy:
-        """A copy of all that a checkpoint holds, of this rank's rows."""
-        so_far = {"version": self.version, "num_tokens": self.num_tokens}
+        """Copy this rank's rows of a checkpoint."""
+        counts = {"version": self.version, "num_tokens": self.num_tokens}
         return checkpoint.LearnerCopy(
-            self.model, self._tokenizer, self._optimizer, so_far, self._dtype, self._ranks
+            self.model, self._tokenizer, self._optimizer, counts, self._dtype, self._ranks
         )
 
     def restore(self, directory: Path) -> int:
-        """Continue from what any number of ranks saved; return the version.
-
-        The reference model, if there is one, stays what the learner was made with.
-        """
-        so_far = checkpoint.load(directory, self._optimizer, self._ranks)
-        self.version, self.num_tokens = so_far["version"], so_far["num_tokens"]
+        """Load a checkpoint, saved by any number of ranks; return its version. The reference model
+        does not change. Raises `UserError` if the checkpoint cannot be read."""
+        counts = checkpoint.load(directory, self._optimizer, self._ranks)
+        self.version, self.num_tokens = counts["version"], counts["num_tokens"]
         return self.version
 
     def reconfigure(self, learner: LearnerConfig) -> None:
-        """Train by another configuration from now on.
-
-        Its `beta` and `gradient_checkpointing` stay what the learner was made with.
-        """
+        """Use another configuration from now on; its `gradient_checkpointing`, and whether `beta`
+        is 0, must not change."""
         self._config = learner
         self._optimizer.reconfigure(learner)
 
     def accumulate(self, groups: Sequence[Sample], details: TokenDetails | None = None) -> None:
-        """Add the gradient of some groups of the next batch to be trained on, all their samples.
+        """Add the gradient of some whole groups of the next batch to be trained on.
 
-        `details`, if given, is of these and is filled in. The configuration must allow it
-        (`LearnerConfig.needs_whole_batch`).
+        `details`, if given, is made of these samples and is filled in. The configuration must allow
+        this (`LearnerConfig.needs_whole_batch`).
         """
         started = time.perf_counter()
         assert not self._config.needs_whole_batch, self._config.needs_whole_batch
-        early, earned = self._so_far(), _advantages(groups, self._config)
-        (minibatch,) = split(groups, earned.values, self._config, self._device, self._ranks)
+        early, advantages = self._accumulated(), _advantages(groups, self._config)
+        (minibatch,) = split(groups, advantages.values, self._config, self._device, self._ranks)
         self._score_fixed_policies([minibatch])
         for micro in minibatch:
             self._accumulate(micro, early.totals, details, is_first_pass=True)
@@ -177,7 +169,7 @@ class Learner:
         self._early = early
 
     def forget(self) -> None:
-        """Be as if nothing had been accumulated."""
+        """Discard what `accumulate` has added."""
         self._early = None
         self._optimizer.clear()
 
@@ -191,16 +183,17 @@ class Learner:
     ) -> dict[str, float]:
         """Consume one batch as version `step`, making version `step + 1`; return the metrics.
 
-        `batch` is what was not accumulated of it, and `details`, if given, of that. Optimizer steps
-        with the numbers in `skip` are not taken; one whose gradient is not finite changes nothing.
+        `batch` has the samples that were not accumulated, and `details`, if given, is made of them.
+        Optimizer steps with numbers in `skip` are not taken; nor is one whose gradient is not
+        finite.
         """
         started = time.perf_counter()
         config = self._config
-        early = self._so_far()
+        early = self._accumulated()
         whole, totals, self._early = [*early.samples, *batch], early.totals, None
-        earned = _advantages(whole, config)
-        own = earned.values[len(early.samples) :]
-        minibatches = split(batch, own, config, self._device, self._ranks)
+        advantages = _advantages(whole, config)
+        batch_advantages = advantages.values[len(early.samples) :]
+        minibatches = split(batch, batch_advantages, config, self._device, self._ranks)
         self._score_fixed_policies(minibatches)
         scales, rate = step_scales(whole, config, self._rollout), learning_rate(step, config)
         self.skipped = {}
@@ -222,23 +215,24 @@ class Learner:
         return {
             **totals.means(),
             **batch_metrics(whole),
-            "frac_reward_zero_std": earned.frac_zero_std,
+            "frac_reward_zero_std": advantages.frac_zero_std,
             "skipped_steps": float(len(self.skipped)),
             "learning_rate": rate,
             "num_tokens": float(self.num_tokens),
             "step_time": early.seconds + time.perf_counter() - started,
         }
 
-    def _so_far(self) -> _Early:
+    def _accumulated(self) -> _Early:
         return self._early or _Early([], Totals(diagnosis_names(self._config)), 0.0)
 
     def whole_details(self, details: TokenDetails) -> TokenDetails:
-        """On rank 0, what all ranks found; elsewhere what was given."""
+        """Return all ranks' details merged on rank 0, `details` on the others."""
         parts = self._ranks.gathered(details)
         return TokenDetails.merged(parts) if parts else details
 
     def _score_fixed_policies(self, minibatches: list[list[MicroBatch]]) -> None:
-        """Those of the proximal policy, where it is not the policy itself, and of a reference."""
+        """Fill in log-probabilities of the proximal policy, unless it is the policy itself, and of
+        the reference, if there is one."""
         config = self._config
         is_one_step = config.num_iterations == 1 and len(minibatches) == 1
         needs_proximal = config.off_policy_correction != "none" and not is_one_step
@@ -263,8 +257,8 @@ class Learner:
         config, inputs = self._config, micro.inputs
 
         def loss_of(logprob_C: Tensor, chunk: slice) -> Tensor:
-            some = inputs[chunk]
-            return (token_losses(logprob_C, some, config) * some.weight_R).sum()
+            chunk_inputs = inputs[chunk]
+            return (token_losses(logprob_C, chunk_inputs, config) * chunk_inputs.weight_R).sum()
 
         if micro.needs_grad:
             logprob_R, entropy_R = self._policy.backward(micro.row, loss_of)
@@ -274,27 +268,27 @@ class Learner:
         if micro.is_empty:
             return
         num_tokens = len(micro.row.targets_R)
-        found = diagnose(logprob_R, entropy_R, inputs, config)
-        found |= clip_extremes(logprob_R, inputs, config, micro.row.lengths)
+        sums = diagnose(logprob_R, entropy_R, inputs, config)
+        sums |= clip_extremes(logprob_R, inputs, config, micro.row.lengths)
         num_first = 0
         if is_first_pass:
             current_R, num_first = inputs.proximal_R, num_tokens
             if current_R is None:
                 current_R = logprob_R
-            most = mismatch(current_R, inputs.behaviour_R)
-            found["off_policy/mismatch_kl"], found["off_policy/max_ratio"] = most
+            kl, max_ratio = mismatch(current_R, inputs.behaviour_R)
+            sums |= {"off_policy/mismatch_kl": kl, "off_policy/max_ratio": max_ratio}
             if details is not None:
                 details.add_logprobs(micro.row, current_R)
         computed, full = len(micro.row.tokens_T), micro.row.full
-        totals.add(found, tokens=num_tokens, first_pass=num_first, computed=computed, full=full)
+        totals.add(sums, tokens=num_tokens, first_pass=num_first, computed=computed, full=full)
         if details is not None:
             details.add_flags(micro, logprob_R)
 
 
-def _advantages(batch: Sequence[Sample], config: LearnerConfig) -> Advantages:
+def _advantages(batch: Sequence[Sample], config: LearnerConfig) -> algorithms.Advantages:
     groups = [sample.group for sample in batch]
     if config.multi_objective_aggregation == "normalize_then_sum":
         components = [sample.components for sample in batch]
-        return advantages.decoupled_advantages(components, batch[0].weights, groups)
+        return algorithms.decoupled_advantages(components, batch[0].weights, groups)
     rewards = [sample.reward for sample in batch]
-    return advantages.group_advantages(rewards, groups, config.scale_rewards)
+    return algorithms.group_advantages(rewards, groups, config.scale_rewards)

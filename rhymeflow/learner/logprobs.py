@@ -1,9 +1,9 @@
 """Log-probabilities of response tokens under a model, without ever holding [tokens, vocabulary].
 
-The body runs over the packed row, the head over `chunk_size` of the predicting rows at a time. A
-loss is a sum over tokens, so a chunk's is differentiated before the next chunk begins. Logits are
-float32, by the engine's head (`models.lm_head`) and shaping (`models.logits`); their gradient is
-rounded to the model's dtype, an error of 1 in 512 in single terms of long sums.
+The body runs over the packed row, the head over `chunk_size` hidden states at a time. A loss is a
+sum over tokens, so each chunk's is differentiated before the next chunk begins. Logits are float32,
+by the engine's head (`models.lm_head`) and shaping (`models.logits`); their gradient is rounded to
+the model's dtype, an error of 1 in 512 in single terms of long sums.
 """
 
 from __future__ import annotations
@@ -31,43 +31,43 @@ from rhymeflow.models.lm_head import LMHead
 from rhymeflow.models.logits import shaped
 
 AttentionKind = Callable[[Sequence[np.ndarray], int, torch.device], Attention]
-"""Makes attention inside sequences, which are places in a row of so many tokens, on a device."""
+"""Builds attention from sequences (indices into a row), the row's length and the device."""
 
 LossOf = Callable[[Tensor, slice], Tensor]
-"""Log-probabilities of some of a row's response tokens, and which ones, to their summed loss."""
+"""Returns the summed loss of a slice of a row's response tokens from their log-probabilities."""
 
 Forward = Callable[[Callable[[], Any]], Any]
-"""Returns what a function returns that computes with the model."""
+"""Calls a function that computes with the model, and returns its result."""
 
 
-def plainly(work: Callable[[], Any]) -> Any:
-    """Call it: the model is whole."""
+def call_directly(work: Callable[[], Any]) -> Any:
+    """Call `work`, for a model that is whole on one rank."""
     return work()
 
 
 @dataclass(frozen=True)
 class TokenScorer:
-    """Scores response tokens under `model` as the engine samples them."""
+    """Computes response tokens' log-probabilities under `model`, as the engine samples them."""
 
     model: PreTrainedModel
     rollout: RolloutConfig
     chunk_size: int
     attention: AttentionKind = PackedAttention
-    forward: Forward = plainly
+    forward: Forward = call_directly
 
     @torch.no_grad()
     def score(self, row: PackedRow) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy of each response token, float32 [R] each, in nats."""
-        found: tuple[Tensor, Tensor] = self.forward(lambda: self._score(row))
-        return found
+        scores: tuple[Tensor, Tensor] = self.forward(lambda: self._score(row))
+        return scores
 
     def backward(self, row: PackedRow, loss_of: LossOf) -> tuple[Tensor, Tensor]:
-        """As `score`, and add the gradient of the row's loss to the model's parameters.
+        """Do what `score` does, and add the gradient of the row's loss to the parameters.
 
-        `loss_of` is called once per chunk, in order, with a log-probability that carries gradient.
+        `loss_of` is called once per chunk, in order, with log-probabilities that carry gradient.
         """
-        found = self.forward(lambda: self._head_backward(row, loss_of))
-        hidden_RD, gradient_RD, logprob_R, entropy_R = found
+        outputs = self.forward(lambda: self._head_backward(row, loss_of))
+        hidden_RD, gradient_RD, logprob_R, entropy_R = outputs
         hidden_RD.backward(gradient_RD)
         return logprob_R, entropy_R
 
@@ -82,12 +82,12 @@ class TokenScorer:
     def _head_backward(
         self, row: PackedRow, loss_of: LossOf
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The body's output [R, D], the loss's gradient by it, and the scores.
+        """Return the body's output [R, D], the loss's gradient by it, and the scores.
 
         Gradients of a bfloat16 head are added up over chunks in float32 and rounded once.
         """
         targets_R = self._tensor(row.targets_R)
-        # Of a frozen body too: FSDP ends a pass where the gradient reaches what the pass returned.
+        # Also for a frozen body: FSDP ends a pass when the gradient reaches the pass's output.
         hidden_RD, lm_head = self._hidden(row).requires_grad_(), LMHead(self.model, many_rows=True)
         scores, gradients, sums = [], [], dict[nn.Parameter, Tensor]()
         for chunk in self._chunks(row):
@@ -107,22 +107,23 @@ class TokenScorer:
 
     @torch.no_grad()
     def prove(self) -> None:
-        """Raise `UserError` unless this path finds what the model does by itself."""
+        """Raise `UserError` unless the scores are the model's own; see `models/proof.py`."""
         self.forward(self._prove)
 
     def _prove(self) -> None:
         sequences = proof.sequences(self.model)
         own = proof.own(self.model, sequences)
-        plain = replace(self, rollout=RolloutConfig(), forward=plainly)  # no temperature or top_k
+        # Without temperature, top-k and top-p.
+        plain = replace(self, rollout=RolloutConfig(), forward=call_directly)
         samples = []
         for ids, prompt in sequences:
             response, zeros = ids[prompt:], [0] * (len(ids) - prompt)
             samples.append(Sample(0, ids[:prompt], response, [0.0] * len(zeros), zeros, 0.0, False))
-        found = [plain.score(row)[0] for row in pack(samples, range(len(samples)), 1 << 20)]
-        proof.check(self.model, torch.cat(found), own, "the learner")
+        scores = [plain.score(row)[0] for row in pack(samples, range(len(samples)), 1 << 20)]
+        proof.check(self.model, torch.cat(scores), own, "the learner")
 
     def _hidden(self, row: PackedRow) -> Tensor:
-        """The body's output where a response token is predicted, [R, D]."""
+        """Return the body's output where a response token is predicted, [R, D]."""
         attention = self.attention(row.sequences, len(row.tokens_T), self.model.device)
         with attending(attention):
             hidden_1TD = self.model.base_model(
@@ -135,10 +136,10 @@ class TokenScorer:
 
     def _head(self, lm_head: LMHead, hidden_CD: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
         head = self.model.get_output_embeddings()
-        found: tuple[Tensor, Tensor] = _HeadLogprobs.apply(  # type: ignore[no-untyped-call]
+        scores: tuple[Tensor, Tensor] = _HeadLogprobs.apply(  # type: ignore[no-untyped-call]
             hidden_CD, head.weight, head.bias, lm_head, targets_C, self.rollout
         )
-        return found
+        return scores
 
     def _chunks(self, row: PackedRow) -> Iterator[slice]:
         for start in range(0, len(row.targets_R), self.chunk_size):
@@ -149,10 +150,10 @@ class TokenScorer:
 
 
 class _HeadLogprobs(torch.autograd.Function):
-    """Head, shaping, log-softmax and selection in one, with the gradient written out.
+    """Head, shaping, log-softmax and selection in one, with an explicit gradient.
 
-    d logprob[target] / d logits = (onehot - softmax) / temperature, times the head's slope by its
-    products; left-out tokens have softmax 0. The logits become the gradient in place.
+    d logprob[target] / d products = (onehot - softmax) / temperature * `LMHead.slope`; left-out
+    tokens have softmax 0. The gradient overwrites the logits.
     """
 
     @staticmethod
@@ -205,20 +206,17 @@ def _cat(scores: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return torch.cat(logprobs), torch.cat(entropies)
 
 
-# -- Softmax of rows of logits; those of -inf are tokens of probability 0 --------------------------
+# -- Softmax of rows of logits; -inf is a token of probability 0 -----------------------------------
 
 _PART = 1 << 18
-"""Numbers of rows that a CPU takes at a time: they stay in its cache from one pass to the next."""
+"""Logits per thread that a CPU takes at a time, so that they stay in its cache between passes."""
 
 
 def scores(x_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probability of each row's target, entropy, and log of the sum of exponentials, [C] each.
-
-    In nats. `x_CV` is float32.
-    """
+    """Return the log-probability of each row's target, entropy and logsumexp, [C] each, in nats."""
     parts = zip(_parts(x_CV), _parts(targets_C, x_CV), strict=True)
-    found = [_scores(x, targets) for x, targets in parts]
-    logprob_C, entropy_C, log_sum_C = (torch.cat(each) for each in zip(*found, strict=True))
+    results = [_scores(x, targets) for x, targets in parts]
+    logprob_C, entropy_C, log_sum_C = (torch.cat(each) for each in zip(*results, strict=True))
     return logprob_C, entropy_C, log_sum_C
 
 
@@ -227,15 +225,13 @@ def _scores(x_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     logprob_C = log_p_CV.gather(1, targets_C[:, None])[:, 0]
     log_sum_C = x_CV.gather(1, targets_C[:, None])[:, 0] - logprob_C
     p_CV = log_p_CV.exp()
-    log_p_CV.clamp_(min=torch.finfo(log_p_CV.dtype).min)  # 0 times -inf is no number
+    log_p_CV.clamp_(min=torch.finfo(log_p_CV.dtype).min)  # 0 times -inf would be NaN
     return logprob_C, -torch.linalg.vecdot(p_CV, log_p_CV), log_sum_C
 
 
 def into_gradient(x_CV: Tensor, log_sum_C: Tensor, targets_C: Tensor, grad_C: Tensor) -> Tensor:
-    """Turn logits, in their place, into the loss's gradient by them, given that by the scores.
-
-    d logprob[target] / d x = onehot - softmax.
-    """
+    """Overwrite the logits with their gradient, given that of the log-probabilities:
+    d logprob[target] / d x = onehot - softmax."""
     arrays = (_parts(each, x_CV) for each in (x_CV, log_sum_C, targets_C, grad_C))
     for x, log_sum, targets, grad in zip(*arrays, strict=True):
         x.sub_(log_sum[:, None]).exp_().mul_(-grad[:, None])
@@ -253,19 +249,19 @@ def _parts(array: Tensor, x_CV: Tensor | None = None) -> tuple[Tensor, ...]:
 
 
 # -- Gradient checkpointing ------------------------------------------------------------------------
-# A layer that is recomputed in the backward pass runs when the block `attending(...)` of its
-# forward pass is over, on CUDA even in another thread; so `_contexts` remembers the attention.
+# The backward pass recomputes a layer after the block `attending(...)` of the forward pass has
+# ended, on CUDA even in another thread; so `_contexts` captures the attention.
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
-    """Keep only each layer's input for the backward pass; everything else stays in eval mode."""
+    """Checkpoint each layer's input and recompute the rest; the model stays in eval mode."""
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.gradient_checkpointing = True
-            again = partial(checkpoint, use_reentrant=False, context_fn=_contexts)
-            module._gradient_checkpointing_func = again  # type: ignore[assignment]
-            # transformers checkpoints in training mode only; the flag is the layer's alone, so
-            # dropout inside stays off and log-probabilities stay the engine's.
+            recompute = partial(checkpoint, use_reentrant=False, context_fn=_contexts)
+            module._gradient_checkpointing_func = recompute  # type: ignore[assignment]
+            # transformers checkpoints only in training mode. Only the layer's own flag is set, so
+            # its dropout stays off and log-probabilities stay the engine's.
             module.training = True
 
 

@@ -1,6 +1,6 @@
-"""The numbers of one training step, under TRL's names where TRL has them.
+"""The metrics of one training step, under TRL's names where TRL has them.
 
-Token means are over all response tokens in the loss of all optimizer steps of the batch.
+Means per token are over the response tokens in the loss, in all optimizer steps of the batch.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ class Totals:
     """Sums over the micro-batches and optimizer steps of one batch."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        """`names`: of the sums that every micro-batch with a sample adds."""
-        self._found: dict[str, list[Tensor | float]] = {name: [] for name in names}
+        """`names` are those of the sums that every micro-batch with a sample adds."""
+        self._values: dict[str, list[Tensor | float]] = {name: [] for name in names}
         self._counts: Counter[str] = Counter()
         self._losses: list[float] = []
         """One per optimizer step; on several ranks, this rank's share of each."""
         self._grad_norms: list[float] = []
 
-    def add(self, found: Mapping[str, Tensor], **counts: int) -> None:
+    def add(self, sums: Mapping[str, Tensor], **counts: int) -> None:
         """Add a micro-batch's sums, and its `tokens`, `first_pass`, `computed` and `full`."""
-        for name, value in found.items():
-            self._found.setdefault(name, []).append(value)
+        for name, value in sums.items():
+            self._values.setdefault(name, []).append(value)
         self._counts.update(counts)
 
     def add_step(self, grad_norm: float, scale: float) -> None:
-        """Count an optimizer step. Its loss is `scale` times the losses added since the last."""
+        """Count an optimizer step, whose loss is `scale` times the losses since the last step."""
         self._grad_norms.append(grad_norm)
-        self._losses.append(scale * sum(map(float, self._found["loss"]), 0.0))
-        self._found["loss"] = []
+        self._losses.append(scale * sum(map(float, self._values["loss"]), 0.0))
+        self._values["loss"] = []
 
     def as_numbers(self) -> Totals:
         """Return a copy without tensors, to send to another process."""
         other = copy.copy(self)
-        other._found = {name: [float(x) for x in found] for name, found in self._found.items()}
+        other._values = {name: [float(x) for x in values] for name, values in self._values.items()}
         return other
 
     @classmethod
@@ -55,22 +55,22 @@ class Totals:
         whole = cls(())
         whole._grad_norms = parts[0]._grad_norms
         for part in parts:
-            for name, found in part._found.items():
-                whole._found.setdefault(name, []).extend(found)
+            for name, values in part._values.items():
+                whole._values.setdefault(name, []).extend(values)
             whole._counts.update(part._counts)
             whole._losses += part._losses
         return whole
 
     def means(self) -> dict[str, float]:
-        """Loss and gradient norm per optimizer step, the rest per token or an extreme."""
+        """Return loss and gradient norm per optimizer step, all others per token or as extremes."""
         steps, counts = max(len(self._grad_norms), 1), self._counts
         metrics = {}
-        for name, found in self._found.items():
+        for name, values in self._values.items():
             if name in REDUCED:
-                metrics[name] = REDUCED[name](map(float, found))
+                metrics[name] = REDUCED[name](map(float, values))
             else:
                 tokens = counts["first_pass" if name == FROM_FIRST_PASS else "tokens"]
-                metrics[name] = sum(map(float, found), 0.0) / max(tokens, 1)
+                metrics[name] = sum(map(float, values), 0.0) / max(tokens, 1)
         metrics["loss"] = sum(self._losses) / steps
         metrics["grad_norm"] = sum(self._grad_norms) / steps
         metrics["packing/computed_share"] = counts["computed"] / max(counts["full"], 1)
@@ -81,7 +81,7 @@ class Totals:
 
 
 def batch_metrics(batch: Sequence[Sample]) -> dict[str, float]:
-    """The metrics of a batch that need no policy.
+    """Return the metrics of a batch that depend on its samples alone.
 
     The mean and standard deviation of a reward function are over the responses it applied to. If
     all responses were truncated, the `terminated_length` metrics are 0, as in TRL.
@@ -89,15 +89,15 @@ def batch_metrics(batch: Sequence[Sample]) -> dict[str, float]:
     reward_N = np.array([sample.reward for sample in batch])
     length_N = np.array([sample.num_sampled for sample in batch])
     ended_N = np.array([sample.num_sampled for sample in batch if not sample.truncated] or [0])
-    found = {"reward": float(reward_N.mean()), "reward_std": _std(reward_N)}
+    metrics = {"reward": float(reward_N.mean()), "reward_std": _std(reward_N)}
     for kind, values_N in (("length", length_N), ("terminated_length", ended_N)):
-        found[f"completions/mean_{kind}"] = float(values_N.mean())
-        found[f"completions/min_{kind}"] = float(values_N.min())
-        found[f"completions/max_{kind}"] = float(values_N.max())
-    found["completions/clipped_ratio"] = float(np.mean([sample.truncated for sample in batch]))
+        metrics[f"completions/mean_{kind}"] = float(values_N.mean())
+        metrics[f"completions/min_{kind}"] = float(values_N.min())
+        metrics[f"completions/max_{kind}"] = float(values_N.max())
+    metrics["completions/clipped_ratio"] = float(np.mean([sample.truncated for sample in batch]))
     if any(sample.observed for sample in batch):
-        found["turns/mean"] = float(np.mean([sample.num_turns for sample in batch]))
-    return found | _by_function(batch)
+        metrics["turns/mean"] = float(np.mean([sample.num_turns for sample in batch]))
+    return metrics | _by_function(batch)
 
 
 def _by_function(batch: Sequence[Sample]) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """A consumed batch, split into optimizer steps and packed into each rank's micro-batches.
 
-Whole groups go to one optimizer step, in the order of the batch. Every sample in the loss is in one
-micro-batch of its step, on one rank; one that cannot move the policy is never differentiated.
-A pure function of the batch: ranks need not talk about it.
+A group is in one optimizer step; groups keep the order of the batch. Every sample in the loss is in
+one micro-batch of its step, on one rank; a sample with zero gradient is only scored. The split is a
+pure function of the batch, so ranks need no communication for it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from rhymeflow.learner.sample import Sample
 
 @dataclass
 class MicroBatch:
-    """One packed row and what is known of its response tokens."""
+    """One packed row and the loss inputs of its response tokens."""
 
     row: PackedRow
     inputs: TokenInputs
     needs_grad: bool
-    """False: the gradient is exactly 0, the row is only measured."""
+    """False if the gradient is exactly 0 and the row is only scored."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no sample, and is there so that a rank computes as often as the others."""
+        """Whether it has no sample and only lets a rank make as many passes as the others."""
         return not self.row.members
 
 
@@ -43,23 +43,21 @@ def split(
     device: torch.device,
     ranks: Ranks = ALONE,
 ) -> list[list[MicroBatch]]:
-    """The micro-batches of each optimizer step of one pass over `batch` that this rank computes.
-
-    Every rank has the same number of them, in each step first those that need a gradient.
-    """
+    """Return this rank's micro-batches for each optimizer step of one pass over `batch`. All ranks
+    have equally many; in each step those that need a gradient come first."""
     lengths = [_length_in_loss(sample, learner) for sample in batch]
     weight_N = np.array([token_weight(learner.loss_type, length) for length in lengths])
-    steps, most = [], learner.max_tokens_per_microbatch
+    steps, max_tokens = [], learner.max_tokens_per_microbatch
     for members in _by_whole_groups(batch, learner.num_minibatches):
-        counted = [i for i in members if lengths[i]]
+        in_loss = [i for i in members if lengths[i]]
         # Without a KL term a token's gradient is a multiple of its advantage.
-        moving = [i for i in counted if advantage_N[i] != 0.0 or learner.beta > 0.0]
-        still = [i for i in counted if i not in set(moving)]
+        with_grad = [i for i in in_loss if advantage_N[i] != 0.0 or learner.beta > 0.0]
+        without_grad = [i for i in in_loss if i not in set(with_grad)]
         steps.append(
             [
                 MicroBatch(row, _inputs(batch, row, advantage_N, weight_N, device), needs_grad)
-                for chosen, needs_grad in ((moving, True), (still, False))
-                for row in share(batch, chosen, most, ranks.rank, ranks.count)
+                for chosen, needs_grad in ((with_grad, True), (without_grad, False))
+                for row in share(batch, chosen, max_tokens, ranks.rank, ranks.count)
             ]
         )
     return steps
@@ -68,7 +66,7 @@ def split(
 def step_scales(
     batch: Sequence[Sample], learner: LearnerConfig, rollout: RolloutConfig
 ) -> list[float]:
-    """The factor of the gradient of each optimizer step of one pass over the whole `batch`."""
+    """Return the gradient's factor in each optimizer step of one pass over the whole `batch`."""
     lengths = [_length_in_loss(sample, learner) for sample in batch]
     return [
         step_scale(
@@ -87,7 +85,7 @@ def _length_in_loss(sample: Sample, learner: LearnerConfig) -> int:
 
 
 def _by_whole_groups(batch: Sequence[Sample], num_minibatches: int) -> list[list[int]]:
-    """Indices of each optimizer step's samples: groups in order, split as evenly as they go."""
+    """Return the indices of each optimizer step's samples, with groups in order and whole."""
     groups: dict[int, list[int]] = {}
     for index, sample in enumerate(batch):
         groups.setdefault(sample.group, []).append(index)
@@ -107,7 +105,7 @@ def _inputs(
         value_R = np.repeat(value_N[list(row.members)], row.lengths)
         return torch.from_numpy(value_R.astype(np.float32)).to(device)
 
-    if not row.members:  # all factors are 0, and so is what comes of it
+    if not row.members:  # zero factors give a zero loss and gradient
         zero_R = torch.zeros(len(row.targets_R), device=device)
         return TokenInputs(advantage_R=zero_R, weight_R=zero_R, behaviour_R=zero_R)
     behaviour_R = np.concatenate([batch[i].sampled(batch[i].logprobs) for i in row.members]).astype(
@@ -123,24 +121,20 @@ def _inputs(
 def share(
     samples: Sequence[Sample], members: Sequence[int], max_tokens: int, rank: int, num_ranks: int
 ) -> list[PackedRow]:
-    """Rows of at most `max_tokens` tokens for `rank`, of `samples[i]` for `i` in `members`.
-
-    All ranks have the same number of rows, for their collectives are part of each pass: who has
-    fewer gets empty ones.
-    """
+    """Pack the `samples[i]` for `i` in `members` into rows of at most `max_tokens` tokens for each
+    rank; return those of `rank`. All ranks get equally many, some empty, since passes have
+    collectives."""
     if num_ranks == 1:
         return pack(samples, members, max_tokens)
     rows = [pack(samples, part, max_tokens) for part in cut(samples, members, num_ranks)]
-    mine = rows[rank]
-    return mine + [empty_row()] * (max(map(len, rows)) - len(mine))
+    return rows[rank] + [empty_row()] * (max(map(len, rows)) - len(rows[rank]))
 
 
 def cut(samples: Sequence[Sample], members: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Members by rank, in order, so groups stay together but for those at a cut.
+    """Split members over ranks in order, so only groups at a cut are divided.
 
-    A sample goes to the rank in whose share of the tokens its middle lies: no share is further
-    from the mean than one sample is long, and than what the samples after a cut have in common with
-    those before it.
+    A sample goes to the rank whose share of the tokens has its middle. So a rank's tokens differ
+    from the mean by at most one sample's, plus those shared across a cut.
     """
     tokens_N = np.array(added(samples, members), dtype=np.int64)
     end_N = tokens_N.cumsum()

@@ -1,9 +1,9 @@
 """AdamW on float32 master weights, whatever precision the model computes in.
 
-With a bfloat16 model every gradient is added to a float32 sum as soon as autograd has it, AdamW
-changes the float32 masters, and the model's parameters are refreshed from them: an update of 1e-6
-is lost in bfloat16's 8 bits otherwise. With a float32 model the parameters are the masters, and on
-many ranks each rank's rows of them (`policy.Shards`).
+With a bfloat16 model each gradient is added to a float32 sum as soon as autograd has computed it,
+AdamW updates the float32 masters, and the parameters are rounded from them: bfloat16's 8 bits would
+lose an update of 1e-6. With a float32 model the parameters are the masters; with several ranks,
+each rank's rows of them are (`policy.Shards`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from rhymeflow.errors import UserError
 from rhymeflow.learner.ranks import ALONE, Ranks
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""AdamW's, by torch's names."""
+"""torch's names of AdamW's moments."""
 
 
 def learning_rate(step: int, config: LearnerConfig) -> float:
-    """Learning rate of training step `step`, from 0; the same numbers as transformers' schedules.
-
-    Linear warm-up from 0 over `warmup_steps`, then constant, or linearly or by a half cosine to 0
-    at `max_steps`.
-    """
+    """Return the learning rate of training step `step`, from 0, as transformers' schedules do: it
+    warms up linearly from 0 over `warmup_steps`, then stays constant, or falls linearly or by a
+    half cosine to 0 at `max_steps`."""
     if step < config.warmup_steps:
         return config.learning_rate * step / config.warmup_steps
     progress = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
@@ -43,16 +41,17 @@ def learning_rate(step: int, config: LearnerConfig) -> float:
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Stop the parameters that a pattern matches from being trained, by any of their names."""
+    """Freeze the parameters of which any name matches a pattern. Raises `UserError` if a pattern
+    matches none, or all parameters are frozen."""
     named = list(model.named_parameters(remove_duplicate=False))
     for pattern in patterns:
-        found = [parameter for name, parameter in named if fnmatchcase(name, pattern)]
-        if not found:
+        matching = [parameter for name, parameter in named if fnmatchcase(name, pattern)]
+        if not matching:
             raise UserError(
                 f"learner.frozen_parameters: {pattern!r} matches no parameter of the model, whose "
                 f"names are as {named[0][0]!r} and {named[-1][0]!r}"
             )
-        for parameter in found:
+        for parameter in matching:
             parameter.requires_grad_(False)
     if patterns and not any(parameter.requires_grad for _, parameter in named):
         raise UserError("learner.frozen_parameters: every parameter is frozen, none is trained")
@@ -61,8 +60,8 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
 class Optimizer:
     """Steps the parameters of `model` that are not frozen.
 
-    All are brought to `compute_dtype` in place; on many ranks `model` is spread, and computes in it
-    by itself. There every rank has to make the same calls, and all of them step or none.
+    It casts all parameters to `compute_dtype` in place, except with several ranks, where FSDP casts
+    them. All methods are then collectives, and either all ranks step or none.
     """
 
     def __init__(
@@ -88,10 +87,10 @@ class Optimizer:
         self._adamw = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
         self.reconfigure(config)
         self.skipped = ""
-        """Why the last step was not taken; empty: it was."""
+        """Why the last step was not taken; empty if it was."""
 
     def reconfigure(self, config: LearnerConfig) -> None:
-        """Step by another configuration from now on; the moments stay."""
+        """Use another configuration from now on, and keep the moments."""
         self._max_grad_norm = config.max_grad_norm
         for group, decay in zip(self._adamw.param_groups, (config.weight_decay, 0.0), strict=True):
             group["betas"] = (config.adam_beta1, config.adam_beta2)
@@ -99,22 +98,24 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, rate: float, scale: float = 1.0) -> float:
-        """Apply the gradients times `scale` at learning rate `rate`, clear them, return their norm
-        unclipped. If it is not finite they are not applied, and `skipped` says so."""
+        """Apply the gradients times `scale` at learning rate `rate`; return their unclipped norm.
+
+        If the norm is not finite, nothing is applied and `skipped` says why. Clears the gradients.
+        """
         for name, master in self._masters.items():
             if self._ranks.count > 1:
                 self._take_gradient(master, self._parameters[name])
-            if master.grad is None:  # nothing in the batch moves the policy; its momentum does
+            if master.grad is None:  # no sample has a gradient, but the moments still move it
                 master.grad = torch.zeros_like(master)
         norm = scale * self._norm()
         self.skipped = "" if math.isfinite(norm) else self._not_finite(norm)
         if not self.skipped:
             excess = 1.0 if self._max_grad_norm is None else (norm + 1e-6) / self._max_grad_norm
             divisor = max(excess, 1.0) / scale
-            some = next(iter(self._masters.values()))
-            # AdamW divides by it as it reads the gradients.
-            scaled = None if divisor == 1.0 else some.new_tensor(divisor)
-            self._adamw.grad_scale = scaled  # type: ignore[attr-defined]
+            master = next(iter(self._masters.values()))
+            # Fused AdamW divides the gradients by this as it reads them.
+            grad_scale = None if divisor == 1.0 else master.new_tensor(divisor)
+            self._adamw.grad_scale = grad_scale  # type: ignore[attr-defined]
             for group in self._adamw.param_groups:
                 group["lr"] = rate
             self._adamw.step()
@@ -123,7 +124,7 @@ class Optimizer:
         return norm
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Discard the gradients."""
         for each in (*self._masters.values(), *self._parameters.values()):
             each.grad = None
 
@@ -134,8 +135,8 @@ class Optimizer:
         return 0 if state is None else int(state["step"])
 
     def state(self) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
-        """What is saved of the parameters that are trained: `master.NAME` and the like, the
-        parameter, and this rank's rows."""
+        """Yield what a checkpoint saves: a name (`master.NAME` and the like), the parameter, and
+        this rank's rows."""
         for name, master in self._masters.items():
             moments = self._adamw.state.get(master) or dict.fromkeys(
                 MOMENTS, torch.zeros_like(master)
@@ -145,7 +146,7 @@ class Optimizer:
 
     @torch.no_grad()
     def load(self, num_steps: int, saved: Mapping[str, Tensor]) -> None:
-        """Take over what `state` said."""
+        """Load what `state` yielded, by its names, and the number of steps."""
         for name, master in self._masters.items():
             master.copy_(saved[f"master.{name}"])
             state = self._adamw.state[master]
@@ -163,13 +164,13 @@ class Optimizer:
         return [master.grad for master in self._masters.values() if master.grad is not None]
 
     def _norm(self) -> float:
-        own = nn.utils.get_total_norm(self._gradients())
+        local = nn.utils.get_total_norm(self._gradients())
         # In float64 the square and its root are exact.
-        return math.sqrt(float(self._ranks.summed(own.double().square().cpu())))
+        return math.sqrt(float(self._ranks.summed(local.double().square().cpu())))
 
     def _not_finite(self, norm: float) -> str:
-        own = [int((~gradient.isfinite()).any()) for gradient in self._gradients()]
-        counts = self._ranks.summed(torch.tensor(own)).tolist()
+        is_broken = [int((~gradient.isfinite()).any()) for gradient in self._gradients()]
+        counts = self._ranks.summed(torch.tensor(is_broken)).tolist()
         broken = [name for name, count in zip(self._masters, counts, strict=True) if count]
         return (
             f"the gradient is not finite (norm {norm}) in {len(broken)} of {len(self._masters)} "
@@ -178,7 +179,7 @@ class Optimizer:
         )
 
     def _refresh(self) -> None:
-        """Round the masters into the model's parameters, where they are others."""
+        """Round the masters into the parameters of another dtype."""
         pairs = [(p, self._masters[name]) for name, p in self._parameters.items()]
         rounded = [(p, master) for p, master in pairs if p.dtype != master.dtype]
         if rounded:
@@ -196,7 +197,7 @@ def _master(parameter: nn.Parameter, compute_dtype: torch.dtype) -> Tensor:
 
 
 def _drain(master: Tensor, parameter: nn.Parameter) -> None:
-    """Move a gradient that autograd has just finished into the master's float32 sum."""
+    """Add a gradient that autograd has just computed to the master's float32 sum, and free it."""
     assert parameter.grad is not None
     if master.grad is None:
         master.grad = parameter.grad.float()

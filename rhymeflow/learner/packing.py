@@ -1,15 +1,14 @@
 """Packs samples into rows without padding; a prefix that several samples share is computed once.
 
-Each row is one micro-batch: the prompts and responses of some samples, one after the other. Samples
-with the same prompt share its tokens and those of their responses up to where they differ, a tree:
+Each row is one micro-batch: the prompts and responses of some samples, in order. Samples with the
+same prompt share its tokens, and those of their responses up to where they differ, as in a tree:
 
     row        p p p x a a b b q q c      prompts p, q; responses x a a, x b b, c
     positions  0 1 2 3 4 5 4 5 0 1 2
     sequences  [p p p x a a]  [p p p x b b]  [q q c]
 
-The gradient of a shared token is the sum over its samples. The surer a policy is, the more its
-responses have in common. The last token of a response predicts nothing and is not in the row. An
-environment's answers are in the row, but are not predicted.
+The gradient of a shared token is the sum over its samples. The last token of a response predicts
+nothing and is not in the row. An environment's answers are in the row, but are not predicted.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ class PackedRow:
     sequences: tuple[np.ndarray, ...]
     """For each member, where its tokens lie in the row, in order, int64."""
     predictors_R: np.ndarray
-    """Index in the row of the token that predicts each sampled one, int64; by member, in order."""
+    """Row index of the token that predicts each sampled one, int64; by member, in order."""
     targets_R: np.ndarray
     """The sampled tokens, int64."""
     lengths: tuple[int, ...]
     """Sampled tokens of each member; their sum is R."""
     full: int
-    """What T would be if samples shared no more than their prompt."""
+    """What T would be if samples shared only their prompt."""
 
 
 def pack(samples: Sequence[Sample], members: Iterable[int], max_tokens: int) -> list[PackedRow]:
     """Pack `samples[i]` for `i` in `members`, in that order, into rows of at most `max_tokens`.
 
-    Each sample is in exactly one row. A row is closed by the first sample that does not fit, with
+    Each sample is in exactly one row. The first sample that does not fit begins a new row, with
     responses counted in full, so a row neither has nor predicts more tokens than `max_tokens`. A
     sample that is longer gets a row of its own.
     """
@@ -67,7 +66,7 @@ def pack(samples: Sequence[Sample], members: Iterable[int], max_tokens: int) -> 
 
 
 def added(samples: Sequence[Sample], members: Iterable[int]) -> list[int]:
-    """Tokens that each `samples[i]` would add to a single row that has all members before it."""
+    """Return how many tokens each `samples[i]` adds to a row that has all members before it."""
     row, sizes = _Builder(), [0]
     for member in members:
         row.add(member, samples[member])
@@ -76,7 +75,7 @@ def added(samples: Sequence[Sample], members: Iterable[int]) -> list[int]:
 
 
 def empty_row() -> PackedRow:
-    """A row of one token and no sample: the least that a model can compute on."""
+    """Return a row of one token and no sample, the least that a model can compute."""
     zero = np.zeros(1, dtype=np.int64)
     return PackedRow((), zero, zero, (zero,), zero, zero, (), 1)
 
@@ -92,12 +91,11 @@ class _Builder:
         self._positions: list[np.ndarray] = []
         self.num_tokens = 0
         self._known: dict[tuple[int, ...], _Prefixes] = {}
-        """By prompt: its samples so far."""
+        """The samples so far, by prompt."""
         self._sequences: list[np.ndarray] = []
         self._samples: list[Sample] = []
 
     def cost(self, sample: Sample) -> int:
-        """Tokens by which `size` would grow."""
         prompt = 0 if tuple(sample.prompt_ids) in self._known else len(sample.prompt_ids)
         return prompt + len(sample.completion_ids) - 1
 
@@ -121,7 +119,6 @@ class _Builder:
         return places
 
     def build(self) -> PackedRow:
-        """The row as arrays."""
         return PackedRow(
             members=tuple(self.members),
             tokens_T=np.concatenate(self._tokens),
@@ -142,11 +139,11 @@ class _Builder:
 
 
 class _Prefixes:
-    """The samples of one prompt, and where in the row their tokens lie.
+    """The samples of one prompt, and the row indices of their tokens.
 
-    They are sorted by their tokens' bytes, so the one with the longest prefix in common with a new
-    sample is next to where that would be inserted: two are compared, however many there are. If
-    several have it, any will do: they share those tokens.
+    They are sorted by their tokens' bytes, so a sample with the longest common prefix is next to
+    where a new one would be inserted, and only two are compared. If several have that prefix, they
+    share its tokens, so any will do.
     """
 
     def __init__(self) -> None:
@@ -154,14 +151,14 @@ class _Prefixes:
         self._places: list[np.ndarray] = []
 
     def add(self, tokens: np.ndarray, places: np.ndarray) -> None:
-        """Record where in the row these tokens lie."""
+        """Record the row indices of these tokens."""
         key = tokens.tobytes()
         index = bisect(self._sorted, key)
         self._sorted.insert(index, key)
         self._places.insert(index, places)
 
     def longest_prefix(self, tokens: np.ndarray) -> np.ndarray:
-        """Return where in the row the longest prefix of `tokens` lies that it has already."""
+        """Return the row indices of the longest prefix of `tokens` that is already in the row."""
         index = bisect(self._sorted, tokens.tobytes())
         longest = np.zeros(0, dtype=np.int64)
         for neighbour in range(max(index - 1, 0), min(index + 1, len(self._sorted))):

@@ -1,9 +1,9 @@
-"""What scores response tokens: a model that is whole on one rank or spread over many by FSDP2.
+"""Builds the scorer of a policy or reference, whose model is on one rank or sharded by FSDP2.
 
-Spread, a layer's parameters are gathered before it computes and freed after it; those outside the
-layers (embeddings, last norm, head) for the whole pass. FSDP does so in hooks of modules, so all
-that computes with the model runs inside `Shards`: elsewhere `head.weight` is a rank's rows. Source:
-ZeRO-3 (arXiv 1910.02054, section 5.3).
+When sharded, a layer's parameters are gathered before it computes and freed after it; those outside
+the layers (embeddings, last norm, head) are gathered for the whole pass. FSDP does this in module
+hooks, so all that computes with the model must run inside `Shards`: outside, `head.weight` has only
+a rank's rows. Source: ZeRO-3 (arXiv 1910.02054, section 5.3).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.errors import UserError
 from rhymeflow.learner.attention import FlexAttention, PackedAttention
 from rhymeflow.learner.cpu_attention import CpuPackedAttention, serves
-from rhymeflow.learner.logprobs import AttentionKind, TokenScorer, plainly
+from rhymeflow.learner.logprobs import AttentionKind, TokenScorer, call_directly
 from rhymeflow.learner.ranks import Ranks, layers_of
 from rhymeflow.models.attention import Shape
 
@@ -37,20 +37,21 @@ def proved_scorer(
     learner: LearnerConfig,
     shards: Shards | None = None,
 ) -> TokenScorer:
-    """Scores under `model`, which is inside `shards` if it is spread over ranks.
+    """Return a scorer of `model`, which is inside `shards` if it is sharded.
 
     Raises:
-        UserError: what is computed is not what the model itself does.
+        UserError: its log-probabilities are not the model's own.
     """
     attention, chunk = attention_kind(learner, model), learner.logits_chunk_size
-    forward = plainly if shards is None else shards.run
+    forward = call_directly if shards is None else shards.run
     scorer = TokenScorer(model.eval(), rollout, chunk, attention, forward)
     scorer.prove()
     return scorer
 
 
 def attention_kind(learner: LearnerConfig, model: PreTrainedModel) -> AttentionKind:
-    """What `learner.attention` is on this model's device; all give the same but for rounding."""
+    """Return the attention of `learner.attention` on this model's device; all kinds compute the
+    same up to rounding. Raises `UserError` as `check_attention` does."""
     check_attention(learner, model.device)
     if learner.attention == "flex":
         return FlexAttention
@@ -69,14 +70,13 @@ def check_attention(learner: LearnerConfig, device: torch.device) -> None:
 
 
 class Shards(nn.Module):
-    """`model`, of whose parameters every rank keeps its rows in float32: FSDP's root module.
+    """FSDP's root module: every rank keeps its rows of `model`'s parameters, in float32.
 
-    They have their values on every rank, or memory that was never touched: `read` then returns rows
-    of one by its name. Gradients are summed over ranks, not averaged: the losses of ranks are parts
-    of one sum. Every rank has to make the same calls.
+    If the parameters have no values yet, `read` returns rows of one by its name. Gradients are
+    summed over ranks, not averaged: ranks' losses are parts of one sum. Methods are collectives.
     """
 
-    reshard: Callable[[], None]  # FSDP's: lets go of what is gathered
+    reshard: Callable[[], None]  # FSDP's: frees gathered parameters
 
     def __init__(
         self,
@@ -101,11 +101,11 @@ class Shards(nn.Module):
             reduce_dtype=None if is_exact else torch.float32,
         )
         assert ranks.device is not None
-        # On CPUs there is nothing to bring away, and nothing to pin.
-        is_away = offload and ranks.device.type == "cuda"
-        away = CPUOffloadPolicy() if is_away else OffloadPolicy()
+        # On CPUs there is nothing to offload, and nothing to pin.
+        offloads = offload and ranks.device.type == "cuda"
+        policy = CPUOffloadPolicy() if offloads else OffloadPolicy()
         for module in (*layers, self):
-            fully_shard(module, mesh=ranks.mesh, mp_policy=precision, offload_policy=away)
+            fully_shard(module, mesh=ranks.mesh, mp_policy=precision, offload_policy=policy)
         for module in self.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
@@ -115,10 +115,10 @@ class Shards(nn.Module):
                 local.copy_(read(name, ranks.rows(parameter.shape[0])))
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """Return what `work` returns, which computes with the model; it may carry gradient."""
+        """Call `work`, which computes with the model; return its result, with its gradient."""
         result = self(work)
         if not torch.is_grad_enabled():
-            self.reshard()  # else the next pass would take it for the weights of then
+            self.reshard()  # else the next pass would use outdated weights
         return result
 
     def forward(self, work: Callable[[], Any]) -> Any:

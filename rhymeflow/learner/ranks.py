@@ -1,9 +1,9 @@
-"""The ranks of a learner: how they meet, and the collectives that they use.
+"""The ranks of a learner: how they connect, and the collectives that they use.
 
-A learner of one rank has `ALONE`: no process group, and every collective returns what it is given.
-Tensors on CPUs travel by gloo, on GPUs by NCCL. A second gloo group is for the thread that writes
-checkpoints: collectives of two threads must not mix. When a rank dies, the collectives of the
-others raise `RuntimeError` at once; when one hangs, after `timeout` seconds.
+A learner of one rank has `ALONE`: no process group, and every collective returns its argument. CPU
+tensors use gloo, GPU tensors NCCL. The thread that writes checkpoints has its own gloo group, since
+collectives of two threads must not mix. When a rank dies, the collectives of the others raise
+`RuntimeError` at once; when one hangs, after `timeout` seconds.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from rhymeflow.utils import progress
 
 LOOPBACK = "127.0.0.1"
 
-_ADDRESS_OF_INTERFACE = 0x8915
-"""Linux's SIOCGIFADDR."""
+_SIOCGIFADDR = 0x8915
+"""Linux's request for the address of a network interface."""
 
 
 MeetingPlace = TCPStore | str
-"""Of rank 0 the place, of the others its address (host:port)."""
+"""The store itself on rank 0, its address (host:port) on the others."""
 
 
 def meeting_place(num_ranks: int, *, host: str = LOOPBACK) -> TCPStore:
-    """Where ranks meet: rank 0 makes it on a free port and keeps it until all have come."""
+    """Create the store where ranks connect, on a free port; rank 0 keeps it until all have."""
     return TCPStore(host, 0, num_ranks, is_master=True, wait_for_workers=False, use_libuv=True)
 
 
 def address_of(store: TCPStore) -> str:
-    """Of a meeting place, for the other ranks."""
+    """Return the store's address, for the other ranks."""
     return f"{store.host}:{store.port}"
 
 
 class Ranks:
-    """This process as rank `rank` of `count`. Use `ALONE` or `meet`."""
+    """This process as rank `rank` of `count`; `ALONE` or made by `meet`."""
 
     def __init__(self, rank: int, count: int, device: torch.device | None = None) -> None:
         self.rank, self.count, self.device = rank, count, device
@@ -63,12 +63,12 @@ class Ranks:
     def meet(
         cls, at: MeetingPlace, rank: int, count: int, device: torch.device, timeout: float
     ) -> Ranks:
-        """Be a rank that computes on `device`, once all have come."""
+        """Connect as a rank that computes on `device`; return when all ranks have connected."""
         self, limit = cls(rank, count, device), timedelta(seconds=timeout)
         if isinstance(at, str):
             host, _, port = at.rpartition(":")
             at = TCPStore(host, int(port), count, timeout=limit)
-        # Gloo would look this host's name up, which may lead nowhere or outside.
+        # Gloo would resolve this host's name, which may fail or give an external address.
         if (interface := interface_towards(at.host, at.port)) is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         is_cuda = device.type == "cuda"
@@ -86,29 +86,29 @@ class Ranks:
         return self
 
     def leave(self) -> None:
-        """Give back what the groups have; the others need not be there any more."""
+        """Destroy the process groups; the other ranks may already be gone."""
         if self.count > 1:
             dist.destroy_process_group()
 
     @property
     def is_lead(self) -> bool:
-        """Whether this is rank 0, which speaks for all."""
+        """Whether this is rank 0, which reports for all."""
         return self.rank == 0
 
     def rows(self, length: int, rank: int | None = None) -> slice:
-        """The rows of a tensor of `length` rows that a rank has, this one if none is named, as
-        FSDP2 shards dimension 0."""
+        """Return the rows that a rank (None: this one) has of a tensor of `length` rows, as FSDP2
+        shards dimension 0."""
         size = -(-length // self.count)
         start = min((self.rank if rank is None else rank) * size, length)
         return slice(start, min(start + size, length))
 
     def local(self, tensor: Tensor) -> Tensor:
-        """This rank's rows of a parameter or of its gradient, without gradient."""
+        """Return this rank's rows of a parameter or gradient, detached."""
         tensor = tensor.detach()
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
     def gathered(self, value: Any) -> list[Any]:
-        """Every rank's (small) value, on rank 0; elsewhere nothing."""
+        """Return every rank's (small) value on rank 0, an empty list on the others."""
         if self.count == 1:
             return [value]
         values: list[Any] | None = [None] * self.count if self.is_lead else None
@@ -116,30 +116,30 @@ class Ranks:
         return values or []
 
     def summed(self, values: Tensor) -> Tensor:
-        """The sum of every rank's values, in place; on the CPU."""
+        """Sum every rank's values, a CPU tensor, in place; return it."""
         if self.count > 1:
             dist.all_reduce(values)
         return values
 
-    def told(self, value: Any) -> Any:
-        """Rank 0's (small) value, on every rank; for the thread that writes checkpoints."""
-        said = [value]
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's (small) value on every rank; for the thread that writes checkpoints."""
+        values = [value]
         if self.count > 1:
-            dist.broadcast_object_list(said, 0, group=self.saving)
-        return said[0]
+            dist.broadcast_object_list(values, 0, group=self.saving)
+        return values[0]
 
 
 ALONE = Ranks(0, 1)
-"""The one rank of a learner of one."""
+"""The only rank of a learner with one rank."""
 
 
 class Gathering(Mapping[str, Tensor]):
-    """Tensors whose rows are spread over ranks, made whole on rank 0 one after the other.
+    """Sharded tensors that rank 0 gathers one by one.
 
-    They are the parameters of `model` by name, tied ones once, in `dtype`. Rank 0 looks them up in
-    their order while the others `give` their rows; or all ranks go through `blocks`. No rank ever
-    has more than its rows and one block, which only rank 0 has; on one rank the tensors are those
-    that there are, not copied where they have the `dtype`. `rows` returns this rank's rows of one.
+    They are the parameters of `model` by name, tied ones once, in `dtype`; `rows` returns this
+    rank's rows of one. Rank 0 looks all of them up in order while the others `send`; or all ranks
+    iterate over `blocks`. No rank has more than its rows and, on rank 0, one block. With one rank,
+    the tensors are the parameters themselves, copied only if they have another dtype.
     """
 
     def __init__(
@@ -157,16 +157,16 @@ class Gathering(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         progress.advance()
-        own, ranks = self._rows(name).to(self._dtype), self._ranks
+        local, ranks = self._rows(name).to(self._dtype), self._ranks
         if ranks.count == 1:
-            return own
+            return local
         if not ranks.is_lead:
-            if len(own):
-                dist.send(own.contiguous(), 0, group=self._group)
-            return own
-        whole = torch.empty(self._shapes[name], dtype=self._dtype, device=own.device)
-        whole[: len(own)] = own
-        # One by one, into their place: gloo's `gather` would make a copy of all.
+            if len(local):
+                dist.send(local.contiguous(), 0, group=self._group)
+            return local
+        whole = torch.empty(self._shapes[name], dtype=self._dtype, device=local.device)
+        whole[: len(local)] = local
+        # Receive in place, rank by rank: gloo's `gather` would make a copy of all.
         for rank in range(1, ranks.count):
             if len(rows := whole[ranks.rows(len(whole), rank)]):
                 dist.recv(rows, rank, group=self._group)
@@ -183,30 +183,28 @@ class Gathering(Mapping[str, Tensor]):
 
     @property
     def num_blocks(self) -> int:
-        """How many `blocks` has."""
+        """The number of `blocks`."""
         return len(self._names)
 
-    def give(self) -> None:
-        """For the other ranks: give rank 0 what it looks up."""
+    def send(self) -> None:
+        """Send this rank's rows of all tensors to rank 0; for the other ranks."""
         for name in self:
             self[name]
 
     def blocks(self) -> Iterator[dict[str, Tensor]]:
-        """Every block: a layer's tensors, or another tensor; all ranks have to go through all.
-
-        On ranks but 0 they have the rank's rows only.
-        """
+        """Yield each block: a layer's tensors, or another tensor; on ranks other than 0, the rank's
+        rows of them. All ranks must iterate over all blocks."""
         for names in self._names:
             yield {name: self[name] for name in names}
 
 
 def layers_of(model: PreTrainedModel) -> list[nn.Module]:
-    """Its transformer layers."""
+    """Return the model's transformer layers."""
     return [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
 
 
 def _blocks_of(model: PreTrainedModel) -> list[list[str]]:
-    """Names of its parameters in its order: those of a layer, and each of the others alone."""
+    """Return the parameters' names in order: one block for each layer, and for each other one."""
     layer_of = {id(p): n for n, layer in enumerate(layers_of(model)) for p in layer.parameters()}
     blocks: list[list[str]] = []
     previous = None
@@ -220,7 +218,7 @@ def _blocks_of(model: PreTrainedModel) -> list[list[str]]:
 
 
 def device_of(rank: int, count: int, device: torch.device) -> torch.device:
-    """The device of a rank on this machine."""
+    """Return the device of a rank on this machine. Raises `UserError` as `check_gpus` does."""
     check_gpus(count, device)
     if device.type != "cuda":
         return device
@@ -229,7 +227,7 @@ def device_of(rank: int, count: int, device: torch.device) -> torch.device:
 
 
 def check_gpus(count: int, device: torch.device) -> None:
-    """Raise `UserError` if this machine has fewer GPUs than there are ranks on such a device."""
+    """Raise `UserError` if ranks compute on GPUs and this machine has fewer than `count`."""
     num_gpus = torch.cuda.device_count() if device.type == "cuda" else count
     if num_gpus < count:
         raise UserError(
@@ -239,19 +237,19 @@ def check_gpus(count: int, device: torch.device) -> None:
 
 
 def interface_towards(host: str, port: int) -> str | None:
-    """The network interface of this machine by which an address is reached; None where the system
-    does not tell (Linux does)."""
+    """Return this machine's network interface towards an address; None if the system cannot tell
+    (Linux can)."""
     if host == LOOPBACK:
         return "lo" if sys.platform == "linux" else "lo0"
     if sys.platform != "linux":
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))  # sends nothing
-        own = probe.getsockname()[0]
+        local_address = probe.getsockname()[0]
         for _, name in socket.if_nameindex():
-            asked = struct.pack("256s", name.encode())
+            request = struct.pack("256s", name.encode())
             with contextlib.suppress(OSError):  # it has no address
-                found = fcntl.ioctl(probe.fileno(), _ADDRESS_OF_INTERFACE, asked)[20:24]
-                if socket.inet_ntoa(found) == own:
+                address = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]
+                if socket.inet_ntoa(address) == local_address:
                     return name
     return None

@@ -14,7 +14,7 @@ class Sample:
     """A prompt, the response to it, and what the response earned.
 
     `completion_ids`, `logprobs` and `versions` are equally long; at least one token was sampled.
-    Others, which an environment answered, the policy reads; they are in no loss and no statistics.
+    Observed tokens, an environment's answers, are in no loss and no statistics.
     """
 
     group: int
@@ -23,21 +23,20 @@ class Sample:
     completion_ids: list[int]
     """Tokens of the response, the stop token included where the policy generated one."""
     logprobs: list[float]
-    """The behaviour policy's log-probability of each response token, in nats; of an observed one 0.
-    """
+    """The behaviour policy's log-probability of each response token, in nats; 0 if observed."""
     versions: list[int]
-    """The version of the weights that generated each response token; of an observed one, the token
-    before."""
+    """The version of the weights that sampled each response token, or the last token before an
+    observed one."""
     reward: float
     """The weighted sum of the reward functions."""
     truncated: bool
-    """The policy did not end the response: it was cut (`core.types.CUT`)."""
+    """Whether the response was cut (`core.types.CUT`), not ended by the policy."""
     components: dict[str, float] = field(default_factory=dict)
-    """What each reward function, or environment, that applied gave, by its name."""
+    """The value of each reward function or environment that applied, by name."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """The factor of each of them in the reward."""
+    """The weight of each of them in the reward."""
     observed: list[bool] = field(default_factory=list)
-    """Of each response token: whether an environment answered it. Empty: none was."""
+    """Whether each response token is an environment's; empty if none is."""
 
     def __post_init__(self) -> None:
         length = len(self.completion_ids)
@@ -60,6 +59,6 @@ class Sample:
         return sum(before and not now for before, now in pairs) or 1
 
     def sampled(self, values: Sequence[Any] | np.ndarray) -> np.ndarray:
-        """Of one value per response token, those of the tokens that the policy sampled."""
+        """Select, from one value per response token, those of the sampled tokens."""
         chosen = np.asarray(values)
         return chosen[~np.asarray(self.observed)] if self.observed else chosen

@@ -1,16 +1,15 @@
-"""What the learner finds and does in each token of a batch, for people who look at single tokens.
+"""The learner's log-probability of each token of a batch, and what became of it in the loss.
 
-Of each response: the log-probability of every token under the learner's policy, float32 (of `tis`
-and `decoupled`: pi_prox; of `none`: when the token was first trained on); and for every token a
-byte of flags, the sum of
+Log-probabilities are under the learner's policy, float32 (with `tis` and `decoupled`, pi_prox; with
+`none`, when the token was first trained on). Each token has a byte of flags, the sum of
 
     1  clipped  in some optimizer step the ratio was past the clip, and carried no gradient
     2  capped   u was past `learner.importance_sampling_cap` (`tis` caps it, `decoupled` drops it)
     4  masked   the token is not in the loss: an environment answered it, or the whole response is
                 left out (`learner.mask_truncated_completions`)
 
-A response that is left out is not computed at all: it has flags, but no log-probabilities; those
-of tokens that an environment answered are not a number.
+A response that is left out has flags but no log-probabilities; those of an environment's tokens are
+NaN.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ CLIPPED, CAPPED, MASKED = 1, 2, 4
 
 
 class TokenDetails:
-    """Collects them while `Learner.train` runs on `batch`; `blobs` returns them."""
+    """Collects the details of `batch` while `Learner.train` runs on it."""
 
     def __init__(self, batch: Sequence[Sample], config: LearnerConfig) -> None:
         self._config = config
@@ -39,15 +38,15 @@ class TokenDetails:
         self._sampled = [~np.array(s.observed or [False] * len(s.completion_ids)) for s in batch]
 
     def add_logprobs(self, row: PackedRow, logprob_R: Tensor) -> None:
-        """The responses of this row are in the loss, and have these log-probabilities."""
+        """Record the log-probabilities of a row's sampled tokens, and that they are in the loss."""
         for member, logprobs in _by_member(row, logprob_R.detach().float().cpu().numpy()):
             sampled = self._sampled[member]
-            own = self._logprobs[member] = np.full(len(sampled), np.nan, np.float32)
-            own[sampled] = logprobs
+            whole = self._logprobs[member] = np.full(len(sampled), np.nan, np.float32)
+            whole[sampled] = logprobs
             self._flags[member][sampled] &= ~np.uint8(MASKED)
 
     def add_flags(self, micro: MicroBatch, logprob_R: Tensor) -> None:
-        """An optimizer step took these log-probabilities of the row."""
+        """Record which tokens an optimizer step clips or caps, given their log-probabilities."""
         logprob_R = logprob_R.detach()
         is_low_R, is_high_R = clipped(logprob_R, micro.inputs, self._config)
         is_capped_R = capped(logprob_R, micro.inputs, self._config)
@@ -57,7 +56,7 @@ class TokenDetails:
 
     @classmethod
     def merged(cls, parts: Sequence[TokenDetails]) -> TokenDetails:
-        """Of one batch, whose samples were trained on in several places."""
+        """Merge the details that several ranks collected of one batch."""
         whole = parts[0]
         for part in parts[1:]:
             for member, logprobs in enumerate(part._logprobs):
@@ -67,7 +66,7 @@ class TokenDetails:
         return whole
 
     def blobs(self) -> Iterator[tuple[bytes | None, bytes]]:
-        """Log-probabilities (float32, little-endian) and flags of each sample of the batch."""
+        """Yield each sample's log-probabilities (float32, little-endian; None: none) and flags."""
         for logprobs, flags in zip(self._logprobs, self._flags, strict=True):
             yield None if logprobs is None else logprobs.astype("<f4").tobytes(), flags.tobytes()
 

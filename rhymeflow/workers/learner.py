@@ -210,7 +210,7 @@ class LearnerProcess:
         weights = self.learner.weights()
         if self.weights is not None:
             return self.weights.publish(self.version, weights)
-        weights.give()
+        weights.send()
         return 0
 
     def _send(self, message: Sent) -> None:

@@ -137,7 +137,7 @@ def publish_by_demand(ranks: Ranks) -> dict[str, torch.Tensor]:
     weights = a_learner(ranks, dtype=torch.bfloat16).weights()
     if ranks.is_lead:
         return {name: tensor.clone() for name, tensor in weights.items()}
-    weights.give()
+    weights.send()
     return {}
 
 

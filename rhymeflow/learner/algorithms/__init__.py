@@ -1,1 +1,1 @@
-"""What is trained towards: advantages and losses, one file each."""
+"""Advantages and losses."""

@@ -1,4 +1,4 @@
-"""Rewards into advantages: how much better a response did than the others of its group.
+"""Computes advantages from rewards: how much better a response did than others of its group.
 
 The advantages of a group sum to 0 (up to rounding) whatever the scaling; a group whose rewards do
 not differ (`core/spread.py`) has advantages of exactly 0.
@@ -27,7 +27,7 @@ class Advantages:
     values: np.ndarray
     """float64 [N]."""
     frac_zero_std: float
-    """Share of samples whose standard deviation (group or batch, as scaled) is zero."""
+    """Share of samples whose standard deviation (of the group or batch, as scaled) is zero."""
 
 
 def group_advantages(
@@ -37,18 +37,18 @@ def group_advantages(
 ) -> Advantages:
     """Return reward minus group mean, divided as `scale_rewards` says.
 
-    `groups[i]` names the group of `rewards[i]`; groups may differ in size and lie in any order. A
-    group of one has nothing to be compared with: its advantage is 0.
+    `groups[i]` is the group of `rewards[i]`; groups may differ in size and come in any order. The
+    advantage in a group of one is 0.
     """
     reward_N = np.asarray(rewards, dtype=np.float64)
     centred_N = np.empty_like(reward_N)
     std_N = np.empty_like(reward_N)
     for members in _members(groups):
         group = reward_N[members]
-        equal = is_flat(group.tolist())
-        # The mean of equal numbers can be off by a rounding; their advantage is 0 all the same.
-        centred_N[members] = 0.0 if equal else group - group.mean()
-        std_N[members] = 0.0 if equal else group.std(ddof=1)
+        is_equal = is_flat(group.tolist())
+        # The mean of equal numbers may differ from them by rounding; set the advantage to 0.
+        centred_N[members] = 0.0 if is_equal else group - group.mean()
+        std_N[members] = 0.0 if is_equal else group.std(ddof=1)
     if scale_rewards == "batch":
         std_N[:] = 0.0 if is_flat(reward_N.tolist()) else reward_N.std(ddof=1)
     values_N = centred_N if scale_rewards == "none" else centred_N / (std_N + STD_EPSILON)
@@ -58,17 +58,17 @@ def group_advantages(
 def decoupled_advantages(
     components: Sequence[Mapping[str, float]], weights: Mapping[str, float], groups: Sequence[int]
 ) -> Advantages:
-    """Return the weighted sum of each reward's own advantage, divided by the batch's deviation.
+    """Return the weighted sum of the advantages of each reward, divided by the batch's deviation.
 
-    `components[i]` has the rewards that applied to sample i, by name; one that did not apply adds
-    nothing, and is not compared with.
+    `components[i]` has the rewards that applied to sample i, by name; a missing one adds nothing to
+    the sample's sum and does not count in its group's mean.
     """
     sum_N = np.zeros(len(components))
     for members in _members(groups):
         sum_N[members] = normalized_sum([components[i] for i in members], weights)
     std = sum_N.std(ddof=1) if len(sum_N) > 1 else 0.0
-    moves_N = sum_N != 0.0  # others stay at 0 exactly: the mean is 0 but for rounding
-    values_N = np.where(moves_N, sum_N - sum_N.mean(), 0.0) / (std + STD_EPSILON)
+    is_nonzero_N = sum_N != 0.0  # zeros stay exactly 0: the mean is 0 up to rounding
+    values_N = np.where(is_nonzero_N, sum_N - sum_N.mean(), 0.0) / (std + STD_EPSILON)
     return Advantages(values_N, float(is_flat(sum_N.tolist())))
 
 

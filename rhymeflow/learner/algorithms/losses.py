@@ -1,34 +1,35 @@
-"""The objective, token by token.
+"""The loss of each response token.
 
 For each response token, with ratio r = pi / pi_prox and advantage A, the loss is
 
     - w * min(r * A, clip(r, 1 - epsilon, 1 + epsilon_high) * A)  +  beta * r * k3
 
 pi is the policy being trained, pi_prox the policy that the clip keeps it close to, mu the behaviour
-policy that sampled the token, and w what `off_policy_correction` makes of u = pi_prox / mu:
+policy that sampled the token, and w depends on u = pi_prox / mu by `off_policy_correction`:
 
-    none       pi_prox is mu itself, w = 1: plain PPO clipping around whatever sampled the token
+    none       pi_prox is mu, w = 1: plain PPO clipping around the behaviour policy
     tis        pi_prox is the learner's policy when the step began, w = min(u, cap): token-level
                truncated importance sampling (TIS)
     decoupled  the same pi_prox, w = u where u <= cap and 0 elsewhere: decoupled PPO
 
 No gradient runs through u. With one optimizer step per batch pi_prox is pi without gradient, so r
-is 1, nothing is clipped, and no second forward pass is needed. Each loss is a sum over tokens, each
-times a constant of its sample (`token_weight`), times a constant of the step (`step_scale`), so a
-batch split into micro-batches in any way has the same loss and gradient.
+is 1, nothing is clipped, and no second forward pass is needed. A step's loss is a sum over tokens,
+each times a constant of its sample (`token_weight`), times a constant of the step (`step_scale`),
+so it and its gradient do not depend on the split into micro-batches.
 
 Sources: clip-higher, DAPO (arXiv 2503.14476, section 3.1). Decoupled objective: Hilton et al.
 (arXiv 2110.00641, section 2) with the paper's recomputed pi_prox of AReaL (arXiv 2505.24298,
 section 5.2); neither has the cap, it is AReaL's released code that drops tokens past it. Cap 2.0
-with truncation is what StaleFlow is paired with (arXiv 2601.12784). k3: the estimator
-exp(d) - d - 1 of the KL divergence, d = log pi_ref - log pi (GRPO, arXiv 2402.03300, equation 4);
-the factor r, whose gradient counts even where its value is 1, makes the gradient that of
-KL(pi || pi_ref) (DeepSeek-V3.2, arXiv 2512.02556; TRL's default). It is -r * d, and is given so:
-autograd would take it from terms of size exp(d), which in float32 cancel to 0 from d = 20 or so on.
+with truncation is StaleFlow's setting (arXiv 2601.12784). k3: the estimator exp(d) - d - 1 of the
+KL divergence, d = log pi_ref - log pi (GRPO, arXiv 2402.03300, equation 4); the factor r, whose
+gradient counts even where its value is 1, makes the gradient that of KL(pi || pi_ref)
+(DeepSeek-V3.2, arXiv 2512.02556; TRL's default). That gradient is -r * d times that of log pi, and
+is written explicitly: autograd would compute it from terms of size exp(d), which cancel to 0 in
+float32 from about d = 20.
 
-Log-ratios count as `MOST_LOG_RATIO` at most, up and down, so that one extreme token leaves loss and
-gradient finite: past it a ratio carries no gradient, and the KL term that of the bound. verl has
-the same bound; its other one, k3 <= 10, is not taken over, for it begins at d = 2.6.
+Log-ratios are clamped to +-`MOST_LOG_RATIO`, so that one extreme token leaves loss and gradient
+finite: past it a ratio carries no gradient, and the KL term has the gradient at the bound. verl has
+the same bound; its other one, k3 <= 10, is not adopted, since it takes effect from d = 2.6.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ from torch import Tensor
 from rhymeflow.config import LearnerConfig
 
 MOST_LOG_RATIO = 20.0
-"""exp(20) is 5e8. No value below is changed."""
+"""exp(20) is 5e8."""
 
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """What is known of R response tokens before their gradient is taken; float32 [R] each."""
+    """Constants in the loss of R response tokens; float32 [R] each."""
 
     advantage_R: Tensor
     weight_R: Tensor
@@ -56,9 +57,9 @@ class TokenInputs:
     behaviour_R: Tensor
     """log mu."""
     proximal_R: Tensor | None = None
-    """log pi_prox; `None`: it is the policy itself, without gradient."""
+    """log pi_prox; `None` if it is the policy itself, without gradient."""
     reference_R: Tensor | None = None
-    """log pi_ref, if there is a reference."""
+    """log pi_ref, if there is a reference model."""
 
     def __getitem__(self, chunk: slice) -> TokenInputs:
         return TokenInputs(
@@ -70,20 +71,18 @@ LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo"]
 
 
 def token_weight(loss_type: LossType, length: int) -> float:
-    """Factor of the loss of each token of a sample that has `length` in the loss, before
-    `step_scale`."""
+    """Return the factor, before `step_scale`, of each of a sample's `length` tokens in the loss."""
     return 1 / max(length, 1) if loss_type == "grpo" else 1.0
 
 
 def step_scale(
     loss_type: LossType, lengths: Sequence[int], *, max_completion_length: int, mean_tokens: float
 ) -> float:
-    """Factor of the loss of an optimizer step, and of its gradient.
+    """Return the factor of an optimizer step's loss and gradient.
 
-    `lengths` counts the tokens in the loss of each of the step's samples (0 for a masked one, which
-    still counts as a sample, as in TRL). `mean_tokens` is the number of tokens of the whole batch
-    over the number of optimizer steps it is split into; it is `dapo`'s denominator and with a
-    single step equal to `bnpo`'s, the tokens of this step.
+    `lengths` has the tokens in the loss of each of the step's samples (0 for a masked one, which
+    still counts as a sample, as in TRL). `mean_tokens`, `dapo`'s denominator, is the batch's tokens
+    divided by its number of optimizer steps; with one step it equals `bnpo`'s denominator.
     """
     denominators = {
         "grpo": len(lengths),
@@ -95,7 +94,7 @@ def step_scale(
 
 
 def token_losses(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
-    """The loss of each token, [R], not yet weighted; gradient runs through `logprob_R` only."""
+    """Return the unweighted loss of each token, [R]; gradient flows only through `logprob_R`."""
     low, high = clip_range(config)
     ratio_R = _ratio(logprob_R, inputs, config)
     advantage_R = inputs.advantage_R
@@ -110,13 +109,13 @@ def token_losses(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) 
 
 
 def clip_range(config: LearnerConfig) -> tuple[float, float]:
-    """Least and greatest ratio that still carries gradient."""
+    """Return the least and the greatest ratio that still carry gradient."""
     high = config.epsilon if config.epsilon_high is None else config.epsilon_high
     return 1.0 - config.epsilon, 1.0 + high
 
 
 def off_policy_weight(log_u_R: Tensor, config: LearnerConfig) -> Tensor:
-    """w of the module's docstring, from log(pi_prox / mu)."""
+    """Return w of the module's docstring, [R], given log(pi_prox / mu)."""
     u_R = _bounded(log_u_R).exp()
     cap = config.importance_sampling_cap
     if config.off_policy_correction == "decoupled":
@@ -125,7 +124,7 @@ def off_policy_weight(log_u_R: Tensor, config: LearnerConfig) -> Tensor:
 
 
 def reference_kl(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
-    """r * k3, the estimate of KL(pi || pi_ref) from each token, never negative."""
+    """Return r * k3, each token's estimate of KL(pi || pi_ref), [R], never negative."""
     assert inputs.reference_R is not None, "no reference log-probabilities"
     policy_R = logprob_R.detach()
     d_R = _bounded(inputs.reference_R - policy_R)
@@ -134,7 +133,7 @@ def reference_kl(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) 
 
 
 def diagnosis_names(config: LearnerConfig) -> tuple[str, ...]:
-    """What `diagnose` returns, under the names of the metrics."""
+    """Return the names of the metrics in `diagnose`."""
     clips = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
     return ("loss", "entropy", *clips, *(("kl",) if config.beta > 0.0 else ()))
 
@@ -142,7 +141,7 @@ def diagnosis_names(config: LearnerConfig) -> tuple[str, ...]:
 def diagnose(
     logprob_R: Tensor, entropy_R: Tensor, inputs: TokenInputs, config: LearnerConfig
 ) -> dict[str, Tensor]:
-    """Sums over the tokens by metric name, no gradient; `loss` is weighted."""
+    """Return sums over the tokens by metric name, without gradient; `loss` is weighted."""
     is_low_R, is_high_R = clipped(logprob_R, inputs, config)
     sums = {
         "loss": (token_losses(logprob_R, inputs, config) * inputs.weight_R).sum(),
@@ -159,8 +158,8 @@ def diagnose(
 def clip_extremes(
     logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig, lengths: Sequence[int]
 ) -> dict[str, Tensor]:
-    """Of responses of these `lengths`, none 0, which follow one another: the least share of tokens
-    past the clip below, and the greatest of those above, by metric name."""
+    """Return, over responses, the least share of tokens clipped below and the greatest share
+    clipped above, by metric name. `lengths`, none 0, are those of the responses in order."""
     length_N = torch.tensor(lengths, device=logprob_R.device)
     owner_R = torch.repeat_interleave(length_N)
     low_N, high_N = (
@@ -172,14 +171,14 @@ def clip_extremes(
 
 
 def clipped(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> tuple[Tensor, Tensor]:
-    """Whether each token's ratio is past the clip, below and above, so it carries no gradient."""
+    """Return whether each token is clipped below, and above, so that it carries no gradient."""
     low, high = clip_range(config)
     ratio_R, advantage_R = _ratio(logprob_R, inputs, config), inputs.advantage_R
     return (ratio_R < low) & (advantage_R < 0), (ratio_R > high) & (advantage_R > 0)
 
 
 def capped(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
-    """Whether each token's u is past `importance_sampling_cap`, [R] bool."""
+    """Return whether each token's u is past `importance_sampling_cap`, [R] bool."""
     if config.off_policy_correction == "none":
         return torch.zeros_like(logprob_R, dtype=torch.bool)
     log_u_R = _proximal(logprob_R, inputs) - inputs.behaviour_R
@@ -187,7 +186,7 @@ def capped(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Ten
 
 
 def mismatch(logprob_R: Tensor, behaviour_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of the k3 estimates of KL(mu || pi), and the greatest pi / mu."""
+    """Return the sum of the k3 estimates of KL(mu || pi), and the greatest pi / mu."""
     log_u_R = logprob_R - behaviour_R
     return _k3(log_u_R).sum(), _bounded(log_u_R.max()).exp()
 
@@ -198,8 +197,8 @@ def _proximal(logprob_R: Tensor, inputs: TokenInputs) -> Tensor:
 
 def _ratio(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
     is_plain = config.off_policy_correction == "none"
-    close_to_R = inputs.behaviour_R if is_plain else _proximal(logprob_R, inputs)
-    return _bounded(logprob_R - close_to_R).exp()
+    old_R = inputs.behaviour_R if is_plain else _proximal(logprob_R, inputs)
+    return _bounded(logprob_R - old_R).exp()
 
 
 def _k3(d_R: Tensor) -> Tensor:
