@@ -1,9 +1,9 @@
-"""Attention through the cache, compiled for CPUs: every span of one size class in one call.
+"""Attention through the cache, compiled for CPUs: all spans of one size class in one call.
 
-For a span and a key-value head, the vectors of its new tokens in the query heads that share the
-head are the rows of a small matrix, at most 8 at a time. Scores are its product with the keys,
-turned into columns once. A row is summed in float32, in an order that depends on its own sequence
-alone: it is the same to the last bit whatever runs beside it, drafted or not, in a line or a tree.
+For a span and a key-value head, the queries of the new tokens, in all query heads of that head, are
+the rows of small matrices, at most 8 rows each. Scores are their products with the keys, which are
+transposed once. Sums are float32, in an order that depends on a row's own sequence alone: its
+result is the same to the last bit whatever runs with it, drafted or not, in a line or a tree.
 """
 
 from __future__ import annotations
@@ -23,28 +23,27 @@ from rhymeflow.cpu.tiles import (
 )
 
 PANEL = 2 * LANES
-"""Cached tokens whose keys are transposed into columns together: [D, PANEL]. It divides every size
-class's capacity, so that keys beyond a span's end may be read."""
+"""Cached tokens whose keys are transposed together, to [D, PANEL]. It divides every size class's
+capacity, so keys beyond a span's end may be read."""
 _LINE = 64
 """Bytes of a cache line."""
 _UNSEEN = np.float32(-1e30)
 _LEAST = np.float32(-87.0)
-"""Less has an exponential of 0."""
+"""Scores below this count as having an exponential of 0."""
 _ROUNDING = np.float32(1.5 * 2**23)
-"""Added to a small number it leaves the nearest whole number in the last bits."""
+"""Adding it to a small number leaves the nearest integer in the last bits."""
 _MATH = {"contract", "nsz", "arcp"}
-"""What the compiler may do to floats; not to change the order of sums."""
+"""Allowed float optimisations, which exclude reordering sums."""
 
 
 def scratch(longest: int, head_dim: int) -> tuple[np.ndarray, ...]:
-    """Working memory for sequences of up to `longest` tokens: what `attend` takes as `room`."""
+    """Return working memory for sequences of up to `longest` tokens, `attend`'s `room`."""
     longest = -(-longest // PANEL) * PANEL
     sizes = (longest * head_dim, ROWS * head_dim, ROWS * longest, ROWS)
     return tuple(_aligned(size) for size in sizes)
 
 
 def _aligned(size: int) -> np.ndarray:
-    """Zeros from the beginning of a cache line, so that no vector lies in two."""
     space = np.zeros(size + LANES, np.float32)
     return space[-space.ctypes.data % _LINE // space.itemsize :][:size]
 
@@ -54,11 +53,11 @@ def attend(q, new_k, new_v, kv, out, scale, layer, capacity, sizes, spans, paren
     """Write new keys and values into the cache, attend, and fill `out`, for every span.
 
     `q`, `out` [T * H * D] and `new_k`, `new_v` [T * G * D] are the packed row; `kv` is the size
-    class, in which a layer's keys and its values, [slots * G * capacity * D], begin at the two
-    places `layer`. All are float32, or keys and values, new and old, are the bits of bfloat16 as
-    uint16. `capacity` is a multiple of `PANEL`. `sizes`: (H, G, D), D a multiple of `ROWS`. `spans`
-    int64 [n, 5]: first row, slot, cached, new tokens, and where in `parents` its tree begins, -1
-    for none; there stand the number of the tree's nodes and the parent of each. `room`: `scratch`.
+    class, in which a layer's keys and values, [slots * G * capacity * D] each, begin at the two
+    indices `layer`. All are float32, or keys and values, new and old, are the bits of bfloat16 as
+    uint16. `capacity` is a multiple of `PANEL`. `sizes` is (H, G, D), D a multiple of `ROWS`.
+    `spans`, int64 [n, 5]: first row, slot, cached tokens, new tokens, and the index in `parents` of
+    its tree (the number of its nodes, then the parent of each), or -1. `room` is from `scratch`.
     """
     heads, kv_heads, dim = sizes
     transposed, block, scores, total = room
@@ -71,12 +70,12 @@ def attend(q, new_k, new_v, kv, out, scale, layer, capacity, sizes, spans, paren
             base = (slot * kv_heads + head) * capacity * dim
             _write(keys, new_k, base + cached * dim, start, new, head, kv_heads, dim)
             _write(values, new_v, base + cached * dim, start, new, head, kv_heads, dim)
-            after, ahead = _next(spans, i, head, kv_heads)
-            soon = (after[1] * kv_heads + ahead) * capacity * dim
+            next_span, next_head = _next(spans, i, head, kv_heads)
+            next_base = (next_span[1] * kv_heads + next_head) * capacity * dim
             length = cached + new
             for place in range(0, length, PANEL):
-                if place < after[2]:
-                    _ask(keys, values, soon + place * dim, PANEL * dim)
+                if place < next_span[2]:
+                    _prefetch(keys, values, next_base + place * dim, PANEL * dim)
                 _transpose(keys, base + place * dim, dim, transposed, place * dim)
             for first in range(0, new * group, ROWS):
                 rows = min(ROWS, new * group - first)
@@ -104,15 +103,14 @@ def attend(q, new_k, new_v, kv, out, scale, layer, capacity, sizes, spans, paren
 
 @njit(cache=True, error_model="numpy")
 def _next(spans, i, head, kv_heads):
-    """The span and head after this one, to have its keys and values on their way."""
+    """Return the span and head after this one, whose keys and values are to be prefetched."""
     if head + 1 < kv_heads:
         return spans[i], head + 1
     return spans[min(i + 1, len(spans) - 1)], 0
 
 
 @njit(inline="always")
-def _ask(keys, values, start, count):
-    """Have so many elements of both on their way."""
+def _prefetch(keys, values, start, count):
     for place in range(start, start + count, _LINE // keys.itemsize):
         prefetch(keys, place)
         prefetch(values, place)
@@ -131,7 +129,6 @@ def _multiply(rows, columns, out, o, out_row, left, left_row, right, b, right_st
 
 @njit(inline="always")
 def _transpose(keys, at, dim, transposed, o):
-    """Keys of a panel's tokens as columns."""
     width = BYTES // keys.itemsize
     for row in range(0, PANEL, LANES):
         for d in range(0, dim, width):
@@ -140,7 +137,6 @@ def _transpose(keys, at, dim, transposed, o):
 
 @njit(cache=True, error_model="numpy")
 def _write(cache, new, at, start, count, head, kv_heads, dim):
-    """Enter the head's part of `count` new rows into the cache."""
     for i in range(count):
         source = new[((start + i) * kv_heads + head) * dim :][:dim]
         cache[at + i * dim :][:dim] = source
@@ -148,7 +144,7 @@ def _write(cache, new, at, start, count, head, kv_heads, dim):
 
 @njit(cache=True, error_model="numpy")
 def _gather(q, block, start, first, rows, head, heads, group, dim, scale):
-    """The block's queries: row r is query head r % group of token r // group."""
+    """Copy a block's queries: row r is query head r % group of token r // group."""
     for r in range(rows):
         token, of_group = divmod(first + r, group)
         row = q[((start + token) * heads + head * group + of_group) * dim :][:dim]
@@ -158,7 +154,7 @@ def _gather(q, block, start, first, rows, head, heads, group, dim, scale):
 
 @njit(cache=True, error_model="numpy")
 def _scatter(out, block, total, start, first, rows, head, heads, group, dim):
-    """The block's rows to their places, divided by the sum of their weights."""
+    """Copy a block's rows to `out`, each divided by the sum of its weights."""
     for r in range(rows):
         token, of_group = divmod(first + r, group)
         row = out[((start + token) * heads + head * group + of_group) * dim :][:dim]
@@ -169,7 +165,7 @@ def _scatter(out, block, total, start, first, rows, head, heads, group, dim):
 
 @njit(cache=True, error_model="numpy")
 def _mask(scores, first, rows, wide, cached, group, new, tree, parents):
-    """Hide what comes after a token, and in a tree what is not its ancestor."""
+    """Hide later tokens and, in a tree, those that are no ancestors."""
     nodes = parents[tree] if tree >= 0 else 0
     root = cached + new - nodes
     for r in range(rows):
@@ -188,7 +184,7 @@ def _mask(scores, first, rows, wide, cached, group, new, tree, parents):
 
 @njit(cache=True, fastmath=_MATH, error_model="numpy")
 def _softmax(scores, total, rows, wide):
-    """Scores [rows, wide] to weights exp(score - greatest of its row), and their sums."""
+    """Turn scores [rows, wide] into weights exp(score - greatest of its row), and sum them."""
     greatest, sums = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
     for r in range(rows):
         greatest[:] = _UNSEEN
@@ -209,10 +205,10 @@ def _softmax(scores, total, rows, wide):
 
 @njit(inline="always")
 def exp_of_negative(x):
-    """exp of x <= 0 to 2 ulp: 2^n times a polynomial of what is left, so that it can be vectors.
+    """Return exp(x) of x <= 0 to 2 ulp, as 2^n times a polynomial of the rest; vectorisable.
 
-    The coefficients are those of 1/k! up to x^7: |x - n log 2| <= log(2) / 2 leaves an error of
-    less than 1e-8. What is no number stays none. The caller's `fastmath` must not reorder sums.
+    The polynomial is Taylor's up to x^7: |x - n log 2| <= log(2) / 2 leaves an error of less than
+    1e-8. NaN stays NaN. The caller's `fastmath` must not reorder sums.
     """
     clipped = _LEAST if x < _LEAST else x
     rounded = clipped * np.float32(1.4426950408889634) + _ROUNDING
@@ -232,8 +228,7 @@ def exp_of_negative(x):
 
 @njit(cache=True, fastmath=_MATH, error_model="numpy")
 def _sum_by_paths(scores, total, first, rows, wide, cached, group, new, tree, parents):
-    """Sums of the rows of a tree's nodes, in the order that they have where a node's ancestors lie
-    one after another: `_softmax` takes tokens by their places, lane by lane."""
+    """Sum the weights of a tree's nodes in the order of `_softmax` for consecutive ancestors."""
     nodes = parents[tree]
     root = cached + new - nodes
     sums, path = np.empty(LANES, np.float32), np.empty(nodes, np.int64)

@@ -1,9 +1,9 @@
 """Attention within the sequences of a packed row and its gradient, compiled for CPUs.
 
-For a sequence and a key-value head, the vectors of its query tokens in the query heads that share
-the head are the columns of a small matrix, 32 at a time; scores are the keys' product with it. A
-token that several sequences share is a query once. The backward pass computes the weights anew from
-the log of their sums, as FlashAttention does (arXiv 2205.14135, section 3.1).
+For a sequence and a key-value head, the queries in all query heads of that head are the columns of
+small matrices, 32 each; scores are the keys' products with them. A token that several sequences
+share is a query once. The backward pass recomputes the weights from the logs of their sums, as
+FlashAttention does (arXiv 2205.14135, section 3.1).
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from rhymeflow.cpu.tiles import (
 )
 
 BLOCK = 2 * LANES
-"""Most queries at a time."""
+"""Most queries per block."""
 _FLOATS = BYTES // np.dtype(np.float32).itemsize
 _UNSEEN = np.float32(-1e30)
 _COMPILED = {
     "cache": True,
     "nogil": True,
-    # Not to change the order of sums, which would take `exp_of_negative`'s rounding apart.
+    # Without reordering of sums, which would break the rounding in `exp_of_negative`.
     "fastmath": {"contract", "nsz", "arcp"},
     "error_model": "numpy",
 }
 
 
 class Room(NamedTuple):
-    """Working memory for sequences of up to so many tokens."""
+    """Working memory for sequences of up to L tokens; flat float32 arrays."""
 
     k: np.ndarray
     """[L, D], as `v`, `sum_k` and `sum_v`."""
@@ -56,12 +56,12 @@ class Room(NamedTuple):
     """[L, BLOCK], as `s`."""
     s: np.ndarray
     first: np.ndarray
-    """[BLOCK], as `second`: numbers of a block's queries."""
+    """[BLOCK], as `second`: a number for each query of a block."""
     second: np.ndarray
 
 
 def room(longest: int, head_dim: int) -> Room:
-    """What both kernels take as `room`."""
+    """Return `room` for both kernels, for sequences of up to `longest` tokens."""
     length = -(-longest // ROWS) * ROWS
     sizes = [*[length * head_dim] * 4, *[BLOCK * head_dim] * 4, *[BLOCK * length] * 2, BLOCK, BLOCK]
     return Room(*(np.zeros(size, np.float32) for size in sizes))
@@ -71,9 +71,10 @@ def room(longest: int, head_dim: int) -> Room:
 def attend(q, k, v, out, log_sums, scale, sizes, items, places, room):
     """Fill `out` and `log_sums`, the log of the sum of each query's exponentials, for every item.
 
-    `q`, `out` [T * H * D], `k`, `v` [T * G * D] and `log_sums` [T * H] are the packed row, float32;
-    `sizes`: (H, G, D), D a multiple of `LANES`. `items` int64 [n, 4]: a key-value head; where in
-    `places` a sequence's tokens begin, and how many there are; the first of them that is a query.
+    `q`, `out` [T * H * D], `k`, `v` [T * G * D] and `log_sums` [T * H] are the packed row, float32.
+    `sizes` is (H, G, D), D a multiple of `LANES`. `places` has the row indices of all sequences'
+    tokens. `items`, int64 [n, 4]: a key-value head, a sequence's start in `places` and its length,
+    and the first of its tokens that is a query.
     """
     heads, kv_heads, dim = sizes
     group = heads // kv_heads
@@ -106,9 +107,9 @@ def attend(q, k, v, out, log_sums, scale, sizes, items, places, room):
 def differentiate(
     q, k, v, out, log_sums, grad, grad_q, grad_k, grad_v, scale, sizes, items, places, room
 ):
-    """From `grad`, the loss's by `out`, fill `grad_q`, and add to `grad_k` and `grad_v`.
+    """Set `grad_q`, and add to `grad_k` and `grad_v`, given the gradient `grad` by `out`.
 
-    The other arguments are those of `attend`, after it.
+    The other arguments are those of `attend`, after it has run.
     """
     heads, kv_heads, dim = sizes
     group = heads // kv_heads
@@ -144,8 +145,8 @@ def differentiate(
                     row[d] = source[d] * scale
             _add_products(room.sum_k, room.s, room.q, rows, seen, dim)
             _add_products(room.sum_v, room.p, room.g, rows, seen, dim)
-        _give(grad_k, room.sum_k, tokens, head, kv_heads, dim)
-        _give(grad_v, room.sum_v, tokens, head, kv_heads, dim)
+        _scatter_add(grad_k, room.sum_k, tokens, head, kv_heads, dim)
+        _scatter_add(grad_v, room.sum_v, tokens, head, kv_heads, dim)
 
 
 @njit(inline="always")
@@ -176,7 +177,7 @@ def _weighted(out, weights, x, rows, dim, seen):
 
 @njit(inline="always")
 def _add_products(sums, left, right, rows, seen, dim):
-    """Add to sums[seen, D] left[seen, rows] times right[rows, D]."""
+    """Add left[seen, rows] times right[rows, D] to sums[seen, D]."""
     for place in range(0, seen, ROWS):
         a, d = place * BLOCK, 0
         while dim - d > LANES:
@@ -193,12 +194,12 @@ def _whole_tiles(seen):
 
 @njit(**_COMPILED)
 def _hide(scores, first, seen, group):
-    """Hide from each query the keys that come after its token, to the last key's tile's end."""
+    """Hide from each query the keys after its token, up to the end of the last tile."""
     for place in range(first // group + 1, _whole_tiles(seen)):
         scores[place * BLOCK :][: min(BLOCK, place * group - first)] = _UNSEEN
 
 
-# In the next two each loop has few arrays: of more the compiler must suppose that they overlap.
+# Each loop of the next two uses few arrays: with more, the compiler must assume that they overlap.
 @njit(**_COMPILED)
 def _weigh(scores, seen, largest, total):
     """Turn `LANES` columns of scores into exp(score - largest of its column), and sum them."""
@@ -219,8 +220,8 @@ def _weigh(scores, seen, largest, total):
 
 @njit(**_COMPILED)
 def _slope(scores, slopes, seen, log_sums, inner):
-    """Turn `LANES` columns of scores into weights exp(score - log sum), and of the loss's gradient
-    by the weights, in `slopes`, into that by the scores: weight * (slope - inner)."""
+    """Turn `LANES` columns of scores into weights exp(score - log sum), and the gradient by the
+    weights, in `slopes`, into that by the scores: weight * (slope - inner)."""
     log_sums, inner = log_sums[:LANES], inner[:LANES]
     for place in range(0, seen * BLOCK, BLOCK):
         row, slope = scores[place:][:LANES], slopes[place:][:LANES]
@@ -232,7 +233,7 @@ def _slope(scores, slopes, seen, log_sums, inner):
             slope[j] *= row[j]
 
 
-# A sum within a vector: only in another order can it be several sums at once.
+# A dot product vectorises only if its sum may be reordered.
 @njit(cache=True, fastmath={"contract", "reassoc"})
 def _inner(a, b):
     total = np.float32(0)
@@ -242,8 +243,7 @@ def _inner(a, b):
 
 
 @njit(**_COMPILED)
-def _give(x, rows, tokens, head, num_heads, dim):
-    """Add rows to the tokens' vectors of one head."""
+def _scatter_add(x, rows, tokens, head, num_heads, dim):
     for i in range(len(tokens)):
         row, target = rows[i * dim :][:dim], x[(tokens[i] * num_heads + head) * dim :][:dim]
         for d in range(dim):
@@ -252,7 +252,7 @@ def _give(x, rows, tokens, head, num_heads, dim):
 
 @njit(**_COMPILED)
 def _block(into, x, tokens, first, rows, head, heads, group, dim, scale):
-    """Copy the vectors of rows `first` on, times `scale`: row r is the group's head r % group, of
+    """Copy the vectors of rows from `first`, times `scale`: row r is the group's head r % group, of
     token r // group."""
     for r in range(rows):
         token, of_group = divmod(first + r, group)

@@ -1,8 +1,8 @@
-"""Linear maps by a weight that oneDNN has laid out once ("packed").
+"""Linear layers with a weight that oneDNN has packed once.
 
-A row's result depends on that row alone; that of MKL, which torch asks for float32 otherwise, does
-not. It takes a fifth to a third less time than by a weight that is rearranged on each call, and in
-float32 on an AMD processor down to a quarter.
+A row's result depends on that row alone, unlike with MKL, torch's default in float32. It takes a
+fifth to a third less time than with a weight that is repacked on each call, and in float32 on an
+AMD processor as little as a quarter of the time.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 _ROWS = 32
-"""Rows per call that the layout is made for; others work."""
+"""Rows per call for which weights are packed; any number works."""
 
 
 def packed(weight_OI: Tensor, bias_O: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """Return x -> x @ weight^T + bias. Later changes of the weight are not seen."""
+    """Return x -> x @ weight^T + bias, which may not see later changes of the weight."""
     if not _can_pack(weight_OI):
         return partial(F.linear, weight=weight_OI, bias=bias_O)
-    laid_out = torch.ops.mkldnn._reorder_linear_weight(weight_OI, _ROWS)
+    packed_weight = torch.ops.mkldnn._reorder_linear_weight(weight_OI, _ROWS)
     multiply = torch.ops.mkldnn._linear_pointwise
-    return lambda x: multiply(x, laid_out, bias_O, "none", [], "")
+    return lambda x: multiply(x, packed_weight, bias_O, "none", [], "")
 
 
 def _can_pack(weight_OI: Tensor) -> bool:
-    """Whether oneDNN is there, and multiplies this type on this processor."""
     if weight_OI.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if weight_OI.dtype == torch.bfloat16:
@@ -41,7 +40,7 @@ def _can_pack(weight_OI: Tensor) -> bool:
 
 
 class PackedProducts(TorchFunctionMode):
-    """While it is in force, `body`'s own linear layers multiply by packed weights."""
+    """As a context, has `body`'s linear layers multiply by packed weights."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
@@ -53,13 +52,13 @@ class PackedProducts(TorchFunctionMode):
 
     @property
     def has_any(self) -> bool:
-        """Whether there are any; else torch need not ask."""
+        """Whether there are packed weights; if not, the mode is only overhead."""
         return bool(self._by_weight)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Called in the place of each of torch's functions."""
+        """Called by torch instead of each of its functions."""
         if func is F.linear and (product := self._by_weight.get(id(args[1]))):
             return product(args[0])
         return func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""Compiled loops on as many threads as torch computes with."""
+"""Runs compiled loops on several threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def run(work: Callable[[Any], None], parts: Iterable[Any], num_threads: int) -> None:
-    """Call `work` with every part, on `num_threads` threads if that is more than one."""
+    """Call `work` with every part, on `num_threads` threads if there are several."""
     if num_threads > 1:
         for _ in _pool(num_threads).map(work, parts):
             pass

@@ -1,9 +1,9 @@
-"""Products of small matrices on a CPU, in registers from end to end: attention is made of them.
+"""Products of small matrices in a CPU's registers, from which attention is built.
 
-Sums stay in registers, where a loop over array elements would write and read them in every step
-(one core of a Zen 5: 120 to 150 GFLOPS, against 60 for the best loop that numba could be led to
-vectorise). It is LLVM's own vector arithmetic, emitted by a numba intrinsic, so it runs on any CPU.
-An element's sum is taken in the order of k, whatever else is computed. No index is checked.
+Sums stay in registers, where a loop over array elements would store and load them in every step (on
+one core of a Zen 5: 120 to 150 GFLOPS, against 60 for the best loop that numba vectorised). Numba
+intrinsics emit LLVM's vector arithmetic, so this runs on any CPU. Each element's sum is in the
+order of k, whatever else is computed. No index is checked.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ ROWS = 8
 LANES = 16
 """Columns of the narrow product; a vector."""
 HAS_AVX512 = bool(llvmlite.binding.get_host_cpu_features().get("avx512f", False))
-"""32 registers of a vector each; elsewhere a vector takes two of 16, or four of 32. So a product is
-computed at once, or in parts of 4 by 16: 80 GFLOPS on a core with AVX2, where 8 by 32 is 25."""
+"""There are then 32 registers of one vector each; else a vector takes two of 16 registers, or four
+of 32. So a product is computed at once, or in parts of 4 by 16, which give 80 GFLOPS on a core with
+AVX2, where 8 by 32 gives 25."""
 
 ROW_COUNTS = (1, 2, 3, 4, ROWS)
-"""The numbers of rows that there is code for."""
+"""The numbers of rows for which code is generated."""
 BYTES = 16
-"""Of each row that is transposed."""
+"""Bytes of each row that `transpose` takes."""
 _WORDS = 4
-"""Of 32 bits in as many bytes."""
+"""32-bit words in `BYTES`."""
 _INT, _WORD = ir.IntType(64), ir.IntType(32)
 _QUARTER = ir.VectorType(_WORD, _WORDS)
 
@@ -42,8 +43,7 @@ def _tile(
     adds: bool = False,
     wide: bool = HAS_AVX512,
 ) -> Any:
-    """The intrinsic for so many columns and the next of `counts` of rows; `wide` computes all of
-    them at once."""
+    """Return an intrinsic for `columns` and any of `counts` of rows; `wide`: all at once."""
 
     @intrinsic
     def tile(
@@ -82,7 +82,7 @@ def _tile(
 def _product(
     builder: Any, bare: list[Any], num_rows: int, num_columns: int, adds: bool, wide: bool
 ) -> None:
-    """The code of one tile, in parts of as many sums as there are registers for."""
+    """Emit the code of one tile, in parts with as many sums as there are registers."""
     out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth = bare
     vector = ir.VectorType(ir.FloatType(), min(LANES, num_columns))
     part_rows = num_rows if wide else min(num_rows, ROWS // 2)
@@ -114,7 +114,7 @@ def _part(
     depth: Any,
     adds: bool,
 ) -> None:
-    """A loop over `depth` that holds the sums of `targets`, row by row, in registers."""
+    """Emit a loop over `depth` that keeps the sums of `targets`, row by row, in registers."""
     vector = targets[0].type.pointee
     zero = ir.Constant(vector, [0.0] * vector.count)
     firsts = [_load(builder, target) if adds else zero for target in targets]
@@ -128,7 +128,7 @@ def _part(
     added = []
     for i, row in enumerate(lefts):
         scalar = builder.load(_at(builder, row, _INT(0), left_step, k))
-        value = _everywhere(builder, scalar, vector)
+        value = _broadcast(builder, scalar, vector)
         for v, column in enumerate(columns):
             product = builder.fmul(value, column, flags=("contract",))
             before_it = sums[i * len(columns) + v]
@@ -144,9 +144,8 @@ def _part(
 
 
 def _at(builder: Any, base: Any, start: Any, step: Any, times: Any, more: int = 0) -> Any:
-    """Address of element `start + step * times + more`."""
-    place = builder.add(start, builder.mul(step, times))
-    return builder.gep(base, [builder.add(place, _INT(more))])
+    index = builder.add(start, builder.mul(step, times))
+    return builder.gep(base, [builder.add(index, _INT(more))])
 
 
 def _as_vector(builder: Any, address: Any, vector: Any) -> Any:
@@ -160,7 +159,7 @@ def _load(builder: Any, address: Any) -> Any:
 
 
 def _as_floats(builder: Any, address: Any, vector: Any) -> Any:
-    """What lies there, float32 or the bits of bfloat16."""
+    """Load a vector of float32, or of the bits of bfloat16, as float32."""
     if isinstance(address.type.pointee, ir.FloatType):
         return _load(builder, _as_vector(builder, address, vector))
     halves, words = (ir.VectorType(ir.IntType(bits), vector.count) for bits in (16, 32))
@@ -170,8 +169,7 @@ def _as_floats(builder: Any, address: Any, vector: Any) -> Any:
     return builder.bitcast(upper, vector)
 
 
-def _everywhere(builder: Any, scalar: Any, vector: Any) -> Any:
-    """A vector that holds the scalar in every place."""
+def _broadcast(builder: Any, scalar: Any, vector: Any) -> Any:
     undefined = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(undefined, scalar, _INT(0))
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
@@ -192,13 +190,13 @@ add_tile_16, add_tile_32 = _tile(16, adds=True), _tile(32, adds=True)
 row_tile_8, row_tile_16, row_tile_32 = (
     _tile(columns, counts=ROW_COUNTS) for columns in (8, 16, 32)
 )
-"""These take 1 to 8 rows and compute the next of `ROW_COUNTS`, which `left` and `out` must have;
-their `right` may be the bits of bfloat16, as uint16."""
+"""These take 1 to 8 rows and compute the smallest sufficient of `ROW_COUNTS`, which `left` and
+`out` must have room for; their `right` may be the bits of bfloat16, as uint16."""
 
 
 @intrinsic
 def prefetch(typingctx, array, place):
-    """Ask for the memory of array.flat[place] of a contiguous array, without waiting for it."""
+    """Prefetch array.flat[place] of a contiguous array."""
 
     def codegen(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -207,7 +205,7 @@ def prefetch(typingctx, array, place):
         word = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, word, word, word])
         fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        # To read, to keep in all caches, data.
+        # For reading, into all caches, data rather than instructions.
         builder.call(fetch, [pointer, word(0), word(3), word(1)])
         return context.get_dummy_value()
 
@@ -219,8 +217,8 @@ def transpose(typing, out, o, out_row, held, a, held_row):
     """Set out[o + k * out_row + i] = held[a + i * held_row + k] for i < 16 and the elements k of
     16 bytes; `out` is float32, `held` float32 or the bits of bfloat16 as uint16.
 
-    Four by four elements (for bfloat16 pairs) are transposed in a quarter of a vector, four times
-    at once, which takes two shuffles for each vector of the result.
+    Each quarter of a vector transposes four by four elements (for bfloat16, pairs), all four at
+    once, with two shuffles for each vector of the result.
     """
     of_index = [types.intp] * 2
     signature = types.void(out, *of_index, held, *of_index)
@@ -244,7 +242,7 @@ def transpose(typing, out, o, out_row, held, a, held_row):
 
 
 def _sixteen(builder: Any, held: Any, a: Any, held_row: Any, first: int) -> Any:
-    """16 bytes each of rows `first`, `first` + 4, + 8 and + 12, side by side."""
+    """Load 16 bytes each of rows `first`, `first` + 4, + 8 and + 12 into one vector."""
     parts = []
     for row in range(first, LANES, _WORDS):
         source = builder.gep(held, [builder.add(a, builder.mul(held_row, _INT(row)))])
@@ -260,7 +258,7 @@ def _sixteen(builder: Any, held: Any, a: Any, held_row: Any, first: int) -> Any:
 
 
 def _columns(builder: Any, rows: list[Any]) -> list[Any]:
-    """Each quarter of four vectors is a 4 by 4 matrix: transpose all four."""
+    """Transpose the 4 by 4 matrix in each quarter of four vectors."""
     low, high = (0, LANES, 1, LANES + 1), (2, LANES + 2, 3, LANES + 3)
     mixed = [
         [_in_quarters(builder, *rows[i : i + 2], mask) for mask in (low, high)] for i in (0, 2)
@@ -274,7 +272,7 @@ def _columns(builder: Any, rows: list[Any]) -> list[Any]:
 
 
 def _two(builder: Any, pairs: Any) -> tuple[Any, Any]:
-    """The lower and the upper of two bfloat16 in a word, as float32."""
+    """Return the lower and the upper bfloat16 of each word, as float32."""
     lower = builder.shl(pairs, ir.Constant(pairs.type, [16] * LANES))
     upper = builder.and_(pairs, ir.Constant(pairs.type, [0xFFFF0000] * LANES))
     return lower, upper

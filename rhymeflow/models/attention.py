@@ -1,8 +1,8 @@
 """One attention function for unconverted Hugging Face models, with the arithmetic plugged in.
 
 The model runs on one packed row of tokens [1, T] of any number of sequences, with explicit position
-ids. The caller decides what a token may attend to, by an `Attention` that it puts in place for the
-call (`attending`). A model that needs more (a mask of its own, a window, sinks) is refused. The
+ids. The caller decides what a token may attend to, by an `Attention` that is in force during the
+call (`attending`). A model that needs more (its own mask, a window, sinks) is refused. The
 interface is transformers' `AttentionInterface`.
 """
 
@@ -22,12 +22,11 @@ from rhymeflow.errors import UserError
 NAME = "rhymeflow"
 
 _HARMLESS = {"dropout", "position_ids", "use_cache", "output_attentions"}
-"""Arguments of a model's attention that change nothing here, if `dropout` is 0; others must be
-absent or None."""
+"""Arguments of a model's attention that may be ignored, if `dropout` is 0; others must be None."""
 
 
 class Shape(NamedTuple):
-    """Of a model's keys and values, as a cache holds them."""
+    """The shape of a model's keys and values, as a cache holds them."""
 
     layers: int
     kv_heads: int
@@ -35,7 +34,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> Shape:
-        """As a model's configuration says."""
+        """Read it from a model's configuration."""
         text = config.get_text_config()
         heads = text.num_attention_heads
         return cls(
@@ -46,30 +45,28 @@ class Shape(NamedTuple):
 
 
 class Attention(Protocol):
-    """Attends for one packed row of tokens."""
+    """Computes attention for one packed row of tokens."""
 
     holds: Shape | None = None
-    """The only keys and values that it takes, once in each layer, in order; None: any."""
+    """The shape that its cache needs, with one call per layer, in order; None: no restriction."""
     reached: int = 0
-    """Layers that it has attended in, unless `holds` is None."""
+    """Number of layers so far, unless `holds` is None."""
 
     def attend(
         self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float
     ) -> Tensor:
-        """Return [T, H, D] for queries [H, T, D], keys and values [G, T, D] (G divides H).
-
-        Rotary positions are already applied. `layer` counts from 0.
-        """
+        """Return [T, H, D] for queries [H, T, D], keys and values [G, T, D] (G divides H), with
+        rotary positions applied. `layer` counts from 0."""
         ...
 
 
 current: ContextVar[Attention] = ContextVar("attention")
-"""Of the block `attending(...)` that this is in."""
+"""The attention of the innermost `attending` block."""
 
 
 @contextmanager
 def attending(attention: Attention) -> Iterator[None]:
-    """Use `attention` in every layer of model calls made inside the block."""
+    """Use `attention` in all model calls inside the block."""
     token = current.set(attention)
     try:
         yield
@@ -86,13 +83,13 @@ def _attention_function(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    attention, given = current.get(), {"attention_mask": attention_mask, **kwargs}
+    attention, arguments = current.get(), {"attention_mask": attention_mask, **kwargs}
     layer: int = module.layer_idx  # type: ignore[assignment]
-    if reason := _refusal(attention, layer, query, key, value, given):
+    if reason := _refusal(attention, layer, query, key, value, arguments):
         kind = getattr(getattr(module, "config", None), "model_type", type(module).__name__)
         raise UserError(f"model.name: a model of type {kind!r} {reason}, which is not supported")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    # Not [0]: its gradient is copied into zeros, and the copy lies in memory as [H, T, D].
+    # Not [0]: its gradient would be copied into zeros laid out as [H, T, D].
     q_HTD, k_GTD, v_GTD = (x.squeeze(0) for x in (query, key, value))
     out_THD = attention.attend(layer, q_HTD, k_GTD, v_GTD, scale)
     return out_THD.unsqueeze(0), None
@@ -104,11 +101,11 @@ def _refusal(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    given: dict[str, Any],
+    arguments: dict[str, Any],
 ) -> str | None:
-    """What the model needs that `attention` does not do, if anything."""
-    more = {name for name, x in given.items() if x is not None} - _HARMLESS
-    if given.get("dropout"):
+    """Return what the model needs that `attention` does not support, or None."""
+    more = {name for name, x in arguments.items() if x is not None} - _HARMLESS
+    if arguments.get("dropout"):
         more.add("dropout")
     if more:
         return f"has attention with {', '.join(sorted(more))}"
@@ -132,7 +129,7 @@ def _refusal(
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """A [T, T] mask is never built: the plugged-in attention decides what is seen."""
+    """Build no [T, T] mask: the plugged-in attention decides which tokens are visible."""
     return None
 
 

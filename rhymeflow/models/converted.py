@@ -1,8 +1,8 @@
-"""Converts GGUF weights to a Hugging Face checkpoint in float32, once, and keeps it in a cache.
+"""Converts GGUF weights to a Hugging Face checkpoint in float32, and caches it.
 
 SmolLM2's GGUF file loads in 16 seconds, the converted directory in one. Directories are in
 `$XDG_CACHE_HOME/rhymeflow/converted` (`~/.cache` by default), named by a hash of the file and the
-version of transformers, and appear complete, by a rename. Deleting them is safe.
+version of transformers, and created by a rename, so they are complete. Deleting them is safe.
 """
 
 from __future__ import annotations
@@ -21,16 +21,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rhymeflow.errors import UserError
 
 _FORMAT = 1
-"""To be incremented when the converted files change; part of the directories' names."""
+"""Part of the directories' names; increment it when the converted files change."""
 
 
 def converted(gguf: Path) -> Path:
     """Return the directory of the converted checkpoint, converting it if it is not in the cache.
-
-    Raises:
-        UserError: the gguf package is missing, the file is no GGUF model, or the cache cannot be
-            written.
-    """
+    Raises `UserError` if the package gguf is missing, the file is not a GGUF model, or the cache
+    cannot be written."""
     target = _cache() / f"{gguf.stem}-{_key(gguf)}"
     if target.is_dir():
         return target
@@ -45,12 +42,12 @@ def converted(gguf: Path) -> Path:
             "point XDG_CACHE_HOME to a directory that can"
         ) from error
     with scratch:
-        made = Path(scratch.name) / "checkpoint"
-        _convert(gguf, made)
+        unfinished = Path(scratch.name) / "checkpoint"
+        _convert(gguf, unfinished)
         try:
-            made.rename(target)
+            unfinished.rename(target)
         except OSError:
-            if not target.is_dir():  # else another process has converted it meanwhile
+            if not target.is_dir():  # else another process has just converted it
                 raise
     return target
 
@@ -69,10 +66,10 @@ def _key(gguf: Path) -> str:
 
 
 def _convert(gguf: Path, target: Path) -> None:
-    where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(**where)
-        model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise UserError(f"{gguf} cannot be read as a GGUF model: {error}") from error
     forget_quantization(model)
@@ -81,7 +78,7 @@ def _convert(gguf: Path, target: Path) -> None:
 
 
 def forget_quantization(model: Any) -> None:
-    """Drop the quantization config of dequantized weights: saving would fail or write it."""
+    """Remove the quantization config of dequantized weights, which would break saving."""
     model.hf_quantizer = None
     model.is_quantized = False
     for attribute in ("quantization_config", "_pre_quantization_dtype"):

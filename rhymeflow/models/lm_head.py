@@ -1,9 +1,9 @@
-"""The output head with float32 logits, whatever the model's dtype: one for engine and learner.
+"""The output head of engine and learner: float32 logits, whatever the model's dtype.
 
 A bfloat16 logit of 20 is rounded to a multiple of 1/8, an error of several percent in every
 probability; if only one side rounded, the learner would see off-policy data. On CUDA the product
-sums in float32; on CPUs the weight is kept in float32 too, laid out for few rows unless
-`many_rows`: from some hundred on that layout is slower (61 against 85 GFLOPS on AVX2).
+accumulates in float32. On CPUs a float32 copy of the weight is kept, packed for few rows unless
+`many_rows`: from about a hundred rows the packed one is slower (61 against 85 GFLOPS on AVX2).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rhymeflow.cpu.products import packed
 
 
 class LMHead:
-    """Float32 logits of chosen rows, without gradients."""
+    """Computes float32 logits, without gradients."""
 
     def __init__(self, model: PreTrainedModel, *, many_rows: bool = False) -> None:
         self._linear = model.get_output_embeddings()
@@ -31,7 +31,7 @@ class LMHead:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """The model's weights have changed."""
+        """Update the copy of the weight after the model's weights changed."""
         weight = self._linear.weight
         if weight.device.type == "cpu" and weight.dtype != torch.float64:
             weight_VD, bias_V = weight.detach().float(), _float(self._linear.bias)
@@ -43,7 +43,7 @@ class LMHead:
 
     @torch.no_grad()
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Return float32 logits [R, V] of hidden rows [R, D], as the model scales and caps them."""
+        """Return float32 logits [R, V] of hidden states [R, D], scaled and capped as its own."""
         logits_RV = self.product(hidden_RD)
         if self._factor != 1.0:
             logits_RV *= self._factor
@@ -52,7 +52,7 @@ class LMHead:
         return logits_RV
 
     def slope(self, logits_RV: Tensor) -> float | Tensor:
-        """The derivative of these logits by the head's products."""
+        """Return the derivative of these logits with respect to the head's products."""
         if self._cap is None:
             return self._factor
         return (1.0 - (logits_RV / self._cap) ** 2) * self._factor
@@ -70,9 +70,9 @@ class LMHead:
 
 
 def _scaling(config: PreTrainedConfig) -> tuple[float, float | None]:
-    """The factor of the head's products, and what they are softly capped at then.
+    """Return the factor of the head's products, and the soft cap of the result.
 
-    The names are transformers'; `proof.py` notices families with others.
+    The options' names are transformers'; `proof.py` finds models that use others.
     """
     factor = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
     scaling = float(getattr(config, "logits_scaling", None) or 1.0)

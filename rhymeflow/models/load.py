@@ -1,7 +1,7 @@
-"""Hugging Face decoder-only models, from where the configuration says.
+"""Loads Hugging Face decoder-only models.
 
-A loaded model attends through `models.attention`, is in eval mode, has no quantization config left
-(so it can be saved), and its parameters have the names and shapes of the plain transformers model.
+A loaded model attends through `models.attention`, is in eval mode and has no quantization config
+(so it can be saved); its parameters have the names and shapes of the plain transformers model.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def resolve_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
-    """Compute precision of `config` on `device`; `auto` looks at the model's size."""
+    """Return the compute precision of `config` on `device`; `auto` depends on the model's size."""
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
     return auto_dtype(count_parameters(load_config(config)), device)
 
 
 def count_parameters(hf_config: PreTrainedConfig) -> int:
-    """Number of parameters of a model of this kind, tied ones once."""
+    """Return the number of parameters of such a model, tied ones counted once."""
     with torch.device("meta"), no_init_weights():
         model = AutoModelForCausalLM.from_config(hf_config)
     model.tie_weights()
@@ -51,10 +51,8 @@ def count_parameters(hf_config: PreTrainedConfig) -> int:
 
 
 def load_config(config: ModelConfig) -> PreTrainedConfig:
-    """The model's own configuration (sizes, layers); reads no weights.
-
-    Raises `UserError` if nothing is there, or if this kind of model cannot be served.
-    """
+    """Read the model's `config.json` (sizes, layers), without its weights. Raises `UserError` if
+    there is none, or the model is not supported."""
     source = readable(config)
     with explained(source):
         hf_config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, **offline(source))
@@ -63,9 +61,8 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 def architecture(config: ModelConfig) -> PreTrainedConfig:
-    """As `load_config`, but without network for models that a recipe names: `models/architectures`
-    has the `config.json` of each, as published on the hub.
-    """
+    """Do what `load_config` does, but without network for the recipes' models: their `config.json`,
+    as published on the hub, is in `models/architectures`. Raises `UserError`."""
     shipped = _ARCHITECTURES / f"{config.name.replace('/', '--')}.json"
     if config.name.count("/") != 1 or not shipped.is_file() or Path(config.name).is_dir():
         return load_config(config)
@@ -75,7 +72,8 @@ def architecture(config: ModelConfig) -> PreTrainedConfig:
 
 
 def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """The model with its weights, attending through `models.attention`, in eval mode."""
+    """Load the model with its weights. Raises `UserError` if it cannot be read or is not
+    supported, or if weights are missing or not finite."""
     load_config(config)
     source = readable(config)
     with explained(source, "the weights"):
@@ -99,10 +97,8 @@ def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device)
 def empty_model(
     config: ModelConfig, *, dtype: torch.dtype, device: torch.device
 ) -> PreTrainedModel:
-    """As `load_model`, but every parameter is NaN, so that use before the first pull shows.
-
-    Buffers (rotary frequencies) are right.
-    """
+    """Create the model with parameters of NaN, which shows if they are used before the first pull;
+    buffers (rotary frequencies) have their values."""
     model = unfilled_model(config, dtype=dtype, device=device)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -113,9 +109,9 @@ def empty_model(
 def unfilled_model(
     config: ModelConfig, *, dtype: torch.dtype, device: torch.device
 ) -> PreTrainedModel:
-    """As `empty_model`, but the parameters' memory was never touched, and so takes none."""
+    """Create the model with uninitialised parameters, which take no memory until written."""
     with no_init_weights():
-        model = _of_config(config, dtype, device)
+        model = _initialised(config, dtype, device)
     model.tie_weights()
     forget_quantization(model)
     return model
@@ -124,20 +120,20 @@ def unfilled_model(
 def random_model(
     config: ModelConfig, *, dtype: torch.dtype, device: torch.device, seed: int
 ) -> PreTrainedModel:
-    """As `load_model`, but with the random weights of a new model."""
+    """Create the model with random initial weights."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        return _of_config(config, dtype, device)
+        return _initialised(config, dtype, device)
 
 
 def small_model(config: ModelConfig, *, device: torch.device) -> PreTrainedModel:
-    """A model of this kind with two layers, few tokens, thin MLPs and random float32 weights."""
+    """Create a small model of the same type: two layers, few tokens, thin MLPs, random weights."""
     hf_config = copy.deepcopy(load_config(config))
     text = hf_config.get_text_config()
     layers = text.num_hidden_layers
     for name, value in list(vars(text).items()):
         if isinstance(value, list) and len(value) == layers:
-            setattr(text, name, value[:_FEW_LAYERS])  # a kind for each layer
+            setattr(text, name, value[:_FEW_LAYERS])  # an entry per layer
         elif name.endswith(_MLP_SIZES) and isinstance(value, int):
             setattr(text, name, min(value, _THIN))
         elif name in ("pad_token_id", "bos_token_id", "eos_token_id") and value is not None:
@@ -149,7 +145,7 @@ def small_model(config: ModelConfig, *, device: torch.device) -> PreTrainedModel
             hf_config, dtype=torch.float32, attn_implementation=attention.NAME
         )
     model.tie_weights()
-    # One pattern of a prime length for all: drawing each number takes seconds.
+    # All parameters repeat one pattern of prime length: drawing all numbers would take seconds.
     drawn = torch.randn(65_537, generator=torch.Generator().manual_seed(0)).to(device)
     with torch.no_grad():
         for each in model.parameters():
@@ -163,8 +159,7 @@ _FEW_LAYERS, _FEW_TOKENS, _THIN = 2, 256, 16
 _MLP_SIZES = ("intermediate_size", "ffn_hidden_size", "ffn_dim")
 
 
-def _of_config(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """A model of this configuration, with torch's initial weights."""
+def _initialised(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     hf_config = load_config(config)
     with torch.device(device):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -176,7 +171,7 @@ def _of_config(config: ModelConfig, dtype: torch.dtype, device: torch.device) ->
 
 
 def generation_config(source: Source) -> GenerationConfig | None:
-    """The model's own, if it has one."""
+    """Read the model's `generation_config.json`; None if it has none."""
     if not source.is_hub and not (Path(source.location) / "generation_config.json").is_file():
         return None
     with explained(source):
@@ -189,12 +184,13 @@ def generation_config(source: Source) -> GenerationConfig | None:
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The tokens that end a response, by the generation config, the model and the tokenizer."""
+    """Return the end-of-sequence tokens of the generation config, the model and the tokenizer.
+    Raises `UserError` if there are none, or one is outside the vocabulary."""
     return _stop_tokens(str(model.name_or_path), model.generation_config, model.config, tokenizer)
 
 
 def check_end(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that a response can end, and that a hub model's weights can be had.
+    """Check that a response can end, and that a hub model's weights are available.
 
     Raises:
         UserError: no token ends a response, or the weights are not in the cache and the hub does
@@ -205,17 +201,17 @@ def check_end(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     if source.is_hub and unreachable() is not None:
         with explained(source, "a file of the weights"):
             names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
-            found = [try_to_load_from_cache(source.location, name) for name in names]
-            if not any(isinstance(each, str) for each in found):
+            paths = [try_to_load_from_cache(source.location, name) for name in names]
+            if not any(isinstance(path, str) for path in paths):
                 raise OSError("none is in the cache")
 
 
 def configured_stop_token_ids(
     config: ModelConfig, tokenizer: PreTrainedTokenizerBase
 ) -> frozenset[int]:
-    """What `stop_token_ids` returns, without the model."""
-    own = generation_config(readable(config))
-    return _stop_tokens(config.name, own, load_config(config), tokenizer)
+    """Do what `stop_token_ids` does, without loading the model."""
+    generation = generation_config(readable(config))
+    return _stop_tokens(config.name, generation, load_config(config), tokenizer)
 
 
 def _stop_tokens(
@@ -224,15 +220,14 @@ def _stop_tokens(
     hf_config: PreTrainedConfig,
     tokenizer: PreTrainedTokenizerBase,
 ) -> frozenset[int]:
-    """`UserError` if there are none."""
-    given: tuple[Any, ...] = (
+    candidates: tuple[Any, ...] = (
         getattr(generation, "eos_token_id", None),
         getattr(hf_config.get_text_config(), "eos_token_id", None),
         tokenizer.eos_token_id,
     )
     ids = frozenset(
         token
-        for one_or_more in given
+        for one_or_more in candidates
         if one_or_more is not None
         for token in (one_or_more if isinstance(one_or_more, list) else [one_or_more])
     )
@@ -245,16 +240,16 @@ def _stop_tokens(
     if max(ids) >= count:
         raise UserError(
             f"model {name!r}: its end-of-sequence token {max(ids)} (eos_token_id in its generation "
-            f"config, config or tokenizer) is none of its {count} tokens"
+            f"config, config or tokenizer) is outside its vocabulary of {count} tokens"
         )
     return ids
 
 
 def _check_complete(source: Source, report: dict[str, Any]) -> None:
-    """Raise `UserError` if files lack parameters, which transformers fills with random numbers."""
+    """Raise `UserError` if files lack parameters: transformers would fill them at random."""
     missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
     wrong = [f"has no {name}" for name in missing]
-    wrong += [f"{name} is {list(there)}, not {list(due)}" for name, there, due in mismatched]
+    wrong += [f"{name} is {list(found)}, not {list(due)}" for name, found, due in mismatched]
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise UserError(
@@ -264,7 +259,6 @@ def _check_complete(source: Source, report: dict[str, Any]) -> None:
 
 
 def _check_finite(source: Source, model: PreTrainedModel) -> None:
-    """Raise `UserError` if weights are NaN or infinite."""
     for name, parameter in model.named_parameters():
         count = parameter.numel() - int(parameter.isfinite().sum())
         if count:
@@ -275,7 +269,7 @@ def _check_finite(source: Source, model: PreTrainedModel) -> None:
 
 
 _NO_ENCODERS = {"gpt_neox", "gpt_neox_japanese"}
-"""Their configurations say `is_decoder: false`, which their models ignore."""
+"""Types whose configurations say `is_decoder: false`, which their models ignore."""
 
 
 def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
@@ -283,7 +277,7 @@ def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
     try:
         text = hf_config.get_text_config()
-    except ValueError:  # it is several models
+    except ValueError:  # a composite of several models
         model_class, text = None, hf_config
     is_encoder = getattr(text, "is_decoder", True) is False and text.model_type not in _NO_ENCODERS
     if model_class is None or is_encoder or getattr(text, "is_encoder_decoder", False):

@@ -1,9 +1,9 @@
-"""From the model's logits to the distribution that is sampled from: one rule for both sides.
+"""The distribution that engine and learner sample from, given the model's logits.
 
-In this order: float32; divided by the temperature (0, greedy, leaves them as they are); `top_k`
-keeps what is at least as likely as the k-th likeliest token; `top_p`, of what is left and
-renormalised, the fewest likeliest tokens that together reach it. A token as likely as the last one
-kept is kept too, so the rule depends on values and not on the order of the vocabulary.
+In this order: logits are cast to float32, and divided by the temperature (unless it is 0, greedy);
+`top_k` keeps the k likeliest tokens; `top_p` keeps the fewest of those, renormalised, that together
+reach it. A token as likely as the last one kept is also kept, so the result does not depend on the
+order of the vocabulary.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ def shaped(
     top_p: float,
     keep_R: Tensor | None = None,
 ) -> Tensor:
-    """Return float32 logits [R, V] of the distribution sampled from, -inf for what is left out.
+    """Return float32 logits [R, V] of the distribution sampled from, -inf for left-out tokens.
 
-    `top_k` 0 and `top_p` 1 are off. `keep_R` names one token per row that is never left out: the
-    learner's row may leave out a token that the behaviour policy, with slightly other weights,
-    could sample, and its log-probability must stay finite. The input is not changed.
+    `top_k` 0 and `top_p` 1 are off. `keep_R` has one token per row that is never left out: the
+    behaviour policy, with slightly other weights, may have sampled a token that would be left out,
+    and its log-probability must be finite. The input is not changed.
     """
     x_RV = logits_RV.float()
     if temperature not in (0.0, 1.0):
@@ -38,7 +38,7 @@ def shaped(
 
 
 def _least_kept(x_RV: Tensor, top_k: int, top_p: float) -> Tensor:
-    """The smallest logit of each row that stays, [R, 1]."""
+    """Return the smallest logit of each row that is kept, [R, 1]."""
     if top_k:
         likeliest_RK = x_RV.topk(min(top_k, x_RV.shape[1]), dim=1).values
     else:

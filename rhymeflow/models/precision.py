@@ -1,8 +1,8 @@
-"""Device and compute precision: what `auto` means on this machine.
+"""The device and the compute precision that `auto` means on this machine.
 
 bfloat16 where the hardware multiplies it (CUDA from Ampere on, CPUs with AVX512-BF16 or AMX, ARM
-with BF16), float32 elsewhere and for models below `SMALL` parameters: call overhead bounds their
-steps (the demo on one AVX512-BF16 core: 1.2 and 1.1 times as fast in bfloat16), and in float32
+with BF16), float32 elsewhere and for models below `SMALL` parameters: call overhead dominates their
+steps (on one AVX512-BF16 core the demo is 1.1 to 1.2 times as fast in bfloat16), and in float32
 rollout and training agree on every log-probability.
 """
 
@@ -16,13 +16,13 @@ from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
 
 SMALL = 20_000_000
-"""Parameters below which `auto` is float32."""
+"""Number of parameters below which `auto` is float32."""
 
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 def resolve_device(config: ModelConfig) -> torch.device:
-    """The device of `config.device`; `UserError` if it asks for a GPU that is not there."""
+    """Return the device of `config.device`. Raises `UserError` if there is no such GPU."""
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
         build = torch.version.cuda
@@ -32,7 +32,7 @@ def resolve_device(config: ModelConfig) -> torch.device:
 
 
 def auto_dtype(num_parameters: int, device: torch.device) -> torch.dtype:
-    """`model.dtype = auto` for a model of this size on this device."""
+    """Return what `model.dtype = auto` means for a model of this size on this device."""
     if num_parameters < SMALL:
         return torch.float32
     fast = torch.cuda.is_bf16_supported(False) if device.type == "cuda" else cpu_has_bfloat16()
@@ -40,8 +40,8 @@ def auto_dtype(num_parameters: int, device: torch.device) -> torch.dtype:
 
 
 def cpu_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the CPU has bfloat16 dot products; emulated ones are slower than float32."""
-    if not cpuinfo.is_file():  # not Linux: unknown, so the safe answer
+    """Return whether the CPU has bfloat16 dot products; emulated ones are slower than float32."""
+    if not cpuinfo.is_file():  # unknown outside Linux
         return False
     for line in cpuinfo.read_text().splitlines():
         name, _, flags = line.partition(":")

@@ -1,8 +1,8 @@
-"""Proof that an engine or a learner computes the model (law 7).
+"""Proves that an engine or a learner computes the model (law 7).
 
-Both run it their own way: attention plugged in, layers fused, the head apart. Before use, their
-log-probabilities of some thirty tokens are compared with those of transformers' own code with eager
-attention, under the weights that they will use. No second copy is made.
+Both run it in their own way: with plugged-in attention, fused layers and a separate head. Before
+use, their log-probabilities of some thirty tokens are compared with those of transformers' own code
+with eager attention, under the same weights. No second copy is made.
 """
 
 from __future__ import annotations
@@ -20,65 +20,58 @@ from rhymeflow.models import attention
 from rhymeflow.models.lm_head import LMHead
 
 _SIZES = ((1, 6), (7, 14), (7, 12))
-"""Tokens of the prompt, and in all. The last two have the prompt, and more, in common."""
+"""Tokens of each prompt, and with its response. The last two share a prefix beyond the prompt."""
 _EXACT, _ROUNDED = 1e-2, 0.1
-"""Differences allowed, in standard deviations of the logits. Right ones are 1e-5 and, in bfloat16,
-0.03 (SmolLM2-135M, 30 layers); wrong attention is 0.5 and more."""
+"""Tolerances in standard deviations of the logits. Correct results differ by 1e-5, in bfloat16 by
+0.03 (SmolLM2-135M, 30 layers); wrong attention by 0.5 and more."""
 _FLOATS = (torch.float32, torch.float64)
 
 Sequences = list[tuple[list[int], int]]
-"""Tokens, and how many of them are the prompt."""
+"""Token ids, and how many of them are the prompt."""
 Own = tuple[Tensor, float]
 """Log-probabilities of the tokens after each prompt, in nats, and the standard deviation of a row
 of logits."""
 
 
 def sequences(model: PreTrainedModel) -> Sequences:
-    """The tokens to compare on.
-
-    Raises:
-        UserError: the model has no body apart from its head.
-    """
+    """Return the tokens to compare on. Raises `UserError` if the model has no separate body."""
     if model.base_model is model:
-        raise _refused(model, "its body is not apart from its head")
+        raise _refused(model, "its body is not separate from its head")
     text = model.config.get_text_config()
-    found = []
+    token_ids = []
     for i, (prompt, length) in enumerate(_SIZES):
-        places = range(min(length, text.max_position_embeddings))
-        ids = [(3 + 7 * j * j + (j > 9) * i) % text.vocab_size for j in places]
-        found.append((ids, prompt))
-    return found
+        positions = range(min(length, text.max_position_embeddings))
+        ids = [(3 + 7 * j * j + (j > 9) * i) % text.vocab_size for j in positions]
+        token_ids.append((ids, prompt))
+    return token_ids
 
 
-def own(model: PreTrainedModel, given: Sequences) -> Own:
-    """Compute the model's own log-probabilities.
-
-    Raises:
-        UserError: it changes its logits after the head in a way that `LMHead` does not know.
-    """
+def own(model: PreTrainedModel, token_ids: Sequences) -> Own:
+    """Compute the model's own log-probabilities. Raises `UserError` if it changes its logits after
+    the head in a way that `LMHead` does not support."""
     logprobs, spread = [], 0.0
     with torch.no_grad(), _by_itself(model) as (head, hidden):
-        for ids, prompt in given:
+        for ids, prompt in token_ids:
             ids_1T = torch.tensor([ids], device=model.device)
             logits_TV = model(input_ids=ids_1T, use_cache=False).logits[0].float()
-            if not hidden:  # as OPT, which calls what is inside its body
+            if not hidden:  # OPT calls a module inside its body
                 model.base_model(input_ids=ids_1T, use_cache=False)
             spread = float(logits_TV.std(dim=1).mean())
-            # Of the same hidden states, so to be exact in any precision.
+            # From the same hidden states, so exact in any precision.
             difference = (head.logits(hidden.pop()[0]) - logits_TV).abs().max()
             if not difference <= _EXACT * spread:
-                raise _refused(model, "it changes its logits after the head in a way of its own")
+                raise _refused(model, "it changes its logits after the head in an unknown way")
             targets_T1 = ids_1T[0, prompt:, None]
             logprobs.append(logits_TV.log_softmax(-1)[prompt - 1 : -1].gather(1, targets_T1)[:, 0])
     return torch.cat(logprobs), spread
 
 
 def check(model: PreTrainedModel, logprob_N: Tensor, expected: Own, who: str) -> None:
-    """Raise `UserError` if `who` found other log-probabilities than the model by itself."""
+    """Raise `UserError` if the log-probabilities of `who` are not the model's own."""
     own_N, spread = expected
     error_N = (logprob_N.float().cpu() - own_N.cpu()).abs()
     is_exact = model.dtype in _FLOATS
-    # In bfloat16 single tokens differ by much where rounding chooses another expert.
+    # In bfloat16 single tokens differ a lot if rounding selects another expert.
     error = float(error_N.max() if is_exact else error_N.median())
     if not error <= (_EXACT if is_exact else _ROUNDED) * spread:
         raise _refused(model, f"{who}'s log-probabilities are {error:.2g} nats off its own")
@@ -91,9 +84,9 @@ def _refused(model: PreTrainedModel, reason: str) -> UserError:
 
 @contextmanager
 def _by_itself(model: PreTrainedModel) -> Iterator[tuple[LMHead, list[Tensor]]]:
-    """The model with its own attention; each call of its body appends the last hidden states.
+    """Give the model its eager attention; each call of its body appends the last hidden states.
 
-    Its head's products are float32, as ours are: rounding would hide what is wrong.
+    Its head's products are float32, as `LMHead`'s: rounding would hide errors.
     """
     head, hidden = LMHead(model, many_rows=True), list[Tensor]()
 

@@ -1,8 +1,8 @@
-"""LongRoPE's factors, chosen once for a run.
+"""Chooses LongRoPE's factors once for a run.
 
-transformers takes the long ones for a whole call if one of its positions is beyond the length that
-the model was first trained with, so a response would depend on what is computed beside it (law 3).
-Here the greatest length that the run can have decides, as in vLLM.
+transformers uses the long factors for a whole call if any position in it is beyond the length of
+the model's original training, so a response would depend on others in its batch (law 3). Here the
+greatest length in the run decides, as in vLLM.
 """
 
 from __future__ import annotations
@@ -18,40 +18,36 @@ from rhymeflow.errors import UserError
 
 
 def settled(model: PreTrainedModel, config: Config) -> PreTrainedModel:
-    """The model, for prompts and responses of `config`.
-
-    Raises:
-        UserError: vLLM would scale attention otherwise.
-    """
+    """Fix the model's LongRoPE factors for the lengths of `config`, in place; return the model.
+    Raises `UserError` if the engine is vLLM, and would scale attention differently."""
     length = _longest(config, model.config.get_text_config().max_position_embeddings)
     for module in model.modules():
         if getattr(module, "rope_type", None) == "longrope":
             rotary: Any = module
-            make = ROPE_INIT_FUNCTIONS["longrope"]
-            found, scale = make(rotary.config, rotary.inv_freq.device, seq_len=length)
+            init = ROPE_INIT_FUNCTIONS["longrope"]
+            inv_freq, scale = init(rotary.config, rotary.inv_freq.device, seq_len=length)
             if config.rollout.engine == "vllm":
                 _check_scale(rotary.config, scale)
-            # The two that transformers chooses from in each call.
-            rotary.original_inv_freq = rotary.long_inv_freq = found
+            # transformers chooses between these two in each call.
+            rotary.original_inv_freq = rotary.long_inv_freq = inv_freq
     return model
 
 
 def _check_scale(text: Any, scale: float) -> None:
-    """Raise `UserError` if vLLM, which computes it from the two lengths alone, finds another."""
-    first = text.rope_parameters["original_max_position_embeddings"]
-    times = max(text.max_position_embeddings / first, 1.0)
-    of_vllm = math.sqrt(1.0 + math.log(times) / math.log(first))
-    if abs(scale - of_vllm) > 1e-4:
+    """Raise `UserError` if vLLM, which uses the two lengths alone, computes another scale."""
+    original = text.rope_parameters["original_max_position_embeddings"]
+    factor = max(text.max_position_embeddings / original, 1.0)
+    vllm_scale = math.sqrt(1.0 + math.log(factor) / math.log(original))
+    if abs(scale - vllm_scale) > 1e-4:
         raise UserError(
             f"rollout.engine = 'vllm': the model's config.json has LongRoPE scale attention by "
-            f"{scale:.4f} (factor or attention_factor), vLLM would by {of_vllm:.4f}; use 'native'"
+            f"{scale:.4f} (factor or attention_factor), vLLM would by {vllm_scale:.4f}; use native"
         )
 
 
 def _longest(config: Config, context: int) -> int:
-    """Most tokens that a prompt and its response can have together."""
     rollout, prompt = config.rollout, config.data.max_prompt_length
-    if rollout.engine == "vllm":  # which looks at nothing else
+    if rollout.engine == "vllm":  # vLLM uses no other length
         return min(rollout.vllm_max_model_length or context, context)
     if prompt is None:
         return context

@@ -1,6 +1,6 @@
-"""Rows of a model's weights, read from its files when needed, so that no process holds the whole.
+"""Reads rows of a model's weights from its files, so that no process holds the whole model.
 
-If the files name parameters otherwise than the model in memory (few families), it is loaded whole.
+For the few families whose files have other parameter names than the model, it is loaded whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CPU = torch.device("cpu")
 
 
 class WeightRows:
-    """The model of `config` in float32, row by row."""
+    """Reads rows of the parameters of `config`'s model, in float32."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
@@ -36,7 +36,7 @@ class WeightRows:
             self._whole = {name: each.detach() for name, each in model.named_parameters()}
 
     def _fits(self) -> bool:
-        """Whether the files have the model's parameters by its names. Reads headers only."""
+        """Return whether the files have the model's parameters by its names; read only headers."""
         if getattr(load_config(self._config), "quantization_config", None) is not None:
             return False
         for name, parameter in self.skeleton().named_parameters():
@@ -44,15 +44,15 @@ class WeightRows:
                 return False
             with safe_open(self._files[name], "pt") as file:
                 if tuple(file.get_slice(name).get_shape()) != tuple(parameter.shape):
-                    return False  # `load_model` will say so
+                    return False  # `load_model` raises
         return True
 
     def skeleton(self) -> PreTrainedModel:
-        """The model; its parameters' memory was never touched, and so takes none."""
+        """Create the model with uninitialised parameters; see `unfilled_model`."""
         return unfilled_model(self._config, dtype=torch.float32, device=_CPU)
 
     def read(self, name: str, rows: slice) -> Tensor:
-        """Rows of a parameter, by its name in the model, in float32.
+        """Return rows of a parameter, by its name in the model, in float32.
 
         Raises:
             UserError: some are NaN or infinite.
@@ -60,14 +60,14 @@ class WeightRows:
         if self._whole is not None:
             return self._whole[name][rows]
         with explained(self._source, "the weights"), safe_open(self._files[name], "pt") as file:
-            found: Tensor = file.get_slice(name)[rows].float()
-        count = found.numel() - int(found.isfinite().sum())
+            values: Tensor = file.get_slice(name)[rows].float()
+        count = values.numel() - int(values.isfinite().sum())
         if count:
             raise UserError(
-                f"model.name = {self._source.name!r}: {count:,} of the {found.numel():,} numbers "
+                f"model.name = {self._source.name!r}: {count:,} of the {values.numel():,} numbers "
                 f"in rows {rows.start:,} to {rows.stop:,} of {name} are NaN or infinite"
             )
-        return found
+        return values
 
 
 def _directory(source: Source) -> Path:
@@ -78,7 +78,6 @@ def _directory(source: Source) -> Path:
 
 
 def _files(directory: Path) -> dict[str, Path]:
-    """The file that has each tensor."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]

