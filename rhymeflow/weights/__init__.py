@@ -1,1 +1,1 @@
-"""Model weights by version: from the learner to the rollout instances, proved on arrival."""
+"""Transfers model weights by version from the learner to rollout instances, with proof."""

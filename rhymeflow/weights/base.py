@@ -1,11 +1,11 @@
-"""How instances pull the learner's weights, each at its own time.
+"""Interfaces by which rollout instances pull the learner's weights, each when it needs them.
 
     store.publish(version, tensors)                    in the learner
     reader = handle.open()                             in the process that holds the tensors
     pulled = Installation(into).pull(reader, version)  `weights/install.py`
 
-A pull neither waits for a publication nor holds one up, and a puller that dies blocks no other
-process. Loads no torch.
+A pull neither waits for a publication nor delays one, and a puller that dies blocks no other
+process. Imports no torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rhymeflow.config import Config
 from rhymeflow.core.types import Version
 from rhymeflow.utils import progress
 from rhymeflow.utils.objects import OwnerLost
-from rhymeflow.weights.changes import Changes, Finder, Found, Listed, pack, shares, whole_in
+from rhymeflow.weights.changes import Changes, Difference, Finder, Listed, pack, shares, whole_in
 from rhymeflow.weights.manifest import Manifest, TensorSpec, require_names, require_spec
 from rhymeflow.weights.proof import ChecksumMismatch, ProvedWeights, bytes_of, combine, digest
 
@@ -31,133 +31,127 @@ if TYPE_CHECKING:
 
 
 class VersionUnavailable(LookupError):  # noqa: N818 - it is what happened
-    """The version asked for cannot be had (not yet, or no longer)."""
+    """The store does not have the version yet, or no longer."""
 
 
 class Overtaken(RuntimeError):  # noqa: N818 - it is what happened
-    """What was being pulled has been written over: pull again."""
+    """The weights were overwritten during the pull: pull again."""
 
 
 class WeightStore:
     """The learner's side."""
 
     handle: WeightHandle
-    """How readers find it."""
+    """By which readers open it."""
 
     def __init__(self, manifest: Manifest, keep: int) -> None:
-        """The changes to the last `keep` publications are kept."""
+        """`keep` is the number of last publications to which changes are kept; 0: none."""
         self._manifest, self._keep, self._finder = manifest, keep, Finder(manifest)
-        self._made: ProvedWeights | None = None
+        self._last: ProvedWeights | None = None
         self.metrics: Mapping[str, float] = {}
-        """How much the last publication changed, and what that takes, each as a share of the
-        weights; empty where no changes are kept."""
+        """How much the last publication changed; see `shares`. Empty if no changes are kept."""
 
     def publish(self, version: Version, tensors: Mapping[str, Tensor]) -> int:
-        """Let `version` be pulled; return the checksum that proves it.
+        """Publish `version` for readers; return its checksum.
 
-        The tensors, on any device, must not change until this returns. Digests are of what is
-        given, so the reader finds what goes wrong in the copy.
+        The tensors, on any device, must not change until this returns. Their digests are taken
+        before they are copied, so that readers detect errors in the copy.
 
-        Raises:
-            ManifestMismatch: they are not the manifest's tensors.
+        Raises `ManifestMismatch` if they are not the manifest's tensors.
         """
         require_names(self._manifest, tensors)
-        base = self._made if self._keep else None
+        base = self._last if self._keep else None
         old, put = self._begin()
-        digests, found = list[int](), list[Found]()
-        # Each is looked up once: a mapping may make them (gather them from ranks) one by one.
+        digests, differences = list[int](), list[Difference]()
+        # Look each tensor up once: the mapping may gather it from ranks.
         for spec in self._manifest:
             tensor = tensors[spec.name]
             require_spec(spec, tensor)
             source = bytes_of(tensor)
             progress.advance()
             if base is not None:
-                found.append(self._finder.find(source, old(spec)))
+                differences.append(self._finder.find(source, old(spec)))
             put(spec, source)
             digests.append(digest(source))
-        made = ProvedWeights(version, combine(self._manifest, digests))
-        changes = [] if base is None else pack(base, made, digests, found)
-        self._end(made, digests, base, changes)
+        weights = ProvedWeights(version, combine(self._manifest, digests))
+        changes = [] if base is None else pack(base, weights, digests, differences)
+        self._end(weights, digests, base, changes)
         if base is not None:
-            self.metrics = shares(self._manifest, found, sum(map(len, changes)))
-        self._made = made
-        return made.checksum
+            self.metrics = shares(self._manifest, differences, sum(map(len, changes)))
+        self._last = weights
+        return weights.checksum
 
     def _begin(self) -> tuple[BytesOf, Callable[[TensorSpec, np.ndarray], None]]:
-        """What returns the bytes of the last publication, and what takes those of the next."""
+        """Return a function that reads a tensor of the last publication, and one that writes it."""
         raise NotImplementedError
 
     def _end(
         self,
-        made: ProvedWeights,
+        weights: ProvedWeights,
         digests: list[int],
         base: ProvedWeights | None,
         changes: Sequence[np.ndarray],
     ) -> None:
-        """All tensors were taken: let them be pulled. If there is a `base`, the changes, parts of
-        one buffer, lead here from it."""
+        """Publish what was written, with `changes` from `base` (parts of one buffer), if any."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Give back what it keeps; readers keep what they have."""
+        """Free the store's memory; readers keep what they have."""
         raise NotImplementedError
 
 
 class SharedMemoryWeightHandle(msgspec.Struct, frozen=True, tag="shared_memory"):
-    """Reaches the weights from any process of the machine that holds the memory of this name."""
+    """Opens a store in shared memory from any process of its machine."""
 
     name: str
     manifest: Manifest
     has_changes: bool = False
-    """What changed from version to version is there too."""
+    """Whether the store also has the changes between versions."""
 
     def open(self) -> WeightReader:
-        """Open it in this process, which is the one that holds the tensors.
-
-        Raises:
-            FileNotFoundError: the process that created the memory is gone.
-        """
+        """Open the store in this process, where the tensors to be filled are. Raises
+        `FileNotFoundError` if the process that created the memory is gone."""
         from rhymeflow.weights.shared_memory import SharedMemoryWeightReader
 
         return SharedMemoryWeightReader(self)
 
 
 class ObjectWeightHandle(msgspec.Struct, frozen=True, tag="objects"):
-    """The same from any process of the cluster of which `owner` is one."""
+    """Opens a store of objects from any process of the cluster; `owner` is the learner's."""
 
     owner: str
     manifest: Manifest
 
     def open(self) -> WeightReader:
-        """Be able to ask the owner; does not look whether it is there."""
+        """Open the store, without asking its owner anything yet."""
         from rhymeflow.weights.objects import ObjectWeightReader
 
         return ObjectWeightReader(self)
 
 
 WeightHandle = SharedMemoryWeightHandle | ObjectWeightHandle
-"""Where the weights are: what messages carry."""
+"""Where the weights are, as messages say it."""
 
 
 BytesOf = Callable[[TensorSpec], np.ndarray]
-"""Returns the bytes of a tensor, [n] uint8, valid until the next is asked for."""
+"""Returns a tensor's bytes, [n] uint8, which are valid until the next call."""
 
 
 class Update(NamedTuple):
-    """What turns weights that a puller has into those of another version."""
+    """Turns the weights that a puller has into those of another version."""
 
     manifest: Manifest
-    made: ProvedWeights
-    """What it makes, if it is proved."""
+    weights: ProvedWeights
+    """The result, once it is proved."""
     digests: Callable[[], Sequence[int]]
-    """Of each tensor that was published. Raises `Overtaken` if other bytes may have been read."""
+    """Returns each tensor's published digest. Raises `Overtaken` if the bytes may be another's."""
     bytes_of: BytesOf
     steps: Sequence[Changes] | None
-    """What leads here from the weights that the puller has; None: every tensor is brought whole."""
+    """Changes to apply to the puller's weights, in order; None: all tensors are copied whole."""
 
     @property
     def whole(self) -> Iterator[tuple[str, np.ndarray]]:
-        """The tensors that are to be copied, by name, with their bytes."""
+        """Names and bytes of the tensors to copy whole."""
         names = None if self.steps is None else whole_in(self.steps)
         for spec in self.manifest:
             if names is None or spec.name in names:
@@ -165,27 +159,28 @@ class Update(NamedTuple):
 
     @property
     def listed(self) -> Iterator[tuple[str, Listed]]:
-        """What is to be put into the others, one after the other."""
+        """Names and changes of the other tensors, in the order in which to apply them."""
         whole = whole_in(self.steps or ())
         for step in self.steps or ():
             yield from (each for each in step.listed.items() if each[0] not in whole)
 
     def prove(self, held: Mapping[str, int]) -> ProvedWeights:
-        """What was pulled, given the digest of each tensor that the puller now computes with (law
-        5); where only listed changes were put in, it follows from the one before.
+        """Return the pulled weights, proved by the digests of the puller's tensors (law 5).
+
+        If only changes were applied to a tensor, its digest was updated from the one before.
 
         Raises:
-            Overtaken: what was pulled is no whole version; pull again.
-            ChecksumMismatch: what arrived is not what was published.
+            Overtaken: the tensors are not of one version; pull again.
+            ChecksumMismatch: the tensors are not those published.
         """
-        published, found = self.digests(), [held[spec.name] for spec in self.manifest]
-        if combine(self.manifest, found) == self.made.checksum:
-            return self.made
-        digests = zip(self.manifest, published, found, strict=True)
+        published, pulled = self.digests(), [held[spec.name] for spec in self.manifest]
+        if combine(self.manifest, pulled) == self.weights.checksum:
+            return self.weights
+        digests = zip(self.manifest, published, pulled, strict=True)
         differing = [spec.name for spec, a, b in digests if a != b]
         raise ChecksumMismatch(
-            f"pull of version {self.made.version}: the checksum is not the published one; "
-            f"{len(differing)} of {len(found)} tensors differ, first "
+            f"pull of version {self.weights.version}: the checksum is not the published one; "
+            f"{len(differing)} of {len(pulled)} tensors differ, first "
             f"{differing[0] if differing else 'none: the published checksum itself is damaged'}"
         )
 
@@ -193,8 +188,8 @@ class Update(NamedTuple):
 class WeightReader:
     """One puller's side.
 
-    All raise `OwnerLost`, and bring nothing, where who published is gone and the weights with it:
-    the next learner publishes them again, in a store of its own.
+    Methods raise `OwnerLost` if the publishing process is gone and the weights with it; the next
+    learner publishes them again, in a new store.
     """
 
     def __init__(self, handle: WeightHandle) -> None:
@@ -203,29 +198,22 @@ class WeightReader:
         self._fetching: tuple[ProvedWeights | None, Version | None, Future[Update]] | None = None
 
     def _fetch(self, have: ProvedWeights | None, want: Version | None) -> Update:
-        """See `update`."""
         raise NotImplementedError
 
     def prepare(self, have: ProvedWeights | None, want: Version) -> bool:
-        """Begin to fetch, in the background, what `update` will need; whether that is here.
-
-        To be asked again until it is. Nothing depends on it but how long `update` takes.
-        """
+        """Fetch, in the background, what `update` will need; return whether it has arrived. Call it
+        until it has; `update` also works without it, but takes longer."""
         if self._fetching is None or self._fetching[:2] != (have, want):
             self._fetching = have, want, self._executor.submit(self._fetch, have, want)
         fetch = self._fetching[2]
         if fetch.done() and isinstance(fetch.exception(), OwnerLost):
             self._fetching = None
-            fetch.result()  # raises it
+            fetch.result()  # raises the error
         return fetch.done()
 
     def update(self, have: ProvedWeights | None, want: Version | None) -> Update:
-        """What brings `want` (None: the newest), by changes if `have` was proved and they are
-        known and shorter.
-
-        Raises:
-            VersionUnavailable: `want` is not there, or nothing is.
-        """
+        """Return an update to `want` (None: the newest), by changes from `have` if they are there
+        and smaller than the weights. Raises `VersionUnavailable` if there is no such version."""
         fetching, self._fetching = self._fetching, None
         if fetching is not None and fetching[:2] == (have, want):
             return fetching[2].result()
@@ -233,17 +221,17 @@ class WeightReader:
 
 
 SPARE_VERSIONS = 2
-"""Beyond the staleness bound: an instance may be that much behind, and one version more while the
-next is published."""
+"""Versions kept beyond the staleness bound: an instance may be that far behind, and one more while
+the next version is published."""
 
 
 def make_store(config: Config, manifest: Manifest, run_dir: Path) -> WeightStore:
-    """An empty store of `weights.transport`.
+    """Create an empty store of `weights.transport`.
 
-    On one machine it is named after the run's directory, and what a learner that was killed left
-    is removed first: there is one learner at a time.
+    On one machine it is named after the run's directory, and memory left by a killed learner is
+    freed first: a run has one learner at a time.
     """
-    from rhymeflow.utils import shared_memory  # the controller knows no memory
+    from rhymeflow.utils import shared_memory  # not for the controller
     from rhymeflow.weights.objects import ObjectWeightStore
     from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 

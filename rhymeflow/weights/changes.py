@@ -1,19 +1,19 @@
-"""What changed from one version of the weights to the next: one buffer of plain bytes.
+"""The changes from one version of the weights to the next, as one buffer of bytes.
 
     words    magic; base version, base checksum; version, checksum
     digests  of each tensor of the version, in the manifest's order
-    listed   of each tensor: 0 if its changes are not listed here, else 1 more than their number
-    counts   uint32, of each listed tensor and each block of 65,536 units of it: how many
-    places   uint16: the changed units, from the first of their block
-    values   uint16: what they are now
+    entries  of each tensor: 0 if its changes are not listed, else their number plus 1
+    counts   uint32: number of changes in each block of 65,536 units of each listed tensor
+    places   uint16: index of each changed unit in its block
+    values   uint16: its new value
 
-A unit has 16 bits; words, digests and the table are uint64. A tensor of which more than `MOST` of
-the units changed is not listed: it is taken whole. (Putting in so many changes takes longer than
-copying; and at four times that the list is as large as the tensor.)
+A unit has 16 bits; words, digests and entries are uint64. If more than `MOST` of a tensor's units
+changed, they are not listed and the tensor is copied whole. (Applying so many changes takes longer
+than copying; at four times as many, the list is as large as the tensor.)
 
-A base and its changes make the version to the last bit, NaN payloads and the signs of zeros
-included. The base is known by version and checksum, so changes are never put into anything else.
-The bytes mean the same in any process and on any machine of this byte order.
+A base and its changes give the version to the last bit, NaN payloads and signs of zeros included.
+The base is identified by version and checksum, so changes are never applied to other weights. The
+bytes mean the same on any machine of this byte order.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from rhymeflow.weights.manifest import Manifest, TensorSpec
 from rhymeflow.weights.proof import ProvedWeights, units_of
 
 MOST = 1 / 8
-"""Share of a tensor's units beyond which it is not listed."""
+"""Greatest share of a tensor's units that are listed."""
 
-_MAGIC = 0x52484D44454C5432  # "RHMDELT2": the last digit is this arrangement's version
+_MAGIC = 0x52484D44454C5432  # "RHMDELT2": the last digit is the format's version
 _WORDS = 5
 _BLOCK = 1 << 16
 _UNIT = 2
@@ -40,32 +40,33 @@ class Listed(NamedTuple):
     """Changed 16-bit units of one tensor, in order, as `kernels.put_changes` takes them."""
 
     counts: np.ndarray
-    """Of them, in each block of 65,536 units, [blocks] uint32."""
+    """Number of changes in each block of 65,536 units, [blocks] uint32."""
     places: np.ndarray
-    """Of each, from the first unit of its block, [n] uint16."""
+    """Index of each changed unit in its block, [n] uint16."""
     values: np.ndarray
-    """What each is now, [n] uint16."""
+    """New value of each changed unit, [n] uint16."""
 
 
-class Found(NamedTuple):
-    """How one tensor differs from what it was."""
+class Difference(NamedTuple):
+    """How a tensor differs from its last version."""
 
     changed: int
+    """Number of changed units."""
     listed: Listed | None
-    """None: it is to be taken whole."""
+    """None: it is copied whole."""
 
 
 class Finder:
-    """Compares tensors of a manifest with what they were."""
+    """Compares a manifest's tensors with their last versions."""
 
     def __init__(self, manifest: Manifest) -> None:
         largest = max((int(_units(spec) * MOST) for spec in manifest), default=0) + _BLOCK
-        # Touched, and so taken from the machine, only as far as tensors change.
+        # The pages are touched, and so allocated, only as far as tensors change.
         self._places = np.empty(largest, np.uint16)
         self._values = np.empty(largest, np.uint16)
 
-    def find(self, new: np.ndarray, old: np.ndarray) -> Found:
-        """What of these bytes, [n] uint8, is not as in the `old` ones."""
+    def find(self, new: np.ndarray, old: np.ndarray) -> Difference:
+        """Return the differences of these bytes, [n] uint8, from the `old` ones."""
         from rhymeflow.weights.kernels import find_changes  # loads numba
 
         is_even = len(new) % _UNIT == 0
@@ -74,57 +75,59 @@ class Finder:
         counts = np.zeros(-(-len(new_U) // _BLOCK), np.uint32)
         changed = int(find_changes(new_U, old_U, counts, self._places, self._values, most))
         if changed > most:
-            return Found(changed, None)
+            return Difference(changed, None)
         places, values = self._places[:changed].copy(), self._values[:changed].copy()
-        return Found(changed, Listed(counts, places, values))
+        return Difference(changed, Listed(counts, places, values))
 
 
 def pack(
-    base: ProvedWeights, made: ProvedWeights, digests: Sequence[int], found: Sequence[Found]
+    base: ProvedWeights,
+    weights: ProvedWeights,
+    digests: Sequence[int],
+    differences: Sequence[Difference],
 ) -> list[np.ndarray]:
-    """The buffer, as parts that follow one another, [n] uint8."""
-    listed = [each.listed for each in found if each.listed is not None]
-    entries = [0 if each.listed is None else each.changed + 1 for each in found]
-    words = np.array([_MAGIC, *base, *made, *digests, *entries], np.uint64)
+    """Return the buffer as consecutive parts, [n] uint8."""
+    listed = [each.listed for each in differences if each.listed is not None]
+    entries = [0 if each.listed is None else each.changed + 1 for each in differences]
+    words = np.array([_MAGIC, *base, *weights, *digests, *entries], np.uint64)
     parts = [words, *(part for column in zip(*listed, strict=True) for part in column)]
     return [part.view(np.uint8) for part in parts]
 
 
-def shares(manifest: Manifest, found: Sequence[Found], size: int) -> dict[str, float]:
-    """How much of the weights changed, by names of metrics; `size`: bytes of the buffer."""
-    whole = sum(
-        spec.num_bytes for spec, each in zip(manifest, found, strict=True) if each.listed is None
-    )
+def shares(manifest: Manifest, differences: Sequence[Difference], size: int) -> dict[str, float]:
+    """Return metrics of how much of the weights changed; `size` is the buffer's, in bytes."""
+    pairs = zip(manifest, differences, strict=True)
+    whole = sum(spec.num_bytes for spec, each in pairs if each.listed is None)
     num_bytes = max(1, sum(spec.num_bytes for spec in manifest))
     return {
-        "params/changed_share": 2 * sum(each.changed for each in found) / num_bytes,
+        "params/changed_share": 2 * sum(each.changed for each in differences) / num_bytes,
         "params/whole_share": whole / num_bytes,
         "params/delta_bytes": float(size + whole),
     }
 
 
 class Changes:
-    """The buffer, read in place, [n] uint8 from an address that is a multiple of 8."""
+    """A buffer, [n] uint8 at an address that is a multiple of 8, read in place."""
 
     def __init__(self, manifest: Manifest, buffer: np.ndarray) -> None:
         count = len(manifest)
         words = buffer[: (_WORDS + 2 * count) * 8].view(np.uint64)
-        assert int(words[0]) == _MAGIC, "these are no changes of this Rhymeflow's weights"
+        assert int(words[0]) == _MAGIC, "not a buffer of changes of this version of Rhymeflow"
         self.buffer = buffer
         self.base = ProvedWeights(int(words[1]), int(words[2]))
-        self.made = ProvedWeights(int(words[3]), int(words[4]))
+        self.weights = ProvedWeights(int(words[3]), int(words[4]))
         self.digests, self._entries = words[_WORDS:].reshape(2, count).tolist()
         self._manifest = manifest
 
     @property
     def whole(self) -> set[str]:
-        """The tensors that are to be taken whole."""
+        """Names of the tensors that are copied whole."""
         pairs = zip(self._manifest, self._entries, strict=True)
         return {spec.name for spec, entries in pairs if entries == 0}
 
     @cached_property
     def listed(self) -> dict[str, Listed]:
-        """The changes of the others, by name; those that did not change at all are left out."""
+        """Changes of the other tensors by name, without unchanged ones."""
         sizes = [max(0, entries - 1) for entries in self._entries]
         blocks = [
             -(-_units(spec) // _BLOCK) if entries else 0
@@ -136,52 +139,50 @@ class Changes:
         counts = self.buffer[start:middle].view(np.uint32)
         places = self.buffer[middle:last].view(np.uint16)
         values = self.buffer[last : last + 2 * sum(sizes)].view(np.uint16)
-        found, block, first = {}, 0, 0
-        for spec, size, of_blocks in zip(self._manifest, sizes, blocks, strict=True):
+        listed, block, first = {}, 0, 0
+        for spec, size, num_blocks in zip(self._manifest, sizes, blocks, strict=True):
             if size:
                 part = slice(first, first + size)
-                found[spec.name] = Listed(
-                    counts[block : block + of_blocks], places[part], values[part]
+                listed[spec.name] = Listed(
+                    counts[block : block + num_blocks], places[part], values[part]
                 )
-            block, first = block + of_blocks, first + size
-        return found
+            block, first = block + num_blocks, first + size
+        return listed
 
 
 def copied(manifest: Manifest, buffers: Iterable[np.ndarray]) -> list[Changes]:
-    """These changes in memory of this process, ready to be put in."""
-    found = [Changes(manifest, buffer.copy()) for buffer in buffers]
-    for each in found:
-        each.listed  # noqa: B018 - is made now, not while the puller waits for it
-    return found
+    """Copy buffers of changes into this process's memory, ready to be applied."""
+    steps = [Changes(manifest, buffer.copy()) for buffer in buffers]
+    for step in steps:
+        step.listed  # noqa: B018 - computed now, not while the puller waits
+    return steps
 
 
 def whole_in(steps: Iterable[Changes]) -> set[str]:
-    """The tensors that one of the steps takes whole."""
+    """Return the names of the tensors that any step copies whole."""
     return set().union(*(step.whole for step in steps))
 
 
 class Link(NamedTuple):
-    """A publication, and what can be had of its changes."""
+    """The changes to a publication, if they are available."""
 
-    made: ProvedWeights
+    weights: ProvedWeights
     base: ProvedWeights | None
-    """None: none can be had."""
+    """Where the changes start; None: they are not available."""
     num_bytes: int
     buffer: Any
-    """The changes, or what names them."""
+    """The changes, or a reference to them."""
 
 
 def chain(
     manifest: Manifest, newest_first: Iterable[Link], have: ProvedWeights
 ) -> list[Link] | None:
-    """What leads from `have` to the first of these, in order.
-
-    None if it is not there, or larger than the weights.
-    """
+    """Return the links from `have` to the first of these, in order of application; None if some are
+    missing, or they are larger than the weights."""
     links: list[Link] = []
     left = sum(spec.num_bytes for spec in manifest)
     for link in newest_first:
-        if link.made == have:
+        if link.weights == have:
             return links[::-1]
         if link.base is None or (left := left - link.num_bytes) < 0:
             return None

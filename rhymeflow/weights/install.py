@@ -1,8 +1,7 @@
-"""Pulling weights into tensors, in place and proved.
+"""Pulls weights into tensors, in place and proved.
 
-What is proved is what stands in the tensors: of what a pull writes, as it stands there afterwards;
-of what it does not touch, as it was proved when it was written. After an error the tensors hold
-anything.
+Digests are those of the tensors themselves: they are taken after a pull has written them, and kept
+for what it does not touch. After an error the tensors are undefined.
 """
 
 from __future__ import annotations
@@ -31,46 +30,43 @@ from rhymeflow.weights.proof import (
 )
 
 _MAX_OVERTAKEN = 1000
-"""A reader is overtaken once per two publications; more often means that they never pause."""
+"""Two publications overtake a reader once; so many times means that they never pause."""
 
 
 class Installation:
-    """Tensors that weights are pulled into, and what they hold.
+    """Tensors into which weights are pulled, and their digests.
 
-    They must not be changed by anybody else, nor moved: what is known of them is built upon.
+    Nothing else may change or move them, since pulls build on their content.
     """
 
     def __init__(self, into: Mapping[str, Tensor]) -> None:
         self.holds: ProvedWeights | None = None
-        """What was proved of them; None: they hold anything."""
+        """The proved weights in them; None: they are undefined."""
         self.digests: dict[str, int] = {}
-        """Of each tensor, as far as it was pulled."""
+        """Digest of each tensor that was pulled."""
         self._into = into
         self._places: dict[str, np.ndarray | None] = {}
 
     def pull(self, reader: WeightReader, want: Version | None = None) -> ProvedWeights:
-        """Bring `want`, or the newest weights for None, into the tensors.
-
-        Only what differs from what they hold, where the reader knows it. Raises `ManifestMismatch`
-        if they are not the manifest's tensors, and else as the reader.
-        """
+        """Bring the tensors to `want`, or to the newest weights for None, by changes if possible.
+        Raises `ManifestMismatch` if they are not the manifest's, and what the reader raises."""
         held, self.holds = self.holds, None
         if held is None:
             require(reader.manifest, self._into)
 
         def pull(want: Version | None) -> ProvedWeights:
             nonlocal held
-            update, held = reader.update(held, want), None  # if it is overtaken, all anew
-            return self._put_in(update)
+            update, held = reader.update(held, want), None  # if overtaken, pull all
+            return self._apply(update)
 
         self.holds = until_whole(pull, want)
         return self.holds
 
     def pull_at_least(self, reader: WeightReader, want: Version | None) -> ProvedWeights:
-        """Bring `want` or, if it is there no longer, the newest weights; see `pull`."""
+        """Bring the tensors to `want` or, if it is gone, the newest weights; see `pull`."""
         return or_newer(partial(self.pull, reader), want)
 
-    def _put_in(self, update: Update) -> ProvedWeights:
+    def _apply(self, update: Update) -> ProvedWeights:
         from rhymeflow.weights.kernels import put_changes  # loads numba
 
         for name, listed in update.listed:
@@ -85,7 +81,7 @@ class Installation:
         return update.prove(self.digests)
 
     def _place(self, name: str) -> np.ndarray | None:
-        """The tensor's bytes in place; None if they are not in one piece of the CPU's memory."""
+        """Return a view of the tensor's bytes; None unless they are contiguous CPU memory."""
         if name not in self._places:
             tensor = self._into[name]
             is_in_place = tensor.device.type == "cpu" and tensor.is_contiguous()
@@ -100,14 +96,14 @@ class Installation:
             return
         if len(data):
             target.copy_(torch.from_numpy(data.copy()).view(target.dtype).reshape(target.shape))
-        is_here = target.device.type == "cpu" or target.itemsize == 1
-        self.digests[name] = digest(bytes_of(target)) if is_here else digest_on_device(target)
+        on_cpu = target.device.type == "cpu" or target.itemsize == 1
+        self.digests[name] = digest(bytes_of(target)) if on_cpu else digest_on_device(target)
 
 
 def until_whole(
     pull: Callable[[Version | None], ProvedWeights], want: Version | None
 ) -> ProvedWeights:
-    """`pull` this, again as often as publications overtake it."""
+    """Call `pull` until no publication overtakes it."""
     for _ in range(_MAX_OVERTAKEN):
         try:
             return pull(want)
@@ -119,7 +115,7 @@ def until_whole(
 def or_newer(
     pull: Callable[[Version | None], ProvedWeights], want: Version | None
 ) -> ProvedWeights:
-    """`pull` this or, if it is there no longer, the newest weights."""
+    """Call `pull` with `want` or, if that is gone, for the newest weights."""
     try:
         return pull(want)
     except VersionUnavailable:
@@ -130,15 +126,15 @@ def or_newer(
         return pulled
 
 
-# -- The loops of `kernels.py` for tensors that are not in one piece of the CPU's memory, in torch -
-# The hashes and bits are the same. int64 stands for uint64: sums and products wrap around alike.
+# -- The loops of `kernels.py` in torch, for tensors that are not contiguous CPU memory ------------
+# Results are the same to the bit: int64 sums and products wrap around as those of uint64.
 
 _AT_A_TIME = 1 << 24
-"""Units that are hashed at a time: each takes 16 bytes meanwhile."""
+"""Units that are hashed at a time; each takes 16 bytes of working memory."""
 
 
 def digest_on_device(tensor: Tensor, at_a_time: int = _AT_A_TIME) -> int:
-    """`proof.digest` of the bytes of a tensor of at least two-byte numbers, on its device."""
+    """Return `proof.digest` of a tensor, whose numbers have two bytes or more, on its device."""
     units_U, total = _units(tensor.contiguous()), 0
     for start in range(0, len(units_U), at_a_time):
         part_U = units_U[start : start + at_a_time]
@@ -148,7 +144,7 @@ def digest_on_device(tensor: Tensor, at_a_time: int = _AT_A_TIME) -> int:
 
 
 def put_on_device(tensor: Tensor, listed: Listed) -> int:
-    """`kernels.put_changes` into a tensor wherever it is; return what that adds to its digest."""
+    """Apply changes to a tensor on its device; return what that adds to its digest."""
     if not tensor.is_contiguous():
         dense = tensor.detach().contiguous()
         more = put_on_device(dense, listed)

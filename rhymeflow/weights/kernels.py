@@ -1,7 +1,7 @@
-"""Compiled loops over weights: their hash, what changed between two versions, and putting it in.
+"""Compiled loops that hash weights, find changes between two versions, and apply them.
 
-Tensors are read as 16-bit units, and hashed as `proof.py` says.
-No index is checked: callers know that arrays fit.
+Tensors are read as 16-bit units, and hashed as in `proof.py`. No index is checked: callers ensure
+that arrays fit.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rhymeflow.cpu.tiles import prefetch  # noqa: E402
 from rhymeflow.weights.proof import GOLDEN, HASH_BLOCK, MIX_1, MIX_2  # noqa: E402
 
 BLOCK = 1 << 16
-"""Units whose places, counted from the first of them, fit 16 bits."""
+"""Units per block, whose indices in the block fit 16 bits."""
 _GROUP = 32
 _MANY = BLOCK // 32
-"""Changes in a block from which on the next one is searched without branches."""
+"""After a block with more changes than this, the next one is searched without branches."""
 _AHEAD = 64
-"""Changes between the one that is put in and the one whose memory is asked for."""
+"""How many changes ahead memory is prefetched."""
 
 compiled = njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
 inlined = njit(cache=True, nogil=True, error_model="numpy", _nrt=False, inline="always")
@@ -39,7 +39,7 @@ def _outer(block):
 
 @compiled
 def hash_units(units, start, inner):
-    """Share of these units, which begin at unit `start` of their tensor, in its hash."""
+    """Return what these units, from unit `start` of their tensor, add to its hash."""
     count, first = len(units), start % HASH_BLOCK
     head = min(count, HASH_BLOCK - first) if first else 0
     total = _part(units[:head], start // HASH_BLOCK, inner[first:])
@@ -47,7 +47,7 @@ def hash_units(units, start, inner):
     rest = units[head:]
     for b in range(num_blocks):
         share = uint64(0)
-        for j in range(HASH_BLOCK):  # of known length: twice as fast
+        for j in range(HASH_BLOCK):  # the constant length makes it twice as fast
             share += inner[j] * uint64(rest[b * HASH_BLOCK + j])
         total += _outer(block + b) * share
     return total + _part(rest[num_blocks * HASH_BLOCK :], block + num_blocks, inner)
@@ -63,11 +63,11 @@ def _part(units, block, inner):
 
 @compiled
 def find_changes(new, old, counts, places, values, most):
-    """Find the units of `new` [n] that are not those of `old` [n], in order.
+    """Find the units of `new` [n] that differ from `old` [n], in order; return their number.
 
-    Sets `counts` [n / BLOCK, rounded up], the number of them in each block, and, if there are at
-    most `most`, for each its place in its block and its value; `places` and `values` have room for
-    `most` + BLOCK. Returns how many there are.
+    Sets `counts` [n / BLOCK, rounded up] to their number in each block and, if there are at most
+    `most`, `places` and `values` to their indices in their blocks and their new values; these two
+    have room for `most` + BLOCK.
     """
     found, many = int64(0), False
     for block in range(len(counts)):
@@ -95,7 +95,7 @@ def _count(a, b):
 
 @compiled
 def _find_many(a, b, places, values):
-    """Without branches: they would be mispredicted."""
+    """Find changes without branches, which would be mispredicted."""
     found = uint64(0)
     for i in range(len(a)):
         places[found] = i
@@ -133,7 +133,7 @@ def _find_few(a, b, places, values):
 
 @compiled
 def put_changes(units, counts, places, values, inner):
-    """Set the units that `find_changes` found; return what that adds to the hash."""
+    """Set the units that `find_changes` found; return what this adds to the hash."""
     total, share, last = uint64(0), uint64(0), uint64(0)
     k, end = uint64(0), uint64(len(places) - 1)
     for block in range(len(counts)):

@@ -1,7 +1,7 @@
-"""Which tensors a version of the weights has, and where each lies among its bytes.
+"""The manifest: the tensors of a version of the weights, and the place of each among its bytes.
 
-A manifest is a pure function of names, shapes and dtypes in their order, so two processes that hold
-equal manifests read the same bytes as the same tensors. Loads no torch: messages name manifests.
+It is a pure function of names, shapes and dtypes in their order, so two processes with equal
+manifests read the same bytes as the same tensors. Imports no torch: messages carry manifests.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _ALIGNMENT = 64
 
 
 class ManifestMismatch(RuntimeError):  # noqa: N818 - it is what happened
-    """Tensors are not those of the manifest: the message names the first that differs, and how."""
+    """Tensors are not those of the manifest; the message names the first difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor: its dtype by torch's name (`bfloat16`), its place in bytes from a slot's data."""
+    """One tensor: its dtype by torch's name (`bfloat16`), and its offset in a copy's bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class TensorSpec:
     num_bytes: int
 
     def describe(self) -> str:
-        """`bfloat16[49152, 576]`, for messages."""
+        """Return dtype and shape for messages, as `bfloat16[49152, 576]`."""
         return _describe(self.dtype, self.shape)
 
 
@@ -53,7 +53,7 @@ def plan(tensors: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> Manifest:
 
 
 def manifest_of(tensors: Mapping[str, Tensor]) -> Manifest:
-    """Return the manifest for these tensors. Tied parameters are to be given once."""
+    """Return the manifest for these tensors, among which tied parameters must be given once."""
     starts = sorted((t.data_ptr(), n) for n, t in tensors.items() if t.numel() and not t.is_meta)
     for (a, first), (b, second) in pairwise(starts):
         assert a != b, f"{first} and {second} are one tensor: give tied parameters once"
@@ -61,7 +61,7 @@ def manifest_of(tensors: Mapping[str, Tensor]) -> Manifest:
 
 
 def slot_bytes(manifest: Manifest) -> int:
-    """Bytes that one copy of all tensors takes."""
+    """Return the bytes that one copy of all tensors takes."""
     return manifest[-1].offset + _aligned(manifest[-1].num_bytes) if manifest else 0
 
 
@@ -73,7 +73,7 @@ def require(manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
 
 
 def require_names(manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
-    """Raise `ManifestMismatch` unless `tensors` have the manifest's names; looks no tensor up."""
+    """Raise `ManifestMismatch` unless `tensors` have the manifest's names; look up no tensor."""
     names = {spec.name for spec in manifest}
     for name in tensors:
         if name not in names:
@@ -85,9 +85,9 @@ def require_names(manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
 
 def require_spec(spec: TensorSpec, tensor: Tensor) -> None:
     """Raise `ManifestMismatch` unless the tensor has this shape and dtype."""
-    given = _describe(_dtype_name(tensor.dtype), tuple(tensor.shape))
-    if given != spec.describe():
-        raise ManifestMismatch(f"{spec.name} is {given}, in the manifest {spec.describe()}")
+    actual = _describe(_dtype_name(tensor.dtype), tuple(tensor.shape))
+    if actual != spec.describe():
+        raise ManifestMismatch(f"{spec.name} is {actual}, in the manifest {spec.describe()}")
 
 
 def _aligned(num_bytes: int) -> int:

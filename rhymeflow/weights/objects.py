@@ -1,8 +1,8 @@
-"""The weight store of a cluster: versions as immutable buffers, which readers get by reference.
+"""The weight store of a cluster: versions as immutable buffers, which readers fetch by reference.
 
-The learner puts each version as a few large buffers, with differences (`changes.py`) one more, and
-answers readers with the catalogue of what it has published. Readers on one node share the buffers
-fetched there. Buffers are lost with the process that published them: readers raise `OwnerLost`.
+The learner puts each version as a few large buffers, plus one of changes (`changes.py`), and sends
+readers the catalogue of its publications. Readers on one node share the buffers fetched there.
+Buffers are lost with the process that published them: readers raise `OwnerLost`.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ QUESTION = "weights"
 """The name under which a reader asks the learner for the catalogue."""
 
 PART_BYTES = 1 << 28
-"""Least size of a part, but for the last: few references, and one part's buffer in memory."""
+"""Least size of a part, except the last: so references are few, and one buffer is in memory."""
 
 WHOLE_VERSIONS = 2
 """Number of newest versions that are kept whole."""
 
 
 class PublishedVersion(NamedTuple):
-    """What a reader can fetch of one version."""
+    """What readers can fetch of one version."""
 
-    made: ProvedWeights
+    weights: ProvedWeights
     digests: list[int]
     parts: tuple[Reference, ...] | None
-    """None: the whole version is not kept any more."""
+    """None: the whole version is no longer kept."""
     changes: Link
-    """From the previous publication to this one; `Link.buffer` is a `Reference`."""
+    """Changes from the previous publication to this one; `Link.buffer` is a `Reference`."""
 
 
 Catalogue = tuple[PublishedVersion, ...]
-"""In the order in which they were published."""
+"""Versions in the order of publication."""
 
 
 class ObjectWeightStore(WeightStore):
-    """The learner's side. `keep`: number of differences to keep; 0: none are computed."""
+    """The learner's side; see `WeightStore`."""
 
     def __init__(self, manifest: Manifest, *, keep: int) -> None:
         super().__init__(manifest, keep)
         self._objects, self._starts = objects.here(), _starts(manifest)
         self._sizes = np.diff([*self._starts, slot_bytes(manifest)]).tolist()
         self.handle = ObjectWeightHandle(self._objects.name, manifest)
-        self._catalogue: Catalogue = ()  # replaced, never changed: it is read by another thread
+        self._catalogue: Catalogue = ()  # replaced, never changed: another thread reads it
         self._objects.offer(QUESTION, lambda: self._catalogue)
 
     def _begin(self) -> tuple[BytesOf, Callable[[TensorSpec, np.ndarray], None]]:
@@ -70,9 +70,9 @@ class ObjectWeightStore(WeightStore):
         self._buffer = np.zeros(max(self._sizes), np.uint8)
         parts = self._catalogue[-1].parts if self._catalogue and self._keep else None
         old = dict(enumerate(self._objects.get(parts or ())))
-        return partial(_bytes_of, self._starts, old), self._take
+        return partial(_bytes_of, self._starts, old), self._store
 
-    def _take(self, spec: TensorSpec, source: np.ndarray) -> None:
+    def _store(self, spec: TensorSpec, source: np.ndarray) -> None:
         if (part := _part_of(self._starts, spec)) > len(self._parts):
             self._put_part()
         at = spec.offset - self._starts[part]
@@ -83,30 +83,30 @@ class ObjectWeightStore(WeightStore):
 
     def _end(
         self,
-        made: ProvedWeights,
+        weights: ProvedWeights,
         digests: list[int],
         base: ProvedWeights | None,
         changes: Sequence[np.ndarray],
     ) -> None:
-        link = Link(made, None, 0, None)
+        link = Link(weights, None, 0, None)
         if base is not None:
             link = Link(
-                made, base, sum(map(len, changes)), self._objects.put(np.concatenate(changes))
+                weights, base, sum(map(len, changes)), self._objects.put(np.concatenate(changes))
             )
         self._put_part()
         del self._buffer  # as large as a part
-        self._enter(PublishedVersion(made, digests, tuple(self._parts), link))
+        self._add(PublishedVersion(weights, digests, tuple(self._parts), link))
 
     def close(self) -> None:
         """Release the buffers; readers keep what they have fetched."""
         self._catalogue = ()
 
-    def _enter(self, new: PublishedVersion) -> None:
+    def _add(self, new: PublishedVersion) -> None:
         published = (*self._catalogue, new)[-max(self._keep, WHOLE_VERSIONS) :]
         self._catalogue = tuple(
             each._replace(
                 parts=each.parts if age < WHOLE_VERSIONS else None,
-                changes=each.changes if age < self._keep else Link(each.made, None, 0, None),
+                changes=each.changes if age < self._keep else Link(each.weights, None, 0, None),
             )
             for age, each in zip(reversed(range(len(published))), published, strict=True)
         )
@@ -116,16 +116,15 @@ class ObjectWeightReader(WeightReader):
     """One puller's side."""
 
     def __init__(self, handle: ObjectWeightHandle) -> None:
-        """Send no request yet."""
         super().__init__(handle)
         self._objects, self._owner = objects.here(), handle.owner
         self._starts = _starts(handle.manifest)
 
     def _fetch(self, have: ProvedWeights | None, want: Version | None) -> Update:
         catalogue: Catalogue = self._objects.ask(self._owner, QUESTION)
-        wanted = [n for n, p in enumerate(catalogue) if want is None or p.made.version == want]
+        wanted = [n for n, p in enumerate(catalogue) if want is None or p.weights.version == want]
         if not wanted:
-            held = [each.made.version for each in catalogue if each.parts is not None]
+            held = [each.weights.version for each in catalogue if each.parts is not None]
             raise VersionUnavailable(f"the learner does not hold version {want}; it holds {held}")
         publication, newest_first = catalogue[wanted[-1]], catalogue[wanted[-1] :: -1]
         changes = (each.changes for each in newest_first)
@@ -137,9 +136,9 @@ class ObjectWeightReader(WeightReader):
             names = whole_in(steps)
         if names and publication.parts is None:
             raise VersionUnavailable(f"the learner does not keep version {want} whole")
-        here = self._get(publication.parts or (), names)
-        digests, bytes_of = publication.digests, partial(_bytes_of, self._starts, here)
-        return Update(self.manifest, publication.made, lambda: list(digests), bytes_of, steps)
+        parts = self._get(publication.parts or (), names)
+        digests, bytes_of = publication.digests, partial(_bytes_of, self._starts, parts)
+        return Update(self.manifest, publication.weights, lambda: list(digests), bytes_of, steps)
 
     def _get(self, parts: tuple[Reference, ...], names: set[str]) -> dict[int, np.ndarray]:
         needed = {_part_of(self._starts, each) for each in self.manifest if each.name in names}
@@ -147,8 +146,7 @@ class ObjectWeightReader(WeightReader):
 
 
 def _starts(manifest: Manifest) -> list[int]:
-    """Byte offsets in the weights at which parts begin: each at the first tensor that follows at
-    least `PART_BYTES` of the part before."""
+    """Return the byte offsets of parts, which end at the first tensor past `PART_BYTES`."""
     starts = [0]
     for spec in manifest:
         if spec.num_bytes and spec.offset - starts[-1] >= PART_BYTES:
@@ -161,7 +159,6 @@ def _part_of(starts: list[int], spec: TensorSpec) -> int:
 
 
 def _bytes_of(starts: list[int], parts: Mapping[int, np.ndarray], spec: TensorSpec) -> np.ndarray:
-    """The tensor's bytes, as a view into its part, which must be on this node."""
     part = _part_of(starts, spec)
     at = spec.offset - starts[part]
     return parts[part][at : at + spec.num_bytes]

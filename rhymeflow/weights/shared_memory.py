@@ -4,19 +4,19 @@
     slot     begun, ended, version, checksum, one digest per tensor; then the tensors' bytes
     slot
 
-Publication n lies in slot n % 2, so writing n + 1 leaves n untouched. A slot holds n whole if
-begun == ended == n: a writer sets `begun` before it touches a byte and `ended` after the last, and
-only then the header's number. Each word is one aligned 8-byte store, read old or new, never half.
-Nothing is locked: one process writes, and readers hold nothing.
+Publication n is in slot n % 2, so writing n + 1 leaves n untouched. A slot holds all of n if
+begun == ended == n: the writer sets `begun` before it touches a byte, `ended` after the last, and
+only then the header's number. Each word is one aligned 8-byte store, so it is read old or new,
+never half. There are no locks: one process writes, and readers only read.
 
-Why a reader never returns a torn copy: the next to write where n lies, n + 2, sets `begun` first.
-So if `begun` is still n after the copy, no byte had changed before the copy was done; otherwise the
-puller begins again (`base.Overtaken`).
+Why a reader never returns a torn copy: n + 2, the next publication in n's slot, sets `begun` first.
+So if `begun` is still n after the copy, no byte changed during the copy; otherwise the puller
+begins again (`base.Overtaken`).
 
-With `keep`, the changes from each publication to the next (`changes.py`) lie in memory of their own
-that is never written over; freed while it is read, it stays until the reader lets go. They are put
-only into the weights that they were found against, named by version and checksum: a restarted
-learner publishes its version again, and if that differs (on GPUs it may), instances pull it whole.
+With `keep`, the changes from each publication to the next (`changes.py`) are in separate memory
+that is never overwritten; if it is freed, it stays until its reader unmaps it. They are applied
+only to the weights from which they start, identified by version and checksum: a restarted learner
+publishes its version again, and if that differs (on GPUs it may), instances pull it whole.
 """
 
 from __future__ import annotations
@@ -42,14 +42,12 @@ from rhymeflow.weights.changes import Changes, Link, chain, copied, whole_in
 from rhymeflow.weights.manifest import Manifest, TensorSpec, slot_bytes
 from rhymeflow.weights.proof import ProvedWeights
 
-_MAGIC = 0x52484D464C4F5731  # "RHMFLOW1": the last digit is this arrangement's version
+_MAGIC = 0x52484D464C4F5731  # "RHMFLOW1": the last digit is the format's version
 _WORD = 8
 _SLOT_WORDS = 4
 
 
 class _Slot:
-    """One copy of all tensors, with the words about it."""
-
     def __init__(self, words: np.ndarray, data: np.ndarray) -> None:
         self._words, self._data = words, data
 
@@ -58,11 +56,11 @@ class _Slot:
         return int(self._words[0])
 
     def holds(self, publication: int) -> bool:
-        """Whether that is here, whole."""
+        """Return whether the slot has all of this publication."""
         return self.begun == int(self._words[1]) == publication
 
     @property
-    def made(self) -> ProvedWeights:
+    def weights(self) -> ProvedWeights:
         return ProvedWeights(int(self._words[2]), int(self._words[3]))
 
     @property
@@ -73,11 +71,11 @@ class _Slot:
         return self._data[spec.offset : spec.offset + spec.num_bytes]
 
     def begin(self, publication: int) -> None:
-        """Say that the slot is being written: what it held is gone."""
+        """Mark the slot as being written, which invalidates its content."""
         self._words[0] = publication
 
-    def end(self, made: ProvedWeights, digests: Sequence[int]) -> None:
-        self._words[2:_SLOT_WORDS] = np.array(made, np.uint64)
+    def end(self, weights: ProvedWeights, digests: Sequence[int]) -> None:
+        self._words[2:_SLOT_WORDS] = np.array(weights, np.uint64)
         self._words[_SLOT_WORDS:] = np.array(digests, np.uint64)
         self._words[1] = self._words[0]
 
@@ -102,13 +100,10 @@ class _Memory:
 
 
 class SharedMemoryWeightStore(WeightStore):
-    """The writing side, in the process that owns the memory."""
+    """The learner's side; its process owns the memory."""
 
     def __init__(self, manifest: Manifest, *, keep: int = 0, prefix: str = "rhymeflow") -> None:
-        """Make shared memory for two copies of the weights, with nothing published.
-
-        The changes to the last `keep` publications are kept; all names begin with `prefix`.
-        """
+        """Create shared memory for two copies of the weights; its names begin with `prefix`."""
         self._name = shared_memory.new_name(prefix)
         self.handle = SharedMemoryWeightHandle(self._name, manifest, keep > 0)
         size, what = _slot_ranges(manifest)[-1][1], "two copies of the weights"
@@ -129,19 +124,19 @@ class SharedMemoryWeightStore(WeightStore):
 
     def _end(
         self,
-        made: ProvedWeights,
+        weights: ProvedWeights,
         digests: list[int],
         base: ProvedWeights | None,
         changes: Sequence[np.ndarray],
     ) -> None:
         publication = self._memory.published + 1
-        self._memory.slot(publication).end(made, digests)
+        self._memory.slot(publication).end(weights, digests)
         if base is not None:
             self._keep_changes(publication, changes)
         self._memory.header[1] = publication
 
     def close(self) -> None:
-        """Give the memory back; readers keep what they have mapped."""
+        """Free the memory; readers keep what they have mapped."""
         for publication in list(self._kept):
             shared_memory.free(self._kept.pop(publication))
         if self._is_open:
@@ -160,7 +155,7 @@ class SharedMemoryWeightStore(WeightStore):
 
 
 class SharedMemoryWeightReader(WeightReader):
-    """The reading side, in any process of this machine."""
+    """One puller's side, in any process of this machine."""
 
     def __init__(self, handle: SharedMemoryWeightHandle) -> None:
         """Map the memory; `SharedMemoryWeightHandle.open` says what it raises."""
@@ -169,47 +164,47 @@ class SharedMemoryWeightReader(WeightReader):
         buffer = shared_memory.attach(handle.name, writable=False)
         self._memory = _Memory(handle.manifest, buffer)
         is_ours = int(self._memory.header[0]) == _MAGIC
-        assert is_ours, f"{handle.name} is no weight store of this Rhymeflow"
+        assert is_ours, f"{handle.name} is not a weight store of this version of Rhymeflow"
 
     def prepare(self, have: ProvedWeights | None, want: Version) -> bool:
-        """Copy the changes that are needed into this process; see `base.WeightReader`."""
+        """Copy the needed changes into this process; see `base.WeightReader`."""
         return have is None or not self._has_changes or super().prepare(have, want)
 
     def _fetch(self, have: ProvedWeights | None, want: Version | None) -> Update:
         found = None if have is None else self._changes_since(have, want)
         publication, steps = found or (self._find(want), None)
         slot = self._memory.slot(publication)
-        made, digests = slot.made, partial(self._digests, publication)
+        weights, digests = slot.weights, partial(self._digests, publication)
         if steps is not None and not steps:
             assert have is not None
-            made = have
+            weights = have
         elif steps:
-            made = steps[-1].made
-            if not whole_in(steps):  # then the slot may be written over
+            weights = steps[-1].weights
+            if not whole_in(steps):  # nothing is read from the slot, which may be overwritten
                 digests = partial(list, steps[-1].digests)
-        return Update(self.manifest, made, digests, slot.bytes_of, steps)
+        return Update(self.manifest, weights, digests, slot.bytes_of, steps)
 
     def _digests(self, publication: int) -> list[int]:
         slot = self._memory.slot(publication)
-        found = slot.digests
+        digests = slot.digests
         if slot.begun != publication:
-            raise Overtaken(f"publication {publication} was being written over")
-        return found
+            raise Overtaken(f"publication {publication} was overwritten")
+        return digests
 
     def _find(self, version: Version | None) -> int:
-        """The newest publication, or that of `version`, if it is one of the two newest."""
+        """Return the newest publication, or the newer of the last two that has `version`."""
         while True:
             newest = self._memory.published
             held = {}
             for publication in range(newest, max(newest - 2, 0), -1):
                 slot = self._memory.slot(publication)
                 if slot.holds(publication):
-                    held[publication] = slot.made.version
-            # If nothing was published meanwhile, nothing has touched the newest slot either.
+                    held[publication] = slot.weights.version
+            # If nothing was published in the meantime, nothing has touched the newest slot.
             if self._memory.published == newest:
                 break
-        for publication, found in held.items():
-            if version is None or found == version:
+        for publication, held_version in held.items():
+            if version is None or held_version == version:
                 return publication
         wanted = "any version" if version is None else f"version {version}"
         raise VersionUnavailable(
@@ -224,19 +219,18 @@ class SharedMemoryWeightReader(WeightReader):
             link = self._link(publication)
             if link is None:
                 break
-            if links or want is None or link.made.version == want:
+            if links or want is None or link.weights.version == want:
                 target = target or publication
                 links.append(link)
-        found = chain(self.manifest, links, have)
-        if found is None:
+        path = chain(self.manifest, links, have)
+        if path is None:
             return None
-        steps = copied(self.manifest, [link.buffer for link in found])
+        steps = copied(self.manifest, [link.buffer for link in path])
         if whole_in(steps) and not self._memory.slot(target).holds(target):
             return None
         return target, steps
 
     def _link(self, publication: int) -> Link | None:
-        """The changes that made this publication, in place; None if they are gone."""
         name = _name_of_changes(self._name, publication)
         try:
             mapped = shared_memory.attach(name, writable=False)
@@ -244,7 +238,7 @@ class SharedMemoryWeightReader(WeightReader):
             return None
         buffer = np.frombuffer(mapped, np.uint8)
         changes = Changes(self.manifest, buffer)
-        return Link(changes.made, changes.base, buffer.nbytes, buffer)
+        return Link(changes.weights, changes.base, buffer.nbytes, buffer)
 
 
 def _slot_ranges(manifest: Manifest) -> list[tuple[int, int]]:
