@@ -1,7 +1,7 @@
-"""Turns a prompt into the tokens that the policy is given.
+"""Encodes a prompt as token ids.
 
 The text, from the first system message to the beginning of the answer, is tokenized in one call.
-Nothing is cut or lost; there is at most one beginning of sequence, and no end of sequence is added.
+Nothing is truncated or dropped; there is at most one beginning of sequence, and no end is added.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class PromptEncoder:
     """Encodes the prompts of one run. Messages go through the chat template, and so do strings if
     `data.chat_template` says so; other strings are encoded as they are.
 
-    If the last message is the assistant's, the answer continues it. `room`: most tokens of a
-    prompt; None: any number. `tools`: those that the chat template describes to the policy.
+    If the last message is the assistant's, the answer continues it. `room` is the most tokens of a
+    prompt (None: any number). The chat template describes `tools` to the policy.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class PromptEncoder:
         self._left_to_begin = left_to_begin(tokenizer, variables) if has_template else ""
 
     def wraps(self, prompt: str | list[Message]) -> bool:
-        """Whether the prompt goes through the chat template."""
+        """Return whether the prompt goes through the chat template."""
         return self._wraps or not isinstance(prompt, str)
 
     def encode(self, prompt: Prompt, tools: list[Schema] | None = None) -> list[int]:
-        """Return the prompt's token ids, at least one. `tools`: of this prompt alone. Raises
-        `UserError` if it does not fit the chat template, or is too long."""
+        """Return the prompt's token ids, at least one; `tools` are for this prompt alone. Raises
+        `UserError` if the prompt does not fit the chat template, or is too long."""
         is_rendered = self.wraps(prompt.prompt)
         text = self._rendered(prompt, tools) if is_rendered else self._bare(prompt)
         text += self._config.assistant_prefix or ""
@@ -81,14 +81,13 @@ class PromptEncoder:
         return ids
 
     def conversation(self, prompt: Prompt) -> list[Message] | None:
-        """The messages that the chat template is given; `None` for text that is taken as it is."""
+        """Return the messages for the chat template; None for text that is encoded as it is."""
         if isinstance(prompt.prompt, str) and not self._wraps:
             return None
         return messages_of(prompt, self._config)
 
     def seen(self, prompt: str | list[Message]) -> str | list[Message]:
-        """The prompt with `data.assistant_prefix`: text, or the messages that the chat template is
-        given."""
+        """Return the prompt with `data.assistant_prefix`, as text or as template messages."""
         prefix = self._config.assistant_prefix or ""
         messages = self.conversation(Prompt(0, prompt, {}))
         if messages is None:
@@ -129,9 +128,9 @@ class PromptEncoder:
                 "(add_generation_prompt), so the policy would have to; give the tokenizer one that "
                 f"does or, except for sft, data.assistant_prefix: {json.dumps(self._left_to_begin)}"
             )
-        tools, given = tools or self._tools_of(prompt), self._config.chat_template_kwargs
+        tools, extra = tools or self._tools_of(prompt), self._config.chat_template_kwargs
         try:
-            text = rendered(self._tokenizer, messages, tools, continues=continues, variables=given)
+            text = rendered(self._tokenizer, messages, tools, continues=continues, variables=extra)
         except TemplateError as error:
             raise UserError(
                 f"{prompt.where}: the model's chat template refuses the prompt: {error}"
@@ -140,8 +139,7 @@ class PromptEncoder:
         return text
 
     def _is_rendered(self, prompt: str | list[Message]) -> bool:
-        """Whether a string looks like the chat template's output, while `data.chat_template` is
-        not true: it may be meant as it is."""
+        """Return whether a string looks like the template's output, unless it is to be wrapped."""
         if self._config.chat_template or not isinstance(prompt, str) or not self._marks:
             return False
         return all(mark in prompt for mark in self._marks)
@@ -174,7 +172,7 @@ def _check_complete(where: str, text: str, messages: list[Message], tools: list[
 
 
 def _is_in(content: str, text: str) -> bool:
-    """Whether any line of a message is in the text: templates trim messages and remove flags."""
+    """Return whether any line of a message is in the text: templates may change the others."""
     lines = [line.strip() for line in content.splitlines() if line.strip()]
     return not lines or any(line in text for line in lines)
 

@@ -1,6 +1,6 @@
-"""Rows of a file (CSV, TSV, JSON, JSONL, Parquet) or a directory saved by Hugging Face `datasets`.
+"""Reads rows of a CSV, TSV, JSON, JSONL or Parquet file, or of a directory saved by `datasets`.
 
-Each row has its place: its line, or its number from 0. Values of CSV and TSV are text.
+Each row says where it is: its line, or its number from 0. Values of CSV and TSV are text.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from rhymeflow.utils.extras import how_to_install
 from rhymeflow.utils.user_values import shown
 
 LONGEST_CELL = 2**31 - 1
-"""Characters of a cell of CSV; Python's own limit is 131,072."""
+"""Most characters in a CSV cell; Python's default is 131,072."""
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 
 def read_rows(path: Path, field: str) -> list[Row]:
-    """Read all rows, at least one; `field` of the configuration named the path."""
+    """Read all rows, at least one; the configuration's `field` names the path. Raises `UserError`
+    if it cannot be read, or has no rows."""
     check_source(path, field)
     kind = _kind(path)
     if path.is_dir():
@@ -46,7 +47,7 @@ def read_rows(path: Path, field: str) -> list[Row]:
 
 
 def check_source(path: Path, field: str) -> None:
-    """Check that there is such a file, of a kind that can be read, without opening it."""
+    """Raise `UserError` unless the path exists and is of a known kind, without opening it."""
     if not path.exists():
         is_of_hub = str(path).count("/") == 1 and not path.suffix
         hint = "; a dataset of the Hugging Face hub is fetched with `datasets` and saved by "
@@ -63,25 +64,24 @@ def check_source(path: Path, field: str) -> None:
 
 
 def extra(module: str, needed_for: str, name: str) -> ModuleType:
-    """Import a module of an optional extra; `UserError` with the command if it is not there."""
+    """Import a module of an optional extra. Raises `UserError` with the command to install it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
-            raise  # the package is there, but something it needs is not
+            raise  # a dependency of the package is missing
         raise UserError(
             f"{needed_for} needs the package {module}: {how_to_install(name)}"
         ) from None
 
 
 def _kind(path: Path) -> str:
-    """The end of a file's name, in lower case: `.jsonl` for `a.jsonl` and for `A.JSONL.gz`."""
+    """Return the suffix in lower case: `.jsonl` for `a.jsonl` and for `A.JSONL.gz`."""
     suffix = path.suffix.lower()
     return Path(path.stem).suffix.lower() if suffix in COMPRESSIONS else suffix
 
 
 def _read_bytes(path: Path, field: str) -> bytes:
-    """The file's contents, decompressed as its name says."""
     suffix, openers = path.suffix.lower(), {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     opener: Any = openers.get(suffix, partial(open, mode="rb"))
     if suffix == ".zst":
@@ -100,7 +100,6 @@ def _read_bytes(path: Path, field: str) -> bytes:
 
 
 def _json_lines(contents: bytes, path: Path) -> list[Row]:
-    """Rows of a file with one JSON object a line; empty lines are skipped."""
     rows = []
     for number, line in enumerate(contents.split(b"\n"), start=1):
         if line.strip():
@@ -110,13 +109,13 @@ def _json_lines(contents: bytes, path: Path) -> list[Row]:
 
 
 def _json_document(contents: bytes, path: Path) -> list[Row]:
-    """Rows of a JSON list of objects, or of an object that holds one, such as `{"data": [...]}`."""
+    """Parse a JSON list of objects, or an object that holds one, such as `{"data": [...]}`."""
     text = _decoded(contents, str(path))
     try:
         value = _parsed(text, str(path), is_document=True)
     except UserError as error:
         if "Extra data" in str(error) and text.lstrip().startswith("{"):
-            return _json_lines(contents, path)  # many name JSON lines .json
+            return _json_lines(contents, path)  # JSON Lines are often named .json
         raise
     return [_row(f"{path} row {n}", each) for n, each in enumerate(_list_of_rows(value, path))]
 
@@ -180,7 +179,7 @@ def _decoded(contents: bytes, where: str) -> str:
 
 
 def table(contents: bytes, path: Path, delimiter: str) -> list[Row]:
-    """Rows of CSV or TSV, whose first line names the columns."""
+    """Parse CSV or TSV, whose first line names the columns. Raises `UserError`."""
     csv.field_size_limit(LONGEST_CELL)
     text = io.StringIO(_decoded(contents, str(path)), newline="")
     lines = _table_lines(csv.reader(text, delimiter=delimiter, strict=True), path)
@@ -191,7 +190,7 @@ def table(contents: bytes, path: Path, delimiter: str) -> list[Row]:
         if len(cells) != len(names):
             raise UserError(
                 f"{where}: has {len(cells)} cells, and the header names {len(names)} columns "
-                "(a cell that holds a separator or a line break stands in double quotes)"
+                "(a cell that holds a separator or a line break needs double quotes)"
             )
         for name, cell in zip(names, cells, strict=True):
             if cell.lstrip().startswith(('[{"role"', "[{'role'", '[{"content"', "[{'content'")):
@@ -204,7 +203,7 @@ def table(contents: bytes, path: Path, delimiter: str) -> list[Row]:
 
 
 def _table_lines(reader: Any, path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Each row that is not empty, with the place where it begins."""
+    """Yield each row that is not empty, with the file and line where it begins."""
     where = f"{path}:1"
     try:
         for cells in reader:
@@ -223,7 +222,7 @@ def _check_header(names: list[str], where: str, delimiter: str) -> None:
             raise UserError(f"{where}: two columns are called {name!r}")
     if len(names) == 1 and any(mark in names[0] for mark in ";\t,"):
         comma = "commas (.tsv: tabs)" if delimiter == "," else "tabs (.csv: commas)"
-        raise UserError(f"{where}: one column called {names[0]!r}; columns are parted by {comma}")
+        raise UserError(f"{where}: one column called {names[0]!r}; columns are split by {comma}")
 
 
 TEXT: dict[str, Callable[..., list[Row]]] = {
@@ -233,7 +232,7 @@ TEXT: dict[str, Callable[..., list[Row]]] = {
     ".csv": partial(table, delimiter=","),
     ".tsv": partial(table, delimiter="\t"),
 }
-"""Kinds of text files, by the end of their names; each may be compressed."""
+"""Parsers of text files by suffix; each may be compressed."""
 
 READABLE = (*TEXT, ".parquet")
 

@@ -1,8 +1,8 @@
-"""Problems that are generated: reasoning-gym's datasets, the tasks of recipes, and the solved
-problems that their checkpoints were taught.
+"""Generates problems: reasoning-gym's datasets, the tasks of recipes, and the solved problems on
+which their checkpoints were trained (`warm_start`).
 
-The same name, options, seed and numbers give the same problems. Those held out differ, by prompt,
-from each other and from every training problem.
+The same name, options, seed and numbers give the same problems. The prompts of held-out problems
+differ from each other and from those of all training problems.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from rhymeflow.utils.extras import how_to_install
 from rhymeflow.utils.user_values import Arguments
 
 ATTEMPTS_PER_PROBLEM = 20
-"""Problems tried for each held-out one before the generator counts as exhausted."""
+"""Problems generated per held-out one before the generator counts as exhausted."""
 
 
 def is_generator(source: str) -> bool:
-    """Whether `data.source` names a generator; anything else is a path."""
+    """Return whether `data.source` names a generator; anything else is a path."""
     return source.startswith(("reasoning_gym:", "recipe:", "warm_start:"))
 
 
 def generate(
     source: str, options: dict[str, Any], seed: int, num_train: int, num_held_out: int, field: str
 ) -> tuple[list[Row], list[Row]]:
-    """Make training problems and further, distinct ones to hold out."""
+    """Generate training problems and distinct held-out ones. Raises `UserError` if the generator or
+    its options are unknown, or it has too few distinct problems."""
     attempts = ATTEMPTS_PER_PROBLEM * num_held_out
     make = _of_gym if source.startswith("reasoning_gym:") else _of_task
     rows = make(source, options, seed, num_train, attempts, field)
@@ -59,7 +60,7 @@ def generate(
 
 
 def task_module(name: str, field: str) -> ModuleType:
-    """Import the task of a recipe: `recipes/NAME/task.py`, or `recipes/NAME.py`."""
+    """Import a recipe's task, `recipes/NAME/task.py` or `recipes/NAME.py`. Raises `UserError`."""
     what = f"task (recipes/{name}/task.py)"
     return _of_recipe(name, field, (f"{name}.task", name), "problems", what)
 
@@ -67,24 +68,23 @@ def task_module(name: str, field: str) -> ModuleType:
 def _of_recipe(
     name: str, field: str, modules: tuple[str, ...], function: str, what: str
 ) -> ModuleType:
-    """The first of these modules that exists and has this function."""
     if not name.isidentifier():
         raise UserError(f"{field}: {name!r} is no name of a recipe")
     for module in (f"rhymeflow.recipes.{each}" for each in modules):
         try:
-            found = importlib.import_module(module)
+            imported = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is None or not module.startswith(error.name):
-                raise  # the module is there, but something it needs is not
+                raise  # a dependency of the module is missing
             continue
-        if hasattr(found, function):
-            return found
+        if hasattr(imported, function):
+            return imported
     raise UserError(f"{field}: the recipe {name!r} has no {what}")
 
 
 def reasoning_gym(needed_for: str) -> ModuleType:
-    """Import reasoning-gym, also without pycosat, whose installation needs a C compiler: only one
-    of a hundred datasets uses it, and is refused then."""
+    """Import reasoning-gym, also without pycosat, whose installation needs a C compiler: the only
+    dataset that uses it, one of a hundred, is then refused. Raises `UserError`."""
     if "pycosat" not in sys.modules and importlib.util.find_spec("pycosat") is None:
         sys.modules["pycosat"] = ModuleType("pycosat")
     try:
@@ -101,8 +101,8 @@ def derived_seed(*parts: object) -> int:
 
 
 def exact_entry(item: dict[str, Any]) -> str | None:
-    """Write a reasoning-gym item as Python literals; None if it holds anything else. Its scorers
-    tell tuples from lists and keys that are numbers from text, which JSON does not."""
+    """Write a reasoning-gym item as Python literals; None if it holds anything else. JSON would
+    turn tuples into lists and numeric keys into text, which its scorers distinguish."""
     text = repr(_builtin(item))
     try:
         same = ast.literal_eval(text) == item
@@ -120,7 +120,7 @@ def _of_gym(
         item, where = dataset[index], f"{source} item {index}"
         entry = exact_entry(item)
         if entry is None:
-            raise UserError(f"{where}: holds values that cannot be handed to its scorer")
+            raise UserError(f"{where}: holds values that cannot be passed to its scorer")
         shared = {"answer": item["answer"], "data_source": source, "entry": entry}
         yield Row(where, {"prompt": item["question"], **shared})
 
@@ -138,26 +138,26 @@ def _gym_dataset(name: str, options: dict[str, Any], seed: int, size: int, field
                 f"{nearest(option, allowed)}"
             )
     has_pycosat = hasattr(sys.modules["pycosat"], "itersolve")
-    if "zebra_puzzles" in repr((name, options)) and not has_pycosat:  # also as one of several
+    if "zebra_puzzles" in repr((name, options)) and not has_pycosat:  # also inside composite
         raise UserError(
             "reasoning_gym:zebra_puzzles needs the package pycosat, which is compiled when it is "
             "installed: pip install pycosat"
         )
-    given = {"seed": derived_seed("reasoning_gym", seed)} | options
+    arguments = {"seed": derived_seed("reasoning_gym", seed)} | options
     if name == "composite":
-        given["datasets"] = _parts(options.get("datasets"))
+        arguments["datasets"] = _composite_parts(options.get("datasets"))
     try:
-        return gym.create_dataset(name, size=size, **given)
+        return gym.create_dataset(name, size=size, **arguments)
     except (AssertionError, TypeError, ValueError) as error:
         raise UserError(
             f"data.options: reasoning_gym:{name} refuses {options}: {error or 'no reason given'}"
         ) from None
 
 
-def _parts(given: Any) -> list[Any]:
+def _composite_parts(parts: Any) -> list[Any]:
     composite = importlib.import_module("reasoning_gym.composite")
     try:
-        return [composite.DatasetSpec(**{"weight": 1.0, "config": {}} | each) for each in given]
+        return [composite.DatasetSpec(**{"weight": 1.0, "config": {}} | each) for each in parts]
     except TypeError:
         raise UserError(
             "data.options: reasoning_gym:composite needs `datasets`, a list of "
@@ -177,18 +177,18 @@ def _of_task(
     takes = Arguments(make)
     takes.names = takes.names[2:]  # after count and seed
     takes.check_options(options, f"data.options: {source}")
-    # Separate calls: a task need not promise that a longer list begins with the shorter one.
+    # Separate calls: a task's longer list need not begin with its shorter one.
     calls = [(num_train, seed)] if num_train else []
     step = attempts // ATTEMPTS_PER_PROBLEM
     calls += [(step, derived_seed("held out", seed, n)) for n in range(ATTEMPTS_PER_PROBLEM)]
-    for count, own_seed in calls:
+    for count, call_seed in calls:
         try:
-            problems = make(count, own_seed, **options)
+            problems = make(count, call_seed, **options)
         except (TypeError, ValueError) as error:
             raise UserError(f"data.options: {source} refuses {options}: {error}") from None
         assert len(problems) == count, f"{source} made {len(problems)} of {count} problems"
         for index, problem in enumerate(problems):
-            yield Row(f"{source} problem {index} of seed {own_seed}", problem)
+            yield Row(f"{source} problem {index} of seed {call_seed}", problem)
 
 
 def _identity(row: Row) -> str:
@@ -196,7 +196,7 @@ def _identity(row: Row) -> str:
 
 
 def _builtin(value: Any) -> Any:
-    """Replace NumPy's scalars, which some items hold, by Python's."""
+    """Replace NumPy scalars, which some items hold, by Python's."""
     if isinstance(value, dict):
         return {_builtin(key): _builtin(each) for key, each in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Loads the prompts that a run trains on, and those that it holds out, as `DataConfig` says.
+"""Loads a run's training prompts and held-out prompts, according to `DataConfig`.
 
 The same configuration, seed and tokenizer give the same prompts in the same order; no row of a file
 is in both parts.
@@ -22,20 +22,20 @@ from rhymeflow.data.stream import MixedStream, PromptStream
 from rhymeflow.errors import UserError
 
 LOOKED_AT = 10_000
-"""Prompts that are encoded, and so checked, before a run begins: about a second's worth."""
+"""Prompts that are encoded, and so checked, before a run begins, which takes about a second."""
 
 GENERATED_COLUMN = "prompt"
 """The prompt's column in a generator's rows; `data.prompt_column` is for files."""
 
 MOST_GENERATED = 1_000_000
-"""Most problems of a generator. All are made before the run begins and stay in memory, since the
-held-out ones must differ from all others: half a minute and 1 GB for the demo's task."""
+"""Most problems of a generator. All are generated before the run begins and stay in memory, since
+the held-out ones must differ from all others: half a minute and 1 GB for the demo's task."""
 
 EVAL_SIZE = 64
-"""Held-out prompts by default."""
+"""Default number of held-out prompts."""
 
 EVAL_SHARE = 10
-"""By default at most one row in this many of a file is held out."""
+"""By default at most one in this many rows of a file is held out."""
 
 
 class RunPrompts(NamedTuple):
@@ -49,15 +49,15 @@ class RunPrompts(NamedTuple):
 
     @classmethod
     def none(cls) -> RunPrompts:
-        """The prompts of a run that does not train: there are none."""
+        """Return no prompts, for a run that does not train."""
         return cls([], None, None, [])  # type: ignore[arg-type]
 
     @classmethod
     def load(
         cls, config: Config, tokenizer: Tokenizer, max_length: int, tools: Tools = None
     ) -> RunPrompts:
-        """Read the data; `UserError` unless the first prompts fit the model's context of
-        `max_length` tokens. The chat template describes `tools`."""
+        """Read the data; the chat template describes `tools`. Raises `UserError` if the data
+        cannot be read, or one of the first prompts does not fit into `max_length` tokens."""
         room = max_length - config.rollout.max_completion_length
         if room <= 0:
             raise UserError(
@@ -87,7 +87,7 @@ def _stream(train: list[Prompt], config: Config) -> PromptStream | MixedStream:
 
 
 def digest(prompts: Sequence[Prompt]) -> str:
-    """Return the number of rows and a hash of their contents: 32 hexadecimal digits."""
+    """Return the number of rows and a hash of their contents, 32 hexadecimal digits."""
     encode = msgspec.msgpack.Encoder(order="deterministic").encode
     content = xxhash.xxh3_128()
     for each in prompts:
@@ -139,8 +139,7 @@ def load_rows(config: DataConfig, seed: int) -> tuple[list[Row], list[Row]]:
 
 
 def check_sources(config: DataConfig) -> None:
-    """Check that files exist and are of a kind that can be read, without reading them. Raises
-    `UserError`."""
+    """Raise `UserError` unless files exist and are of a known kind, without reading them."""
     _check_numbers(config)
     for field, source in (("source", config.source), ("eval_source", config.eval_source)):
         if source is not None and not is_generator(source):
@@ -148,7 +147,7 @@ def check_sources(config: DataConfig) -> None:
 
 
 def _check_numbers(config: DataConfig) -> None:
-    """Raise `UserError` if a generator has no number of problems or too many, or a file options."""
+    """Raise `UserError` if a generator has no size or too large a one, or a file has options."""
     if config.options and not any(map(is_generator, (config.source, config.eval_source or ""))):
         raise UserError(
             f"data.options: {', '.join(config.options)} given, but {config.source} is a file; "
@@ -162,8 +161,8 @@ def _check_numbers(config: DataConfig) -> None:
     ):
         if is_generator(source) and size is not None and size > MOST_GENERATED:
             raise UserError(
-                f"data.{field} = {size:,}: {source} makes its problems before the run begins and "
-                f"keeps them in memory, so at most {MOST_GENERATED:,}"
+                f"data.{field} = {size:,}: {source} generates its problems before the run begins "
+                f"and keeps them in memory, so at most {MOST_GENERATED:,}"
             )
 
 
@@ -174,7 +173,7 @@ def _eval_size(config: DataConfig, most: int | None = None) -> int:
 
 
 def _split(config: DataConfig, is_apart: bool) -> tuple[list[Row], list[Row]]:
-    """The file's rows to train on, and its last ones to hold out: none if those are elsewhere."""
+    """Return a file's training rows, and its last rows to hold out; none of these if `is_apart`."""
     rows = read_rows(Path(config.source), "data.source")
     num_held_out = 0 if is_apart else _eval_size(config, -(-len(rows) // EVAL_SHARE))
     remaining = len(rows) - num_held_out

@@ -1,4 +1,4 @@
-"""A prompt, and the check that makes one of a row of data.
+"""Checks rows of data and turns them into prompts.
 
 A `Prompt` from `checked` has text or a well-formed list of messages, and columns of JSON's types,
 which reach a reward process unchanged.
@@ -20,17 +20,17 @@ from rhymeflow.errors import UserError, nearest
 from rhymeflow.utils.user_values import shown
 
 Message = dict[str, Any]
-"""`role` and `content` are text; one of the assistant's may have `tool_calls`."""
+"""`role` and `content` are text; an assistant's message may have `tool_calls`."""
 
 _TIMES = (datetime.datetime, datetime.date, datetime.time)
 
 RESERVED = frozenset({"prompts", "completions", "completion_ids"})
-"""Arguments of every reward function, so no names for columns."""
+"""Arguments of every reward function, which no column may be named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Values as they were read, and from where, such as `sums.jsonl:12`."""
+    """Values as they were read, and where from, such as `sums.jsonl:12`."""
 
     where: str
     values: dict[str, Any]
@@ -48,7 +48,7 @@ class Prompt:
 
 
 def checked(rows: Iterable[Row], prompt_column: str) -> list[Prompt]:
-    """Check rows and number them from 0; a `UserError` starts with the row's place."""
+    """Check rows and number them from 0. Raises `UserError` that begins with where the row is."""
     return [_checked(index, row, prompt_column) for index, row in enumerate(rows)]
 
 
@@ -103,8 +103,8 @@ def _message(value: Any, where: str) -> Message:
 
 
 def _tool_calls(value: Any, where: str) -> list[dict[str, Any]]:
-    """Return calls as chat templates take them: arguments that are JSON text, as OpenAI has them,
-    become mappings. Each is {"function": {"name", "arguments"}}, or flat, {"name", "arguments"}."""
+    """Return calls, {"function": {"name", "arguments"}} or {"name", "arguments"}, with arguments as
+    mappings; OpenAI has them as JSON text."""
     if not isinstance(value, list | tuple) or not value:
         raise UserError(f"{where}: 'tool_calls' should be a list of calls, is {shown(value)}")
     calls = []
@@ -130,7 +130,7 @@ def _tool_calls(value: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _with_ground_truth(values: dict[str, Any], where: str) -> dict[str, Any]:
-    """verl keeps the answer in `reward_model.ground_truth`; rewards find it as `ground_truth`."""
+    """Copy verl's column `reward_model.ground_truth` to `ground_truth`, where rewards find it."""
     nested = values.get("reward_model")
     if not isinstance(nested, dict) or "ground_truth" not in nested:
         return values
@@ -144,8 +144,8 @@ def _with_ground_truth(values: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def kind_of(names: Sequence[str], columns: Mapping[str, Any], where: str) -> int:
-    """Return the index of the environment, one of `names`, that answers a row with these columns.
-    Where there are several, the column `environment` names it."""
+    """Return the index in `names` of a row's environment; if there are several, the row's column
+    `environment` names it. Raises `UserError` if it does not."""
     if len(names) < 2:
         return 0
     named = columns.get("environment")
@@ -157,8 +157,8 @@ def kind_of(names: Sequence[str], columns: Mapping[str, Any], where: str) -> int
 
 
 def opened(prompt: str | list[Message], text: str) -> str | list[Message]:
-    """Return the prompt with `text`, by which an environment opens, after the last message of the
-    user, or after a prompt that is text."""
+    """Return the prompt with an environment's opening `text` added to the last user message, or to
+    a prompt that is text. Raises `UserError` if there is no user message."""
     if not text:
         return prompt
     if isinstance(prompt, str):
@@ -171,8 +171,8 @@ def opened(prompt: str | list[Message], text: str) -> str | list[Message]:
 
 
 def opening_of(prompt: str | list[Message], stored: str) -> str | None:
-    """Return the text by which `opened` makes what is stored, text or messages as JSON, of the
-    prompt; None: none does."""
+    """Return the text with which `opened` turns the prompt into the stored one (text, or messages
+    as JSON), or None."""
     if isinstance(prompt, str):
         return stored[len(prompt) :] if stored.startswith(prompt) else None
     whole: list[Message] = msgspec.json.decode(stored)
@@ -182,7 +182,7 @@ def opening_of(prompt: str | list[Message], stored: str) -> str | None:
 
 
 def plain(value: Any, where: str) -> Any:
-    """Return the value as JSON's types. Raises `UserError` if they cannot hold it."""
+    """Convert the value to JSON's types. Raises `UserError` if that is not possible."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, float):
@@ -203,8 +203,8 @@ def plain(value: Any, where: str) -> Any:
                 raise UserError(f"{where}: the key {key!r} of a mapping is no text")
             _text(key, f"{where}: the key {key!r} of a mapping")
         return {key: plain(each, where) for key, each in value.items()}
-    if (found := _as_json(value)) is not value:
-        return plain(found, where)
+    if (converted := _as_json(value)) is not value:
+        return plain(converted, where)
     raise UserError(
         f"{where}: holds {shown(value)}; reward functions are given text, numbers, booleans, "
         "lists and mappings only: convert the column or leave it out"
@@ -212,18 +212,18 @@ def plain(value: Any, where: str) -> Any:
 
 
 def _as_json(value: Any) -> Any:
-    """Return arrays and numbers of NumPy as lists and numbers, times as ISO text, durations in
-    seconds, decimals as text, and any other value as it is."""
+    """Convert NumPy arrays and scalars to lists and numbers, times to ISO text, durations to
+    seconds and decimals to text; return any other value as it is."""
     if hasattr(value, "dtype") and hasattr(value, "tolist"):  # NumPy's, torch's
-        found = value.tolist()
-        return _as_json(found) if isinstance(found, _TIMES) else found
+        converted = value.tolist()
+        return _as_json(converted) if isinstance(converted, _TIMES) else converted
     if isinstance(value, datetime.timedelta):
         return value.total_seconds()
     if isinstance(value, decimal.Decimal | uuid.UUID):
         return str(value)
     if isinstance(value, str):  # a subclass
         return str.__str__(value)
-    if isinstance(value, _TIMES) or hasattr(value, "isoformat"):  # of pandas
+    if isinstance(value, _TIMES) or hasattr(value, "isoformat"):  # pandas'
         return value.isoformat()
     return value
 

@@ -1,7 +1,7 @@
 """The order in which prompts are requested.
 
 `at(number)` is a pure function of (rows, shares, seed, shuffle, number), so one integer resumes it.
-The order comes from hashes, so it does not depend on a random number generator's version.
+The order is by hashes, so it does not depend on the version of a random number generator.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from rhymeflow.data.prompts import Prompt
 
 
 class PromptStream:
-    """An endless sequence of prompts: every row once an epoch, in the source's order or, with
-    `shuffle`, in another order each epoch."""
+    """An endless sequence of prompts: each row once per epoch, in the source's order or, with
+    `shuffle`, in a different order each epoch."""
 
     def __init__(self, source: Sequence[Prompt], seed: int, shuffle: bool) -> None:
         assert len(source) > 0, "no prompts"
@@ -25,7 +25,7 @@ class PromptStream:
         self._order = lru_cache(1)(partial(order, len(source), seed))
 
     def at(self, number: int) -> tuple[int, Prompt]:
-        """Return (epoch, prompt) of the request with this number; both count from 0."""
+        """Return (epoch, prompt) of a request; epochs and requests count from 0."""
         assert number >= 0
         epoch, position = divmod(number, len(self._source))
         return epoch, self._source[self._order(epoch)[position] if self._shuffle else position]
@@ -43,14 +43,13 @@ def _sorted(size: int, salt: str) -> list[int]:
 
 
 BLOCK = 100
-"""Prompts in a block; every block has each kind's share."""
+"""Prompts per block; every block has each kind's share."""
 
 
 class MixedStream:
-    """An endless sequence of prompts of several kinds, each with epochs of its own.
+    """An endless sequence of prompts of several kinds, each with its own epochs.
 
-    `kinds[i]` are the prompts of a kind, at least one, and `shares[i]` is how many of all prompts
-    are of it, relative to the other shares.
+    `kinds[i]` has the prompts of a kind, at least one, and `shares[i]` is its relative share.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class MixedStream:
         self._order = lru_cache(1)(self._ordered)
 
     def at(self, number: int) -> tuple[int, Prompt]:
-        """Return (epoch of its kind, prompt) of the request with this number, from 0."""
+        """Return (epoch of its kind, prompt) of a request; all count from 0."""
         assert number >= 0
         block, index = divmod(number, BLOCK)
         order = self._order(block)
@@ -73,7 +72,6 @@ class MixedStream:
         return self._streams[kind].at(block * self._counts[kind] + before)
 
     def _ordered(self, block: int) -> list[int]:
-        """The kind of each prompt of a block."""
         kinds = [kind for kind, count in enumerate(self._counts) for _ in range(count)]
         return [kinds[slot] for slot in _sorted(BLOCK, f"mix {self._seed} {block} ")]
 
@@ -82,14 +80,14 @@ def counts(shares: Sequence[float]) -> list[int]:
     """Return how many prompts of a block are of each kind: at least 1, as near as possible."""
     total = sum(shares)
     exact = [share / total * BLOCK for share in shares]
-    found = [max(1, int(each)) for each in exact]
-    while sum(found) < BLOCK:
-        short = max(range(len(found)), key=lambda kind: exact[kind] - found[kind])
-        found[short] += 1
-    while sum(found) > BLOCK:  # kinds that were raised to 1 take from those most above their share
+    rounded = [max(1, int(each)) for each in exact]
+    while sum(rounded) < BLOCK:
+        short = max(range(len(rounded)), key=lambda kind: exact[kind] - rounded[kind])
+        rounded[short] += 1
+    while sum(rounded) > BLOCK:  # since some kinds were raised to 1
         large = max(
-            (kind for kind, count in enumerate(found) if count > 1),
-            key=lambda kind: found[kind] - exact[kind],
+            (kind for kind, count in enumerate(rounded) if count > 1),
+            key=lambda kind: rounded[kind] - exact[kind],
         )
-        found[large] -= 1
-    return found
+        rounded[large] -= 1
+    return rounded

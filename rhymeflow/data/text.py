@@ -1,7 +1,7 @@
 """Renders a tokenizer's chat template, and turns text into token ids.
 
 Any error in a template is a `TemplateError`. Text is `Unwritable` if the tokenizer has no token for
-a character (blanks excepted), or the model no embedding for a token (`num_embeddings`).
+a character other than a blank, or the model no embedding for a token (`num_embeddings`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _QUESTION = [{"role": "user", "content": "a question"}]
 
 
 class TemplateError(ValueError):
-    """The chat template refuses the conversation; the text says why, in one line."""
+    """The chat template fails on the conversation; the message says why, in one line."""
 
 
 def rendered(
@@ -29,8 +29,9 @@ def rendered(
     continues: bool = False,
     variables: Mapping[str, Any] = NOTHING,
 ) -> str:
-    """Return the conversation as the template writes it. With `opens`, it ends where the answer
-    begins; with `continues`, the answer continues the last message. `variables`: the template's."""
+    """Render the conversation with the template and its `variables`. With `opens`, the text ends
+    where the answer begins; with `continues`, the answer continues the last message. Raises
+    `TemplateError`."""
     import jinja2  # the tokenizer's template engine, for its error below
 
     try:
@@ -48,7 +49,7 @@ def rendered(
         raise TemplateError(_why(error, tokenizer.chat_template, continues)) from None
     assert isinstance(text, str)
     if continues and not text.endswith(begun := messages[-1]["content"]):
-        kept = begun.rstrip()  # some templates trim blanks, after which the answer continues
+        kept = begun.rstrip()  # some templates trim the blanks before the answer
         text += begun[len(kept) :] if text.endswith(kept) else ""
     return text
 
@@ -70,20 +71,20 @@ def _line(error: Exception) -> str:
 
 
 def marks(tokenizer: Any, variables: Mapping[str, Any]) -> list[str]:
-    """Return strings that are in every text the template has written: the special tokens after a
-    user's message or, if there are none, all that follows it."""
+    """Return strings that are in every text from the template: the special tokens after a user's
+    message or, if there are none, all that follows it."""
     try:
         asked = rendered(tokenizer, [{"role": "user", "content": _MARKER}], variables=variables)
     except TemplateError:
         return []  # the first prompt raises it again
     after = asked.rpartition(_MARKER)[2].strip()
-    found = [each for each in special_tokens(tokenizer) if each in after]
-    return found or [after] * bool(after)
+    special = [each for each in special_tokens(tokenizer) if each in after]
+    return special or [after] * bool(after)
 
 
 def left_to_begin(tokenizer: Any, variables: Mapping[str, Any]) -> str:
-    """Return what the template writes before an assistant's answer but leaves out when an answer is
-    to be generated, so that the policy would have to write it; empty if there is nothing."""
+    """Return what the template writes before an assistant's answer but not before one that is to be
+    generated, so that the policy would have to write it; empty if there is nothing."""
     said = [*_QUESTION, {"role": "assistant", "content": _MARKER}]
     try:
         asked = rendered(tokenizer, _QUESTION, variables=variables)
@@ -98,28 +99,28 @@ def left_to_begin(tokenizer: Any, variables: Mapping[str, Any]) -> str:
 
 
 class Unwritable(ValueError):  # noqa: N818 - it is what is wrong with the text
-    """The tokenizer lacks a token for a character, or the model an embedding; says for which."""
+    """The tokenizer lacks a token for a character, or the model an embedding for a token."""
 
 
 class TokenIds:
-    """Turns text into token ids, and notices characters that the tokenizer would drop.
+    """Turns text into token ids, and detects characters that the tokenizer would drop.
 
-    Tokenizers of bytes, and those with a token for unknown characters, drop none. Offsets are
-    checked only for a tokenizer that drops a rare character.
+    Byte-level tokenizers, and those with an unknown token, drop none. So offsets are checked only
+    if the tokenizer drops a rare character.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     def __call__(self, text: str) -> list[int]:
-        """Return the ids, without any that the tokenizer adds. Raises `Unwritable`."""
+        """Return the ids, without special tokens that the tokenizer adds. Raises `Unwritable`."""
         ids, lost = self._encoded(text, checks=self._loses)
         if lost is not None:
             raise Unwritable(f"the model's tokenizer has no token for the character {lost!r}")
         return self._known(ids)
 
     def begun(self, text: str) -> list[int]:
-        """Return the ids with the tokenizer's beginning of sequence, added if the text has none."""
+        """Return the ids, with the tokenizer's beginning of sequence unless the text has it."""
         ids, begin = self(text), self._begin
         return ids if not begin or ids[: len(begin)] == begin else self._known([*begin, *ids])
 
@@ -135,10 +136,10 @@ class TokenIds:
 
     @cached_property
     def _begin(self) -> list[int]:
-        """Ids that the tokenizer puts before a text; those that it puts after are not wanted."""
+        """The ids that the tokenizer puts before a text, not those that it puts after it."""
         bare, whole = self("a"), self._tokenizer("a", add_special_tokens=True)["input_ids"]
-        place = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
-        return [int(token) for token in whole[:place]]
+        start = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
+        return [int(token) for token in whole[:start]]
 
     @cached_property
     def _loses(self) -> bool:
@@ -147,14 +148,14 @@ class TokenIds:
         try:
             return self._encoded(_RARE_CHARACTER, checks=True)[1] is not None
         except Unwritable:
-            return False  # it raises by itself
+            return False  # the tokenizer raises instead
 
     def _encoded(self, text: str, *, checks: bool) -> tuple[list[int], str | None]:
         more = {"return_offsets_mapping": True} if checks else {}
         try:
             encoded = self._tokenizer(text, add_special_tokens=False, **more)
         except Exception as error:
-            if type(error) is not Exception:  # the library of tokenizers raises nothing narrower
+            if type(error) is not Exception:  # `tokenizers` raises nothing narrower
                 raise
             raise Unwritable(f"the model's tokenizer cannot write it: {error}") from None
         ids = [int(token) for token in encoded["input_ids"]]

@@ -279,7 +279,7 @@ MISTAKES = {
     "cells": ("a.csv", b'p,a\n"x\ny",1\n3,4,5\n', "a.csv:4: has 3 cells, and the header names 2"),
     "quote": ("a.csv", b'p,a\n1,2\n"x"y,3\n', "a.csv:3: is no CSV"),
     "open quote": ("a.csv", b'p,a\n1,2\n"x,3\n', "a.csv:3: is no CSV: unexpected end of data"),
-    "semicolons": ("a.csv", b"p;a\n1;2\n", "one column called 'p;a'; columns are parted by commas"),
+    "semicolons": ("a.csv", b"p;a\n1;2\n", "one column called 'p;a'; columns are split by commas"),
     "same name": ("a.csv", b"p,p\n1,2\n", "a.csv:1: two columns are called 'p'"),
     "no name": ("a.csv", b"p,\n1,2\n", "a.csv:1: column 2 has no name"),
     "messages": ("a.csv", b"p\n\"[{'role': 'user'}]\"\n", "a.csv:2: column 'p' holds a list of"),
