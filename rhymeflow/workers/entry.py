@@ -76,7 +76,8 @@ def enter(connection: Connection, setup: WorkerSetup, environment: Mapping[str, 
 def work(connection: Connection, setup: WorkerSetup) -> None:
     """Run the role's `main`, and report its failure."""
     redirect_output(Path(setup.log))
-    os.environ["OMP_NUM_THREADS"] = str(setup.num_threads)
+    for library in ("OMP", "MKL"):  # torch takes what MKL is told over what OpenMP is
+        os.environ[f"{library}_NUM_THREADS"] = str(setup.num_threads)
     channel = Channel(connection)
     try:
         if setup.cpus is not None:

@@ -61,6 +61,7 @@ def test_a_worker_has_the_threads_it_was_given_and_the_controllers_environment(
     runtime, monkeypatch
 ):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("MKL_NUM_THREADS", "1")
     monkeypatch.setenv("SOMETHING", "new")
     for name, num_threads in (("v", 1), ("w", 2)):  # torch takes no more than there are cores
         runtime.start("environment", name, Resources(num_threads))
