@@ -1,1 +1,1 @@
-"""The simulated runtime: the same coordinator, on a cluster of formulas in virtual time."""
+"""The simulated runtime: the real coordinator on a cluster that is modelled in virtual time."""

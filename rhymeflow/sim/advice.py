@@ -1,8 +1,8 @@
-"""What another staleness bound, or another split of the devices, would do for a run.
+"""Advice: how much faster a run would be with another staleness bound or split of the devices.
 
-The run is simulated on the lengths it has seen, with a profile scaled so that instances and learner
-are busy as long for a step as they were; then its neighbours are. Simulations are compared with one
-another, never with the run: no gain within the distance between the two is recommended.
+The run is simulated on its recorded lengths, with a profile scaled so that instances and learner
+are as busy per step as they were; then the same is done with small changes. Simulations are only
+compared with one another. A gain below the error of the run's own simulation is not recommended.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rhymeflow.store.previous_run import config_in_force, store_of
 from rhymeflow.utils.bounds import FIXED_BOUNDS
 
 STEPS = 20
-"""The newest, of which the run's figures are, and as many are simulated."""
+"""The run's newest steps, from which its figures are taken; as many are simulated."""
 SKIPPED = 2
-"""Of the simulation, before those: the pipeline fills."""
+"""Simulated steps before those, in which the pipeline fills."""
 LEAST_GAIN = 0.03
-"""That is worth a change."""
+"""Least relative gain in steps per second that is worth a change."""
 ROUNDS = 2
-"""Of scaling: how long a step takes depends on both sides."""
+"""Times that the profile is scaled: each side's waiting depends on the other side."""
 
 _DECODE = ("k1", "k2", "k3", "c", "k4", "prefill_token", "pull")
 _TRAIN = ("train_token", "measure_token", "train_step", "push")
@@ -42,32 +42,31 @@ _TRAIN = ("train_token", "measure_token", "train_step", "push")
 
 @dataclass(frozen=True)
 class Change:
-    """A neighbour of the run's configuration."""
+    """A small change of the run's configuration, and its gain."""
 
-    fields: dict[str, int]  # what differs, by the fields' paths
-    gain: float
-    """Its steps per second over those of the run as it is, both simulated, less 1."""
+    fields: dict[str, int]  # changed values by configuration path
+    gain: float  # relative gain in simulated steps per second
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What was found."""
+    """A run's speed, its simulation's, and the changes that were tried."""
 
-    steps: int  # of the run, that its figures are of
-    steps_per_second: float  # the run's
-    simulated: float  # the same of its simulation
-    changes: tuple[Change, ...]  # all that were tried, the best first
+    steps: int  # number of the run's steps from which its figures are taken
+    steps_per_second: float  # of the run
+    simulated: float  # steps per second of its simulation
+    changes: tuple[Change, ...]  # best first
 
     @property
     def recommended(self) -> Change | None:
-        """The best, if its gain is more than the simulation is off by."""
+        """The best change, if its gain exceeds the error of the simulation."""
         margin = max(LEAST_GAIN, abs(self.simulated / self.steps_per_second - 1))
         best = self.changes[0] if self.changes else None
         return best if best is not None and best.gain > margin else None
 
 
-class _Seen(NamedTuple):
-    """Means over a step: its seconds, and those that an instance and the learner are busy."""
+class _StepSeconds(NamedTuple):
+    """Mean seconds of a step, and mean busy seconds in it of an instance and of the learner."""
 
     seconds: float
     rollout: float
@@ -75,15 +74,15 @@ class _Seen(NamedTuple):
 
 
 def advise(run_dir: Path) -> Advice:
-    """Simulate a run, and what differs from it a little.
+    """Simulate a run, and each small change of it.
 
     Raises:
-        UserError: there is no run, it has too few steps, or cannot be simulated.
+        UserError: there is no run, it has too few steps, or it cannot be simulated.
     """
     with open_undamaged(store_of(run_dir)) as reader:
         config = config_in_force(reader)
     rows = [row for row in metrics.read(run_dir).values() if "step_time" in row]
-    rows = rows[1:][-STEPS:]  # in the first all is loaded and compiled
+    rows = rows[1:][-STEPS:]  # the first step includes loading and compiling
     if len(rows) < 2:
         raise UserError(f"{run_dir}: has too few steps to be simulated; it needs 3")
     seen = _mean(rows)
@@ -106,16 +105,16 @@ def advise(run_dir: Path) -> Advice:
     return Advice(len(rows), 1 / seen.seconds, base, tuple(changes))
 
 
-def _mean(rows: Sequence[Mapping[str, Any]]) -> _Seen:
+def _mean(rows: Sequence[Mapping[str, Any]]) -> _StepSeconds:
     busy = (
         fmean((1 - row[f"idle/{side}"]) * row["step_time"] for row in rows)
         for side in ("rollout", "learner")
     )
-    return _Seen(fmean(row["step_time"] for row in rows), *busy)
+    return _StepSeconds(fmean(row["step_time"] for row in rows), *busy)
 
 
-def _scaled(profile: Profile, seen: _Seen, result: SimulationResult) -> Profile:
-    """With which the simulation's instances and learner would be busy as those of the run are."""
+def _scaled(profile: Profile, seen: _StepSeconds, result: SimulationResult) -> Profile:
+    """Scale the profile so that simulated instances and learner are as busy as the run's."""
     seconds = 1 / result.steps_per_second
     rollout = seen.rollout / ((1 - result.idle_rollout) * seconds)
     learner = seen.learner / ((1 - result.idle_learner) * seconds)
@@ -125,7 +124,7 @@ def _scaled(profile: Profile, seen: _Seen, result: SimulationResult) -> Profile:
 
 
 def _neighbours(config: Config) -> Iterator[dict[str, int]]:
-    """Other bounds, and as many devices otherwise split."""
+    """Yield the changes to try: other bounds, and one device moved to the other side."""
     schedule, bound = config.schedule, config.schedule.bound
     if schedule.name not in FIXED_BOUNDS:
         for other in sorted({max(bound - 1, 1), bound + 1, bound + 2} - {bound}):
@@ -141,7 +140,7 @@ def _configured(config: Config, changes: Mapping[str, int]) -> Config:
     fields = {
         **changes,
         "learner.max_steps": SKIPPED + STEPS + bound + 1,
-        "learner.cpus": None,  # they say how many ranks and instances there are
+        "learner.cpus": None,  # a list here would fix the number of ranks or instances
         "rollout.cpus": None,
         "run.eval_steps": 0,
         "simulation.skip_steps": SKIPPED,

@@ -1,7 +1,7 @@
-"""Checks laws 1 and 2 on a simulated run, by what instances did and not by the coordinator's state.
+"""Checks laws 1 and 2 on a simulated run, from the instances' record, not the coordinator's state.
 
-A run whose audit closes has kept them: no batch held a token older than the bound allows, by the
-versions that instances held, and every admitted group ended once.
+If `Audit.close` returns, the run kept both: by the versions that instances held, no batch had a
+token older than the bound allows, and every admitted group ended once.
 """
 
 from __future__ import annotations
@@ -19,35 +19,34 @@ from rhymeflow.sim.response import Response
 from rhymeflow.sim.workload import SimulatedPrompt
 
 NOT_NEEDED = "its group did not need it"
-"""Why a member of a consumed group was not trained on: there were more than `num_generations`."""
+"""The reason of a consumed group's members beyond `num_generations`, which are not trained on."""
 
 
-class InvariantViolation(AssertionError):  # noqa: N818 - it is what happened
-    """The run broke a law: a defect of the coordinator, or of the simulator."""
+class InvariantViolation(AssertionError):  # noqa: N818 - a broken law, not a failed call
+    """The run broke a law: a defect of the coordinator or of the simulator."""
 
 
 class Outcome(NamedTuple):
     """How one response ended."""
 
-    length: int  # tokens that it would have generated in full
+    length: int  # tokens of the whole response, had it not been stopped
     ending: str  # `consumed`, `filtered` or `aborted`
     reason: str
 
 
 class Tokens(NamedTuple):
-    """Tokens of prompts and responses, by what the learner does with them."""
+    """Tokens of prompts and responses, by whether the learner needs a backward pass for them."""
 
     moving: int
-    still: int
-    """Of groups whose trained responses have all the same reward: without a backward pass."""
+    still: int  # of groups whose trained responses all have the same reward: no backward pass
 
 
 class TrainedBatch(NamedTuple):
-    """What one step trained on."""
+    """The size of one step's batch."""
 
     responses: int
     response_tokens: int  # answers of environments included
-    sampled_tokens: int  # without them
+    sampled_tokens: int  # answers of environments excluded
     tokens: Tokens
 
 
@@ -57,8 +56,8 @@ class PublishedStep(NamedTuple):
     version: Version
     time: float
     rollout_busy: float
-    """Seconds in which instances did anything, all of them together, since the beginning."""
-    learner_busy: float
+    """Seconds since the beginning in which instances were busy, summed over instances."""
+    learner_busy: float  # seconds
 
 
 @dataclass(slots=True)
@@ -84,7 +83,7 @@ class Audit:
         """Trained responses by the age of their oldest token, in versions."""
 
     def admit(self, response: Response) -> None:
-        """A response is routed for the first time."""
+        """Record a response that is routed for the first time."""
         group = self.groups[response.id.group]
         if group.has_ended:
             raise InvariantViolation(f"{response.id} is begun, but its group has ended")
@@ -92,7 +91,7 @@ class Audit:
         group.members.append(response)
 
     def complete(self, trajectory: TrajectoryId) -> Response:
-        """A response is finished, or concluded."""
+        """Record that a response has finished or was finished early, and return it."""
         response = self.responses[trajectory]
         if response.is_complete:
             raise InvariantViolation(f"{trajectory} was completed twice")
@@ -100,15 +99,15 @@ class Audit:
         return response
 
     def is_open(self, response: Response) -> bool:
-        """Whether more of it may be generated."""
+        """Whether more tokens of the response may be generated."""
         return not (response.is_complete or self.groups[response.id.group].has_ended)
 
     def train(self, command: Train) -> TrainedBatch:
-        """Check the batch, and enter it."""
+        """Check and record a trained batch."""
         number = command.version
         groups = self._chosen(command)
-        every = [response for group in groups for response in group]
-        for response in every:
+        trained = [response for group in groups for response in group]
+        for response in trained:
             self._check_trained(number, response)
         if number != len(self.batches):
             raise InvariantViolation(f"batch {number} follows batch {len(self.batches) - 1}")
@@ -120,16 +119,16 @@ class Audit:
                 used = response.id.member in chosen
                 self._enter(response, "consumed" if used else "aborted", "" if used else NOT_NEEDED)
         batch = TrainedBatch(
-            responses=len(every),
-            response_tokens=sum(response.generated for response in every),
-            sampled_tokens=sum(response.sampled for response in every),
+            responses=len(trained),
+            response_tokens=sum(response.generated for response in trained),
+            sampled_tokens=sum(response.sampled for response in trained),
             tokens=_tokens(groups),
         )
         self.batches.append(batch)
         return batch
 
     def tokens(self, command: Accumulate) -> Tokens:
-        """Tokens of complete groups of the next batch, which are trained on early."""
+        """Count the tokens of complete groups of the next batch, which are trained on early."""
         groups = self._chosen(command)
         if command.version != len(self.batches) or not all(
             response.is_complete and not self.groups[response.id.group].has_ended
@@ -140,15 +139,15 @@ class Audit:
         return _tokens(groups)
 
     def drop(self, command: Drop) -> None:
-        """A group ended without being trained on."""
+        """Record a group that ended without being trained on."""
         for response in self._end(command.group):
             self._enter(response, command.ending, command.reason)
 
     def close(self) -> None:
-        """The run is over: every group that was admitted has ended."""
-        going = [n for n, each in enumerate(self.groups) if each.members and not each.has_ended]
-        if going:
-            raise InvariantViolation(f"groups {going[:10]} were admitted and did not end")
+        """Check at the end of the run that every admitted group and every batch has ended."""
+        left = [n for n, each in enumerate(self.groups) if each.members and not each.has_ended]
+        if left:
+            raise InvariantViolation(f"groups {left[:10]} were admitted and did not end")
         if len(self.batches) != (wanted := self.plan.num_batches):
             raise InvariantViolation(f"{len(self.batches)} of {wanted} batches were trained on")
 

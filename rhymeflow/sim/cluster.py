@@ -1,8 +1,8 @@
 """The simulated runtime: carries out the coordinator's commands in virtual time and reports events.
 
-One heap holds what is scheduled, ordered by (time, kind, order of entry), so simultaneous events
-have a fixed order; nothing is random. The audit checks the laws on what instances did. Held-out
-evaluation is not simulated (docs/simulator.md says what is).
+One heap holds all scheduled actions, ordered by (time, kind, order of entry), so simultaneous
+events have a fixed order; nothing is random. The audit checks the laws on what instances did.
+Evaluation is not simulated (docs/simulator.md says what is).
 """
 
 from __future__ import annotations
@@ -33,27 +33,26 @@ if TYPE_CHECKING:
     from rhymeflow.sim.record import Record
     from rhymeflow.sim.timeline import Timeline
 
-_WORLD, _COMMAND, _EVENT, _LOOK, _PLAN = range(5)
+_WORLD, _COMMAND, _EVENT, _SNAPSHOT, _PLAN = range(5)
 """Kinds of entries, in the order in which they happen at one time."""
-_HOLDING = events.Pulled, events.InstanceJoined
+_REPORT_VERSION = events.Pulled, events.InstanceJoined
 """Events that say which version an instance holds."""
 
 
 @dataclass(slots=True)
 class Site:
-    """The devices of an instance, and of those that replace it when it dies."""
+    """The devices of an instance and of its replacements."""
 
     instance: InstanceId | None = None
-    joined: int = 0
-    losses: int = 0
-    """Deaths here; an instance that was started before the last one is gone."""
-    is_ready: bool = False  # an instance is up, and waits for a learner
+    joined: int = 0  # instances that have joined here
+    losses: int = 0  # deaths here, also of instances that were still starting
+    is_ready: bool = False  # whether an instance is up and waits for the learner
 
 
 class Cluster:
-    """A run on so many instances, from second 0; `plan` has no evaluations.
+    """A simulated run, from second 0; `plan` must have no evaluations.
 
-    `latencies` has all times but those of `hardware`. Without `recovery` nothing dies, and no
+    `latencies` has all times but those of `hardware`. Without `recovery` nothing dies and no
     checkpoint is written; `failures` may be infinite.
     """
 
@@ -87,14 +86,14 @@ class Cluster:
         self.sites = [Site() for _ in range(num_instances)]
         self.live: dict[InstanceId, SimulatedInstance] = {}
         self.all_instances: list[SimulatedInstance] = []
-        """Also those that died, in the order they joined."""
+        """All instances, dead ones included, in the order they joined."""
         self.deaths = Deaths(self, recovery, failures)
         self._timeline, self._log = timeline, log
         self._heap: list[tuple[float, int, int, Callable[[Any], None], Any]] = []
         self._num_queued = 0
         self._versions: dict[InstanceId, Version] = {}
         """The newest version that each instance reported or was commanded to pull."""
-        self._tick_due = self._look_due = False
+        self._tick_due = self._snapshot_due = False
         self._last_tick = -latencies.tick_seconds
         self._finished = False
         self.report([events.LearnerReady(0)])
@@ -106,8 +105,8 @@ class Cluster:
         """Run until the coordinator commands `Finish`.
 
         Raises:
-            InvariantViolation: the run broke the bound, or lost a group.
-            UserError: so much fails that the next step is never done.
+            InvariantViolation: the run broke the bound or lost a group.
+            UserError: failures are so frequent that the next step never ends.
         """
         heap = self._heap
         while not self._finished:
@@ -115,7 +114,7 @@ class Cluster:
             self.now, kind, number, action, argument = heappop(heap)
             until = self.deaths.silent_until
             if kind != _WORLD and self.now < until:
-                # With its old number, so that the events of one sender stay in order.
+                # Keep its number, so that the events of one sender stay in order.
                 heappush(heap, (until, kind, number, action, argument))
             else:
                 action(argument)
@@ -124,7 +123,7 @@ class Cluster:
     # -- virtual time ------------------------------------------------------------------------
 
     def at(self, time: float, action: Callable[[Any], None], argument: Any) -> None:
-        """Call `action(argument)` at this time, before commands and events of that time."""
+        """Call `action(argument)` at `time`, before the commands and events of that time."""
         self._at(time, _WORLD, action, argument)
 
     def _at(
@@ -134,12 +133,12 @@ class Cluster:
         heappush(self._heap, (time, kind, self._num_queued, action, argument))
 
     def report(self, happened: list[Event], seconds: float | None = None) -> None:
-        """Give these events to the coordinator in so many seconds (None: `message_seconds`)."""
+        """Deliver events to the coordinator after `seconds` (None: `message_seconds`)."""
         delay = self.latencies.message_seconds if seconds is None else seconds
         self._at(self.now + delay, _EVENT, self._hear, happened)
 
     def _send(self, action: Callable[[Any], None], command: Any) -> None:
-        """Give this command to a worker in `message_seconds`."""
+        """Deliver a command to a worker after `message_seconds`."""
         self._at(self.now + self.latencies.message_seconds, _COMMAND, action, command)
 
     # -- the coordinator ---------------------------------------------------------------------
@@ -147,10 +146,10 @@ class Cluster:
     def _hear(self, happened: list[Event]) -> None:
         versions = self._versions
         for event in happened:
-            if isinstance(event, _HOLDING):
+            if isinstance(event, _REPORT_VERSION):
                 versions[event.instance] = max(versions.get(event.instance, 0), event.version)
-            if given := self._handled(event):
-                self._obey(given)
+            if issued := self._handle(event):
+                self._obey(issued)
         self.events += len(happened)
         if not self._tick_due:
             self._tick_due = True
@@ -160,27 +159,27 @@ class Cluster:
     def _tick(self, _: None) -> None:
         self._tick_due, self._last_tick = False, self.now
         self.ticks += 1
-        given: list[Command] = []
+        planned: list[Command] = []
         while True:
-            given += self._handled(events.Tick())
+            planned += self._handle(events.Tick())
             if not self.coordinator.state.has_more:
                 break
-        self._obey(given)
+        self._obey(planned)
 
-    def _handled(self, event: Event) -> list[Command]:
+    def _handle(self, event: Event) -> list[Command]:
         if self._log is not None:
             self._log.hear(self, event)
         return self.coordinator.handle(event)
 
-    def _obey(self, given: list[Command]) -> None:
-        self.commands += len(given)
+    def _obey(self, issued: list[Command]) -> None:
+        self.commands += len(issued)
         if self._log is not None:
-            self._log.obey(self, given)
-        self._carry_out(given)
+            self._log.obey(self, issued)
+        self._carry_out(issued)
 
-    def _carry_out(self, given: list[Command]) -> None:
+    def _carry_out(self, issued: list[Command]) -> None:
         to_instances: list[InstanceCommand] = []
-        for command in given:
+        for command in issued:
             match command:
                 case commands.Route(instance=name, trajectory=trajectory):
                     self._begin(trajectory, self._versions[name])
@@ -198,7 +197,7 @@ class Cluster:
                     self.audit.drop(command)
                 case commands.Finish():
                     self._finished = True
-                # CloseEnvironments: what they answer is not waited for.
+                # CloseEnvironments needs no action: `_answer` ignores responses that have ended.
             if isinstance(command, InstanceCommand):
                 to_instances.append(command)
         if to_instances:
@@ -212,7 +211,7 @@ class Cluster:
         return events.GroupCreated(group, prompt.row, prompt.epoch, prompt.tokens, repeats)
 
     def _begin(self, trajectory: TrajectoryId, version: Version) -> None:
-        """Draw the response when it is first routed."""
+        """Sample the response when it is first routed."""
         if trajectory in self.audit.responses:
             return
         row, epoch, tokens = self.audit.groups[trajectory.group].prompt
@@ -221,28 +220,28 @@ class Cluster:
         self.audit.admit(Response(trajectory, tokens, *spec, known=known, routed_version=version))
 
     def _complete(self, trajectories: list[TrajectoryId], seconds: float) -> None:
-        """Complete these responses, and report their rewards in so many seconds."""
+        """Complete these responses, and report their rewards after `seconds`."""
         complete = map(self.audit.complete, trajectories)
         self.report([events.TrajectoryRewarded(each.id, each.reward) for each in complete], seconds)
 
     # -- instances ---------------------------------------------------------------------------
 
-    def _deliver(self, given: list[InstanceCommand]) -> None:
+    def _deliver(self, issued: list[InstanceCommand]) -> None:
         touched: dict[InstanceId, SimulatedInstance] = {}
-        for command in given:
+        for command in issued:
             instance = self.live.get(command.instance)
             if instance is not None:  # else it has died
                 instance.deliver(command, self.now)
                 touched[command.instance] = instance
         for instance in touched.values():
             self._at(instance.next, _WORLD, self._advance, instance)
-        if not self._look_due:
-            self._look_due = True
-            self._at(self.now + self.latencies.snapshot_seconds, _LOOK, self._look)
+        if not self._snapshot_due:
+            self._snapshot_due = True
+            self._at(self.now + self.latencies.snapshot_seconds, _SNAPSHOT, self._snapshot)
 
     def _advance(self, instance: SimulatedInstance) -> None:
         if instance.next != self.now:
-            return  # a command arrived meanwhile and changed what comes next
+            return  # a command has changed `next` in the meantime
         happened = instance.advance(self.now)
         if instance.busy:
             self._at(instance.next, _WORLD, self._advance, instance)
@@ -258,22 +257,22 @@ class Cluster:
             self._complete(done, self.latencies.message_seconds + self.latencies.reward_seconds)
 
     def _answer(self, ended: events.TurnEnded) -> None:
-        """The environment answers, unless the response or its group has ended."""
+        """Report the environment's answer, unless the response or its group has ended."""
         response = self.audit.responses[ended.trajectory]
         if self.audit.is_open(response):
             response.observe()
             self.report([events.Observed(response.id, ended.turn, response.generated)])
 
-    def _look(self, _: None) -> None:
-        """Report snapshots of busy instances, and again after `snapshot_seconds` if any is."""
+    def _snapshot(self, _: None) -> None:
+        """Report snapshots of busy instances every `snapshot_seconds`, until none is busy."""
         busy = [instance for instance in self.live.values() if instance.busy]
-        self._look_due = bool(busy)
+        self._snapshot_due = bool(busy)
         if busy:
-            self._at(self.now + self.latencies.snapshot_seconds, _LOOK, self._look)
+            self._at(self.now + self.latencies.snapshot_seconds, _SNAPSHOT, self._snapshot)
             self.report([i.snapshot(self.now) for i in busy if not i.pulling])
 
     def join(self, started: tuple[int, int]) -> None:
-        """An instance is up: (site, deaths there when it was started)."""
+        """Join an instance, started at (site, its `losses` then), unless it has died since."""
         number, losses = started
         site, hardware = self.sites[number], self.hardware
         if losses != site.losses:
@@ -312,7 +311,7 @@ class Cluster:
             self._at(self.learner.accumulated, _WORLD, self._accumulated, event)
 
     def _accumulated(self, event: events.Accumulated) -> None:
-        if self.learner.accumulated == self.now:  # else it died meanwhile, or trains by now
+        if self.learner.accumulated == self.now:  # else it has died or trains already
             self.learner.end_accumulating()
             self.report([event])
 
@@ -321,13 +320,13 @@ class Cluster:
         return cost.train_token * tokens.moving + cost.measure_token * tokens.still
 
     def expect_version(self) -> None:
-        """Schedule the publication of what the learner trains on."""
+        """Schedule the publication of the batch that the learner trains on."""
         if self.learner.next < inf:
             self._at(self.learner.next, _WORLD, self._publish)
 
     def _publish(self, _: None) -> None:
         if self.learner.next != self.now:
-            return  # it died meanwhile
+            return  # it has died
         version = self.published = self.learner.publish(self.now)
         busy = sum(instance.busy_seconds(self.now) for instance in self.all_instances)
         self.steps.append(PublishedStep(version, self.now, busy, self.learner.busy))

@@ -1,8 +1,8 @@
-"""Continuous batching: what runs, waits and is in the cache, and what the next decode span is.
+"""Continuous batching: which responses run, wait and are cached, and the next decode span.
 
 Iterations in which the same trajectories decode, with the same choice of drafts, are one
-`DecodeSpan`; an iteration that prefills is one by itself. Between two spans `kv_tokens` and what is
-still to be prefilled never exceed `kv_capacity`.
+`DecodeSpan`; an iteration that prefills is a span by itself. Between two spans the cached tokens
+and those still to be prefilled never exceed `kv_capacity`.
 """
 
 from __future__ import annotations
@@ -32,45 +32,42 @@ class Hardware:
     max_prefill_tokens: int  # tokens that one iteration prefills
     max_length: int
     """A response of this length ends for reason `length`, a shorter one for `stop`."""
-    keep_cache: bool
-    drafts: Drafts  # chooses them
+    keep_cache: bool  # whether a pull keeps the KV cache
+    drafts: Drafts
 
 
 @dataclass(slots=True)
 class Tally:
-    """What an instance did, in seconds and counts."""
+    """Seconds and counts of an instance's work."""
 
-    decode: float = 0.0
-    prefill: float = 0.0  # seconds of iterations that prefilled something
-    prefilled: float = 0.0  # seconds of these that prefilling took
-    pull: float = 0.0
+    decode: float = 0.0  # seconds of iterations without prefill
+    prefill: float = 0.0  # seconds of iterations with prefill
+    prefilled: float = 0.0  # the part of `prefill` that the prefilled tokens took
+    pull: float = 0.0  # seconds
     pulls: int = 0
     preemptions: int = 0
-    interrupts: int = 0
-    """Responses that were stopped to be continued, here or elsewhere, or to be concluded."""
+    interrupts: int = 0  # responses that were interrupted
     lost: int = 0  # tokens that were not stored when it died
-    tokens_generated: float = 0
-    """With drafts, of responses that are still decoded a fraction is counted."""
+    tokens_generated: float = 0  # with drafts it has fractions, by mean acceptance
     prompt_tokens: int = 0  # tokens prefilled for responses that had not begun
     recomputed: int = 0  # tokens prefilled for responses that had
-    turns: int = 0
-    """Iterations of each trajectory that decoded in them, summed."""
+    turns: int = 0  # iterations times the trajectories decoded in each
     drafted: int = 0  # tokens
     accepted: float = 0  # drafted tokens that were accepted
 
     @property
     def busy(self) -> float:
-        """Seconds in which it did anything."""
+        """Seconds in which the instance was busy."""
         return self.decode + self.prefill + self.pull
 
 
 class DecodeSpan:
-    """Up to `iterations` iterations from `start` on, the first of which lasts `first` seconds, and
-    each further one `growth` seconds longer than the one before.
+    """At most `iterations` iterations from `start` on; the first takes `first` seconds, and each
+    further one `growth` seconds more than the one before.
 
     While the same n trajectories decode, every iteration adds n tokens to the cache, so j of them
-    that begin with K tokens in it take `j (k1 K + max(k2, k3 n + c) + k4) + k1 n j (j - 1) / 2`
-    seconds (`core/cost.py`, summed).
+    that begin with K tokens take `j (k1 K + max(k2, k3 n + c) + k4) + k1 n j (j - 1) / 2` seconds
+    (`core/cost.py`, summed).
     """
 
     __slots__ = ("end", "first", "growth", "iterations", "start")
@@ -80,24 +77,23 @@ class DecodeSpan:
         self.end = self.after(iterations)
 
     def after(self, iterations: int) -> float:
-        """The time at which so many iterations are over."""
+        """Return the time at which `iterations` are over."""
         growth = self.growth * (iterations * (iterations - 1) / 2)
         return self.start + iterations * self.first + growth
 
     def over(self, now: float) -> int:
-        """How many iterations are over at `now`."""
+        """Return how many iterations are over at `now`."""
         return bisect_right(range(1, self.iterations + 1), now, key=self.after)
 
     def over_before(self, time: float) -> int:
-        """The same of a `time` that may be before the beginning: then it is below 0, by as many
-        iterations as were over in between if they lasted as long as the first one.
-        """
+        """Like `over`, extended to times before `start`: a negative number of iterations as long
+        as the first one."""
         if time >= self.start:
             return self.over(time)
         return -ceil((self.start - time) / self.first)
 
     def cut(self, now: float) -> None:
-        """End with the iteration that runs at `now`: commands are seen between iterations."""
+        """End the span with the iteration that runs at `now`: commands take effect after it."""
         if now >= self.end:
             return
         j = self.over(now)
@@ -106,104 +102,100 @@ class DecodeSpan:
 
 
 class Admitted:
-    """A response among those that run."""
+    """A response that runs: it prefills or decodes."""
 
     __slots__ = ("decode_batch", "ends_at", "gone", "response", "todo", "untouched")
 
     def __init__(self, response: Response, kept: int = 0) -> None:
-        """`kept`: of its tokens, the first so many are in the cache."""
+        """`kept`: number of its first tokens that are in the cache."""
         self.response = response
         self.todo = response.prompt_tokens + response.generated - kept
         """Tokens to prefill before it decodes."""
-        self.untouched = not kept  # nothing of it is in the cache
-        self.decode_batch: DecodeBatch | None = None  # where it is, once it decodes
-        self.ends_at: float = 0
-        """The time of the decode batch's clock at which it has its last token."""
-        self.gone = False
+        self.untouched = not kept  # none of its tokens is in the cache
+        self.decode_batch: DecodeBatch | None = None  # None: it does not decode yet
+        self.ends_at: float = 0  # clock of the decode batch at its last token
+        self.gone = False  # whether it no longer runs
 
-    def look(self) -> float:
-        """Bring `response.generated` up to date; return the same by the clock: with a fraction, and
-        with what goes beyond the end."""
+    def update(self) -> float:
+        """Bring `response.generated` up to date; return the tokens by the clock, which may have a
+        fraction and exceed the length."""
         assert self.decode_batch is not None
-        flow = self.response.length - (self.ends_at - self.decode_batch.clock)
-        self.response.generated = min(self.response.length, int(flow + ROUNDING))
-        return flow
+        tokens = self.response.length - (self.ends_at - self.decode_batch.clock)
+        self.response.generated = min(self.response.length, int(tokens + ROUNDING))
+        return tokens
 
 
 class DecodeBatch:
-    """Those that decode in step: a clock, and a heap of the times on it at which they end.
+    """Responses that decode at one rate: a clock, and a heap of the clock times at which they end.
 
-    The clock counts the tokens that one of the batch generates, with drafts by what an iteration
-    generates on average. A response is complete with the iteration in which the clock reaches its
-    end, and has exactly its length.
+    The clock counts the tokens that each of them generates; with drafts, the mean per iteration. A
+    response is complete after the iteration in which the clock reaches its end, and has exactly its
+    length.
     """
 
     __slots__ = ("_numbers", "clock", "count", "ends", "gain")
 
     def __init__(self) -> None:
         self.clock: float = 0
-        self.gain: float = 1  # tokens that one gets in an iteration
+        self.gain: float = 1  # tokens per trajectory and iteration
         self.count = 0  # trajectories in it
         self.ends: list[tuple[float, int, Admitted]] = []
-        """Heap of (ends_at, number, admitted) of those in it, and of some that are gone."""
-        self._numbers = count()  # of equal ends the first to enter comes first
+        """Heap of (ends_at, number, admitted); it may still have responses that are gone."""
+        self._numbers = count()  # ties go to the first to enter
 
     def enter(self, admitted: Admitted, remaining: float) -> None:
-        """One more decodes, to its end in so many tokens."""
+        """Add a response that ends after `remaining` tokens."""
         admitted.decode_batch, admitted.ends_at = self, self.clock + remaining
         self.count += 1
         heappush(self.ends, (admitted.ends_at, next(self._numbers), admitted))
 
     def iterations(self) -> int:
-        """How many it takes until the next is complete. There is one."""
+        """Return the iterations until the next response is complete; the batch is not empty."""
         while self.ends[0][2].gone:
             heappop(self.ends)
         return ceil((self.ends[0][0] - self.clock - ROUNDING) / self.gain)
 
     def complete(self) -> list[Admitted]:
-        """Those that have reached their ends; they are no longer in the heap."""
-        ends, reached, found = self.ends, self.clock + ROUNDING, []
+        """Remove from the heap, and return, the responses that have reached their ends."""
+        ends, reached, complete = self.ends, self.clock + ROUNDING, []
         while ends and ends[0][0] <= reached:
             admitted = heappop(ends)[2]
             if not admitted.gone:
-                found.append(admitted)
-        return found
+                complete.append(admitted)
+        return complete
 
     def clear(self) -> None:
-        """Nothing decodes here any more."""
+        """Remove all responses."""
         self.ends.clear()
         self.count = 0
 
 
 class ContinuousBatch:
-    """What an instance has been given."""
+    """The responses on an instance, and its KV cache."""
 
     def __init__(self, hardware: Hardware, tally: Tally) -> None:
         self.hardware, self.tally = hardware, tally
         self.running: OrderedDict[TrajectoryId, Admitted] = OrderedDict()  # in order of admission
         self.waiting: OrderedDict[TrajectoryId, Response] = OrderedDict()  # in that order too
         self.chunks: list[tuple[Admitted, int]] = []
-        """What the current decode span prefills; then it is one iteration."""
-        self._prefilling: list[Admitted] = []  # those of the running that do not decode yet
-        self._decode_batches = [DecodeBatch() for _ in range(CLASSES)]
-        """By class."""
+        """(response, tokens) that the current decode span, then one iteration, prefills."""
+        self._prefilling: list[Admitted] = []  # running responses that do not decode yet
+        self._decode_batches = [DecodeBatch() for _ in range(CLASSES)]  # by class of drafts
         self._kept: OrderedDict[TrajectoryId, int] = OrderedDict()
-        """Tokens in the cache of those that wait for their environments, longest waiting first."""
+        """Cached tokens of trajectories that wait for environments, longest waiting first."""
         self._kept_tokens = 0
-        """Their sum; not among `kv_tokens`, for nothing has to make way for it."""
+        """Sum of `_kept`; not counted in `kv_tokens`, since these are evicted when needed."""
         self._clock: float = 0
-        self._choice = hardware.drafts.none((0, 0))
-        """Drafts of the current decode span, and tokens that an iteration of it makes."""
+        self._choice = hardware.drafts.none((0, 0))  # drafts of the current decode span
         self._cached: float = 0  # tokens in the cache
-        self._owed = 0
-        """Tokens still to be prefilled by those that run; their room is taken already."""
+        self._owed = 0  # tokens that running responses still have to prefill; room is reserved
 
     def kv_tokens(self, iterations: int) -> int:
-        """Tokens in the cache when so many iterations of the current decode span are over."""
+        """Return the cached tokens after `iterations` of the current decode span."""
         return round(self._cached + (0 if self.chunks else self._choice.generated * iterations))
 
     def clock(self, iterations: int) -> float:
-        """Tokens that one decoded all the time would have generated by then."""
+        """Return the tokens that a trajectory decoded since the beginning would have then."""
         return float(self._clock + self._tokens_per_iteration * iterations)
 
     # -- between decode spans ----------------------------------------------------------------
@@ -215,7 +207,7 @@ class ContinuousBatch:
         self.waiting[response.id] = response
 
     def stop(self, trajectories: Iterable[TrajectoryId]) -> list[Response]:
-        """Take out and return those of these that are here."""
+        """Remove these trajectories and return those that were here."""
         stopped = []
         for trajectory in trajectories:
             if trajectory in self.running:
@@ -227,7 +219,7 @@ class ContinuousBatch:
         return stopped
 
     def _vacate(self, admitted: Admitted) -> Response:
-        """Free the cache of one that is no longer among those that run."""
+        """Free the cache of a response that was removed from `running`."""
         response = admitted.response
         admitted.gone = True
         if admitted.todo:
@@ -239,26 +231,26 @@ class ContinuousBatch:
         return response
 
     def _end_decoding(self, admitted: Admitted) -> float:
-        """Take it out of its decode batch, and the fraction of its next token out of the tally;
-        return its tokens by the clock."""
+        """Remove a response from its decode batch, and the fraction of its next token from the
+        tally; return its tokens by the clock."""
         assert admitted.decode_batch is not None
-        flow = admitted.look()
+        tokens = admitted.update()
         admitted.decode_batch.count -= 1
-        self.tally.tokens_generated += admitted.response.generated - flow
-        return flow
+        self.tally.tokens_generated += admitted.response.generated - tokens
+        return tokens
 
     def store(self) -> None:
-        """The store has what is generated of those that run."""
+        """Store the tokens of all running responses."""
         for admitted in self.running.values():
             if not admitted.todo:
-                admitted.look()
+                admitted.update()
             admitted.response.store()
 
     def lose(self, iterations: int, unstored: int) -> list[Response]:
-        """Everything here is lost, but for what is stored; return it.
+        """Lose all tokens that are not stored; return the responses.
 
-        So many iterations of the current decode span are over, and what the last `unstored`
-        generated is not stored.
+        `iterations` of the current decode span are over; tokens of the last `unstored` iterations
+        are not stored.
         """
         self._pass(iterations)
         self._forget_kept(0)
@@ -269,8 +261,8 @@ class ContinuousBatch:
         for number, admitted in enumerate(self.running.values()):
             if not admitted.todo:
                 assert admitted.decode_batch is not None
-                flow = self._end_decoding(admitted)
-                length = int(flow - admitted.decode_batch.gain * unstored + ROUNDING)
+                tokens = self._end_decoding(admitted)
+                length = int(tokens - admitted.decode_batch.gain * unstored + ROUNDING)
                 stored[number] = min(admitted.response.generated, length)
         for response, length in zip(lost, stored, strict=True):
             self.tally.lost += response.generated - max(response.stored, length)
@@ -278,7 +270,7 @@ class ContinuousBatch:
         return lost
 
     def change_weights(self, version: Version) -> None:
-        """Continue what runs under `version`, with its cache or after recomputing it."""
+        """Continue the running responses under `version`; keep or recompute their cache."""
         self._forget_kept(0)
         if self.hardware.keep_cache:
             for admitted in self.running.values():
@@ -288,7 +280,7 @@ class ContinuousBatch:
             self._recompute_all()
 
     def begin(self, now: float) -> DecodeSpan | None:
-        """Admit what there is room for, and return the next decode span; None: nothing runs."""
+        """Admit waiting responses that fit, and return the next decode span; None: nothing runs."""
         if not self._make_room():
             self._admit()
         taken = self._cached + self._owed + self._num_decoding
@@ -296,7 +288,7 @@ class ContinuousBatch:
         return self._next_decode_span(now) if self.running else None
 
     def end(self, iterations: int, version: Version) -> list[Response]:
-        """End the decode span after so many iterations under `version`; return what is complete."""
+        """End the decode span after `iterations` under `version`; return completed responses."""
         if not iterations:  # cut before it began
             self.chunks = []
             return []
@@ -319,7 +311,7 @@ class ContinuousBatch:
     # -- inside ------------------------------------------------------------------------------
 
     def _forget_kept(self, room: float) -> None:
-        """Keep what fits into so many tokens."""
+        """Evict kept caches until they fit into `room` tokens."""
         while self._kept_tokens > max(room, 0):
             self._kept_tokens -= self._kept.popitem(last=False)[1]
 
@@ -329,11 +321,11 @@ class ContinuousBatch:
 
     @property
     def _tokens_per_iteration(self) -> float:
-        """Tokens that one trajectory makes in an iteration of the current decode span."""
+        """Mean tokens per trajectory and iteration of the current decode span."""
         return self._choice.generated / self._num_decoding if self._num_decoding else 1
 
     def _pass(self, iterations: int) -> None:
-        """Count so many iterations."""
+        """Advance clocks, cache and tally by `iterations`."""
         growth, num_decoding = self._choice.generated, self._num_decoding
         self._clock += self._tokens_per_iteration * iterations
         self._cached += growth * iterations
@@ -364,7 +356,7 @@ class ContinuousBatch:
         return DecodeSpan(now, seconds, cost.k1 * growth, iterations)
 
     def _choose(self) -> Choice:
-        """Choose what the next iterations draft: as much as there is room for, or nothing."""
+        """Choose the drafts of the next iterations; none if they do not fit into the cache."""
         drafts, (new, known) = self.hardware.drafts, self._decode_batches
         counts = new.count, known.count
         choice = drafts.choose(counts, self._cached)
@@ -375,7 +367,7 @@ class ContinuousBatch:
         return choice
 
     def _recompute_all(self) -> None:
-        """Nothing cached is valid any more."""
+        """Drop the cache of all running responses, which prefill again."""
         self._cached = self._owed = 0
         for key, admitted in self.running.items():
             if not admitted.todo:
@@ -423,47 +415,49 @@ class ContinuousBatch:
     def _plan_chunks(self) -> int:
         """Choose what the next iteration prefills; return how many tokens."""
         budget = self.hardware.max_prefill_tokens
-        held = self._share()
+        waiting = self._share_prompts()
         self.chunks = []
         for admitted in self._prefilling:
             if not budget:
                 break
-            if admitted not in held:
+            if admitted not in waiting:
                 num_new = min(admitted.todo, budget)
                 self.chunks.append((admitted, num_new))
                 budget -= num_new
         return self.hardware.max_prefill_tokens - budget
 
-    def _share(self) -> frozenset[Admitted]:
-        """Copy prompts that are there; return those that wait for one in the making. The last token
-        is not copied: the model must see it for the first one of the response."""
+    def _share_prompts(self) -> frozenset[Admitted]:
+        """Copy prompts that the cache has from group members; return responses that wait for one.
+
+        The last token is not copied: the model must process it to sample the first response token.
+        """
         groups = {admitted.response.id.group for admitted in self._prefilling}
-        there: set[GroupId] = set()
+        cached: set[GroupId] = set()
         for admitted in self.running.values():
             response = admitted.response
             if response.id.group in groups and admitted.todo <= response.generated + 1:
-                there.add(response.id.group)
-        makers: set[GroupId] = set()
-        held = set()
-        # Those that have begun come first, so that none waits for one that waits itself.
+                cached.add(response.id.group)
+        being_prefilled: set[GroupId] = set()
+        waiting = set()
+        # Responses that have begun come first, so that none waits for one that waits itself.
         for admitted in sorted(self._prefilling, key=lambda admitted: admitted.untouched):
             group = admitted.response.id.group
             if not admitted.untouched:
-                makers.add(group)
-            elif group in there:
+                being_prefilled.add(group)
+            elif group in cached:
                 length = admitted.response.prompt_tokens - 1
                 admitted.todo -= length
                 admitted.untouched = False
                 self._owed -= length
                 self._cached += length
-            elif group in makers:
-                held.add(admitted)
+            elif group in being_prefilled:
+                waiting.add(admitted)
             else:
-                makers.add(group)
-        return frozenset(held)
+                being_prefilled.add(group)
+        return frozenset(waiting)
 
     def _prefill(self, version: Version) -> None:
-        """The current chunks are in the cache; a response that has all of them gets a token."""
+        """Add the current chunks to the cache; a response without further ones gets a token."""
         completed = False
         for admitted, num_new in self.chunks:
             response = admitted.response

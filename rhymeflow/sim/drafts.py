@@ -1,8 +1,8 @@
 """Drafts in the simulator: tokens drafted for each class, and tokens generated per iteration.
 
-A node at depth k of a draft is reached with probability a^k; of a number of drafted tokens the
-likeliest nodes give most. Tokens grow by less and less with it, and seconds by no less and no less,
-so their quotient rises and then falls: ends of levels and the cost model's corner are looked at.
+A node at depth k of a draft is reached with probability a^k, so the likeliest nodes are drafted
+first. Generated tokens are concave in the number of drafted tokens and seconds are convex, so their
+ratio rises, then falls: only ends of levels and the cost model's corner need to be compared.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import NamedTuple
 from rhymeflow.core.cost import CostModel
 
 CLASSES = 2
+"""Of trajectories: 0, the prompt is new; 1, it was answered in an earlier epoch."""
 ROUNDING = 1e-6
-"""Tokens; sums of fractions are off by less."""
+"""Tokens; upper bound of the error of sums of fractions."""
 BAND = 0.1
+"""Relative width of a band of cache sizes that share one choice, see `_edges`."""
 _MOST_REMEMBERED = 200_000
 
 Counts = tuple[int, int]
@@ -25,20 +27,20 @@ Counts = tuple[int, int]
 
 
 class Choice(NamedTuple):
-    """What is drafted in every iteration until something changes. Means over each class."""
+    """The drafts of an iteration."""
 
-    gains: tuple[float, ...]  # tokens that one gets, by class
-    rows: int
-    """Computed in an iteration: one for each trajectory, and the drafted tokens."""
-    generated: float  # tokens that all of them get in an iteration
+    gains: tuple[float, ...]  # mean tokens that a trajectory generates, by class
+    rows: int  # tokens that the model computes: one per trajectory, and the drafted ones
+    generated: float  # tokens that all trajectories generate
     until: float
-    """It holds while there are fewer tokens than this in the cache, by more than `ROUNDING`."""
+    """The choice holds while the cache has fewer tokens, by more than `ROUNDING`."""
 
 
 class Drafts:
-    """Chooses, and remembers what it chose. `acceptance` is of tokens whose prompt was answered in
-    an earlier epoch, `first_acceptance` of others, whose drafts come from siblings. `max_draft` 0:
-    nothing is drafted, and all are of one class.
+    """Chooses drafts, and remembers its choices.
+
+    `acceptance`: rate for prompts answered in an earlier epoch; `first_acceptance`: for others,
+    whose drafts come from siblings. With `max_draft` 0, nothing is drafted and there is one class.
     """
 
     def __init__(
@@ -53,18 +55,18 @@ class Drafts:
         self.cost, self.max_draft = cost, max_draft
         self.acceptance = (first_acceptance, acceptance)  # by class
         self._corner = floor((cost.k2 - cost.c) / cost.k3) if cost.k3 > 0 else 0
-        """Most rows that are computed while weights are read."""
+        """Most rows whose arithmetic takes no longer than reading the weights."""
         self._edges = _edges(cost, kv_capacity) if max_draft else []
         self._levels = self._sorted()
         self._chosen = lru_cache(_MOST_REMEMBERED)(self._choose)
 
     def choose(self, counts: Counts, kv_tokens: float) -> Choice:
-        """The best there is with so many trajectories and about so many tokens in the cache."""
-        # A cache of just an edge's tokens is beyond it, however its sum of fractions was rounded.
+        """Choose the drafts that generate most tokens per second."""
+        # A cache exactly at an edge is beyond it, however its sum of fractions was rounded.
         return self._chosen(counts, bisect_right(self._edges, kv_tokens + ROUNDING))
 
     def none(self, counts: Counts) -> Choice:
-        """No drafts."""
+        """Return the choice without drafts."""
         return self._choice(counts, [], 0, inf)
 
     def _choose(self, counts: Counts, band: int) -> Choice:
@@ -76,7 +78,7 @@ class Drafts:
         return self._choice(counts, levels, size, until)
 
     def _best_size(self, counts: Counts, levels: list[tuple[float, int]], kv_tokens: float) -> int:
-        """How many nodes to take of these levels, which are in order of their probabilities."""
+        """Return how many nodes to draft of these levels, which are in order of probability."""
         seconds, rows = self.cost.iteration, sum(counts)
         tokens = float(rows)
         best, chosen, size = tokens / seconds(rows, kv_tokens), 0, 0
@@ -97,7 +99,7 @@ class Drafts:
         return chosen
 
     def _sorted(self) -> list[tuple[float, int]]:
-        """(probability of a node, class) of all levels, the likeliest first."""
+        """Return (probability of a node, class) of all levels, likeliest first."""
         nodes = [
             (-(rate**depth), index, depth)
             for index, rate in enumerate(self.acceptance)
@@ -123,10 +125,10 @@ class Drafts:
 
 
 def _edges(cost: CostModel, kv_capacity: int) -> list[float]:
-    """Where one band of the cache's tokens ends and the next begins."""
+    """Return the cache sizes, in tokens, at which a band ends and the next begins."""
     edges: list[float] = []
     if cost.k1 > 0:
-        # As many tokens as are read in the time of the rest of the smallest iteration.
+        # The tokens whose reading takes as long as the rest of the smallest iteration.
         unit = max(1.0, (cost.k2 + cost.k4) / cost.k1)
         edge = unit * BAND
         while edge < kv_capacity:

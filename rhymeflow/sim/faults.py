@@ -1,8 +1,8 @@
-"""Which simulated processes die, when, what is lost, and when they are back.
+"""Simulated failures: which processes die and when, what is lost, and when they are back.
 
-Devices fail independently of one another and of their age: a Poisson process of the seed, the rates
-and the devices, the same for all schedules. The process group of a device dies with it. Of a
-response what was stored is kept. What dies while it restarts begins its restart anew.
+Devices fail independently and without ageing: a Poisson process that depends on the seed, the rates
+and the devices only, so it is the same for all schedules. A device's whole process group dies with
+it. Stored tokens of responses are kept. A process that dies while it restarts restarts again.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 HOUR = 3600.0
-DETECTION = 10.0  # seconds from a death to when it is noticed
+DETECTION = 10.0  # seconds from a death to its detection
 Victim = int | Literal["learner", "devices", "controller"]
-"""What dies: the instance at this site; the learner; all instances and the learner; these and the
-controller."""
+"""The instance at this site; the learner; `devices`: all instances and the learner; `controller`:
+these and the controller."""
 
 
 class Death(NamedTuple):
-    """Something dies at this second."""
+    """A death and its time in virtual seconds."""
 
     at: float
     victim: Victim
@@ -39,35 +39,35 @@ class Death(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What a death costs; times in seconds."""
+    """The times of recovery from a death, in seconds, and the rules of checkpoints."""
 
     instance: float  # until a new instance is up; see `FaultsConfig`
-    learner: float  # until the learner, or the controller, is
+    learner: float  # until the learner or the controller is up again
     save_seconds: float
     save_steps: int
     evaluates: Callable[[Version], bool]  # whether a version is evaluated
     detection: float = DETECTION
-    store: float = 1.0  # how often the tokens in flight are stored, as in real runs
-    checkpoint_copy: float = 1.0  # how long the learner waits for a copy, at each checkpoint
-    checkpoint_write: float = 60.0  # how long it is written after that, until it can be loaded
+    store: float = 1.0  # between writes of the tokens in flight, as in real runs
+    checkpoint_copy: float = 1.0  # that a checkpoint stops the learner
+    checkpoint_write: float = 60.0  # from then until the checkpoint can be loaded
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """How many devices each process group has."""
+    """The number of devices of each process group."""
 
     num_instances: int
     per_instance: int
-    learner: int  # devices that train; with `colocated` all there are
+    learner: int  # devices that train; with `colocated` all devices
     colocated: bool
 
     @property
     def total(self) -> int:
-        """The number of devices."""
+        """The number of all devices."""
         return self.learner + (0 if self.colocated else self.num_instances * self.per_instance)
 
     def victim(self, device: int) -> Victim:
-        """What dies with a device."""
+        """Return what dies with a device, by its number."""
         if self.colocated:
             return "devices"
         place = device // self.per_instance
@@ -81,32 +81,32 @@ def failures(
     device_mtbf_hours: float | None,
     controller_mtbf_hours: float | None = None,
 ) -> Iterator[Death]:
-    """All failures, in order, without end; none if both times are None."""
-    of_devices = devices.total / (device_mtbf_hours or inf)
-    rate = (of_devices + 1 / (controller_mtbf_hours or inf)) / HOUR
+    """Yield failures in order of time, endlessly; none if both mean times are None."""
+    device_rate = devices.total / (device_mtbf_hours or inf)  # per hour
+    rate = (device_rate + 1 / (controller_mtbf_hours or inf)) / HOUR  # per second
     if not rate:
         return
     now = 0.0
     for number in count():
         now -= log(uniform(seed, b"failure", number)) / rate
         chosen = uniform(seed, b"victim", number) * rate * HOUR
-        if chosen < of_devices:
-            yield Death(now, devices.victim(int(chosen / of_devices * devices.total)))
+        if chosen < device_rate:
+            yield Death(now, devices.victim(int(chosen / device_rate * devices.total)))
         else:
             yield Death(now, "controller")
 
 
-_HOPELESS = 10_000  # failures without a step between them after which the run is ended
+_HOPELESS = 10_000  # failures without a step in between after which the run is given up
 
 
 class Deaths:
-    """The failures of a run, in order; without `recovery` there are none."""
+    """Applies a run's failures to its cluster, in order; without `recovery` there are none."""
 
     def __init__(
         self, cluster: Cluster, recovery: Recovery | None, failures: Iterable[Death]
     ) -> None:
         self.counts: Counter[str] = Counter()  # by `instance` or another victim
-        self.silent_until = 0.0  # until then the controller is down
+        self.silent_until = 0.0  # when the controller is up again
         self._cluster, self._recovery, self._failures = cluster, recovery, iter(failures)
         self._restored_at = inf
         self._steps = self._since_step = 0
@@ -166,7 +166,7 @@ class Deaths:
     def _restore(self, died: float) -> None:
         cluster = self._cluster
         if self._restored_at != cluster.now:
-            return  # it died again meanwhile
+            return  # it has died again
         self._restored_at = inf
         cluster.learner.restored(died, cluster.now)
         cluster.report([LearnerReady(cluster.published)])

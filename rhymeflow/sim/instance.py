@@ -1,6 +1,6 @@
 """A simulated rollout instance, advanced from event to event.
 
-It computes many iterations of continuous batching at once, with the result of one after another
+It computes many iterations of continuous batching at once, with the same result as one by one
 (`continuous_batching.py`). Commands are carried out between iterations, in order.
 """
 
@@ -32,8 +32,8 @@ class SimulatedInstance:
     """One instance, up and idle at `now`.
 
     Its driver calls `advance` at the time `next`, and `deliver` for each command, which may change
-    `next`. `find` returns the response of a trajectory that is routed here; `published` the newest
-    version, which a pull takes when it begins.
+    `next`. `find` returns the response of a trajectory; `published` returns the newest version,
+    which a pull loads.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class SimulatedInstance:
 
     @property
     def pulling(self) -> bool:
-        """Whether it pulls weights, and so does nothing else."""
+        """Whether it pulls weights, during which it does nothing else."""
         return self._pulling is not None
 
     @property
     def busy(self) -> bool:
-        """Whether it does, or is to do, anything."""
+        """Whether it has anything to do."""
         return self.next < inf
 
     def snapshot(self, now: float) -> Snapshot:
-        """What it reports of itself at `now`."""
+        """Return the snapshot that it reports at `now`."""
         waiting = tuple(self._batch.waiting)
         over = 0 if self._decode_span is None else self._decode_span.over(now)
         kv_tokens, generated = self._batch.kv_tokens(over), self._batch.clock(over)
@@ -88,7 +88,7 @@ class SimulatedInstance:
             self.next = now
 
     def advance(self, now: float) -> list[Event]:
-        """Do what is due at `now` == `next`; return the events, in order."""
+        """Do what is due at `now`, which must be `next`; return the events, in order."""
         assert now == self.next, (now, self.next)
         events: list[Event] = []
         changed = bool(self._inbox or self._batch.waiting or self._pulling)
@@ -104,17 +104,17 @@ class SimulatedInstance:
         return events
 
     def busy_seconds(self, now: float) -> float:
-        """Seconds in which it did anything until `now`."""
+        """Return the seconds until `now` in which it was busy."""
         under_way = self._decode_span is not None or self._pulling is not None
         return self.tally.busy + (now - self._since if under_way else 0.0)
 
     def idle_share(self, now: float) -> float:
-        """Share of its time so far in which it did nothing."""
+        """Return the share of its time until `now` in which it was idle."""
         lifetime = min(now, self.left) - self.joined
         return 1 - self.busy_seconds(now) / lifetime if lifetime > 0 else 0.0
 
     def crash(self, now: float, store_seconds: float) -> list[Response]:
-        """Die; return the responses here, as far as they were stored: at each multiple of
+        """Die; return the responses here, cut to the tokens that were stored: at each multiple of
         `store_seconds`, at pulls, and when complete or interrupted."""
         over = unstored = 0
         if self._pulling is not None:

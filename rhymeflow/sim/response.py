@@ -1,6 +1,4 @@
-"""One simulated response: its length, its progress, and the versions of its tokens, from which the
-audit measures staleness.
-"""
+"""A simulated response: its length, its progress, and the versions of its tokens, for the audit."""
 
 from __future__ import annotations
 
@@ -21,34 +19,33 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Response:
-    """A simulated trajectory; with `answers` of an environment it has turns."""
+    """A simulated trajectory; it is multi-turn if it has `answers` of an environment."""
 
     id: TrajectoryId
     prompt_tokens: int
     sampled_length: int  # tokens that the policy will generate, at least 1
     reward: float = 0.0
     answers: Sequence[Answer] = ()
-    known: bool = False  # its prompt was answered in an earlier epoch, and drafts come from there
-    is_complete: bool = False  # finished, or concluded early
+    known: bool = False  # whether drafts come from the prompt's responses of earlier epochs
+    is_complete: bool = False  # finished, or finished early
     turn: int = 0  # turns that the environment has answered
-    length: int = 0
-    """Tokens, those of answers included, at which the policy's turn will end."""
+    length: int = 0  # tokens, answers included, at which the policy's turn will end
     generated: int = 0
-    """Tokens of it; while an instance decodes it, those when it was last brought up to date."""
+    """Its tokens, answers included; updated only now and then while an instance decodes it."""
     stored: int = 0  # tokens that the trajectory store has
     routed_version: Version | None = None
     """V_traj: the version its instance was to hold when it was first routed."""
     oldest_version: Version | None = None
-    """The least version a token of it was generated under; None: it has none."""
-    stored_oldest: Version | None = None  # the same of what is stored
+    """The least version under which one of its tokens was generated; None: it has none."""
+    stored_oldest: Version | None = None  # `oldest_version` of the stored tokens
     parts: list[tuple[int, Version]] = field(default_factory=list)
-    """From which token on it was generated under which version, in order."""
+    """(first token, version under which it is generated from there on), in order."""
 
     def __post_init__(self) -> None:
         self.length = self.answers[0].after if self.answers else self.sampled_length
 
     def continue_under(self, version: Version) -> None:
-        """A token of it is generated under `version`."""
+        """Record that the next token is generated under `version`."""
         assert self.routed_version is not None
         assert version >= self.routed_version, f"{self.id}: {version} under {self.routed_version}"
         if self.oldest_version is None or version < self.oldest_version:
@@ -58,12 +55,12 @@ class Response:
 
     @property
     def sampled(self) -> int:
-        """Tokens of it that the policy generated."""
+        """Tokens that the policy generated."""
         return self.generated - sum(answer.tokens for answer in self.answers[: self.turn])
 
     @property
     def is_last_turn(self) -> bool:
-        """Whether it is complete when the policy's turn ends."""
+        """Whether the response is complete when the policy's turn ends."""
         return self.turn == len(self.answers)
 
     def observe(self) -> None:
@@ -77,11 +74,11 @@ class Response:
         self.store()
 
     def store(self) -> None:
-        """The trajectory store has all that is generated of it."""
+        """Record that the trajectory store has all its tokens."""
         self.stored, self.stored_oldest = self.generated, self.oldest_version
 
     def lose(self, length: int) -> None:
-        """Its instance died; the store has `length` tokens, or more if it had more before."""
+        """Go back to the stored tokens: at least `length`, when its instance died."""
         if length > self.stored:
             self.stored, self.stored_oldest = length, self.oldest_version
         self.generated, self.oldest_version = self.stored, self.stored_oldest

@@ -1,4 +1,4 @@
-"""What a simulated run was like: figures, and how they are shown.
+"""The figures of a simulated run, and their display as tables.
 
 Rates and idle shares leave out the first `skip_steps` and the last `uncounted` steps.
 """
@@ -30,9 +30,9 @@ _BAR = 40
 
 @dataclass(frozen=True, slots=True)
 class Quantile:
-    """Responses of similar length, by the length they would have had, and how they ended."""
+    """Responses of similar full length, and how they ended."""
 
-    shortest: int
+    shortest: int  # tokens
     longest: int
     responses: int
     endings: dict[str, int]  # `consumed`, `filtered`, or `aborted: REASON`
@@ -46,58 +46,54 @@ class SimulationResult:
     schedule: str
     max_staleness: int
     num_instances: int
-    devices: str  # what the cluster is made of, in words
+    devices: str  # the cluster's devices, in words
     steps: int
-    skipped: int
-    """Steps at the beginning that the rates and idle shares leave out."""
+    skipped: int  # steps at the beginning that rates and idle shares leave out
     uncounted: int  # steps at the end that they leave out
     seconds: float  # of the whole run
-    step_seconds: tuple[float, ...]  # from the publication of one version to that of the next
+    step_seconds: tuple[float, ...]  # between the publications of consecutive versions
     steps_per_second: float
     throughput: float  # trained tokens, of responses and prompts, per second
     response_throughput: float
     """Trained tokens of responses per second, answers of environments included."""
     trajectories_per_second: float  # trained responses per second
-    idle_rollout: float  # share of the instances' time in which they did nothing
-    idle_instances: tuple[float, ...]
-    """The same of each instance, in the order they joined, over the whole run."""
+    idle_rollout: float  # share of the instances' time in which they were idle
+    idle_instances: tuple[float, ...]  # idle share of each, as they joined, in the whole run
     idle_learner: float
-    """Share of the learner's time in which it neither trained nor pushed; being dead, or training
-    again what it lost, is none of both."""
+    """Share of the learner's time in which it neither trained nor pushed. Being down and repeating
+    lost batches count as idle."""
     staleness: dict[int, int]
-    """Trained responses by the age of their oldest token, in versions."""
+    """Number of trained responses by the age of their oldest token, in versions."""
     quantiles: tuple[Quantile, ...]
     mean_length: float  # of trained responses
     tokens_generated: int  # of responses, trained on or not
-    tokens_wasted: int  # those of them that were not trained on
-    tokens_recomputed: int
-    """Of responses that had begun, after pulls, moves and preemptions."""
+    tokens_wasted: int  # of `tokens_generated`, those not trained on
+    tokens_recomputed: int  # of responses, after pulls, migrations and preemptions
     pulls: int
     preemptions: int
-    interrupts: int
-    """Responses stopped in order to be moved, for a pull, or to be concluded."""
-    tokens_per_iteration: float  # that a trajectory makes while it decodes; 1 without drafts
+    interrupts: int  # responses stopped for a migration, a pull or an early end
+    tokens_per_iteration: float  # mean per decoding trajectory; 1 without drafts
     drafted: int  # tokens
-    accepted: int  # those of them that were
+    accepted: int  # tokens
     rank_correlation: float | None
-    """Lengths predicted from history when a group was requested, against the truth, at the end of
-    the run (Spearman's); None where no prompt came twice."""
+    """Spearman's, of the lengths predicted when a group was requested and the true ones, at the end
+    of the run; None if no prompt came twice."""
     deaths: dict[str, int]
-    """How often an `instance` died, the `learner`, all `devices`, the `controller`, in the whole
-    run. Empty: nothing did."""
+    """Number of deaths in the whole run by victim: `instance`, `learner`, `devices` (all of them)
+    or `controller`."""
     tokens_lost: int
-    """Generated tokens that were not stored when their instance died; they are wasted too."""
-    batches_retrained: int  # batches that a learner that had died trained on once more
+    """Generated tokens that were not stored when their instance died; part of `tokens_wasted`."""
+    batches_retrained: int  # batches that were repeated after a death of the learner
     events: int
     commands: int
     ticks: int
 
     def json(self) -> str:
-        """All of it, as one JSON object."""
+        """Return all figures as one JSON object."""
         return json.dumps(dataclasses.asdict(self), indent=2)
 
     def text(self) -> str:
-        """Tables for people."""
+        """Return the figures as tables."""
         console = Console(file=io.StringIO(), width=_WIDTH, color_system=None)
         console.print(_summary(self))
         console.print(_staleness(self))
@@ -108,12 +104,12 @@ class SimulationResult:
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """`1 device`, `2 devices`."""
+    """Return the number with its noun: `1 device`, `2 devices`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def result(cluster: Cluster, config: Config, devices: str, uncounted: int) -> SimulationResult:
-    """The figures of a run that has ended. `devices`, in words, is what the cluster is made of."""
+    """Compute the figures of a run that has ended; `devices` describes the cluster in words."""
     audit, steps, skipped = cluster.audit, cluster.steps, config.simulation.skip_steps
     counted_to = len(steps) - uncounted
     start = steps[skipped - 1] if skipped else PublishedStep(0, 0.0, 0.0, 0.0)
@@ -172,7 +168,7 @@ def result(cluster: Cluster, config: Config, devices: str, uncounted: int) -> Si
 
 
 def quantiles(outcomes: Sequence[Outcome]) -> tuple[Quantile, ...]:
-    """Cut the responses, sorted by length, into parts of equal numbers."""
+    """Cut the responses, sorted by full length, into parts of equal size."""
     ordered = sorted(outcomes, key=lambda outcome: outcome.length)
     cuts = [round(i * len(ordered) / _NUM_QUANTILES) for i in range(_NUM_QUANTILES + 1)]
     parts = [ordered[a:b] for a, b in pairwise(cuts) if a < b]
@@ -191,7 +187,7 @@ def _label(outcome: Outcome) -> str:
     return f"aborted: {outcome.reason}" if outcome.ending == "aborted" else outcome.ending
 
 
-# -- for people ------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------
 
 
 def _table(title: str, *headings: str) -> Table:
@@ -264,7 +260,7 @@ def _staleness(r: SimulationResult) -> Table:
 def _endings(r: SimulationResult) -> Table:
     labels = sorted({label for q in r.quantiles for label in q.endings})
     labels.sort(key=lambda label: (label.startswith("aborted"), label))
-    title = "Endings by full length"  # an aborted response counts as long as it would have become
+    title = "Endings by full length"  # of aborted responses too: what they would have become
     table = _table(title, "tokens", "responses", *labels)
     for quantile in r.quantiles:
         shares = [_share(quantile.endings.get(label, 0), quantile.responses) for label in labels]

@@ -1,7 +1,7 @@
-"""`rhymeflow simulate`: a configuration on a simulated cluster.
+"""`rhymeflow simulate`: run a configuration on a simulated cluster.
 
-The coordinator gets the events that it would get in a real run of this configuration, but for
-held-out evaluation. Two calls with equal arguments have equal results.
+The coordinator gets the events that it would get in a real run of this configuration, except those
+of evaluation. Two calls with equal arguments have equal results.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from rhymeflow.sim.workload import Workload
 from rhymeflow.sim.workload import workload as a_workload
 
 _WATERMARK = 0.01
-"""Share of the KV cache that an admission leaves free, so that what runs can grow."""
+"""Share of the KV cache that an admission leaves free, so that running responses can grow."""
 _FAILURE_SEED = 0
-"""Not the run's: failures are the same for all lengths."""
+"""Separate from the run's seed, so that failures are the same for all lengths."""
 
 
 def simulate(
@@ -43,26 +43,26 @@ def simulate(
     """Simulate a run, and plot its timeline.
 
     Args:
-        config: of the run; `simulation` is the cluster.
-        output: directory for `timeline.png`, `result.json` and what a run
-            directory has, but for tokens; None: `simulations/NAME`.
+        config: of the run; its section `simulation` describes the cluster.
+        output: directory for `timeline.png`, `result.json` and the files of a run directory,
+            without tokens; None: `simulations/NAME`.
         workload: run directory whose lengths are taken; None: `simulation.workload`.
-        on_step: is told the number of each step that has ended.
+        on_step: called with the number of each step that has ended.
 
     Raises:
-        UserError: the configuration cannot be simulated, or a run is in the directory.
+        UserError: the configuration cannot be simulated, or `output` holds a real run.
     """
     timeline = Timeline()
     directory = output or Path("simulations") / config.name
     lengths = a_workload(config, workload)
     try:
         with closing(Record(directory, config, on_step)) as record:
-            found = run(config, lengths, timeline=timeline, log=record)
-        (directory / "result.json").write_text(found.json() + "\n")
-        draw(directory / "timeline.png", timeline, found)
+            figures = run(config, lengths, timeline=timeline, log=record)
+        (directory / "result.json").write_text(figures.json() + "\n")
+        draw(directory / "timeline.png", timeline, figures)
     except OSError as error:
         raise UserError(f"{directory}: cannot be written to: {error.strerror}") from None
-    return found
+    return figures
 
 
 def run(
@@ -75,16 +75,15 @@ def run(
     uncounted: int = 0,
     log: Record | None = None,
 ) -> SimulationResult:
-    """Simulate a run on these lengths. Writes nothing.
+    """Simulate a run on these prompts and responses. Writes only through `log`.
 
-    `uncounted` steps at the end are left out of rates and idle shares: nothing runs ahead of the
-    last steps, so where they count, a run that ran ahead at the beginning gains by it. `profile`,
-    and `dying`, what dies when, are by default what the configuration says. `log` is told of events
-    and commands.
+    Rates and idle shares leave out the last `uncounted` steps: no later batch is generated during
+    them, so a schedule that works ahead would look faster than it is. `profile` and `dying`, the
+    deaths, default to the configuration's. `log` is called with events and commands.
 
     Raises:
-        UserError: the configuration cannot be simulated, or so much fails that it never ends.
-        InvariantViolation: the run broke the staleness bound, or lost a group: a defect.
+        UserError: the configuration cannot be simulated, or failures are too frequent for it.
+        InvariantViolation: the run broke the staleness bound or lost a group: a defect.
     """
     simulation = config.simulation
     if simulation.skip_steps + uncounted >= config.learner.max_steps:

@@ -1,6 +1,6 @@
-"""What a simulated cluster did, when, and its picture: instances as rows over time, the learner
-below them, and the load. A row's colour is the version it works under; pale where it is idle,
-darker where it prefills, red where it pulls.
+"""The timeline of a simulated cluster, and its plot: instances as rows over time, the learner below
+them, and the load. A row's colour is the version it works under; it is pale while idle, darker
+during prefill and red during a pull.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Kind = Literal["decode", "prefill", "pull", "train", "push", "restore", "idle"]
 
 @dataclass(slots=True)
 class Span:
-    """An interval of time in which a row did one thing under one version."""
+    """An interval, in virtual seconds, of one kind of work under one version."""
 
     kind: Kind
     start: float
@@ -46,10 +46,10 @@ class TimelineRow:
     left: float | None = None  # None: it was there at the end
     spans: list[Span] = field(default_factory=list)
     loads: list[tuple[float, int, int]] = field(default_factory=list)
-    """(from when on, trajectories that run, tokens in the cache)."""
+    """(start, running trajectories, tokens in the cache), in order of start."""
 
     def append(self, kind: Kind, start: float, end: float, version: Version) -> None:
-        """It did this."""
+        """Add a span, or extend the last one."""
         last = self.spans[-1] if self.spans else None
         if last and last.kind == kind and last.version == version and last.end == start:
             last.end = end
@@ -57,7 +57,7 @@ class TimelineRow:
             self.spans.append(Span(kind, start, end, version))
 
     def with_idle(self, end: float) -> Iterator[Span]:
-        """Its spans, and those in which it did nothing, until the run's `end`."""
+        """Yield the row's spans, with idle spans between them, until the run's `end`."""
         now, version = self.joined, 0
         for span in self.spans:
             if span.start > now:
@@ -70,7 +70,7 @@ class TimelineRow:
 
 
 class Timeline:
-    """All rows: the learner's, and one for each instance in the order they joined."""
+    """The learner's row, and a row for each instance in the order they joined."""
 
     def __init__(self) -> None:
         self.learner = TimelineRow("learner", 0.0)
@@ -78,19 +78,19 @@ class Timeline:
 
     @property
     def end(self) -> float:
-        """The time of the last thing that was done."""
+        """The end of the last span, in virtual seconds."""
         rows = [self.learner, *self.instances]
         return max((row.spans[-1].end for row in rows if row.spans), default=0.0)
 
     def sample(self, num_rows: int) -> list[TimelineRow]:
-        """So many instances, evenly chosen, or all where there are no more."""
-        most = len(self.instances)
-        if most <= num_rows:
+        """Return at most `num_rows` instances, evenly chosen."""
+        total = len(self.instances)
+        if total <= num_rows:
             return self.instances
-        return [self.instances[i * most // num_rows] for i in range(num_rows)]
+        return [self.instances[i * total // num_rows] for i in range(num_rows)]
 
     def join(self, name: str, now: float) -> TimelineRow:
-        """A new row."""
+        """Add the row of an instance and return it."""
         self.instances.append(TimelineRow(name, now))
         return self.instances[-1]
 
@@ -99,13 +99,13 @@ _IDLE, _PULL, _PUSH, _RESTORE = "#eeeef2", "#d62728", "#ff7f0e", "#111111"
 _RUNNING, _KV = "#333355", "#b0763b"
 _ROWS = 64
 _ROW_LABELS = 16
-"""More names of instances would overlap."""
+"""Most labels of rows; more would overlap."""
 
 Rgb = tuple[float, float, float]
 
 
 def draw(path: Path, timeline: Timeline, result: SimulationResult) -> None:
-    """Write a PNG of the learner and of the instances, or of `_ROWS` evenly chosen ones."""
+    """Write a PNG of the learner and of at most `_ROWS` evenly chosen instances."""
     rows, end = timeline.sample(_ROWS), timeline.end
     unit, scale = unit_of(end)
     height = min(9.0, max(1.6, 0.16 * len(rows)))
@@ -131,7 +131,7 @@ def draw(path: Path, timeline: Timeline, result: SimulationResult) -> None:
 
 
 def colours(num_versions: int) -> Callable[[Span], Rgb]:
-    """The colour of a span: by version, every other one lighter, so that neighbours differ."""
+    """Return a function from spans to colours: by version, every other version lighter."""
     ramp = matplotlib.colormaps["viridis"](np.linspace(0.08, 0.95, num_versions + 1))[:, :3]
     hsv = rgb_to_hsv(ramp)
     hsv[1::2, 1] *= 0.62
@@ -194,7 +194,7 @@ def _title(r: SimulationResult) -> str:
 def draw_rows(
     axes: Axes, rows: Sequence[TimelineRow], end: float, scale: float, colour: Callable[[Span], Rgb]
 ) -> None:
-    """One bar for each row, from the top down, until `end`; `scale` seconds are one of the axis."""
+    """Draw a bar for each row, top down, until second `end`; an axis unit is `scale` seconds."""
     boxes, fills = [], []
     for y, row in enumerate(rows):
         for span in row.with_idle(end):
@@ -221,9 +221,9 @@ def _load(axes: Axes, rows: Sequence[TimelineRow], end: float, scale: float) -> 
     for row in rows:
         loads = np.array([(row.joined, 0, 0), *row.loads])
         at = np.searchsorted(loads[:, 0], times, side="right") - 1
-        there = at >= 0
-        running[there] += loads[at[there], 1]
-        kv_tokens[there] += loads[at[there], 2]
+        has_joined = at >= 0
+        running[has_joined] += loads[at[has_joined], 1]
+        kv_tokens[has_joined] += loads[at[has_joined], 2]
     axes.fill_between(times / scale, running, color=_RUNNING, alpha=0.25, linewidth=0)
     axes.plot(times / scale, running, color=_RUNNING, linewidth=1)
     axes.set_ylabel("responses\nthat run", color=_RUNNING)

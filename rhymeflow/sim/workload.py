@@ -1,6 +1,6 @@
-"""What the simulated run is given: prompts, and for each response its length and its reward.
+"""The workload of a simulation: prompts, and the length, reward and turns of each response.
 
-All of it follows from (seed, prompt, epoch, member), so all schedules are compared on one workload.
+It depends only on (seed, prompt, epoch, member), so all schedules are compared on one workload.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _WEIGHTS /= _WEIGHTS.sum()
 
 
 class Lengths:
-    """Lengths 1 .. `longest` of a configured distribution.
+    """Lengths from 1 to `longest` tokens, of a configured distribution.
 
     Raises:
-        UserError: no scale of the distribution has the mean that is asked for.
+        UserError: no scale of the distribution has the configured mean.
     """
 
     def __init__(self, config: WorkloadConfig, longest: int) -> None:
@@ -45,7 +45,7 @@ class Lengths:
         self._table: list[float] = table.tolist()
 
     def at(self, score: float) -> int:
-        """The length at a normal score."""
+        """Return the length, in tokens, at a standard normal score."""
         position = (min(max(score, -_REACH), _REACH) + _REACH) * _PER_UNIT
         index = min(int(position), len(self._table) - 2)
         low, high = self._table[index], self._table[index + 1]
@@ -56,7 +56,7 @@ class Lengths:
 
 
 def _scaled(shape: np.ndarray, mean: float, longest: int) -> np.ndarray:
-    """Lengths at the scores, scaled and cut off so that they have this mean."""
+    """Return the lengths at `_SCORES`, scaled and clipped so that they have this mean."""
 
     def lengths(scale: float) -> np.ndarray:
         return np.exp(np.clip(shape + scale, 0.0, log(longest)))
@@ -71,7 +71,7 @@ def _scaled(shape: np.ndarray, mean: float, longest: int) -> np.ndarray:
 
 
 def _rho(table: np.ndarray, share: float) -> float:
-    """The correlation of scores at which the prompt explains this share of the variance."""
+    """Return the correlation of scores at which prompts explain this share of the variance."""
     if share in (0.0, 1.0):
         return share
     mean = float(table @ _WEIGHTS)
@@ -87,7 +87,7 @@ def _rho(table: np.ndarray, share: float) -> float:
 
 
 def _bisect(reached: Callable[[float], bool], low: float, high: float) -> float:
-    """The least x in the interval at which a condition that never becomes false again holds."""
+    """Return the least x in the interval at which a monotone condition holds."""
     for _ in range(50):
         middle = (low + high) / 2
         if reached(middle):
@@ -97,10 +97,10 @@ def _bisect(reached: Callable[[float], bool], low: float, high: float) -> float:
     return high
 
 
-COMPUTED = "packing/computed_share"  # the metric of a run; see `learner/packing.py`
+COMPUTED = "packing/computed_share"  # a run's metric; see `learner/packing.py`
 DECIDED = 0.2  # share of prompts whose responses all get the same reward
 SIGMA = 1.0  # standard deviation of the logarithm of an environment's seconds
-MOST_TURNS = 8  # of a response, in times the mean: one of a thousand would have more
+MOST_TURNS = 8  # cap of a response's turns, in means: one in a thousand would have more
 
 
 class SimulatedPrompt(NamedTuple):
@@ -112,7 +112,7 @@ class SimulatedPrompt(NamedTuple):
 
 
 class ResponseSpec(NamedTuple):
-    """What a response will be."""
+    """The length, reward and turns of a response."""
 
     length: int  # tokens that the policy will generate
     reward: float
@@ -120,36 +120,36 @@ class ResponseSpec(NamedTuple):
 
 
 class Synthetic:
-    """Lengths of a configured distribution, with a level of each prompt.
+    """A workload whose lengths follow a configured distribution, with a level for each prompt.
 
-    A prompt's level is a normal number that drifts from epoch to epoch (autoregressive, so that its
-    distribution stays). Rewards are 0 or 1: for `DECIDED` of the prompts the same for all
-    responses, else 1 with a probability of the prompt's own.
+    A prompt's level is a standard normal number that drifts over epochs as an autoregressive
+    process, which keeps its distribution. Rewards are 0 or 1: for a share `DECIDED` of the prompts
+    all responses have the same, for others each is 1 with a probability that the prompt has.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config.simulation.workload
         self._seed = config.run.seed
         self._lengths = Lengths(self.config, config.rollout.max_completion_length)
-        self._of_prompt = sqrt(self._lengths.rho)
-        self._of_response = sqrt(1 - self._lengths.rho)
+        self._prompt_weight = sqrt(self._lengths.rho)
+        self._response_weight = sqrt(1 - self._lengths.rho)
         mean = self.config.mean_turns
         self._most_turns = 1 if mean == 1 else round(MOST_TURNS * mean)
         self.longest_prompt = self.config.prompt_tokens
         self.most_observed = (self._most_turns - 1) * self.config.observation_tokens
-        """Most tokens that environments answer in one response, by the most turns."""
+        """Most tokens of environments' answers in one response."""
 
-    computed_share = 1.0  # of a batch's tokens the learner computes all, as far as is known
+    computed_share = 1.0  # share of a batch's tokens that the learner computes
 
     def prompt(self, number: int) -> SimulatedPrompt:
-        """Epoch after epoch, in order: prompts do not differ but by their hashes."""
+        """Return the prompt that is requested as `number`, from 0: epoch after epoch, in order."""
         epoch, row = divmod(number, self.config.num_prompts)
         return SimulatedPrompt(row, epoch, self.config.prompt_tokens)
 
     def response(self, row: int, epoch: int, member: int) -> ResponseSpec:
-        """A length by the prompt's level and the response's own score."""
+        """Return a response, whose length combines the prompt's level and a score of its own."""
         own = _NORMAL.inv_cdf(uniform(self._seed, b"length", row, epoch, member))
-        score = self._of_prompt * self._level(row, epoch) + self._of_response * own
+        score = self._prompt_weight * self._level(row, epoch) + self._response_weight * own
         length = self._lengths.at(score)
         answers = self._answers(row, epoch, member, length)
         return ResponseSpec(length, self._reward(row, epoch, member), answers)
@@ -161,7 +161,7 @@ class Synthetic:
         return float(uniform(self._seed, b"reward", row, epoch, member) < chance)
 
     def _answers(self, row: int, epoch: int, member: int, length: int) -> list[Answer]:
-        """Turns of about one length; how many is geometric, and each answer takes its own time."""
+        """Split the response into turns of equal length: geometric number, lognormal seconds."""
         config, where = self.config, (row, epoch, member)
         if config.mean_turns == 1:
             return []
@@ -188,19 +188,19 @@ class Synthetic:
 
 
 class RecordedWorkload:
-    """Prompts and responses as a run's event store has them, over and over.
+    """The prompts and responses of a run's event store, repeated endlessly.
 
-    What the run did not finish (also a request beyond its end) is one of the prompt's other
-    responses, or of all where the prompt has none, chosen by hash. Those that were cut short are
-    left out. Environments answer what they did, after as long; the time that the last answer took,
-    after which a response was complete, is left out, as that of rewards is.
+    A response that the run did not finish, or never requested, is replaced by another one of its
+    prompt, or of any prompt if that has none, chosen by hash. Responses that were finished early
+    are left out. Environments answer as recorded, after the same time. The time of the last call,
+    which ended the episode, is left out, as is that of rewards.
 
     Raises:
-        UserError: there is no run, or no response in it.
+        UserError: there is no run, or no response was finished in it.
     """
 
     def __init__(self, run_dir: Path, config: Config, *, newest: int | None = None) -> None:
-        """`newest`: so many groups, the last ones with a response that was finished; None: all."""
+        """`newest`: number of groups to read, the last with a finished response; None: all."""
         self._seed, longest = config.run.seed, config.rollout.max_completion_length
         with open_undamaged(run_dir / EVENTS) as reader:
             first = 0 if newest is None else _first_of(reader, newest)
@@ -238,13 +238,13 @@ class RecordedWorkload:
         self.most_observed = max(sum(each.tokens for each in one.answers) for one in self._all)
 
     def prompt(self, number: int) -> SimulatedPrompt:
-        """As they were requested; then from the beginning, in later epochs."""
+        """Return the prompt of request `number`, from 0, then all again in new epochs."""
         turn, index = divmod(number, len(self._prompts))
-        found = self._prompts[index]
-        return found._replace(epoch=found.epoch + turn * self._epochs)
+        recorded = self._prompts[index]
+        return recorded._replace(epoch=recorded.epoch + turn * self._epochs)
 
     def response(self, row: int, epoch: int, member: int) -> ResponseSpec:
-        """As it was recorded, or another one of its prompt's, or of any prompt's."""
+        """Return the recorded response, or the one that replaces it."""
         if (row, epoch, member) in self._known:
             return self._known[row, epoch, member]
         others = self._by_row.get(row, self._all)
@@ -252,7 +252,7 @@ class RecordedWorkload:
 
 
 def _first_of(reader: TrajectoryReader, newest: int) -> int:
-    """The first of so many groups, the last of which something was finished."""
+    """Return the first of the last `newest` groups with a finished response."""
     rows = reader.query(
         "SELECT DISTINCT group_id FROM trajectories WHERE group_id >= 0"
         " ORDER BY group_id DESC LIMIT ?",
@@ -262,7 +262,7 @@ def _first_of(reader: TrajectoryReader, newest: int) -> int:
 
 
 def _recorded_answers(reader: TrajectoryReader) -> dict[tuple[int, int], list[Answer]]:
-    """What environments answered, by group and member, in order."""
+    """Return the environments' answers by (group, member), in order."""
     ends: dict[tuple[int, int], int] = {}
     answers: dict[tuple[int, int], list[Answer]] = {}
     for kind, group, member, length, seconds in reader.query(
@@ -285,12 +285,12 @@ Workload = Synthetic | RecordedWorkload
 
 
 def workload(config: Config, run_dir: Path | None) -> Workload:
-    """The recorded run's, or the configured one. `UserError` if it cannot be had."""
+    """Return the workload of a run, or the configured one; `UserError` as their classes say."""
     return Synthetic(config) if run_dir is None else RecordedWorkload(run_dir, config)
 
 
 def uniform(seed: int, purpose: bytes, *numbers: int) -> float:
-    """A number in (0, 1), by hash of these."""
+    """Hash the arguments to a number in (0, 1)."""
     packed = struct.pack(f"<{len(numbers)}q", *numbers)
     bits = xxhash.xxh3_64_intdigest(purpose + packed, seed=seed & 0xFFFF_FFFF_FFFF_FFFF)
     return ((bits >> 11) + 0.5) * 2.0**-53
