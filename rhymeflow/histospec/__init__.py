@@ -1,4 +1,4 @@
-"""HistoSpec: drafts from earlier responses (RhymeRL, section on HistoSpec)."""
+"""HistoSpec: speculative decoding with drafts from earlier responses (RhymeRL, HistoSpec)."""
 
 from rhymeflow.utils import code_cache
 

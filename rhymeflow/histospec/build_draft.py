@@ -1,9 +1,9 @@
-"""From candidates to a draft: the texts after the matches vote, and the likeliest tokens are taken.
+"""Builds drafts from candidates: their continuations vote, and the likeliest tokens are drafted.
 
 A node of the draft is a token together with the candidates that agree with the path to it (a mask,
-a bit per candidate); they vote on what follows. A token's probability, given its parent, is the
-acceptance rate of its class, of which its share of the votes is a part. Nodes are taken best first,
-so they stand in order of falling path probability, parents before children.
+one bit per candidate); these vote on the next token. A token's probability, given its parent, is
+the acceptance rate of its class, which depends on its share of the votes. Nodes are added best
+first, so they are in order of falling path probability, parents before children.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from numba import njit
 NUM_SHARES, NUM_STATES, NUM_KINDS = 8, 4, 4
 NUM_CLASSES = NUM_SHARES * NUM_STATES * NUM_KINDS
 BY_REWARD, BY_FREQUENCY, BY_BOTH = 0, 1, 2
-BRANCHES = 4  # continuations of one node that are considered
-NOBODY = 1.0  # votes that no token gets: one candidate alone is no certainty
+BRANCHES = 4  # most children of a node that are considered
+UNCAST = 1.0  # votes for no token, so that a single candidate's token is not certain
 
-# What makes no array needs no count of references, which takes more time than the work.
+# These functions create no arrays: reference counting would take longer than their work.
 inner = njit(cache=True, nogil=True, error_model="numpy", _nrt=False, forceinline=True)
 
 
 class Texts(NamedTuple):
-    """What may come next, for n sequences with at most P candidates each, W tokens ahead."""
+    """Continuations of n sequences: at most P candidates each, W tokens ahead."""
 
     tokens: np.ndarray
     """int32 [n, P, W]."""
     counts: np.ndarray
-    """int32 [n, P]: tokens there are of each candidate; 0: there is no candidate."""
+    """int32 [n, P]: number of each candidate's tokens; 0: there is no candidate."""
     matched: np.ndarray
-    """int32 [n, P]: tokens before it that are the sequence's last."""
+    """int32 [n, P]: number of tokens before it that equal the end of the sequence."""
     kinds: np.ndarray
-    """int32 [n, P]: where it comes from, see `control`."""
+    """int32 [n, P]: the candidate's origin, see `kernels`."""
     merits: np.ndarray
-    """float32 [n, P]: by its response's reward; 1 where nothing is known."""
+    """float32 [n, P]: weight by its response's reward; 1 if that is unknown."""
 
 
 class Proposals(NamedTuple):
-    """Drafts for n sequences, W = max_draft; of row i the first counts[i] nodes are meant.
+    """Drafts for n sequences, W = max_draft; only the first counts[i] nodes of row i are valid.
 
     Nodes are in order of falling path probability, so every prefix of a row is a draft.
     """
@@ -47,17 +47,17 @@ class Proposals(NamedTuple):
     tokens: np.ndarray
     """int32 [n, W]."""
     parents: np.ndarray
-    """int32 [n, W]: the node before it; -1: it follows the sequence."""
+    """int32 [n, W]: index of the parent node; -1: the token follows the sequence."""
     path_probability: np.ndarray
     """float32 [n, W]: estimated chance that the token and all before it are accepted."""
     classes: np.ndarray
-    """int32 [n, W]: the class whose rate was used for the token itself, see `control`."""
+    """int32 [n, W]: the class whose rate was used for the token itself, see `class_of`."""
     counts: np.ndarray
     """int64 [n]."""
 
 
 class Frontier(NamedTuple):
-    """Nodes that wait to be taken, or were: then their probability is below 0."""
+    """Nodes that may be added to the draft; once added, their probability is negative."""
 
     tokens: np.ndarray
     parents: np.ndarray
@@ -68,12 +68,12 @@ class Frontier(NamedTuple):
 
 
 class Ballot(NamedTuple):
-    """Votes on one token."""
+    """The votes on the token after one node."""
 
     weights: np.ndarray
-    """float32 [P]: of each candidate."""
+    """float32 [P]: by candidate."""
     tokens: np.ndarray
-    """int32 [P], as what follows: of each continuation."""
+    """int32 [P]: by option, that is by distinct next token, as are the arrays below."""
     votes: np.ndarray
     scores: np.ndarray
     shares: np.ndarray
@@ -88,9 +88,9 @@ def build_drafts(
 ):
     """Fill row i of `proposals` with at most most[i] nodes from row i of `texts`.
 
-    `states` int64 [n]: those of the sequences, see `control`. `weights` float32 [kinds,
-    LONGEST_MATCH + 1]: votes of a candidate, by where it comes from and how long it matches.
-    `rates` float32 [NUM_CLASSES]: acceptance. The last two are memory to work in.
+    `states` int64 [n]: of the sequences, see `control`. `weights` float32 [kinds, LONGEST_MATCH +
+    1]: votes of a candidate, by its origin and the number of tokens that match. `rates` float32
+    [NUM_CLASSES]: acceptance rates. `frontier` and `ballot` are scratch memory.
     """
     width = proposals.tokens.shape[1]
     for i in range(most.shape[0]):
@@ -122,7 +122,7 @@ def build_drafts(
 
 @inner
 def _weigh(texts, i, weights, ballot):
-    """Set the weight of each candidate; return the mask of those there are."""
+    """Set the weight of each candidate; return the mask of all candidates."""
     mask = np.uint64(0)
     for place in range(texts.counts.shape[1]):
         if texts.counts[i, place] > 0:
@@ -134,7 +134,7 @@ def _weigh(texts, i, weights, ballot):
 
 @inner
 def _vote(texts, i, mask, depth, ranking, ballot):
-    """Let these candidates vote on the token at this depth; return how many tokens got votes."""
+    """Let the candidates in `mask` vote on the token at `depth`; return the number of options."""
     options = 0
     for place in range(texts.counts.shape[1]):
         is_voter = (mask >> np.uint64(place)) & np.uint64(1)
@@ -165,8 +165,8 @@ def _vote(texts, i, mask, depth, ranking, ballot):
 
 @inner
 def _put(ballot, options, state, is_tree, rates, frontier, waiting, parent, depth, path):
-    """Let the options with the best chances wait to be taken; return how many nodes wait then."""
-    total = np.float32(NOBODY)
+    """Add the options with the best chances to the frontier; return how many nodes it has then."""
+    total = np.float32(UNCAST)
     for option in range(options):
         total += ballot.scores[option]
     for option in range(options):
@@ -175,10 +175,10 @@ def _put(ballot, options, state, is_tree, rates, frontier, waiting, parent, dept
     for _ in range(min(options, BRANCHES if is_tree else 1)):
         best, chance = -1, np.float32(-1)
         for option in range(options):
-            its = rates[ballot.classes[option]]
-            is_better = its == chance and ballot.shares[option] > ballot.shares[best]
-            if ballot.shares[option] >= 0 and (its > chance or is_better):
-                best, chance = option, its
+            rate = rates[ballot.classes[option]]
+            is_better = rate == chance and ballot.shares[option] > ballot.shares[best]
+            if ballot.shares[option] >= 0 and (rate > chance or is_better):
+                best, chance = option, rate
         ballot.shares[best] = -1.0
         frontier.tokens[waiting] = ballot.tokens[best]
         frontier.parents[waiting] = parent
@@ -192,11 +192,11 @@ def _put(ballot, options, state, is_tree, rates, frontier, waiting, parent, dept
 
 @inner
 def class_of(share, state, kind):
-    """The class of a token, whose acceptance rate is learned.
+    """Return the class of a token; one acceptance rate is learned per class.
 
-    By its share of the votes, the state of its sequence (see `control`), and whose text it is:
-    another prompt's, the prompt's, the sequence's own, or aligned (of the same prompt, sample and
-    noise, at the same position).
+    It combines the token's share of the votes, the state of its sequence (see `control`), and the
+    origin of the text: another prompt, the prompt, the sequence itself, or aligned (a response with
+    the same prompt, sample and noise, at the same position).
     """
     agreed = min(int(share * NUM_SHARES), NUM_SHARES - 1)
     return (agreed * NUM_STATES + state) * NUM_KINDS + kind

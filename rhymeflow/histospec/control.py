@@ -1,10 +1,10 @@
-"""How much is drafted: what is likely to be accepted against what it costs on this machine.
+"""Decides how much is drafted: expected acceptance against the time it costs on this machine.
 
-- `Acceptance`: one rate by class of token, learned from what became of proposals.
-- `Prices`: what an iteration takes, by what is in it and by the number of its rows.
-- `best_cut`: of all proposed nodes of all sequences those that make the most tokens a second.
-- `Budget`: whether to search at all, so that trying where nothing comes of it costs little.
-- `Aimd`: RhymeRL's rule, which looks at none of these.
+- `Acceptance`: one acceptance rate per class of token, learned from the results of proposals.
+- `Prices`: the seconds of an iteration, by its contents and its number of rows.
+- `best_cut`: the nodes, of all sequences' proposals, that make the most tokens per second.
+- `Budget`: whether to search, so that drafting costs little where it does not pay.
+- `Aimd`: RhymeRL's rule, which uses none of these.
 """
 
 from __future__ import annotations
@@ -25,55 +25,55 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 BEGUN, FOLLOWS, LEFT_LATELY, LEFT_BEFORE = range(NUM_STATES)
-"""States of a sequence: nothing is known; it follows what is proposed; it left a proposal within
-the last few tokens; or longer ago. What has left one leaves the next sooner than others do."""
+"""States of a sequence: unknown; it follows the proposals; it left a proposal within the last
+`_LATELY` tokens; it left one before. A sequence that has left a proposal leaves the next sooner."""
 _STATE_PRIOR = np.array([1.0, 1.0, 0.7, 0.8])
 _LATELY = 4
 _STRENGTH = 8.0
-"""Tokens that a prior counts for."""
+"""Weight of a prior, in tokens."""
 _MEMORY = 1000.0
 """Tokens after which the counts of a class are halved, so that rates follow the policy."""
 _DISCOUNT, _DISCOUNT_STRENGTH, _DISCOUNT_FADE = 0.85, 20.0, 0.99
+"""The prior of `Acceptance.discount`, its weight in tokens, and the decay per iteration."""
 
 
 class Acceptance:
-    """How likely a token is accepted, given that the one before it was.
+    """The probability that a token is accepted, given that its parent was.
 
-    As long as a class (`build_draft.class_of`) has seen little, its rate is that of its share of
-    the votes. A proposed token counts if its parent came true and the response went on as far,
-    verified or not, so rates do not depend on what is chosen to be verified. `rates` float32
+    While a class (`build_draft.class_of`) has few counts, its rate follows its share of the votes.
+    A proposed token counts if its parent was right and the response reached its position, whether
+    it was verified or not, so rates do not depend on what is chosen to be verified. `rates` float32
     [NUM_CLASSES] is changed in place.
     """
 
     def __init__(self, max_sequences: int) -> None:
         self._trials = np.zeros((NUM_CLASSES, 2))
-        """Tokens that were tried, and how many of them were right."""
+        """By class: tokens that counted, and how many of them were right."""
         self.rates = np.empty(NUM_CLASSES, np.float32)
         self._since = np.full(max_sequences, -1, np.int64)
-        """Tokens since a sequence left a proposal; it did not: -1, -2 if it follows them."""
-        self._expected = self._came = 0.0
-        """Of tokens that were verified."""
+        """By handle: tokens since it left a proposal; -2: it follows proposals; -1: unknown."""
+        self._expected = self._accepted = 0.0  # decayed numbers of verified tokens
         self._estimate()
 
     @property
     def discount(self) -> float:
-        """The share of the expected tokens that come, at most 1. The likeliest of many uncertain
-        tokens comes less often than estimated, and siblings are wrong together."""
-        came = self._came + _DISCOUNT * _DISCOUNT_STRENGTH
-        return min(came / (self._expected + _DISCOUNT_STRENGTH), 1.0)
+        """Accepted over expected tokens, at most 1. The choice of the likeliest of many uncertain
+        tokens is biased upwards, and siblings are wrong together."""
+        accepted = self._accepted + _DISCOUNT * _DISCOUNT_STRENGTH
+        return min(accepted / (self._expected + _DISCOUNT_STRENGTH), 1.0)
 
     def begin(self, handle: int) -> None:
-        """The handle stands for a new sequence from now on."""
+        """Reset the state of a handle that stands for a new sequence."""
         self._since[handle] = -1
 
     def states(self, handles: Ints) -> Ints:
-        """The states of these sequences, int64 [n]."""
+        """Return the states of these sequences, int64 [n]."""
         since = self._since[handles]
         left = np.where(since <= _LATELY, LEFT_LATELY, LEFT_BEFORE)
         return np.where(since >= 0, left, np.where(since == -2, FOLLOWS, BEGUN))
 
-    def went_on(self, handles: Ints) -> None:
-        """These got a token, and nothing was proposed to them."""
+    def observe_undrafted(self, handles: Ints) -> None:
+        """Record that these sequences got a token each without a proposal."""
         since = self._since[handles]
         self._since[handles] = np.where(since < 0, -1, since + 1)
 
@@ -86,10 +86,10 @@ class Acceptance:
         generated: NDArray[np.int32],
         offsets: Ints,
     ) -> Ints:
-        """Learn from what came of proposals; return accepted tokens by sequence, int64 [n].
+        """Learn from the results of proposals; return accepted tokens by sequence, int64 [n].
 
-        Sequence handles[i] got `generated[offsets[i]:offsets[i + 1]]`; its proposal is in `rows[i]`
-        (-1: there was none). Of proposal j the first `lengths[j]` tokens were verified.
+        Sequence handles[i] got `generated[offsets[i]:offsets[i + 1]]`; its proposal is row rows[i]
+        of `proposals` (-1: it had none). Of proposal j the first `lengths[j]` tokens were verified.
         """
         accepted = np.zeros(len(rows), np.int64)
         _walk(
@@ -100,20 +100,20 @@ class Acceptance:
         verified = np.arange(proposals.tokens.shape[1]) < lengths[:, None]
         expected = float(proposals.path_probability[verified].sum())
         self._expected = _DISCOUNT_FADE * self._expected + expected
-        self._came = _DISCOUNT_FADE * self._came + int(accepted.sum())
+        self._accepted = _DISCOUNT_FADE * self._accepted + int(accepted.sum())
         return accepted
 
     def _estimate(self) -> None:
         tried, right = self._trials.reshape(NUM_SHARES, NUM_STATES, NUM_KINDS, 2).T
         votes = (np.arange(NUM_SHARES) + 0.5) / NUM_SHARES
-        of_share = (right.sum((0, 1)) + _STRENGTH * votes) / (tried.sum((0, 1)) + _STRENGTH)
-        prior = _STATE_PRIOR[:, None] * of_share
+        share_rate = (right.sum((0, 1)) + _STRENGTH * votes) / (tried.sum((0, 1)) + _STRENGTH)
+        prior = _STATE_PRIOR[:, None] * share_rate
         self.rates[:] = ((right + _STRENGTH * prior) / (tried + _STRENGTH)).T.ravel()
 
 
 @njit(cache=True)
 def _walk(proposals, lengths, rows, handles, generated, offsets, since, trials, accepted):
-    """Count trials, follow the sequences, fill `accepted`."""
+    """Update `trials` and `since`, and fill `accepted`."""
     tokens, parents, classes = proposals.tokens, proposals.parents, proposals.classes
     depth = np.empty(tokens.shape[1], np.int64)
     for i in range(len(rows)):
@@ -122,7 +122,7 @@ def _walk(proposals, lengths, rows, handles, generated, offsets, since, trials, 
         deepest, refused = 0, -1
         for node in range(count):
             parent = parents[row, node]
-            depth[node] = -1  # kept for a node that did not come true
+            depth[node] = -1  # stays so unless the node is right
             place = 0 if parent < 0 else depth[parent] + 1
             if place >= size or (parent >= 0 and depth[parent] < 0):
                 continue
@@ -148,50 +148,51 @@ def _walk(proposals, lengths, rows, handles, generated, offsets, since, trials, 
 
 
 _KINDS = 5
-"""An iteration, a sequence, a drafted row, a prompt's row, a cached token."""
+"""Quantities with a price: an iteration, a sequence, a drafted row, a prompt's row, a cached
+token."""
 _SEQUENCE, _DRAFTED, _PROMPT, _CACHED = range(1, _KINDS)
 _EXACT, _PER_OCTAVE, _BINS = 16, 4, 80
+"""Of bins by rows: those with one number of rows each, those per doubling after that, and all."""
 _FADE = 0.998
-"""Forgetting per iteration."""
+"""Decay of the sums per iteration."""
 _CLIP = 0.5
-"""An iteration counts as at most this share longer or shorter than was expected."""
+"""Seconds are clipped to within this share of the expected ones."""
 _FIXED_SHARE = 0.5
-"""Of an iteration, until others are seen: what does not grow with its sequences."""
+"""Assumed share of an iteration that does not grow with its sequences."""
 _ASSUMED, _WORST = 0.1, 2.0
-"""What a drafted row takes until some are seen, and at worst: shares of a sequence."""
+"""Assumed price of a drafted row, and the worst, in prices of a sequence."""
 _WEIGHT = 0.1
-"""Iterations of the usual size that the assumptions count for; that on drafted rows half as
-much, for they are tried few at a time."""
+"""Weight of the assumptions, in iterations of the usual size; half of it for the one on drafted
+rows, which are tried few at a time."""
 _DOUBTED = 0.2
-"""What is kept of what was learned of drafted rows when it is doubted."""
+"""Share of the evidence on drafted rows that `Prices.doubt_drafted` keeps."""
 _SWEEPS = 30
 _RECENT = 30
-"""Iterations that are kept of a bin, about."""
+"""Iterations that a bin remembers, about."""
 _STRAIGHT = 2.0
-"""Iterations that the assumption counts for that a bin lies on the line."""
+"""Weight, in iterations, of the assumption that a bin's factor is 1."""
 
 
 class Prices:
-    """What an iteration takes: the sum of the prices of what is in it, times a factor by its rows.
+    """The seconds of an iteration: a sum of quantities times prices, times a factor by its rows.
 
-    Prices fit all iterations seen, in relative errors, so a few of any mix say something of every
-    other mix. The factor says what no line can: a GPU's time is flat and then steep, a CPU's rises
-    in steps.
+    Prices fit all observed iterations, by relative error, so observations of some mixes predict
+    every other mix. The factor describes what is not linear: a GPU's time is flat and then steep, a
+    CPU's rises in steps.
     """
 
     def __init__(self) -> None:
         self._sums = np.zeros((_KINDS, _KINDS + 1))
-        """Of products of an iteration's numbers, over the square of its seconds."""
-        self._prices = np.zeros((2, _KINDS))
-        """As they are assumed, and at worst."""
+        """Sums of products of an iteration's quantities (and seconds), over its seconds squared."""
+        self._prices = np.zeros((2, _KINDS))  # expected, and at worst
         self._bins = np.zeros((_BINS, _KINDS + 1))
-        """By number of rows: the sums of the numbers and seconds of recent iterations."""
+        """By number of rows: sums of the quantities and seconds of recent iterations."""
         self.num_seen = 0
 
     def observe(
         self, sequences: int, drafted: int, prompt_rows: int, kv_tokens: int, seconds: float
     ) -> None:
-        """An iteration of `sequences` > 0 took `seconds` > 0."""
+        """Learn from an iteration of `sequences` > 0 that took `seconds` > 0."""
         assert sequences > 0
         assert seconds > 0
         row = np.array([1.0, sequences, drafted, prompt_rows, kv_tokens, seconds])
@@ -201,16 +202,16 @@ class Prices:
     def seconds(
         self, sequences: int, kv_tokens: int, max_drafted: int, *, at_worst: bool = False
     ) -> Floats:
-        """Seconds of an iteration with 0, 1, ... `max_drafted` drafted rows, never falling.
+        """Return an iteration's seconds with 0, 1, ... `max_drafted` drafted rows, never falling.
 
-        `at_worst`: if what was not seen yet is as dear as it may be.
+        `at_worst`: assume the worst price of drafted rows where nothing is known.
         """
         row = np.array([1.0, sequences, 0.0, 0.0, kv_tokens])
         return _seconds(row, self._prices[int(at_worst)], self._bins, max_drafted)
 
     def doubt_drafted(self) -> None:
-        """Forget most of what drafted rows cost: what seems too dear is not tried again, though the
-        machine may have been busy the one time that it was tried."""
+        """Forget most of what was learned about drafted rows, which may have seemed expensive only
+        because the machine was busy once; else they would never be tried again."""
         kept = self._sums[_DRAFTED, _DRAFTED] * _DOUBTED
         self._sums[_DRAFTED] *= _DOUBTED
         self._sums[:, _DRAFTED] *= _DOUBTED
@@ -240,7 +241,7 @@ def _learn(row, sums, prices, bins, seen):
 
 @njit(cache=True)
 def _fit(sums, prices, drafted_share):
-    """The prices, none below 0, that fit best what was seen and what is assumed."""
+    """Fit the prices, none below 0, to the observations and the assumptions."""
     full = sums.copy()
     seconds = sums[0, _KINDS] / sums[0, 0]
     unit = _WEIGHT / seconds**2
@@ -288,36 +289,37 @@ def _line(row, prices):
 
 @njit(cache=True)
 def _factor(entry, prices):
-    """Actual over expected time in a bin."""
+    """Return observed over expected seconds in a bin."""
     line = max(_line(entry, prices), 1e-9)
     return (entry[0] * entry[_KINDS] / line + _STRAIGHT) / (entry[0] + _STRAIGHT)
 
 
 @njit(cache=True)
 def _bin(rows):
-    """Exact at first, then four to a doubling."""
+    """Return the bin of a number of rows."""
     if rows <= _EXACT:
         return int(rows) - 1
     return min(_EXACT + int(_PER_OCTAVE * np.log2(rows / _EXACT)), _BINS - 1)
 
 
 LEAST_GAIN = 0.02
-"""Gains below this share are less than times are known to, and are left alone."""
+"""Least relative gain that counts: times are not known more exactly."""
 
 
 def best_cut(
     proposals: Proposals, seconds: Floats, worst: Floats, max_loss: float, discount: float
 ) -> Ints:
-    """How many nodes of each proposal make the most tokens per second, int64 [n].
+    """Return how many nodes of each proposal make the most tokens per second, int64 [n].
 
-    A node's path probability is the chance that it and all before it are accepted, so nodes S add
-    sum(path probability over S) tokens to the one that each sequence makes anyway. For m nodes the
-    sum is largest for the m likeliest, which are the first ones of their proposals. So the best
-    choice is among the cuts of the nodes sorted by it, and all are looked at, whatever the form of
-    the times. Prompts in the same iteration add the same seconds to every choice: left out.
+    A node's path probability is the chance that it and all before it are accepted, so a set S of
+    nodes adds sum(path probability over S) tokens to the one that each sequence makes anyway. Among
+    sets of m nodes the sum is largest for the m likeliest, which are a prefix of each proposal. So
+    the best set is a prefix of all nodes sorted by path probability; all prefixes are compared,
+    for any form of `seconds`. Prompts in the iteration add the same time to all, so they are left
+    out.
 
-    `seconds`: of the iteration with 0, 1, ... drafted rows, as many as there are nodes. Of the
-    best choice no more is taken than adds `max_loss` to the `worst`, or a single node.
+    `seconds`: of the iteration with 0, 1, ... drafted rows, up to the number of nodes. The result
+    is cut to the nodes that add at most `max_loss` to `worst`, but to no less than one node.
     `discount`: see `Acceptance`.
     """
     counts = proposals.counts
@@ -335,30 +337,28 @@ def best_cut(
 
 _FIRST_SHARE, _LAST_SHARE = 0.02, 0.005
 _INITIAL_SEARCHES, _INITIAL_ITERATIONS = 3.0, 0.2
-"""An initial budget pays for so many searches that find nothing and so much of an iteration."""
+"""The initial budget: fruitless searches that it pays for, plus a share of an iteration."""
 _LIMIT = 4.0
-"""Most that the budget holds, in iterations: so many bad ones in a row are bad luck."""
+"""Most that the budget holds beyond the initial one, in iterations."""
 
 
 class Budget:
     """Search runs while the budget is positive; savings refill it (capped), losses drain it.
 
-    After a trial that lost there is none until that loss is less than a share of the time since.
-    The share is halved after each such trial, from 2% to 0.5%, so what begins to pay is not missed
-    for long, and losses stay below the last share but for a few initial budgets. A batch that has
-    fallen to half since ends the pause: few rows make drafts cheap.
+    After a trial that made a loss, search pauses until the loss is less than a share of the time
+    since. The share is halved after each such trial, from 2% to 0.5%: drafting that begins to pay
+    is soon tried, and losses stay below the last share, except for a few initial budgets. The pause
+    ends when the number of sequences has halved: few rows make drafts cheap.
     """
 
     def __init__(self) -> None:
         self._left: float | None = None
-        """Seconds that are left of the running trial's budget; None: between two trials."""
+        """Seconds left of the running trial's budget; None: between two trials."""
         self._lost = self._pause = 0.0
-        """Seconds that the running trial lost; seconds until the next."""
+        """Seconds that the running trial has lost; seconds until the next."""
         self._share = _FIRST_SHARE
-        self._tried_with = 0
-        """Sequences at the last search."""
-        self._search = 0.0
-        """Seconds a search takes; falls at once and rises slowly."""
+        self._tried_with = 0  # sequences at the last search
+        self._search = 0.0  # estimated seconds of a search; falls at once and rises slowly
 
     @property
     def is_used_up(self) -> bool:
@@ -366,29 +366,30 @@ class Budget:
         return self._left is None
 
     def allows_search(self, sequences: int) -> bool:
-        """Whether to search for so many sequences now."""
+        """Whether to search now, with so many sequences running."""
         if self.is_used_up and self._pause > 0 and sequences <= self._tried_with // 2:
             self._pause, self._share = 0.0, _FIRST_SHARE
         return not self.is_used_up or self._pause <= 0
 
     def max_loss(self, plain: float) -> float:
-        """Seconds that may be lost now, where an iteration without drafts takes `plain`."""
+        """Return the seconds that an iteration may lose; `plain`: its seconds without drafts."""
         return self._initial(plain) if self._left is None else self._left
 
     def _initial(self, plain: float) -> float:
         return _INITIAL_SEARCHES * self._search + _INITIAL_ITERATIONS * plain
 
     def rested(self, seconds: float) -> None:
-        """An iteration without a search took so long."""
+        """Record an iteration without a search, which took `seconds`."""
         self._pause -= seconds
 
     def searched(self, sequences: int, *, search: float, saved: float, plain: float) -> None:
-        """An iteration with a search: seconds of that, and seconds saved in all (below 0: lost).
+        """Record an iteration with a search; all times in seconds.
 
-        `plain`: seconds of an iteration without drafts.
+        `search`: of the search. `saved`: by drafting, `search` included; negative for a loss.
+        `plain`: of an iteration without drafts.
         """
         if not self._search:
-            # The first search also loads all compiled code, which says nothing of later ones.
+            # The first search also loads all compiled code, so later ones are faster.
             loading = max(search - _INITIAL_ITERATIONS * plain, 0.0)
             search, saved = search - loading, saved + loading
         self._search = min(search, 0.8 * (self._search or search) + 0.2 * search)
@@ -410,20 +411,19 @@ _SMALLEST = 2
 
 
 class Aimd:
-    """A window for each sequence: 2 tokens, two more after a draft that was accepted whole, back to
-    2 after a rejection (RhymeRL, arXiv 2508.18588, section on HistoSpec)."""
+    """Each sequence's window: 2 tokens, two more after a fully accepted draft, back to 2 after a
+    rejection (RhymeRL, arXiv 2508.18588, section on HistoSpec)."""
 
     def __init__(self, max_sequences: int, max_draft: int) -> None:
-        self.sizes = np.full(max_sequences, _SMALLEST)
-        """By handle."""
+        self.sizes = np.full(max_sequences, _SMALLEST)  # in tokens, by handle
         self._max_draft = max_draft
 
     def begin(self, handle: int) -> None:
-        """The handle stands for a new sequence from now on."""
+        """Reset the window of a handle that stands for a new sequence."""
         self.sizes[handle] = _SMALLEST
 
     def observe(self, handles: Ints, lengths: Ints, accepted: Ints) -> None:
-        """Of each sequence's `lengths` drafted tokens, `accepted` were accepted."""
+        """Update windows: of sequence i's lengths[i] drafted tokens, accepted[i] were accepted."""
         handles, whole = handles[lengths > 0], (accepted >= lengths)[lengths > 0]
         larger = np.minimum(self.sizes[handles] + 2, self._max_draft)
         self.sizes[handles] = np.where(whole, larger, _SMALLEST)

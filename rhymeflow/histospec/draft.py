@@ -1,6 +1,6 @@
-"""What is proposed for one sequence, what came of it, and what names a shared index.
+"""Drafts, their statistics, and the handle of a shared index.
 
-Loads no numba: messages carry these to processes that draft nothing."""
+Imports no numba: processes that draft nothing receive these in messages."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import msgspec
 
 
 class Draft(NamedTuple):
-    """Tokens that may come next: a tree, in an order in which parents stand before children."""
+    """A tree of tokens that may come next, parents before children."""
 
     tokens: list[int]
     parents: list[int]
-    """For each token the place in `tokens` of the one before it; -1: it follows the sequence. A
-    linear draft has parents -1, 0, 1, ..."""
+    """For each token the index of its parent; -1: it follows the sequence. A linear draft has
+    parents -1, 0, 1, ..."""
 
 
 NONE = Draft([], [])
@@ -24,24 +24,20 @@ NONE = Draft([], [])
 
 @dataclass(slots=True)
 class DraftStats:
-    """Totals since the engine exists, over sequences that were ready to decode."""
+    """Totals over an engine's lifetime, of sequences that were ready to decode."""
 
     steps: int = 0
-    """Pairs of a sequence and an iteration that generated a token of it."""
-    generated: int = 0
-    """Tokens generated in them: at least one each."""
-    drafted: int = 0
-    """Tokens proposed and verified."""
-    accepted: int = 0
-    """Of these, accepted."""
-    seconds: float = 0.0
-    """Time spent on finding drafts and indexing tokens."""
+    """Number of pairs of a sequence and an iteration that generated tokens of it."""
+    generated: int = 0  # tokens generated in these steps, at least one each
+    drafted: int = 0  # tokens proposed and verified
+    accepted: int = 0  # drafted tokens that were accepted
+    seconds: float = 0.0  # spent on finding drafts and indexing tokens
     saved_seconds: float = 0.0
-    """Estimate: what the same tokens would have taken without drafts, less what they took."""
+    """Estimated seconds that the same tokens would have taken without drafts, less those taken."""
 
 
 class IndexHandle(msgspec.Struct, frozen=True, array_like=True):
-    """What another process needs to reach a shared index."""
+    """The name and sizes by which another process maps a shared index."""
 
     name: str
     num_blocks: int

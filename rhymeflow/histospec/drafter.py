@@ -1,4 +1,4 @@
-"""The drafter: proposes drafts to an engine and learns from what came of them.
+"""The drafter: proposes drafts to an engine and learns from their results.
 
     drafter = Drafter(history, config.drafting, max_sequences=64, max_length=1024)
     handle = drafter.begin(prompt_ids, tokens, sample=0, noise_epoch=3)
@@ -6,8 +6,8 @@
     drafter.observe([handle], [[17, 4]], rows=3, kv_tokens=500, seconds=0.004)
     drafter.end(handle)
 
-It searches history and the sequences that run now; `control.py` decides how much is verified, and
-counts the drafter's own time.
+It searches the history and the running sequences; `control.py` decides how much is verified, taking
+the drafter's own time into account.
 """
 
 from __future__ import annotations
@@ -29,32 +29,27 @@ from rhymeflow.histospec.search import Search
 
 _MOST_LIVE_TOKENS = 2_000_000
 _MAX_UNINDEXED = 64
-"""Iterations after which tokens are indexed at the latest."""
+"""Most iterations whose tokens are not indexed yet."""
 _FIRST_ITERATIONS = 3
-"""With fewer iterations than these seen, nothing is searched for."""
-_COMPARED = 100
-"""Iterations with drafts after which one goes without, to measure what they are compared with.
-Fewer at first."""
-_COMPARED_FIRST = 16
+"""Iterations before the first search, which measure the time without drafts."""
+_COMPARED_FIRST, _COMPARED = 16, 100
+"""Iterations with drafts between two plain ones, which measure the time without drafts: at first,
+and later."""
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True)
 class _Iteration:
-    """From `propose` to `observe`."""
+    """An iteration of the engine, between `propose` and `observe`."""
 
     sequences: int
     other_rows: int
     kv_tokens: int
-    seconds: float = 0.0
-    """Spent on proposals."""
-    proposals: Proposals | None = None
-    """None: there was no search."""
-    lengths: Ints | None = None
-    """Tokens of each proposal that the engine was given."""
-    generated: int = 0
-    """Tokens that came of sequences with a proposal, empty ones included."""
+    seconds: float = 0.0  # spent on proposals
+    proposals: Proposals | None = None  # None: there was no search
+    lengths: Ints | None = None  # tokens of each proposal that the engine verifies
+    generated: int = 0  # tokens of the sequences with a proposal, even an empty one
 
     @property
     def num_drafted(self) -> int:
@@ -64,8 +59,8 @@ class _Iteration:
 class Drafter:
     """Drafts for one engine.
 
-    `history`: what earlier responses said, None for nothing. `max_sequences` run at a time, of at
-    most `max_length` tokens (prompt and response). `clock`: seconds.
+    `history`: index of earlier responses, or None. At most `max_sequences` run at a time, of at
+    most `max_length` tokens (prompt and response). `clock` returns seconds.
     """
 
     def __init__(
@@ -90,12 +85,11 @@ class Drafter:
         """None: the window is `cost`."""
         self._responses = np.zeros(max_sequences, np.int64)
         """By handle, the number of the response in the live index."""
-        self._row_of = np.full(max_sequences, -1, np.int64)
+        self._row_of = np.full(max_sequences, -1, np.int64)  # by handle, its row in the proposals
         self._unindexed: list[tuple[Ints, NDArray[np.int32], Ints]] = []
-        """Tokens that are not indexed yet: handles, tokens, where each one's begin."""
+        """Tokens that are not indexed yet: (handles, tokens, offsets), as in `extend_many`."""
         self._iteration: _Iteration | None = None
-        self._since_plain = 0
-        """Iterations with drafts since the last one without."""
+        self._since_plain = 0  # iterations with drafts since the last one without
         self._compared = _COMPARED_FIRST
         self._search = Search(
             self._live,
@@ -107,7 +101,7 @@ class Drafter:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the index of what runs, however full it is."""
+        """Size in bytes of the index of running sequences, however full it is."""
         return self._live.num_bytes
 
     def begin(
@@ -127,7 +121,7 @@ class Drafter:
         return handle
 
     def end(self, handle: int) -> None:
-        """The response is complete or was interrupted."""
+        """End a response, which is complete or was interrupted."""
         started = self._clock()
         self._update_indexes()
         self._live.finish(int(self._responses[handle]), None)
@@ -139,7 +133,7 @@ class Drafter:
     ) -> list[Draft]:
         """Return a draft for each handle, `NONE` for none.
 
-        `max_tokens`: the deepest that each may be. `other_rows`: rows of the iteration that belong
+        `max_tokens`: the most tokens of each draft. `other_rows`: rows of the iteration that belong
         to sequences that do not decode yet. `kv_tokens`: tokens in the cache.
         """
         started = self._clock()
@@ -161,11 +155,11 @@ class Drafter:
         seconds: float,
         other_rows: int | None = None,
     ) -> None:
-        """What an iteration generated: for each handle the tokens appended, at least one.
+        """Learn from an iteration, which generated `generated[i]`, at least one token, per handle.
 
-        That is the accepted tokens of the draft and one more, or fewer if the response ended among
-        them. `rows`: all rows of the iteration. `seconds`: its time without the drafter's.
-        `other_rows`: as in `propose`, if they turned out to be others.
+        These are the accepted tokens of the draft and one more, or fewer if the response ended
+        among them. `rows`: all rows of the iteration. `seconds`: its time without the drafter's.
+        `other_rows`: if given, corrects the value given to `propose`.
         """
         started = self._clock()
         iteration = self._iteration or _Iteration(0, rows - len(handles), kv_tokens)
@@ -177,7 +171,7 @@ class Drafter:
         stats.generated += sum(map(len, generated))
         self._unindexed.append((np.array(handles, np.int64), *_flat(generated)))
         if iteration.proposals is None:
-            self.acceptance.went_on(self._unindexed[-1][0])
+            self.acceptance.observe_undrafted(self._unindexed[-1][0])
         else:
             self._learn(iteration, *self._unindexed[-1])
         if iteration.proposals is not None or len(self._unindexed) >= _MAX_UNINDEXED:
@@ -200,7 +194,7 @@ class Drafter:
         return self._budget.allows_search(sequences)
 
     def _find(self, iteration: _Iteration, handles: Ints, max_tokens: Ints) -> list[Draft]:
-        """Search, and choose what of it is verified."""
+        """Search for drafts, and choose how much of each is verified."""
         if self._aimd is not None:
             max_tokens = np.minimum(max_tokens, self._aimd.sizes[handles])
         proposals = self._search.propose(handles, max_tokens, self.acceptance.states(handles))
@@ -217,38 +211,39 @@ class Drafter:
         ]
 
     def _best_cut(self, iteration: _Iteration, proposals: Proposals) -> Ints:
-        """Tokens of each proposal that make the most tokens a second."""
+        """Return how many tokens of each proposal to verify for the most tokens per second."""
         size = len(proposals.counts), iteration.kv_tokens, int(proposals.counts.sum())
         seconds, worst = self.prices.seconds(*size), self.prices.seconds(*size, at_worst=True)
         max_loss = self._budget.max_loss(float(seconds[0]))
         return best_cut(proposals, seconds, worst, max_loss, self.acceptance.discount)
 
     def _learn(
-        self, iteration: _Iteration, which: Ints, flat: NDArray[np.int32], offsets: Ints
+        self, iteration: _Iteration, handles: Ints, tokens: NDArray[np.int32], offsets: Ints
     ) -> None:
-        """Learn from what became of the proposals."""
+        """Learn from the results of the proposals."""
         assert iteration.proposals is not None
         assert iteration.lengths is not None
-        rows = self._row_of[which]
+        rows = self._row_of[handles]
         accepted = self.acceptance.observe(
-            iteration.proposals, iteration.lengths, rows, which, flat, offsets
+            iteration.proposals, iteration.lengths, rows, handles, tokens, offsets
         )
-        known = rows >= 0
+        proposed = rows >= 0
         if self._aimd is not None:
-            self._aimd.observe(which[known], iteration.lengths[rows[known]], accepted[known])
-        iteration.generated = int(np.diff(offsets)[known].sum())
+            lengths = iteration.lengths[rows[proposed]]
+            self._aimd.observe(handles[proposed], lengths, accepted[proposed])
+        iteration.generated = int(np.diff(offsets)[proposed].sum())
         self.stats.drafted += iteration.num_drafted
         self.stats.accepted += int(accepted.sum())
 
     def _update_indexes(self) -> None:
         """Add all tokens generated so far to the search and to the live index."""
-        for which, flat, offsets in self._unindexed:
-            self._live.extend_many(self._responses[which], flat, offsets)
-            self._search.extend(which, flat, offsets)
+        for handles, tokens, offsets in self._unindexed:
+            self._live.extend_many(self._responses[handles], tokens, offsets)
+            self._search.extend(handles, tokens, offsets)
         self._unindexed.clear()
 
     def _settle(self, iteration: _Iteration, seconds: float, spent: float) -> None:
-        """Account for what the iteration saved, against iterations of one token each."""
+        """Count the seconds that the iteration saved, compared with plain iterations."""
         drafted = iteration.num_drafted
         self._since_plain = self._since_plain + 1 if drafted else 0
         if iteration.proposals is None:
@@ -260,7 +255,7 @@ class Drafter:
         times = self.prices.seconds(iteration.sequences, iteration.kv_tokens, drafted)
         plain, verifying = float(times[0]), float(times[drafted] - times[0])
         gained = (iteration.generated / iteration.sequences - 1) * plain
-        # What verifying took is the prices': one iteration by itself may have been held up.
+        # The budget uses the predicted time of verification: a single iteration may be delayed.
         saved = gained - verifying - spent
         took = verifying if iteration.other_rows else seconds - plain
         self.stats.saved_seconds += gained - took - spent
@@ -270,7 +265,7 @@ class Drafter:
 
 
 def _flat(generated: list[list[int]]) -> tuple[NDArray[np.int32], Ints]:
-    """The tokens one after another, and where each sequence's begin, with the end."""
+    """Return all tokens in one array, and the offsets at which each sequence's begin and end."""
     offsets = np.zeros(len(generated) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, generated), np.int64, len(generated)), out=offsets[1:])
     return np.fromiter(chain.from_iterable(generated), np.int32, int(offsets[-1])), offsets
@@ -279,31 +274,31 @@ def _flat(generated: list[list[int]]) -> tuple[NDArray[np.int32], Ints]:
 # -- from the configuration ------------------------------------------------------------------------
 
 _REHEARSAL = 24
-"""Iterations: the first ones are not drafted for, and what they are to find repeats after five."""
+"""Iterations: enough for the first plain ones and for text that repeats every five tokens."""
 
 
 def drafter_of(
     config: Config, history: IndexHandle | None, max_length: int, stats: DraftStats | None = None
 ) -> Drafter:
-    """Return an engine's drafter, compiled.
+    """Create an engine's drafter, with all its code compiled.
 
-    `history`: None to draft from the engine's own responses alone. `max_length`: most tokens of a
-    prompt and the response to it. `stats`: totals of the drafters before it, which it adds to.
+    `history`: None to draft from the engine's own responses only. `max_length`: most tokens of a
+    prompt and its response. `stats`: totals of the engine's earlier drafters, which it continues.
     """
     rehearse(config)
     index = None if history is None else Index.attach(history)
     places = config.rollout.max_num_seqs
-    made = Drafter(index, config.drafting, max_sequences=places, max_length=max_length)
+    drafter = Drafter(index, config.drafting, max_sequences=places, max_length=max_length)
     if stats is not None:
-        made.stats = stats
-    return made
+        drafter.stats = stats
+    return drafter
 
 
 def rehearse(config: Config) -> None:
-    """Run all that drafting runs once, so that numba compiles it.
+    """Run all of drafting's code once, so that numba compiles it.
 
-    That takes a quarter of a minute, once on a machine; later processes load it from numba's cache.
-    The history process does it while responses are generated already; then instances draft.
+    That takes about 15 seconds, once per machine; later processes load numba's cache. The history
+    process does it while responses are already being generated; instances draft after that.
     """
     index = Index(max_tokens=256, max_responses=4)
     response = index.begin([1, 2], sample=0, noise_epoch=0)

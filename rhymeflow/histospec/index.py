@@ -1,9 +1,9 @@
-"""The history index: responses as they were generated, found by what stood before.
+"""The history index: earlier responses, searched by the tokens that precede a position.
 
-One process writes; others may read the same shared memory meanwhile, without locks: what they find
-may be torn, never out of bounds. New text takes the place of the oldest. Chains through flat arrays
-take about a tenth of the memory of the suffix trees of RhymeRL (arXiv 2508.18588) and
-SuffixDecoding (arXiv 2411.04975), and a token is entered in constant time.
+One process writes; others may read the same shared memory at the same time without locks: reads may
+be torn, but never out of bounds. New text overwrites the oldest. Chains through flat arrays take
+about a tenth of the memory of the suffix trees of RhymeRL (arXiv 2508.18588) and SuffixDecoding
+(arXiv 2411.04975), and a token is added in constant time.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from rhymeflow.histospec.draft import IndexHandle
 from rhymeflow.utils import shared_memory
 
 PROMPT_TAIL = 16
-"""Tokens of the prompt that a match may begin in."""
+"""Last tokens of the prompt that are indexed with a response."""
 
 
 def prompt_key(prompt_ids: Sequence[int]) -> int:
-    """Return 63 bits that stand for a prompt, the same in every process and run."""
+    """Hash a prompt to 63 bits, the same in every process and run."""
     digest = hashlib.blake2b(np.asarray(prompt_ids, "<i4").tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 class Arrays(NamedTuple):
-    """The index as compiled code sees it. L levels, B blocks, R responses."""
+    """The arrays of the index: L levels, B blocks, R responses."""
 
     header: np.ndarray
     """int64 [16]: counters, see `kernels`."""
     words: np.ndarray
-    """int32 [B * 32]: blocks of text, each a few words about it and then its tokens."""
+    """int32 [B * 32]: blocks of text, each a header of six words and then its tokens."""
     links: np.ndarray
-    """uint32 [L, B * 32]: for the position of a token the position before it in its chain."""
+    """uint32 [L, B * 32]: for each token's position the next older position in its chain."""
     heads: np.ndarray
     """uint32 [L, power of two]: the newest position of each chain."""
     prompts: np.ndarray
     """int64 [power of two]: the newest response of each bucket of prompts."""
     records: np.ndarray
-    """int64 [R, 12]: what is known of a response."""
+    """int64 [R, 12]: a record per response, see `kernels`."""
     rewards: np.ndarray
-    """float32 [R], not a number: unknown."""
+    """float32 [R]; NaN: unknown."""
     merits: np.ndarray
-    """float32 [R]: the weight that follows from the reward, 1 where nothing is known."""
+    """float32 [R]: weight by the reward; 1: unknown."""
 
 
 class Index:
-    """Text of responses, in private or in shared memory.
+    """An index of responses, in private or in shared memory.
 
-    Holds `max_tokens` tokens of `max_responses` responses (fewer tokens where responses are much
-    shorter than a block of 26). The process that made a shared one frees it by `close`; `prefix` is
-    that of its name.
+    Holds `max_tokens` tokens of `max_responses` responses (fewer tokens if responses are much
+    shorter than a block of 26). The process that created a shared index frees it with `close`;
+    `prefix` begins the name of the shared memory.
     """
 
     def __init__(
@@ -97,26 +97,26 @@ class Index:
 
     def _take(self, handle: IndexHandle, arrays: Arrays, *, owns: bool) -> None:
         self.handle = handle
-        """Names the memory, if it is shared."""
+        """The name (empty for private memory) and sizes of the index."""
         self._arrays = arrays
         self._owns = owns
         self.readable = Arrays(*(array.view() for array in arrays))
-        """Cannot be written, so that compiled readers see one type of array."""
+        """Read-only views, also of the own index, so that readers are compiled for one type."""
         for view in self.readable:
             view.flags.writeable = False
 
     def close(self) -> None:
-        """Free the memory, if this process made it; others that mapped it keep it till they end."""
+        """Free shared memory that this process created; processes that mapped it keep theirs."""
         if self._owns:
             self._owns = False
             shared_memory.free(self.handle.name)
 
     def begin(self, prompt_ids: Sequence[int], *, sample: int, noise_epoch: int) -> int:
-        """Enter a response to this prompt and return its number.
+        """Add a response to this prompt and return its number.
 
-        The end of the prompt is stored before the response: so the first token too is found by what
-        stands before it, and the prompt's words are proposed to its own responses. `noise_epoch`
-        -1: unknown.
+        The last tokens of the prompt are stored before the response, so that its first token is
+        found too, and text of the prompt is proposed to its own responses. `noise_epoch` -1:
+        unknown.
         """
         key, tail = prompt_key(prompt_ids), prompt_ids[-PROMPT_TAIL:]
         response: int = kernels.begin(self._arrays, key, len(tail), sample, noise_epoch)
@@ -134,32 +134,29 @@ class Index:
         kernels.append_many(self._arrays, responses, tokens, offsets)
 
     def finish(self, response: int, reward: float | None) -> None:
-        """Say that a response is complete, and its reward if there is one.
-
-        May be called again when the reward comes later.
-        """
+        """Record that a response is complete, and its reward, which may follow in a later call."""
         kernels.finish(self._arrays, response, np.nan if reward is None else float(reward))
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are stored, the prompts' tails included."""
+        """Number of stored tokens, prompts' tails included."""
         return int(self._arrays.header[kernels.NUM_TOKENS])
 
     @property
     def num_responses(self) -> int:
-        """Responses of which there is a record."""
+        """Number of responses that have a record."""
         begun = int(self._arrays.header[kernels.NEXT_RESPONSE]) - 1
         return min(begun, len(self._arrays.records))
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the index takes, tables of chains included, however full it is."""
+        """Size of the index in bytes, however full it is."""
         return sum(array.nbytes for array in self._arrays)
 
 
 def _sizes(max_tokens: int, max_responses: int) -> tuple[int, int]:
-    """Blocks and heads for so much text: each response may leave its last block half empty."""
-    # A chain's newest block may be overwritten while it grows: never fewer than a few blocks.
+    """Return the numbers of blocks and heads; each response may leave its last block half empty."""
+    # With too few blocks, a growing response would overwrite itself.
     blocks = max(8, -(-max_tokens // kernels.BLOCK_TOKENS) + min(max_responses, max_tokens) // 2)
     return blocks, _power_of_two(max(1024, max_tokens))
 
@@ -169,7 +166,7 @@ def _power_of_two(number: int) -> int:
 
 
 def _layout(handle: IndexHandle) -> list[tuple[tuple[int, ...], type, int]]:
-    """Shape and type of each array, and the bytes it takes in shared memory, one after another."""
+    """Return each array's shape, type and bytes in shared memory, where they are contiguous."""
     num_words, num_responses = handle.num_blocks * kernels.BLOCK_WORDS, handle.max_responses
     shapes: list[tuple[tuple[int, ...], type]] = [
         ((16,), np.int64),

@@ -1,20 +1,19 @@
-"""The compiled code of the index: how text is stored, chained and found again.
+"""The compiled code of the index: storing, chaining and finding text.
 
-Text lies in blocks of 32 words: six words about the block, then 26 tokens. A response's blocks
-point at each other, so responses that grow at the same time do not disturb one another. Blocks are
-numbered as they are allocated, from 1; block n lies in place n modulo the number of places, so new
-text overwrites the oldest. A *position* is (number of the block) * 32 + (word in it) and is never
-used twice.
+Text is stored in blocks of 32 words: six words of header, then 26 tokens. The blocks of a response
+are linked, so several responses can grow at the same time. Blocks are numbered from 1 in the order
+of allocation; block n is stored in slot n modulo the number of slots, so new text overwrites the
+oldest. A *position* is (number of the block) * 32 + (word in it) and is never reused.
 
-For each level, `heads` holds the newest position at which a given suffix of tokens ends (by hash,
-together with the prompt where only its own text counts), and `links` the position before it in its
-chain. Tables hold positions modulo 2**32.
+For each level, `heads` holds the newest position at which a given suffix of tokens ends (by hash of
+the suffix, and of the prompt at levels of one prompt's text), and `links` the next older position
+in its chain. Tables hold positions modulo 2**32.
 
-Whatever a writer in another process does meanwhile:
-- readers follow a block's number, never a place, so they notice that a block was overwritten;
-- every walk ends: chains are followed for `_STEPS` links, and from block to block numbers rise or
-  fall strictly;
-- what is read from shared memory counts as a position only after it was compared with the counters,
+While a writer in another process changes the index:
+- readers follow block numbers, never slots, so they notice when a block was overwritten;
+- every walk ends: chains are followed for `_STEPS` links, and block numbers strictly rise or fall
+  along a response;
+- a value read from shared memory is used as a position only after a check against the counters,
   which a reader reads once.
 """
 
@@ -35,14 +34,14 @@ BLOCK_TOKENS = BLOCK_WORDS - FIRST_WORD
 # Words of the header.
 NEXT_BLOCK, NEXT_RESPONSE, NUM_TOKENS = 0, 1, 2
 
-# Words of a record, one a response. LENGTH counts the prompt's tail, of TAIL tokens.
+# Words of a response's record. LENGTH includes the prompt's tail, of TAIL tokens.
 RECORD_WORDS = 12
 OF_RESPONSE, OF_PROMPT, OF_SAMPLE, OF_NOISE, LENGTH, TAIL, FIRST, LAST, EARLIER, FINISHED = range(
     10
 )
 
-# Suffix lengths in the order in which they are tried, and whose text is chained together: that of
-# all prompts, of one prompt, or of one response and those with its prompt, sample and noise.
+# Suffix lengths in the order in which they are tried, and the text that shares a chain: of all
+# prompts, of one prompt, or of the responses with one prompt, sample and noise.
 OF_ALL, OF_THE_PROMPT, OF_ITSELF = 0, 1, 2
 LEVELS = (6, 4, 2, 1, 1)
 SCOPES = (OF_THE_PROMPT, OF_ALL, OF_THE_PROMPT, OF_ITSELF, OF_ALL)
@@ -54,9 +53,9 @@ LONGEST_MATCH = 32
 FOUND = 20  # most candidates found by suffix
 ALIGNED = 2  # most candidates by position
 PLACES = FOUND + ALIGNED
-ENOUGH = 12  # candidates with which shorter suffixes are not tried
-KEPT = 4  # candidates with which none are searched anew
-STALE_AFTER = 32  # tokens after which candidates are searched anew
+ENOUGH = 12  # with so many candidates, shorter suffixes are not tried
+KEPT = 4  # with so many candidates left, there is no new search
+STALE_AFTER = 32  # tokens after which there is a new search in any case
 
 INDEXES = 2
 KIND_SHARED, KIND_OWN, KIND_SELF, KIND_ALIGNED = 0, 1, 2, 3
@@ -67,10 +66,9 @@ _SIBLINGS = 64  # responses whose rewards are compared
 _STEPS = 12  # positions looked at in one chain
 
 kernel = njit(cache=True, nogil=True, error_model="numpy")
-# Counting references to every array that is passed takes more time than the work on it, and what
-# makes no array needs no count.
+# No reference counting, which takes longer than the work; these functions create no arrays.
 inner = njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
-# Passing a record of arrays takes longer than the work on one position.
+# Inlined: passing a tuple of arrays takes longer than the work on one position.
 inlined = njit(cache=True, nogil=True, error_model="numpy", _nrt=False, forceinline=True)
 
 
@@ -87,7 +85,7 @@ def _mixed(value):
 
 @inner
 def _key(state, prompt, itself, level):
-    """The key of a suffix's chain; `state` is the hash of its tokens."""
+    """Return the key of a suffix's chain; `state` is the hash of the suffix."""
     value = state + np.uint64(level + 1) * np.uint64(0xD6E8FEB86659FD93)
     if SCOPES[level] == OF_THE_PROMPT:
         value ^= np.uint64(prompt)
@@ -98,13 +96,13 @@ def _key(state, prompt, itself, level):
 
 @inner
 def _bucket(key, heads):
-    """The place in `heads` at which the chain begins."""
+    """Return the place in `heads` at which the chain begins."""
     return np.int64(key & np.uint64(heads.shape[1] - 1))
 
 
 @inner
 def itself(prompt, sample, noise_epoch):
-    """The key of a response and those that share its prompt, sample and noise."""
+    """Return the key of the responses with this prompt, sample and noise."""
     value = _mixed(np.uint64(prompt) + _mixed(np.uint64(sample + 1)))
     return _mixed(value + np.uint64(noise_epoch + 2))
 
@@ -114,7 +112,7 @@ def itself(prompt, sample, noise_epoch):
 
 @inner
 def begin(arrays, prompt, tail_length, sample, noise_epoch):
-    """Enter a response; its first `tail_length` tokens are its prompt's last ones."""
+    """Add a response; its first `tail_length` tokens will be its prompt's last ones."""
     header, records = arrays.header, arrays.records
     response = header[NEXT_RESPONSE]
     slot = response % records.shape[0]
@@ -141,7 +139,7 @@ def begin(arrays, prompt, tail_length, sample, noise_epoch):
 def append_many(arrays, responses, tokens, offsets):
     """Append tokens[offsets[i]:offsets[i + 1]] to response i, for all i.
 
-    First all are stored, then all are chained: so their memory is waited for together.
+    All tokens are stored before any is chained, so that prefetches overlap.
     """
     buckets = np.empty((offsets[-1] + 1, NUM_LEVELS), np.int64)
     positions = np.empty(offsets[-1] + 1, np.int64)
@@ -155,7 +153,7 @@ def append_many(arrays, responses, tokens, offsets):
 
 @inner
 def _append(arrays, response, tokens, start, stop, buckets, positions, stored):
-    """Store tokens; enter their positions from `stored` on, and return how many there are now."""
+    """Store tokens and write their positions and buckets from `stored` on; return the new count."""
     words, records = arrays.words, arrays.records
     slot = response % records.shape[0]
     if records[slot, OF_RESPONSE] != response:
@@ -188,7 +186,7 @@ def _append(arrays, response, tokens, start, stop, buckets, positions, stored):
 
 @inner
 def _allocate(arrays, response, previous):
-    """Take the oldest block for the continuation of `previous` (0: of nothing)."""
+    """Allocate the oldest block as the continuation of block `previous` (0: none)."""
     header, words = arrays.header, arrays.words
     number = header[NEXT_BLOCK]
     base = _base(arrays, number)
@@ -207,7 +205,7 @@ def _allocate(arrays, response, previous):
 
 @inlined
 def _choose(arrays, prompt, own, number, base, word, is_prompt, buckets):
-    """Enter the buckets of the suffixes that end with this token of a block; -1: none."""
+    """Write the buckets of the suffixes that end with this token, by level; -1: none."""
     words = arrays.words
     buckets[:] = -1
     state = np.uint64(0)
@@ -239,7 +237,7 @@ def _chain(arrays, position, buckets):
 
 @kernel
 def finish(arrays, response, reward):
-    """Close a response; weigh the prompt's responses by how their rewards compare."""
+    """Finish a response; set the merits of the prompt's responses by comparing their rewards."""
     records, rewards = arrays.records, arrays.rewards
     slot = response % records.shape[0]
     if records[slot, OF_RESPONSE] != response:
@@ -275,17 +273,13 @@ def finish(arrays, response, reward):
 
 
 class Text(NamedTuple):
-    """The blocks of an index as they are when a reader begins."""
+    """The valid blocks of an index when a reader begins."""
 
     words: np.ndarray
-    places: int
-    """Blocks there is room for."""
-    first: int
-    """The oldest block that is there."""
-    end: int
-    """The number after the newest one's."""
-    lap: int
-    """The newest block that lies in place 0."""
+    places: int  # number of slots for blocks
+    first: int  # number of the oldest valid block
+    end: int  # number of the newest block plus 1
+    lap: int  # number of the newest block in slot 0
 
 
 @inner
@@ -302,20 +296,20 @@ def _is_there(text, number):
 
 @inlined
 def _start(text, number):
-    """The first word of a block that is there."""
+    """Return the index in `words` of a valid block's first word."""
     place = number - text.lap
     return (place if place >= 0 else place + text.places) * BLOCK_WORDS
 
 
 @inlined
 def _place(text, position):
-    """The word that a position of a block that is there stands for."""
+    """Return the index in `words` of a position in a valid block."""
     return _start(text, position // BLOCK_WORDS) + position % BLOCK_WORDS
 
 
 @inlined
 def _restored(text, low):
-    """The position of which a table holds the low 32 bits; 0: it is not there any more."""
+    """Return the position whose low 32 bits a table holds; 0: it is not valid any more."""
     end = text.end * BLOCK_WORDS
     position = end - ((end - np.int64(low)) & _LOW)
     is_there = low != 0 and text.first * BLOCK_WORDS <= position < end
@@ -324,7 +318,7 @@ def _restored(text, low):
 
 @inner
 def _next(text, number):
-    """The number of the block after one that is there; 0: none."""
+    """Return the number of the block that continues a valid one; 0: none."""
     following = np.int64(text.words[_start(text, number) + NEXT])
     if following <= number or following >= text.end:
         return np.int64(0)
@@ -333,7 +327,7 @@ def _next(text, number):
 
 @inlined
 def _copy_after(text, position, out, most):
-    """Copy at most so many of the tokens after a position that is there; return their number."""
+    """Copy at most `most` tokens that follow a valid position; return how many were copied."""
     words, most = text.words, min(most, out.shape[0])
     number, word = position // BLOCK_WORDS, position % BLOCK_WORDS + 1
     copied = 0
@@ -352,7 +346,7 @@ def _copy_after(text, position, out, most):
 
 @inner
 def _moved(text, position, steps):
-    """The position so many tokens after one that is there; 0: the text ends before."""
+    """Return the position `steps` tokens after a valid one; 0: the text ends before that."""
     number, word = position // BLOCK_WORDS, position % BLOCK_WORDS
     while word + steps >= BLOCK_WORDS:
         steps -= BLOCK_WORDS - word
@@ -366,7 +360,7 @@ def _moved(text, position, steps):
 
 @inner
 def _agreement(text, position, recent, most):
-    """How many tokens up to a position that is there equal the end of `recent`."""
+    """Count the tokens up to a valid position that equal the end of `recent`, at most `most`."""
     words = text.words
     number, word = position // BLOCK_WORDS, position % BLOCK_WORDS
     base = _start(text, number)
@@ -386,7 +380,7 @@ def _agreement(text, position, recent, most):
 
 @inner
 def _followed(text, position, recent, came):
-    """The position `came` tokens on, if they are the last ones of `recent`; otherwise 0."""
+    """Return the position `came` tokens on, if these equal the last ones of `recent`; else 0."""
     moved = _moved(text, position, came)
     if moved != 0 and _agreement(text, moved, recent, came) == came:
         return moved
@@ -395,10 +389,10 @@ def _followed(text, position, recent, came):
 
 @inner
 def align(arrays, prompt, sample, noise_epoch, length, at):
-    """Fill `at` with the newest finished responses that share prompt, sample and noise.
+    """Fill `at` with positions in the newest finished responses of this prompt, sample and noise.
 
-    What is entered is the position of the token before token number `length` of the response.
-    Returns how many there are.
+    Each is the position of the token before the response's token number `length`, from 0. Returns
+    their number.
     """
     records, text = arrays.records, _text(arrays)
     count = 0
@@ -424,42 +418,46 @@ def align(arrays, prompt, sample, noise_epoch, length, at):
 
 
 class Work(NamedTuple):
-    """Memory to search in, for n sequences."""
+    """Scratch memory of a search for n sequences."""
 
     keys: np.ndarray
-    """uint64 [n, NUM_LEVELS]: of the suffixes of those that are searched anew."""
+    """uint64 [n, NUM_LEVELS]: of the suffixes of the sequences in `rows`."""
     rows: np.ndarray
-    """int64 [n]: the sequences that are."""
+    """int64 [n]: the sequences for which there is a new search."""
     limits: np.ndarray
-    """int64 [n]: candidates they may have after this level ..."""
+    """int64 [n]: most candidates of a sequence after this level."""
     most: np.ndarray
-    """int64 [n]: ... and after this chain."""
+    """int64 [n]: most candidates of a sequence after this chain."""
     sequence: np.ndarray
-    """int64 [n]: sequences whose chain goes on ..."""
+    """int64 [n]: sequences whose chain is being followed."""
     at: np.ndarray
-    """int64 [n]: ... and where."""
+    """int64 [n]: the next position in each of these chains."""
 
 
 @inner
 def collect(live, history, contexts, candidates, handles, most, texts, work):
-    """Bring the candidates of these sequences up to date and copy out what follows them.
+    """Update the candidates of these sequences and copy the tokens that follow them.
 
     Sequence i has row i of `texts`. Each pass goes over all sequences and prefetches what the next
-    pass reads, so that memory is waited for once, not once for each sequence.
+    pass reads, so that memory latency is paid once instead of once per sequence.
     """
-    # What is there is read once: a block is there throughout, or not at all.
+    # The counters are read once, so that a block is valid during all passes or in none.
     first, second = _text(live), _text(history)
-    _ask(first, 0, candidates, handles, most)
-    _ask(second, 1, candidates, handles, most)
+    _prefetch_blocks(first, 0, candidates, handles, most)
+    _prefetch_blocks(second, 1, candidates, handles, most)
     _advance(first, 0, contexts, candidates, handles, most)
     _advance(second, 1, contexts, candidates, handles, most)
     count = _keep(contexts, candidates, handles, most, work)
     _hash_all(live, history, contexts, handles, work, count)
     for level in range(NUM_LEVELS):
-        walking = _enter(live, first, level, INDEXES, contexts, candidates, handles, work, count)
-        _climb(live, first, 0, level, contexts, candidates, handles, work, walking)
-        walking = _enter(history, second, level, 1, contexts, candidates, handles, work, count)
-        _climb(history, second, 1, level, contexts, candidates, handles, work, walking)
+        walking = _begin_chains(
+            live, first, level, INDEXES, contexts, candidates, handles, work, count
+        )
+        _follow_chains(live, first, 0, level, contexts, candidates, handles, work, walking)
+        walking = _begin_chains(
+            history, second, level, 1, contexts, candidates, handles, work, count
+        )
+        _follow_chains(history, second, 1, level, contexts, candidates, handles, work, walking)
     for j in range(count):
         handle = handles[work.rows[j]]
         candidates.needed[handle] = min(KEPT, max(candidates.found[handle], 1))
@@ -469,8 +467,8 @@ def collect(live, history, contexts, candidates, handles, most, texts, work):
 
 
 @inner
-def _ask(text, source, candidates, handles, most):
-    """Ask for the blocks of the candidates; drop those that are not there any more."""
+def _prefetch_blocks(text, source, candidates, handles, most):
+    """Prefetch the blocks of the candidates; drop candidates whose block is not valid any more."""
     for i in range(handles.shape[0]):
         at, sources = candidates.at[handles[i]], candidates.sources[handles[i]]
         for slot in range(PLACES):
@@ -484,7 +482,7 @@ def _ask(text, source, candidates, handles, most):
 
 @inner
 def _advance(text, source, contexts, candidates, handles, most):
-    """Move candidates past the tokens that came; those that said otherwise are dropped."""
+    """Move candidates past the new tokens; drop those found by suffix that predicted others."""
     for i in range(handles.shape[0]):
         handle = handles[i]
         at, sources = candidates.at[handle], candidates.sources[handle]
@@ -506,10 +504,8 @@ def _advance(text, source, contexts, candidates, handles, most):
 
 @inner
 def _keep(contexts, candidates, handles, most, work):
-    """Close the gaps that dropped candidates left; return how many sequences have too few left.
-
-    Those are entered, and begin anew.
-    """
+    """Close the gaps of dropped candidates. Sequences with too few left are cleared for a new
+    search and written to `work.rows`; return their number."""
     count = 0
     for i in range(handles.shape[0]):
         handle = handles[i]
@@ -540,7 +536,7 @@ def _keep(contexts, candidates, handles, most, work):
 
 @inner
 def _hash_all(live, history, contexts, handles, work, count):
-    """Fill in the keys of those that are searched, and ask for where their chains begin."""
+    """Compute the keys of the sequences to search for, and prefetch the heads of their chains."""
     for j in range(count):
         keys = work.keys[j]
         _hash(contexts, handles[work.rows[j]], keys)
@@ -551,7 +547,7 @@ def _hash_all(live, history, contexts, handles, work, count):
 
 @inlined
 def _hash(contexts, handle, keys):
-    """Fill in the keys of the sequence's suffixes."""
+    """Compute the keys of the sequence's suffixes, by level."""
     state = np.uint64(0)
     for length in range(1, min(LONGEST_LEVEL, contexts.known[handle]) + 1):
         state = _mixed(state ^ np.uint64(contexts.recent[handle, MEMORY - length] + 1))
@@ -561,10 +557,10 @@ def _hash(contexts, handle, keys):
 
 
 @inner
-def _enter(arrays, text, level, parts, contexts, candidates, handles, work, count):
-    """Choose the sequences whose chain is followed, and where it begins; return how many they are.
+def _begin_chains(arrays, text, level, parts, contexts, candidates, handles, work, count):
+    """Choose the sequences whose chain is followed, and its first position; return their number.
 
-    Indexes, of which so many still come at this level, share the free places of a sequence.
+    The free places of a sequence are shared by the `parts` indexes still to come at this level.
     """
     walking = 0
     for j in range(count):
@@ -577,7 +573,7 @@ def _enter(arrays, text, level, parts, contexts, candidates, handles, work, coun
             low = arrays.heads[level, _bucket(work.keys[j, level], arrays.heads)]
             position = _restored(text, low)
             if position != 0:
-                _ask_for(arrays, text, level, position)
+                _prefetch_position(arrays, text, level, position)
                 work.sequence[walking], work.at[walking] = i, position
                 work.most[i] = found + (FOUND - found + parts - 1) // parts
                 walking += 1
@@ -585,8 +581,8 @@ def _enter(arrays, text, level, parts, contexts, candidates, handles, work, coun
 
 
 @inlined
-def _ask_for(arrays, text, level, position):
-    """Ask for what is read of a position in a chain."""
+def _prefetch_position(arrays, text, level, position):
+    """Prefetch all that is read for a position in a chain."""
     place = _place(text, position)
     prefetch(arrays.links, level * text.words.shape[0] + place)
     prefetch(text.words, place)
@@ -594,25 +590,25 @@ def _ask_for(arrays, text, level, position):
 
 
 @inner
-def _climb(arrays, text, source, level, contexts, candidates, handles, work, walking):
-    """Follow chains, all by a step at a time, and make candidates of the positions in them."""
+def _follow_chains(arrays, text, source, level, contexts, candidates, handles, work, walking):
+    """Follow all chains, one step of each at a time, and add the positions as candidates."""
     for _ in range(_STEPS):
         going = 0
         for j in range(walking):
             i, position = work.sequence[j], work.at[j]
             handle = handles[i]
             following = _restored(text, arrays.links[level, _place(text, position)])
-            _try(arrays, text, source, level, position, contexts, candidates, handle)
+            _add_candidate(arrays, text, source, level, position, contexts, candidates, handle)
             if following != 0 and candidates.found[handle] < work.most[i]:
-                _ask_for(arrays, text, level, following)
+                _prefetch_position(arrays, text, level, following)
                 work.sequence[going], work.at[going] = i, following
                 going += 1
         walking = going
 
 
 @inlined
-def _try(arrays, text, source, level, position, contexts, candidates, handle):
-    """Make a candidate of a position if the suffix ends there and something new follows it."""
+def _add_candidate(arrays, text, source, level, position, contexts, candidates, handle):
+    """Add a position as a candidate if the suffix ends there, text follows, and it is new."""
     most = min(LONGEST_MATCH, contexts.known[handle])
     matched = _agreement(text, position, contexts.recent[handle], most)
     if matched < LEVELS[level] or _moved(text, position, 1) == 0:
@@ -635,7 +631,7 @@ def _try(arrays, text, source, level, position, contexts, candidates, handle):
 
 @inlined
 def _kind(record, contexts, handle):
-    """Whether text is of another prompt, of the prompt, or of the sequence itself."""
+    """Return the origin of a text: another prompt, the prompt, or the sequence itself."""
     if record[OF_PROMPT] != contexts.prompt[handle]:
         return KIND_SHARED
     is_same = record[OF_SAMPLE] == contexts.sample[handle]
@@ -646,7 +642,7 @@ def _kind(record, contexts, handle):
 
 @inner
 def _copy(text, source, candidates, handles, most, texts):
-    """Copy out what follows the candidates."""
+    """Copy the tokens that follow the candidates."""
     for i in range(handles.shape[0]):
         handle = handles[i]
         for slot in range(PLACES):
@@ -660,7 +656,7 @@ def _copy(text, source, candidates, handles, most, texts):
 
 @inner
 def remember(contexts, handles, tokens, offsets):
-    """Append tokens[offsets[i]:offsets[i + 1]] to what is remembered of sequence i, for all i."""
+    """Append tokens[offsets[i]:offsets[i + 1]] to the recent tokens of handles[i], for all i."""
     for i in range(handles.shape[0]):
         handle, came = handles[i], offsets[i + 1] - offsets[i]
         recent = contexts.recent[handle]

@@ -1,9 +1,9 @@
-"""Drafts for running sequences, found in one or more indexes.
+"""Finds drafts for running sequences in the live and the history index.
 
-In each index a sequence has candidates: texts whose last tokens are the sequence's own (longest
-suffixes first, newest text first, see `kernels.LEVELS`), and texts of the same prompt, sample and
-noise at the same position. They are kept from one iteration to the next as long as enough of them
-said what came.
+In each index a sequence has candidates: positions where the preceding tokens equal the sequence's
+last ones (longest suffixes first, newest text first, see `kernels.LEVELS`), and the same position
+in responses with the same prompt, sample and noise. Candidates that predicted the next tokens are
+kept; when too few are left, the indexes are searched again.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _RANKINGS = {
     "frequency": build_draft.BY_FREQUENCY,
     "combined": build_draft.BY_BOTH,
 }
-_NEARNESS = (1.0, 2.0, 2.0, 2.0)  # by kind: another prompt's text, the prompt's, its own, aligned
+_NEARNESS = (1.0, 2.0, 2.0, 2.0)  # by origin: another prompt, the prompt, the sequence, aligned
 
 
 class Contexts(NamedTuple):
-    """What is known of each sequence, by handle."""
+    """The context of each sequence, by handle."""
 
     recent: np.ndarray
-    """int32 [H, MEMORY]: the last tokens, the last of all at the end."""
+    """int32 [H, MEMORY]: its last tokens, the newest at the end."""
     known: np.ndarray
-    """int64 [H]: how many of them are tokens."""
+    """int64 [H]: how many entries of `recent`, from the end, are tokens."""
     length: np.ndarray
     """int64 [H]: tokens of the response."""
     prompt: np.ndarray
@@ -42,34 +42,34 @@ class Contexts(NamedTuple):
     noise: np.ndarray
     """int64 [H]: epoch of its noise."""
     itself: np.ndarray
-    """uint64 [H]: stands for prompt, sample and noise together."""
+    """uint64 [H]: key of prompt, sample and noise together."""
 
 
 class Candidates(NamedTuple):
-    """The candidates of each sequence, by handle: found ones, then aligned ones."""
+    """The candidates of each sequence, by handle: those found by suffix, then aligned ones."""
 
     at: np.ndarray
-    """int64 [H, PLACES]: position of the token that stands for the sequence's last; 0: none."""
+    """int64 [H, PLACES]: position that corresponds to the sequence's last token; 0: none."""
     sources: np.ndarray
-    """int32 [H, PLACES]: number of the index it is in."""
+    """int32 [H, PLACES]: number of the candidate's index."""
     matched: np.ndarray
-    """int32 [H, PLACES]: tokens up to there that agree."""
+    """int32 [H, PLACES]: number of matching tokens, up to `at`."""
     kinds: np.ndarray
-    """int32 [H, PLACES], see `control`."""
+    """int32 [H, PLACES]: origins, see `kernels`."""
     merits: np.ndarray
-    """float32 [H, PLACES]."""
+    """float32 [H, PLACES]: weights by reward."""
     found: np.ndarray
-    """int64 [H]: how many there are in front."""
+    """int64 [H]: number of candidates found by suffix."""
     needed: np.ndarray
-    """int64 [H]: with fewer than that they are searched anew."""
+    """int64 [H]: the indexes are searched again when `found` is below this."""
     seen: np.ndarray
-    """int64 [H]: length of the response at which this was true."""
+    """int64 [H]: length of the response at which the candidates were last updated."""
     age: np.ndarray
-    """int64 [H]: tokens that came since the search."""
+    """int64 [H]: tokens since the last search."""
 
 
 class Search:
-    """Proposals for sequences of one engine, at most `max_sequences` at a time.
+    """Makes proposals for the sequences of one engine, at most `max_sequences` at a time.
 
     `rates` float32 [NUM_CLASSES] is read at every proposal; its owner may change it in place.
     """
@@ -110,9 +110,9 @@ class Search:
     def begin(
         self, prompt_ids: Sequence[int], tokens: Sequence[int], *, sample: int, noise_epoch: int
     ) -> int:
-        """Add a sequence; `tokens` are those of its response that exist already.
+        """Add a sequence whose response has `tokens` so far.
 
-        Returns a handle: a small number, used again after `end`.
+        Returns a handle: a small number, reused after `end`.
         """
         handle = self._free.pop()
         key = prompt_key(prompt_ids)
@@ -137,7 +137,7 @@ class Search:
         return handle
 
     def _align(self, handle: int, length: int) -> None:
-        """Enter responses of the same prompt, sample and noise, at this length."""
+        """Add aligned candidates: the same length in responses of this prompt, sample and noise."""
         contexts, candidates = self._contexts, self._candidates
         place = kernels.FOUND
         for source, arrays in enumerate(self._indexes):
@@ -156,10 +156,10 @@ class Search:
         kernels.remember(self._contexts, handles, tokens, offsets)
 
     def propose(self, handles: np.ndarray, most: np.ndarray, states: np.ndarray) -> Proposals:
-        """Draft at most most[i] tokens (and `max_draft`) for handles[i], for all i.
+        """Draft at most most[i] and `max_draft` tokens for handles[i], for all i.
 
-        `states`: those of the sequences, see `control`. All three are int64 [n].
-        The result is new memory. A sequence of which most is 0 costs nothing.
+        `states`: of the sequences, see `control`. All three are int64 [n]. The result is newly
+        allocated. Sequences with most[i] = 0 cost nothing.
         """
         n, width = len(handles), self._max_draft
         proposals = Proposals(
@@ -181,15 +181,15 @@ class Search:
 
 
 def _weights() -> np.ndarray:
-    """Votes by kind and matched length, float32 [NUM_KINDS, LONGEST_MATCH + 1].
+    """Return the votes by origin and matched length, float32 [NUM_KINDS, LONGEST_MATCH + 1].
 
-    Twice as many for each token and a half, up to 16, and more the nearer the text is to the
-    sequence (chosen by replay of recorded rollouts, `benchmarks/drafter.py`).
+    They double for every 1.5 matched tokens, up to 16 tokens, and are higher for text of the same
+    prompt (chosen by replay of recorded rollouts, `benchmarks/drafter.py`).
     """
     matched = np.minimum(np.arange(kernels.LONGEST_MATCH + 1), 16)
     return np.outer(_NEARNESS, 2.0 ** (matched / 1.5)).astype(np.float32)
 
 
 def _zeros(shape: int | tuple[int, ...], types: str) -> Iterator[np.ndarray]:
-    """An array of each of these NumPy types, all of one shape."""
+    """Yield an array of zeros of this shape for each NumPy type in `types`."""
     return (np.zeros(shape, each) for each in types.split())

@@ -176,7 +176,7 @@ def _options(pool, path, parent, probability, state, ranking, is_tree, rates):
             liked += vote * merit
         score = {"reward": liked / votes, "frequency": votes, "combined": liked}[ranking]
         scored.append((score, token, max(kind for kind, *_ in voters)))
-    total = sum((score for score, *_ in scored), np.float32(build_draft.NOBODY))
+    total = sum((score for score, *_ in scored), np.float32(build_draft.UNCAST))
     judged = []
     for score, token, kind in scored:
         its_class = build_draft.class_of(score / total, state, kind)

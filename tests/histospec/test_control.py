@@ -77,7 +77,7 @@ def test_states(happened, state):
     model = Acceptance(1)
     for one in happened:
         if one is None:
-            model.went_on(HANDLE)
+            model.observe_undrafted(HANDLE)
         elif one == "another":
             model.begin(0)
         else:
