@@ -1,4 +1,4 @@
-"""Makes a coordinator's plan and schedule of a configuration; resolves names of rules."""
+"""Builds the coordinator's plan and schedule from a configuration; resolves the names of rules."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from rhymeflow.utils.user_modules import imported
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 FILTERED_BATCHES = 4
-"""Batches' worth of groups that may be filtered between two steps; further ones pass."""
+"""Most groups that are filtered between two steps, in batches; further ones are kept."""
 STUCK_GROUPS = 1
 """A batch is stuck if at most this many of its groups are missing."""
 RETRIES = 2
-"""How often `schedule.on_stuck: retry` retries a prompt; then the learner waits for it."""
+"""Most retries of a prompt with `schedule.on_stuck: retry`; then the learner waits for it."""
 
 
 def plan(config: Config) -> Plan:
-    """The size of the run and the parameters of the protocol."""
+    """Return the size of the run and the parameters of the protocol."""
     rules, groups_per_batch = rules_in_force(config), config.learner.groups_per_batch
     assert rules.batch_order is not None
     assert rules.accumulate_early is not None
-    every = {HELD_OUT: config.run.eval_steps} | {s.name: s.steps for s in config.eval.suites}
+    eval_steps = {HELD_OUT: config.run.eval_steps} | {s.name: s.steps for s in config.eval.suites}
     return Plan(
         num_batches=config.learner.max_steps,
         groups_per_batch=groups_per_batch,
@@ -44,7 +44,7 @@ def plan(config: Config) -> Plan:
         max_staleness=rules.bound,
         batch_order=rules.batch_order,
         accumulate_early=rules.accumulate_early,
-        eval_steps={suite.name: every[suite.name] for suite in of_run(config)},
+        eval_steps={suite.name: eval_steps[suite.name] for suite in of_run(config)},
         extra_groups=rules.extra_groups,
         extra_generations=rules.extra_generations,
         filter_zero_variance=rules.filter_zero_variance,
@@ -56,10 +56,10 @@ def plan(config: Config) -> Plan:
 
 
 def schedule(config: Config) -> Schedule:
-    """The rules of the run: those of the named bundle, except for the ones that were replaced.
+    """Return the rules of the run: the named bundle's, except those that `schedule` replaces.
 
     Raises:
-        UserError: a rule or the cost model cannot be had, or all advantages would be 0.
+        UserError: a rule or the cost model is not found, or all advantages would be 0.
     """
     if config.rollout.temperature == 0 and config.learner.is_used:
         raise UserError(
@@ -72,13 +72,13 @@ def schedule(config: Config) -> Schedule:
     groups = config.learner.groups_per_batch + chosen.extra_groups
     return Schedule(
         admission=bundle.admission,
-        routing=_piece("routing", chosen.routing, ROUTING, "view"),
-        sync=_piece("sync", chosen.sync, SYNC, "instance, view"),
+        routing=_rule("routing", chosen.routing, ROUTING, "view"),
+        sync=_rule("sync", chosen.sync, SYNC, "instance, view"),
         on_pull=chosen.on_pull,
-        migration=_piece("migration", chosen.migration, MIGRATION, "view"),
+        migration=_rule("migration", chosen.migration, MIGRATION, "view"),
         max_inflight_groups=max(1, math.ceil(chosen.max_inflight_batches * groups)),
         settings=Settings(
-            # Strategies weigh decoding only, which is the same however many devices train.
+            # Strategies use only decoding costs, which do not depend on the training devices.
             cost=profiles.load(chosen.cost_model).cost(train_devices=1),
             group_size=config.rollout.num_generations + chosen.extra_generations,
             throughput_ratio=bundle.throughput_ratio,
@@ -89,11 +89,11 @@ def schedule(config: Config) -> Schedule:
 
 
 def with_cost_model(config: Config) -> Config:
-    """The configuration with a cost model for a simulation: the given one, or if the default is of
-    another model the shipped profile of its model, GPUs and instances.
+    """Return the configuration with a cost model: the one it names, or else the shipped profile for
+    its model, GPUs and instances (the default one is for recipes' demo models).
 
     Raises:
-        UserError: there is no such profile.
+        UserError: no shipped profile fits.
     """
     given, name = config.schedule.cost_model, config.model.name
     is_given = config.simulation.profile or given != type(config.schedule)().cost_model
@@ -113,10 +113,10 @@ def with_cost_model(config: Config) -> Config:
 
 
 def rules_in_force(config: Config) -> ScheduleConfig:
-    """Section `schedule` with each `None` replaced by what its schedule has."""
+    """Return section `schedule` with each `None` replaced by its schedule's value."""
     chosen, bundle = config.schedule, SCHEDULES[config.schedule.name]
     needs_whole_batch = bool(config.learner.needs_whole_batch) or config.simulation.colocated
-    own = {
+    defaults = {
         "max_staleness": chosen.bound,
         "routing": _name(bundle.routing, ROUTING),
         "sync": _name(bundle.sync, SYNC),
@@ -126,7 +126,7 @@ def rules_in_force(config: Config) -> ScheduleConfig:
         "batch_order": bundle.batch_order,
         "accumulate_early": bundle.accumulate_early and not needs_whole_batch,
     }
-    missing = {name: value for name, value in own.items() if getattr(chosen, name) is None}
+    missing = {name: value for name, value in defaults.items() if getattr(chosen, name) is None}
     return chosen.model_copy(update=missing)
 
 
@@ -134,8 +134,12 @@ def _name(rule: Callable[..., Any], known: Mapping[str, Rule]) -> str:
     return next(name for name, each in known.items() if each is rule)
 
 
-def _piece(field: str, given: str | None, known: Mapping[str, Rule], arguments: str) -> Rule:
-    """The rule of this name, or the user's function, which has to take these arguments."""
+def _rule(field: str, given: str | None, known: Mapping[str, Rule], arguments: str) -> Rule:
+    """Return the rule of this name, or the user's function, which must take these arguments.
+
+    Raises:
+        UserError: there is no such rule, or the function cannot be used as one.
+    """
     assert given is not None
     if given in known:
         return known[given]
@@ -147,19 +151,19 @@ def _piece(field: str, given: str | None, known: Mapping[str, Rule], arguments: 
         )
     where = f"{where}: {given}"
     function = imported(given, where)
-    if _is_pythons_own(function):
+    if _is_standard_library(function):
         raise UserError(f"{where}: comes with Python, and is no rule")
     try:
         inspect.signature(function).bind(*arguments.split(", "))
     except TypeError as error:
         raise UserError(f"{where}: cannot be called as f({arguments}): {error}") from None
-    except ValueError:  # some built-ins do not tell what they take
+    except ValueError:  # some built-ins have no signature
         raise UserError(f"{where}: does not say that it takes ({arguments})") from None
     return function  # type: ignore[return-value]
 
 
-def _is_pythons_own(function: Callable[..., Any]) -> bool:
-    """Whether it is in the standard library, as `os.system`, which takes one argument too."""
+def _is_standard_library(function: Callable[..., Any]) -> bool:
+    """Whether a function, like `os.system`, is Python's and not a rule that the user wrote."""
     if not (inspect.isroutine(function) or inspect.isclass(function)):
         return False  # a `partial` of the user's function
     return (function.__module__ or "").partition(".")[0] in sys.stdlib_module_names

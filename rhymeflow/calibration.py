@@ -1,7 +1,7 @@
-"""The cost model of a machine, fitted to the log of a run on it.
+"""Fits a machine's cost model to the log of a run on it.
 
-Decoding is timed between two snapshots of an instance, less what it prefilled meanwhile; training
-by the steps of `metrics.jsonl`. Each fourth timing is held out from the fits.
+Decoding is timed between two snapshots of an instance, less the seconds of prefill between them;
+training is timed by the steps of `metrics.jsonl`. Every fourth timing is held out from the fits.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from rhymeflow.store.previous_run import config_in_force, store_of
 from rhymeflow.store.reader import TrajectoryReader
 
 PUBLISHED_ERROR = 0.105
-"""Mean error of the cost model as StaleFlow's authors report it."""
+"""Mean relative error of the cost model that StaleFlow's authors report."""
 LEAST_SECONDS = 0.1
-"""Of a timing: snapshots are timed when the controller reads them, some hundredths late."""
+"""Shortest timing: the controller stamps snapshots when it reads them, some hundredths late."""
 CALM = 0.8
-"""Of those that ran at most, so many ran at least in a calm stretch."""
+"""Least ratio of the smaller to the larger number of running trajectories in a calm stretch."""
 LEAST_TIMINGS = 8
 HELD_OUT = 4
-"""Of so many timings one is held out."""
+"""One timing in this many is held out."""
 COMPUTED = "packing/computed_share"
 _KINKS = 128
-"""Places of the kink that are tried, and again around the best of them."""
+"""Kinks that are tried, in each of two rounds."""
 
 
 # -- fits ------------------------------------------------------------------------------------------
 
 
 class Stretch(NamedTuple):
-    """A time in which an instance always had something to decode, and its weights stayed."""
+    """A time in which an instance decoded without a break under one version."""
 
-    seconds: float
+    seconds: float  # without prefill
     iterations: float
-    n: float  # trajectories that ran, on average
-    kv_tokens: float
+    n: float  # mean number of running trajectories
+    kv_tokens: float  # mean
     is_calm: bool
-    """Whether nothing was prefilled, and about as many ran all the time."""
+    """Whether nothing was prefilled, and the number of running trajectories hardly changed."""
 
 
 class DecodeFit(NamedTuple):
@@ -67,26 +67,25 @@ class DecodeFit(NamedTuple):
     c: float
     k4: float
 
-    def seconds(self, of: Stretch) -> float:
-        """What it takes by this fit."""
-        each = self.k1 * of.kv_tokens + max(self.k2, self.k3 * of.n + self.c) + self.k4
-        return of.iterations * each
+    def seconds(self, stretch: Stretch) -> float:
+        """Return the predicted seconds of a stretch."""
+        floor = max(self.k2, self.k3 * stretch.n + self.c)
+        return stretch.iterations * (self.k1 * stretch.kv_tokens + floor + self.k4)
 
 
 class Errors(NamedTuple):
-    """Relative errors of a fit, as shares of what was measured."""
+    """Errors of a fit, relative to the measured seconds."""
 
     mean: float
     worst: float
 
 
 def fit_decode(stretches: Sequence[Stretch]) -> DecodeFit:
-    """Fit what iterations cost.
+    """Fit the coefficients of an iteration.
 
-    With the kink at m the floor is k2 = k3 m + c, so the whole is linear in (k1, k3, c): k1 K + k3
-    max(n, m) + c. Kinks from 0 to the largest n are tried, then kinks between the neighbours of the
-    best, and the one that fits best is taken. k4 cannot be separated from k2 and c together, and is
-    0.
+    With the kink at m the floor is k2 = k3 m + c, so the seconds are linear in (k1, k3, c): k1 K +
+    k3 max(n, m) + c. Kinks from 0 to the largest n are tried, then kinks between the neighbours of
+    the best one. k4 cannot be separated from k2 and c, and is 0.
     """
     columns = (np.array(column, float) for column in zip(*stretches, strict=True))
     seconds, iterations, n, kv_tokens, _ = columns
@@ -95,8 +94,8 @@ def fit_decode(stretches: Sequence[Stretch]) -> DecodeFit:
     for _ in range(2):
         kinks, step = np.linspace(low, high, _KINKS, retstep=True)
         for kink in map(float, kinks):
-            each = np.stack([kv_tokens, np.maximum(n, kink), np.ones_like(n)], axis=1)
-            (k1, k3, c), loss = nonnegative(iterations[:, None] * each, seconds)
+            terms = np.stack([kv_tokens, np.maximum(n, kink), np.ones_like(n)], axis=1)
+            (k1, k3, c), loss = nonnegative(iterations[:, None] * terms, seconds)
             if loss < best_loss * (1 - 1e-9):
                 best_kink, best_loss = kink, loss
                 best = DecodeFit(k1=k1, k2=k3 * kink + c, k3=k3, c=c, k4=0.0)
@@ -105,11 +104,11 @@ def fit_decode(stretches: Sequence[Stretch]) -> DecodeFit:
 
 
 def nonnegative(columns: np.ndarray, seconds: np.ndarray) -> tuple[list[float], float]:
-    """Coefficients, none below 0, of the columns [P, C] for seconds [P], and the loss: the mean of
-    the squared relative errors, so that short timings count as much as long ones.
+    """Fit nonnegative coefficients of the columns [P, C] to seconds [P]; return them and the loss,
+    the mean squared relative error, by which short timings count as much as long ones.
 
-    The best coefficients are the unbounded ones of those columns that they do not set to 0: with
-    at most a handful of columns all choices can be tried.
+    The best coefficients solve the unbounded problem for the columns that they do not set to 0, so
+    all subsets of the few columns are tried.
     """
     assert (seconds > 0).all(), "a timing of 0"
     relative = columns / seconds[:, None]
@@ -120,19 +119,19 @@ def nonnegative(columns: np.ndarray, seconds: np.ndarray) -> tuple[list[float], 
     best, best_loss = [0.0] * num_columns, 1.0
     for size in range(1, num_columns + 1):
         for chosen in combinations(range(num_columns), size):
-            some = relative[:, chosen]
-            found = np.linalg.lstsq(some, np.ones(len(some)), rcond=None)[0]
-            loss = float(((some @ found - 1) ** 2).mean())
-            if (found >= 0).all() and loss < best_loss * (1 - 1e-9):
+            subset = relative[:, chosen]
+            solution = np.linalg.lstsq(subset, np.ones(len(subset)), rcond=None)[0]
+            loss = float(((subset @ solution - 1) ** 2).mean())
+            if (solution >= 0).all() and loss < best_loss * (1 - 1e-9):
                 best_loss = loss
                 best = [0.0] * num_columns
-                for column, value in zip(chosen, found, strict=True):
+                for column, value in zip(chosen, solution, strict=True):
                     best[column] = float(value / scale[column])
     return best, best_loss
 
 
 def errors(predicted: Iterable[float], measured: Iterable[float]) -> Errors:
-    """How far off predictions are."""
+    """Return the relative errors of predictions."""
     shares = [abs(p - m) / m for p, m in zip(predicted, measured, strict=True)]
     return Errors(sum(shares) / len(shares), max(shares))
 
@@ -142,25 +141,25 @@ def errors(predicted: Iterable[float], measured: Iterable[float]) -> Errors:
 
 @dataclass
 class _Instance:
-    """An instance by the log."""
+    """An instance's state, as the log shows it."""
 
-    since: Snapshot | None = None  # the snapshot that the stretch under way began with
-    began: float = 0.0
-    n: int = 0  # trajectories that ran at its beginning
+    since: Snapshot | None = None  # with which the current stretch began; None: there is none
+    began: float = 0.0  # seconds
+    n: int = 0  # running trajectories when the stretch began
     running: set[TrajectoryId] = field(default_factory=set)
     kv_tokens: int = 0
     prompts: set[GroupId] = field(default_factory=set)
-    """Groups whose prompts were prefilled under these weights."""
+    """Groups whose prompts were prefilled under the current weights."""
 
-    def look(self, now: float, snapshot: Snapshot) -> Stretch | None:
-        """A snapshot ends a stretch that is long enough, and begins another."""
-        before, seconds, found = self.since, now - self.began, None
+    def observe(self, now: float, snapshot: Snapshot) -> Stretch | None:
+        """End the current stretch at a snapshot, if it is long enough, and begin another."""
+        before, seconds, stretch = self.since, now - self.began, None
         n = max(0, len(self.running) - len(snapshot.waiting))
         if before is not None:
             if seconds < LEAST_SECONDS:
                 return None
             prefill = snapshot.prefill_seconds - before.prefill_seconds
-            found = Stretch(
+            stretch = Stretch(
                 seconds - prefill,
                 snapshot.decoded_tokens - before.decoded_tokens,
                 (self.n + n) / 2,
@@ -169,46 +168,46 @@ class _Instance:
             )
         self.since, self.began = snapshot if n else None, now
         self.n, self.kv_tokens = n, snapshot.kv_tokens
-        return found if found and found.iterations > 0 and found.seconds > 0 else None
+        return stretch if stretch and stretch.iterations > 0 and stretch.seconds > 0 else None
 
 
 class Log:
-    """What instances did between the first and the last version that was published."""
+    """The instances' work between the first and the last published version."""
 
     def __init__(self, recomputes: bool) -> None:
-        """`recomputes`: what goes on under new weights is prefilled anew."""
+        """`recomputes`: whether a pull makes running trajectories recompute their cache."""
         self._recomputes = recomputes
         self._instances: dict[str, _Instance] = defaultdict(_Instance)
         self._prompts: dict[GroupId, int] = {}
         self._lengths: dict[TrajectoryId, int] = defaultdict(int)
-        self._found: list[Stretch] = []
+        self._unpublished: list[Stretch] = []  # since the last published version
         self._prefill_seconds: dict[str, float] = {}
-        self._prefilled = 0  # tokens that came to instances, to be prefilled
+        self._prefilled = 0  # tokens that instances had to prefill
         self.kv_capacity = 0
         self.stretches: list[Stretch] = []
 
     @property
     def prefill_token(self) -> float:
-        """Seconds of one."""
+        """Seconds per prefilled token."""
         return sum(self._prefill_seconds.values()) / max(1, self._prefilled)
 
     def hear(self, time: float, event: Event) -> None:
-        """Something was reported."""
+        """Read an event."""
         match event:
             case events.GroupCreated(group=group, prompt_tokens=tokens):
                 self._prompts[group] = tokens
             case events.InstanceJoined(kv_capacity=capacity):
                 self.kv_capacity = capacity
             case events.VersionPublished(version=version):
-                # At the beginning and the end held-out prompts are answered.
-                self.stretches += self._found if version > 1 else ()
-                self._found = []
+                # Before the first version and after the last one the run evaluates.
+                self.stretches += self._unpublished if version > 1 else ()
+                self._unpublished = []
             case events.Pulled(instance=name):
                 self._pulled(self._instances[name])
             case Snapshot(instance=name):
                 self._prefill_seconds[name] = event.prefill_seconds
-                if stretch := self._instances[name].look(time, event):
-                    self._found.append(stretch)
+                if stretch := self._instances[name].observe(time, event):
+                    self._unpublished.append(stretch)
             case events.TrajectoryFinished() | events.TrajectoryInterrupted() | events.TurnEnded():
                 self._lengths[event.trajectory] = event.length
                 instance = self._instances[event.instance]
@@ -219,7 +218,7 @@ class Log:
                 self._lengths[trajectory] = length
 
     def obey(self, command: Command) -> None:
-        """Something was commanded."""
+        """Read a command."""
         match command:
             case Route(instance=name, trajectory=trajectory):
                 instance = self._instances[name]
@@ -232,7 +231,7 @@ class Log:
                 self._instances[name].running.difference_update(trajectories)
 
     def _pulled(self, instance: _Instance) -> None:
-        """What goes on there is prefilled anew, a group's prompt once."""
+        """Count what the instance prefills again after a pull, a group's prompt once."""
         instance.since = None
         if not self._recomputes:
             return
@@ -244,7 +243,7 @@ class Log:
 
 
 def read(reader: TrajectoryReader, config: Config) -> Log:
-    """The log of a run."""
+    """Read the log of a run."""
     log = Log(recomputes=config.rollout.kv_cache_on_pull == "recompute")
     grouped = groupby(reader.commands(), attrgetter("event"))
     upon, commands = next(grouped, (None, None))
@@ -258,17 +257,18 @@ def read(reader: TrajectoryReader, config: Config) -> Log:
 
 
 class TrainTiming(NamedTuple):
-    """A training step: tokens that were computed, of groups that move something and of others."""
+    """The computed tokens and the seconds of a training step."""
 
     moving: float
-    still: float
+    still: float  # tokens of groups whose rewards are all equal: no backward pass
     seconds: float
 
 
 def train_timings(
     rows: Sequence[Mapping[str, Any]], reader: TrajectoryReader
 ) -> Iterator[TrainTiming]:
-    """Of each step; a batch and the version it makes have numbers that follow one another."""
+    """Yield the timing of each step."""
+    # By step, which is the version that the batch before it makes: [moving, still].
     tokens: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for batch, is_still, count in reader.query(
         "SELECT trained, MIN(reward) = MAX(reward), SUM(length + LENGTH(prompt_tokens) / 4)"
@@ -287,7 +287,7 @@ def train_timings(
 
 
 class FitQuality(NamedTuple):
-    """How well one quantity is fitted."""
+    """The errors of one fitted quantity."""
 
     quantity: str
     num_points: int
@@ -296,13 +296,13 @@ class FitQuality(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """A profile, and how far off it is."""
+    """A fitted profile and its errors."""
 
     profile: Profile
     rows: tuple[FitQuality, ...]
 
     def text(self, output: Path | None) -> str:
-        """A table for people: errors, coefficients, where the profile went."""
+        """Return a table of errors and coefficients; `output`: the profile's file, if any."""
         p = self.profile
         lines = [p.description, "", f"{'':24}{'mean':>8}{'worst':>8}  of points fitted"]
         for quantity, points, fitted, held_out in self.rows:
@@ -331,10 +331,10 @@ class Calibration(NamedTuple):
 
 
 def calibrate(run_dir: Path, *, output: Path | None) -> Calibration:
-    """Fit a profile to a run; with `output`, write it there (`profiles.load` takes it).
+    """Fit a profile to a run and, if `output` is given, write it there for `profiles.load`.
 
     Raises:
-        UserError: there is no run, it drafted or is too short, or the file cannot be written.
+        UserError: there is no run, it used drafts or is too short, or `output` cannot be written.
     """
     if output is not None:
         profiles.check_writable(output)
@@ -345,7 +345,7 @@ def calibrate(run_dir: Path, *, output: Path | None) -> Calibration:
                 f"{run_dir}: drafting.window = {config.drafting.window!r}: iterations that verify "
                 "drafts are of many sizes; a run that is to be fitted has drafting.window = 'off'"
             )
-        # In the first step all is loaded and compiled.
+        # The first step includes loading and compiling.
         rows = [row for row in metrics.read(run_dir).values() if "step_time" in row][1:]
         log = read(reader, config)
         trained = list(train_timings(rows, reader))
@@ -355,10 +355,10 @@ def calibrate(run_dir: Path, *, output: Path | None) -> Calibration:
             f"training; a fit needs {LEAST_TIMINGS} and 2: let it train for more steps"
         )
     name = config.name if output is None else output.stem
-    found = fitted(config, name, log, trained, rows)
+    calibration = fitted(config, name, log, trained, rows)
     if output is not None:
-        profiles.save(found.profile, output)
-    return found
+        profiles.save(calibration.profile, output)
+    return calibration
 
 
 def fitted(
@@ -375,26 +375,25 @@ def fitted(
     columns = np.array([[each.moving, each.still, 1.0] for each in _kept(trained)])
     (moving, still, fixed), _ = nonnegative(columns, np.array([t.seconds for t in _kept(trained)]))
 
-    def train_seconds(of: TrainTiming) -> float:
-        return moving * of.moving + still * of.still + fixed
+    def train_seconds(timing: TrainTiming) -> float:
+        return moving * timing.moving + still * timing.still + fixed
 
-    found = [
+    qualities = [
         _row("decode iterations", decoded, decode.seconds),
         _row("training steps", trained, train_seconds),
     ]
     times = {}
-    for what, metric in (("pulls", "params/pull_s"), ("pushes", "params/push_s")):
+    for quantity, metric in (("pulls", "params/pull_s"), ("pushes", "params/push_s")):
         seconds = [row[metric] for row in rows if metric in row]
-        times[what] = statistics.median(seconds) if seconds else 0.0
+        times[quantity] = median = statistics.median(seconds) if seconds else 0.0
         if seconds:
-            found.append(
-                FitQuality(what, len(seconds), errors([times[what]] * len(seconds), seconds))
-            )
+            quality = errors([median] * len(seconds), seconds)
+            qualities.append(FitQuality(quantity, len(seconds), quality))
     ranks = config.learner.num_ranks
     profile = Profile(
         name=name,
         description=f"{config.model.name}: {config.rollout.num_instances} instances, {ranks} ranks",
-        source=_source(found),
+        source=_source(qualities),
         **decode._asdict(),
         prefill_token=log.prefill_token,
         train_token=moving * ranks,
@@ -405,18 +404,18 @@ def fitted(
         devices_per_instance=config.rollout.vllm_tensor_parallel_size,
         kv_capacity=log.kv_capacity,
     )
-    return Calibration(profile, tuple(found))
+    return Calibration(profile, tuple(qualities))
 
 
 def _kept(timings: Sequence[Any]) -> list[Any]:
-    """Those that are fitted to."""
+    """Return the timings that are not held out."""
     return [each for number, each in enumerate(timings) if number % HELD_OUT]
 
 
 def _row(quantity: str, timings: Sequence[Any], predict: Callable[[Any], float]) -> FitQuality:
     fitted, held_out = (
-        errors(map(predict, some), (each.seconds for each in some))
-        for some in (_kept(timings), timings[::HELD_OUT])
+        errors(map(predict, subset), (timing.seconds for timing in subset))
+        for subset in (_kept(timings), timings[::HELD_OUT])
     )
     return FitQuality(quantity, len(timings), fitted, held_out)
 

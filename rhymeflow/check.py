@@ -1,4 +1,4 @@
-"""Finds what is wrong with a configuration before a run begins. Nothing is written.
+"""Checks a configuration before a run begins. Nothing is written.
 
 `before_start` takes milliseconds: it runs no reward function, reads no weights and loads no torch.
 """
@@ -38,30 +38,29 @@ from rhymeflow.utils.cores import can_stay_on
 from rhymeflow.utils.user_modules import check_file, names_file
 
 LEAST_PROCESS = 200_000_000
-"""Least bytes of a process of an instance or a rank: Python and torch alone."""
+"""Least bytes of an instance's or a rank's process: Python and torch alone."""
 LEAST_SEQUENCE = 1_000
-"""Least bytes that an instance reserves for each response that it may decode at a time."""
+"""Least bytes that an instance reserves per response that it may decode at a time."""
 LEAST_HISTORY = 58
-"""Least bytes of the index of history for each token."""
+"""Least bytes of the history index per token."""
 
 
 class Checked(NamedTuple):
-    """What a run would load."""
+    """The inputs that a run would load."""
 
     tokenizer: Tokenizer
     prompts: RunPrompts
     suites: dict[str, SuitePrompts]
-    longest_prompt: int
-    """In tokens."""
+    longest_prompt: int  # tokens
     rewards: list[str]
-    """What each reward function, also of suites, returned when it was tried."""
+    """For each reward function, suites' included, a line with the result of a trial call."""
     unseen: str | None
-    """What reward functions do not see of responses, from `models.tokenizer.unseen_tokens`."""
+    """Tokens that reward functions do not see, from `models.tokenizer.unseen_tokens`."""
 
 
 def before_start(config: Config) -> None:
-    """Raise `UserError` unless all that the configuration names is there: files, functions, the
-    cost model and the strategies."""
+    """Raise `UserError` unless everything exists that the configuration names: files, functions,
+    the cost model and the strategies."""
     if config.runtime == "ray" and config.rollout.python is not None:
         raise UserError(
             "rollout.python: with runtime = 'ray' an instance runs under the Python of its node"
@@ -84,7 +83,7 @@ def before_start(config: Config) -> None:
 
 
 def everything(config: Config) -> Checked:
-    """Load what a run would load, except for the weights, after `before_start` has passed.
+    """Load all inputs of a run except the weights; `before_start` must have passed.
 
     Raises:
         UserError: the run would not start.
@@ -105,7 +104,7 @@ def everything(config: Config) -> Checked:
     tokenizer = load_tokenizer(config.model)
     check_end(config.model, tokenizer)
     prove(config, has_engine=config.rollout.engine == "native")
-    # What a user's file prints must not mix with the configuration on stdout.
+    # Output of the user's files must not mix with the configuration on stdout.
     with contextlib.redirect_stdout(sys.stderr):
         tools = environments.all_tool_schemas(config)
         longest = max_length(config.model)
@@ -114,8 +113,8 @@ def everything(config: Config) -> Checked:
         Episodes(config, environment_sections(config), tokenizer)
         sources = {RUN: (config, prompts.train)}
         sources |= {name: (suite.config, suite.prompts) for name, suite in suites.items()}
-        for name, (own, rows) in sources.items():
-            _check_rows(own, rows)
+        for name, (section, rows) in sources.items():
+            _check_rows(section, rows)
             environments.check_calls(config, tokenizer, rows, tools[name])
     lengths = [len(prompts.encoder.encode(each)) for each in prompts.train]
     lengths += [len(ids) for suite in suites.values() for ids in suite.prompt_ids]
@@ -129,10 +128,10 @@ def everything(config: Config) -> Checked:
 
 
 def prove(config: Config, *, has_engine: bool) -> None:
-    """Prove the learner, and the engine if there is one here, on a small random model of this kind.
+    """Compare the learner, and a native engine, with a small random model of this architecture.
 
     Raises:
-        UserError: they do not compute what the model does.
+        UserError: their results differ from the model's.
     """
     from rhymeflow.engine.native.engine import Engine
     from rhymeflow.learner.policy import proved_scorer
@@ -149,8 +148,8 @@ def prove(config: Config, *, has_engine: bool) -> None:
 
 
 def check_machine(config: Config) -> None:
-    """Raise `UserError` for cores, processes, `max_num_seqs` or history that this machine cannot
-    have. Whether they fit together is for a dry run to show."""
+    """Raise `UserError` if this machine cannot have the cores, processes, `max_num_seqs` or history
+    asked for, each by itself. A dry run shows whether they fit together."""
     rollout, ranks = config.rollout, config.learner.num_ranks
     if config.learner.cpus is not None:
         can_stay_on(config.learner.cpus, "learner.cpus")
@@ -163,11 +162,11 @@ def check_machine(config: Config) -> None:
         ("rollout.max_num_seqs", rollout.max_num_seqs, "so many responses take", LEAST_SEQUENCE),
         ("drafting.history_tokens", tokens, "their index takes", LEAST_HISTORY),
     ):
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if count * each > there:
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if count * each > available:
             raise UserError(
                 f"{field} = {count:,}: {what} at least {count * each / 1e9:,.0f} GB, and this "
-                f"machine has {there / 1e9:,.0f} GB of memory"
+                f"machine has {available / 1e9:,.0f} GB of memory"
             )
 
 
@@ -176,11 +175,11 @@ def _check_name(function: RewardFunction) -> None:
     if names_file(spec):
         check_file(spec, f"reward function {spec}")
     elif spec not in BUILT_IN and "." not in spec.strip("."):
-        Judge(function)  # a recipe's, or an unknown name
+        Judge(function)  # raises if the name is not a recipe's either
 
 
 def _check_rows(config: Config, prompts: list[Prompt]) -> None:
-    """Raise `UserError` unless each row has the columns that environments and rewards take."""
+    """Raise `UserError` unless each row has the columns that environments and rewards need."""
     environments.check_rows(config, prompts)
     for judge in map(Judge, config.reward.functions):
         for each in prompts:

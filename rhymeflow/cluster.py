@@ -1,8 +1,8 @@
-"""A run on the machines of the section `cluster`: refused in one line, or described node by node.
+"""Plans a run on the machines of section `cluster`: refuses it, or describes it node by node.
 
-Starts nothing. What is described has its GPUs, and its memory by `memory.py`, on every node. A rank
-has a GPU of its own, an instance as many as its model is spread over, all of one node, as with
-`runtime: ray`; with `runtime: local` both share the first GPU (docs/cluster.md).
+Starts nothing. The plan places workers on GPUs and estimates memory by `memory.py`. With `runtime:
+ray` each rank has a GPU, and each instance `vllm_tensor_parallel_size` GPUs of one node; with
+`runtime: local` both share the first GPU (docs/cluster.md).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from rhymeflow.errors import UserError
 from rhymeflow.memory import GB, MemoryPart, ModelSize, size_text, total
 
 STORED_TOKEN = 10
-"""Bytes of the store for each generated token: eight of the token and its log-probability
+"""Bytes in the store per generated token: eight for the token and its log-probability
 (docs/run-directory.md), the rest for events, estimated for responses of some thousand tokens."""
 STORED_DETAILS = 6
-"""More with `run.token_details`."""
-_DAY = 86_400
+"""Further bytes per token with `run.token_details`."""
+_DAY = 86_400  # seconds
 
 
 def describe(config: Config) -> str:
-    """The plan as lines that start with `#`.
+    """Return the plan as lines that start with `#`.
 
     Raises:
-        UserError: it cannot run as configured, or does not fit.
+        UserError: the run is not possible as configured, or does not fit.
     """
     model = model_of(config)
     nodes = place(config)
@@ -45,7 +45,7 @@ def describe(config: Config) -> str:
     try:
         config = build.with_cost_model(config)
     except UserError as unknown:
-        lines.append(f"at most so many tokens a second is not known: {unknown}")
+        lines.append(f"the most tokens per second are not known: {unknown}")
     else:
         lines += _rates(config, rates(config, model))
     return "\n".join(f"# {line}".rstrip() for line in lines)
@@ -53,43 +53,41 @@ def describe(config: Config) -> str:
 
 @dataclass(slots=True)
 class Node:
-    """A machine of the cluster, and what is on its GPUs."""
+    """A machine of the cluster, and the workers on its GPUs."""
 
     number: int
-    num_free: int
-    """GPUs that nothing is on."""
+    num_free: int  # GPUs without a worker
     ranks: list[int] = field(default_factory=list)
     instances: list[int] = field(default_factory=list)
 
 
 def shares_gpu(config: Config) -> bool:
-    """Whether learner and engine are on one GPU."""
+    """Whether learner and engine share a GPU."""
     return config.runtime == "local"
 
 
 def place(config: Config) -> list[Node]:
-    """The nodes of `config.cluster`, with their workers: ranks first, from node 0 on, and instances
-    in what is left.
+    """Place ranks, from node 0 on, then instances on the nodes of `config.cluster`.
 
     Raises:
-        UserError: there are not so many GPUs, or not so many in one node.
+        UserError: there are too few GPUs, or too few free in one node for an instance.
     """
     cluster, ranks = config.cluster, config.learner.num_ranks
-    each, instances = config.rollout.vllm_tensor_parallel_size, config.rollout.num_instances
+    parts, instances = config.rollout.vllm_tensor_parallel_size, config.rollout.num_instances
     assert cluster.nodes is not None
     if shares_gpu(config):
-        if (cluster.nodes, instances, each, ranks) != (1, 1, 1, 1) or not cluster.gpus_per_node:
+        if (cluster.nodes, instances, parts, ranks) != (1, 1, 1, 1) or not cluster.gpus_per_node:
             raise UserError(
                 "runtime = 'local' computes on the first GPU of one machine, with one instance and "
                 "one rank; more GPUs than one need runtime = 'ray'"
             )
         return [Node(0, cluster.gpus_per_node - 1, [0], [0])]
-    needed, there = instances * each + ranks, cluster.nodes * cluster.gpus_per_node
-    if needed > there:
+    needed, available = instances * parts + ranks, cluster.nodes * cluster.gpus_per_node
+    if needed > available:
         raise UserError(
-            f"rollout.num_instances = {instances} x rollout.vllm_tensor_parallel_size = {each} and "
-            f"learner.num_ranks = {ranks} take {needed} GPUs, and cluster.nodes = {cluster.nodes} "
-            f"x cluster.gpus_per_node = {cluster.gpus_per_node} are {there}"
+            f"rollout.num_instances = {instances} x rollout.vllm_tensor_parallel_size = {parts} and"
+            f" learner.num_ranks = {ranks} take {needed} GPUs, and cluster.nodes = {cluster.nodes} "
+            f"x cluster.gpus_per_node = {cluster.gpus_per_node} are {available}"
         )
     nodes = [Node(number, cluster.gpus_per_node) for number in range(cluster.nodes)]
     for rank in range(ranks):
@@ -97,21 +95,21 @@ def place(config: Config) -> list[Node]:
         node.ranks.append(rank)
         node.num_free -= 1
     for instance in range(instances):
-        free = next((node for node in nodes if node.num_free >= each), None)
+        free = next((node for node in nodes if node.num_free >= parts), None)
         if free is None:
             raise UserError(
                 f"rollout.num_instances = {instances}: only {instance} of them find "
-                f"rollout.vllm_tensor_parallel_size = {each} free GPUs in one node of "
+                f"rollout.vllm_tensor_parallel_size = {parts} free GPUs in one node of "
                 f"cluster.gpus_per_node = {cluster.gpus_per_node}, beside learner.num_ranks = "
                 f"{ranks}"
             )
         free.instances.append(instance)
-        free.num_free -= each
+        free.num_free -= parts
     return nodes
 
 
 def model_of(config: Config) -> ModelSize:
-    """The model. Raises `UserError` if it cannot be spread over the GPUs of an instance."""
+    """Return the model; `UserError` if it cannot be split over the GPUs of an instance."""
     model, parts = memory.model_on_gpus(config), config.rollout.vllm_tensor_parallel_size
     if model.num_heads % parts or model.num_kv_heads % parts:
         raise UserError(
@@ -123,18 +121,18 @@ def model_of(config: Config) -> ModelSize:
 
 
 def prompt_of(config: Config) -> int:
-    """Tokens of the longest prompt that is planned for."""
+    """Return the tokens of the longest prompt that the plan assumes."""
     return config.data.max_prompt_length or config.simulation.workload.prompt_tokens
 
 
 def of_rank(config: Config, model: ModelSize) -> list[MemoryPart]:
-    """What one rank takes of its GPU."""
+    """Return the memory of one rank on its GPU."""
     optimizer = [] if config.learner.offload_optimizer else memory.of_optimizer(config, model)
     return [*optimizer, *memory.of_rank(config, model, prompt_of(config))]
 
 
 def of_node(config: Config, model: ModelSize, node: Node) -> list[MemoryPart]:
-    """What the workers of a node take of its main memory."""
+    """Return the main memory that a node's workers take."""
     workers = len(node.ranks) + config.rollout.vllm_tensor_parallel_size * len(node.instances)
     if not workers:
         return []
@@ -144,37 +142,37 @@ def of_node(config: Config, model: ModelSize, node: Node) -> list[MemoryPart]:
         *memory.of_changes(config, model),
     ]
     if config.learner.offload_optimizer and node.ranks:
-        taken = len(node.ranks) * total(memory.of_optimizer(config, model))
-        parts.append(MemoryPart("master weights, gradients, AdamW moments", taken))
+        offloaded = len(node.ranks) * total(memory.of_optimizer(config, model))
+        parts.append(MemoryPart("master weights, gradients, AdamW moments", offloaded))
     return parts + (memory.of_history(config.drafting) if node.instances else [])
 
 
 def _check_gpus(
     config: Config, model: ModelSize, rank: Sequence[MemoryPart], instance: Sequence[MemoryPart]
 ) -> None:
-    rollout, there = config.rollout, config.cluster.gpu_memory_gb
+    rollout, gpu_gb = config.rollout, config.cluster.gpu_memory_gb
     least = memory.longest(config, model, prompt_of(config))
     tokens = memory.kv_tokens(config, model, prompt_of(config))
     if tokens < least:
         raise UserError(
             f"rollout.vllm_gpu_memory_utilization = {rollout.vllm_gpu_memory_utilization:g} of "
-            f"cluster.gpu_memory_gb = {there:g} on {rollout.vllm_tensor_parallel_size} GPUs: "
+            f"cluster.gpu_memory_gb = {gpu_gb:g} on {rollout.vllm_tensor_parallel_size} GPUs: "
             f"beside weights of {size_text(model.weights)} the KV cache would hold "
             f"{max(0, tokens):,} tokens, and one prompt and response may have {least:,}"
         )
-    taken, who = total(rank), "a rank takes"
+    needed, who = total(rank), "a rank takes"
     if shares_gpu(config):
-        taken, who = taken + total(instance), "learner and engine take"
-    elif rollout.engine == "native" and total(instance) > there * GB:
+        needed, who = needed + total(instance), "learner and engine take"
+    elif rollout.engine == "native" and total(instance) > gpu_gb * GB:
         raise UserError(
             f"rollout.max_num_seqs = {rollout.max_num_seqs}: an instance takes "
-            f"{size_text(total(instance))}, and cluster.gpu_memory_gb = {there:g}"
+            f"{size_text(total(instance))}, and cluster.gpu_memory_gb = {gpu_gb:g}"
         )
-    if taken > there * GB:
+    if needed > gpu_gb * GB:
         most = max(rank, key=lambda part: part.num_bytes)
         raise UserError(
-            f"learner.num_ranks = {config.learner.num_ranks}: {who} {size_text(taken)}, "
-            f"{size_text(most.num_bytes)} of it {most.what}, and cluster.gpu_memory_gb = {there:g}"
+            f"learner.num_ranks = {config.learner.num_ranks}: {who} {size_text(needed)}, "
+            f"{size_text(most.num_bytes)} of it {most.what}, and cluster.gpu_memory_gb = {gpu_gb:g}"
         )
 
 
@@ -189,24 +187,23 @@ def _check_node(config: Config, model: ModelSize, node: Node) -> None:
 
 
 class Rates(NamedTuple):
-    """Response tokens a second of all instances, and of the learner; bytes of the store a day."""
+    """Upper bounds of the cluster's rates, in response tokens per second."""
 
     profile: str
-    rollout: float
+    rollout: float  # all instances
     learner: float
-    both: float
-    """What is generated and trained on: the slower of the two, or in turns if they share a GPU."""
-    store_day: float
-    mean_length: float
+    both: float  # generated and trained on: the slower of both, or in turns on a shared GPU
+    store_day: float  # bytes that the store grows in a day
+    mean_length: float  # tokens of a response
 
 
 def rates(config: Config, model: ModelSize) -> Rates:
-    """What the cluster would do with every instance full and the learner never waiting, by the cost
-    model: bounds. `rhymeflow simulate` says what lengths, pulls and the staleness bound leave of
-    it.
+    """Compute the rates, by the cost model, if every instance is full and the learner never waits.
+
+    These are upper bounds; `rhymeflow simulate` takes lengths, pulls and staleness into account.
 
     Raises:
-        UserError: the cost model is of instances with another number of GPUs.
+        UserError: the cost model is for instances with another number of GPUs.
     """
     rollout, workload = config.rollout, config.simulation.workload
     profile = profiles.load(config.simulation.profile or config.schedule.cost_model)
@@ -218,17 +215,17 @@ def rates(config: Config, model: ModelSize) -> Rates:
         )
     cost = profile.cost(config.learner.num_ranks)
     mean = workload.mean_length or rollout.max_completion_length / 4
-    there = workload.prompt_tokens + mean / 2  # while it runs, on average
-    held = memory.kv_tokens(config, model, prompt_of(config))
-    running = min(rollout.max_num_seqs, held / there)
-    generated = rollout.num_instances * cost.throughput(running, running * there)
-    prompt = workload.prompt_tokens / rollout.num_generations  # a group's is computed once
+    cached = workload.prompt_tokens + mean / 2  # mean cached tokens of a running response
+    capacity = memory.kv_tokens(config, model, prompt_of(config))
+    running = min(rollout.max_num_seqs, capacity / cached)
+    generated = rollout.num_instances * cost.throughput(running, running * cached)
+    prompt = workload.prompt_tokens / rollout.num_generations  # computed once per group
     trained = mean / (mean + prompt) / cost.train_token
-    each = STORED_TOKEN + STORED_DETAILS * config.run.token_details
+    stored = STORED_TOKEN + STORED_DETAILS * config.run.token_details  # bytes per token
     both = min(generated, trained)
-    if shares_gpu(config):  # what one computes, the other does not
+    if shares_gpu(config):  # they take turns
         both = generated * trained / (generated + trained)
-    return Rates(profile.name, generated, trained, both, both * each * _DAY, mean)
+    return Rates(profile.name, generated, trained, both, both * stored * _DAY, mean)
 
 
 def _head(config: Config, model: ModelSize) -> Iterator[str]:
@@ -243,34 +240,34 @@ def _head(config: Config, model: ModelSize) -> Iterator[str]:
 
 
 def _nodes(config: Config, model: ModelSize, nodes: Sequence[Node]) -> Iterator[str]:
-    """Nodes with the same numbers of workers in one entry."""
+    """Describe the nodes; consecutive nodes with equal numbers of workers share an entry."""
     yield "nodes:"
-    for _, alike in groupby(nodes, lambda node: (len(node.ranks), len(node.instances))):
-        same = list(alike)
-        parts = of_node(config, model, same[0])
-        numbers = _span("node", [node.number for node in same])
-        yield f"  {numbers}: {_workers(config, same)}"
+    for _, group in groupby(nodes, lambda node: (len(node.ranks), len(node.instances))):
+        alike = list(group)
+        parts = of_node(config, model, alike[0])
+        numbers = _span("node", [node.number for node in alike])
+        yield f"  {numbers}: {_workers(config, alike)}"
         yield from map(_line, [*parts, MemoryPart("main memory of a node", total(parts))])
 
 
 def _workers(config: Config, nodes: Sequence[Node]) -> str:
     ranks = [rank for node in nodes for rank in node.ranks]
     instances = [instance for node in nodes for instance in node.instances]
-    each = config.rollout.vllm_tensor_parallel_size
-    found = []
+    parts = config.rollout.vllm_tensor_parallel_size
+    workers = []
     if nodes[0].number == 0:
-        found.append("controller, store, rewards")
+        workers.append("controller, store, rewards")
     if ranks:
-        found.append(_span("learner rank", ranks))
+        workers.append(_span("learner rank", ranks))
     if instances:
-        on = f" on {each} GPUs each" if each > 1 else ""
-        found.append(_span("rollout", instances, "-") + on)
+        on = f" on {parts} GPUs each" if parts > 1 else ""
+        workers.append(_span("rollout", instances, "-") + on)
     if shares_gpu(config):
-        found.append("learner and rollout on GPU 0 together")
+        workers.append("learner and rollout on GPU 0 together")
     free = sum(node.num_free for node in nodes)
     if free and not shares_gpu(config):
-        found.append(f"{free} GPUs free")
-    return "; ".join(found)
+        workers.append(f"{free} GPUs free")
+    return "; ".join(workers)
 
 
 def _span(what: str, numbers: Sequence[int], join: str = " ") -> str:
@@ -288,14 +285,14 @@ def _line(part: MemoryPart) -> str:
     return f"    {part.what:<55} {size_text(part.num_bytes):>9}"
 
 
-def _rates(config: Config, found: Rates) -> Iterator[str]:
-    length = f"{found.mean_length:,.0f}"
-    yield f"at most, by the cost model {found.profile}, responses of {length} tokens:"
+def _rates(config: Config, bounds: Rates) -> Iterator[str]:
+    length = f"{bounds.mean_length:,.0f}"
+    yield f"at most, by the cost model {bounds.profile}, responses of {length} tokens:"
     both = "in turns" if shares_gpu(config) else "the slower of the two"
     for what, rate in (
-        ("rollout", found.rollout),
-        ("learner", found.learner),
-        (f"both, {both}", found.both),
+        ("rollout", bounds.rollout),
+        ("learner", bounds.learner),
+        (f"both, {both}", bounds.both),
     ):
         yield f"    {what:<55} {rate:>9,.0f} tokens/s"
-    yield _line(MemoryPart("store, a day", found.store_day))
+    yield _line(MemoryPart("store, a day", bounds.store_day))

@@ -1,4 +1,4 @@
-"""Examines the machine: what it can run, what is missing, how to get it."""
+"""`rhymeflow doctor`: reports what this machine can run, what is missing, and how to install it."""
 
 from __future__ import annotations
 

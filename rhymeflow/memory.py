@@ -1,8 +1,8 @@
-"""How much memory a configuration will take, worked out from shapes; no weights are read.
+"""Estimates how much memory a configuration will take, from shapes; no weights are read.
 
-Each part is a product of numbers that the configuration and the model's own config give. Left out,
-for they depend on libraries: Python and torch (about 0.5 GB a process), CUDA, NCCL and allocators
-(about 2 GB of a GPU), on CPUs copies of weights that are laid out for its instructions.
+Each part is a product of numbers from the configuration and the model's own config. Left out, since
+it depends on libraries: Python and torch (about 0.5 GB per process), CUDA, NCCL and allocators
+(about 2 GB per GPU), and on CPUs the copies of weights in the layout of their instructions.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ GB = 1e9
 MASTER = 4
 """Bytes of a float32: the learner's weights, gradients and AdamW moments."""
 ASSUMED_PROMPT = 512
-"""Tokens of the longest prompt, if neither the data nor `data.max_prompt_length` is asked."""
+"""Assumed tokens of the longest prompt, if it is taken from neither data nor configuration."""
 ALLOCATOR = 1.25
-"""What a process takes from the system over what is in use: arrays of other sizes fit badly into
-those that were freed. 1.2 to 1.3 in the learner's steps on a CPU (`rhymeflow bench learner`)."""
+"""Ratio of a process's memory to the memory in use, by fragmentation: 1.2 to 1.3 in the learner's
+steps on a CPU (`rhymeflow bench learner`)."""
 PROCESS = 3_000_000_000
 """Main memory of a process that computes on a GPU: Python, torch, CUDA's libraries; estimated."""
 
 
 class MemoryPart(NamedTuple):
-    """What takes memory, and how much of it, in bytes."""
+    """A part of memory: its name and its bytes."""
 
     what: str
     num_bytes: float
@@ -45,41 +45,36 @@ class MemoryPart(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What of a model decides about memory."""
+    """The sizes of a model that determine its memory."""
 
     num_parameters: int
-    num_outside: int
-    """Parameters outside the layers: embeddings and head."""
+    num_outside: int  # parameters outside the layers: embeddings and head
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_size: int
     hidden_size: int
-    intermediate_size: int
-    """Of the MLP; of experts, all that a token goes to."""
-    num_experts: int
-    """Of each layer; 0: it is dense."""
-    normalises_heads: bool
-    """Whether queries and keys have norms of their own."""
+    intermediate_size: int  # of the MLP; with experts, of all that a token uses
+    num_experts: int  # per layer; 0: the model is dense
+    normalises_heads: bool  # whether queries and keys are normalised
     vocab_size: int
     max_positions: int
-    dtype: torch.dtype
-    """The compute precision."""
+    dtype: torch.dtype  # the compute precision
     device: str
 
     @property
     def bytes_per_value(self) -> int:
-        """In the compute precision."""
+        """Bytes of a value in the compute precision."""
         return self.dtype.itemsize
 
     @property
     def name_of_dtype(self) -> str:
-        """As it is written in a configuration."""
+        """The name of `dtype` in a configuration."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
     def weights(self) -> int:
-        """Bytes of all weights, as they are computed with."""
+        """Bytes of all weights in the compute precision."""
         return self.num_parameters * self.bytes_per_value
 
     @property
@@ -89,39 +84,39 @@ class ModelSize:
 
 
 def model_here(config: Config) -> ModelSize:
-    """The model as this machine computes it. Raises `UserError` if there is no such model."""
+    """Return the model as this machine computes it; `UserError` if there is no such model."""
     device = resolve_device(config.model)
     dtype = load.resolve_dtype(config.model, device)
     return model_of(load.load_config(config.model), dtype, str(device))
 
 
 def model_on_gpus(config: Config) -> ModelSize:
-    """The model on GPUs, where `model.dtype: auto` is bfloat16; no network is asked for what
-    recipes name. Raises `UserError` if there is no such model."""
+    """Return the model as GPUs compute it, with `model.dtype: auto` as bfloat16. Models that
+    recipes name need no network. `UserError` if there is no such model."""
     dtype = torch.float32 if config.model.dtype == "float32" else torch.bfloat16
     return model_of(load.architecture(config.model), dtype, "cuda")
 
 
 def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> ModelSize:
-    """A model of this kind, computed in this precision there."""
+    """Return the sizes of a model in this precision on this device."""
     text = hf_config.get_text_config()
 
-    def given(*names: str) -> int:
-        """The first of these fields that the configuration has; 0: it has none."""
-        return next((found for name in names if (found := getattr(text, name, None))), 0)
+    def first_of(*names: str) -> int:
+        """Return the first of these fields that is set; 0: none is."""
+        return next((value for name in names if (value := getattr(text, name, None))), 0)
 
     heads, hidden = text.num_attention_heads, text.hidden_size
-    of_experts = given("num_experts_per_tok") * given("moe_intermediate_size")
+    expert_size = first_of("num_experts_per_tok") * first_of("moe_intermediate_size")
     return ModelSize(
         num_parameters=load.count_parameters(hf_config),
         num_outside=text.vocab_size * hidden * (1 if hf_config.tie_word_embeddings else 2),
         num_layers=text.num_hidden_layers,
         num_heads=heads,
-        num_kv_heads=given("num_key_value_heads") or heads,
-        head_size=given("head_dim") or hidden // heads,
+        num_kv_heads=first_of("num_key_value_heads") or heads,
+        head_size=first_of("head_dim") or hidden // heads,
         hidden_size=hidden,
-        intermediate_size=of_experts or given("intermediate_size") or 4 * hidden,
-        num_experts=given("num_experts", "num_local_experts"),
+        intermediate_size=expert_size or first_of("intermediate_size") or 4 * hidden,
+        num_experts=first_of("num_experts", "num_local_experts"),
         normalises_heads=text.model_type.startswith("qwen3"),
         vocab_size=text.vocab_size,
         max_positions=text.max_position_embeddings,
@@ -134,12 +129,12 @@ def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Mo
 
 
 def layer_bytes(model: ModelSize) -> int:
-    """What one layer keeps of one token for its backward pass.
+    """Return the bytes that one layer keeps per token for its backward pass.
 
-    A norm keeps its input in float32, that normalised, and its output; each linear layer its input;
-    the gated MLP what it multiplies; attention its queries, keys, values and output. On GPUs it
-    also keeps keys and values repeated for each query's head, and rotary positions in float32.
-    Measured on GPUs' layers in bfloat16: 62 bytes a unit of the hidden size (Qwen3-8B), 73
+    A norm keeps its input in float32, the normalised input, and its output; each linear layer its
+    input; the gated MLP both factors; attention its queries, keys, values and output. On GPUs it
+    also keeps keys and values repeated for each query head, and rotary positions in float32.
+    Measured on a GPU in bfloat16, per unit of the hidden size: 62 bytes (Qwen3-8B), 73
     (Qwen2.5-7B), 90 (Qwen3-32B); see `tests/test_memory.py`.
     """
     size, queries = model.bytes_per_value, model.num_heads * model.head_size
@@ -152,7 +147,7 @@ def layer_bytes(model: ModelSize) -> int:
 
 
 def activation_bytes(model: ModelSize, *, gradient_checkpointing: bool) -> int:
-    """What a pass over all layers keeps of one token, and computes with in the last of them."""
+    """Return the bytes per token that a pass over all layers keeps, with one layer's backward."""
     size, layer = model.bytes_per_value, layer_bytes(model)
     in_backward = size * (4 * model.hidden_size + 3 * model.intermediate_size)
     if gradient_checkpointing:
@@ -161,28 +156,29 @@ def activation_bytes(model: ModelSize, *, gradient_checkpointing: bool) -> int:
 
 
 def _activations(config: Config, model: ModelSize, prompt: int, length: int) -> MemoryPart:
-    """Of a micro-batch, in which a group's prompt is there once."""
+    """Estimate a micro-batch, which holds the prompt of a group once."""
     learner = config.learner
     groups = -(-learner.groups_per_batch // (learner.num_minibatches * learner.num_ranks))
     most = groups * (prompt + config.rollout.num_generations * (length - prompt))
     tokens = max(length, min(most, learner.max_tokens_per_microbatch))
-    each = activation_bytes(model, gradient_checkpointing=learner.gradient_checkpointing)
-    in_use = ALLOCATOR if model.device == "cpu" else 1
-    return MemoryPart(f"activations of {tokens:,} tokens, at most", in_use * tokens * each)
+    per_token = activation_bytes(model, gradient_checkpointing=learner.gradient_checkpointing)
+    overhead = ALLOCATOR if model.device == "cpu" else 1
+    return MemoryPart(f"activations of {tokens:,} tokens, at most", overhead * tokens * per_token)
 
 
-# -- what each process takes -----------------------------------------------------------------------
+# -- memory of each process ------------------------------------------------------------------------
+# `prompt` is the number of tokens of the longest prompt.
 
 
 def longest(config: Config, model: ModelSize, prompt: int) -> int:
-    """Tokens of the longest prompt and response."""
+    """Return the most tokens of a prompt and its response."""
     rollout = config.rollout
-    own = rollout.vllm_max_model_length if rollout.engine == "vllm" else None
-    return min(own or model.max_positions, prompt + rollout.max_completion_length)
+    limit = rollout.vllm_max_model_length if rollout.engine == "vllm" else None
+    return min(limit or model.max_positions, prompt + rollout.max_completion_length)
 
 
 def of_optimizer(config: Config, model: ModelSize) -> list[MemoryPart]:
-    """What a rank keeps in float32, of which each has its share."""
+    """Return a rank's share of the float32 weights, gradients and moments."""
     count = config.learner.num_ranks
     masters, share = model.num_parameters * MASTER / count, "" if count == 1 else f", 1/{count}"
     return [
@@ -193,10 +189,10 @@ def of_optimizer(config: Config, model: ModelSize) -> list[MemoryPart]:
 
 
 def of_rank(config: Config, model: ModelSize, prompt: int) -> list[MemoryPart]:
-    """What a rank takes besides, for prompts of at most so many tokens."""
+    """Return all other memory of a rank."""
     learner, parts = config.learner, []
     if learner.num_ranks > 1:
-        # Two layers, for the next is gathered while one computes; each with its gradient.
+        # Two layers, since the next is gathered while one computes; each with its gradient.
         layers = 2 * (model.num_parameters - model.num_outside) / model.num_layers
         gathered = 2 * (model.num_outside + layers) * model.bytes_per_value
         parts.append(MemoryPart("gathered: embeddings, head and two layers", gathered))
@@ -218,31 +214,31 @@ def of_rank(config: Config, model: ModelSize, prompt: int) -> list[MemoryPart]:
 
 
 def kv_tokens(config: Config, model: ModelSize, prompt: int) -> int:
-    """Tokens that the KV cache of an instance holds; below 0: its weights alone are too large.
+    """Return the most tokens in an instance's KV cache; below 0: its weights alone are too large.
 
-    vLLM takes `vllm_gpu_memory_utilization` of each of its GPUs, and what weights leave of that is
-    KV cache: the capacity that the simulator's profiles have.
+    vLLM takes `vllm_gpu_memory_utilization` of each of its GPUs, and uses what the weights leave of
+    that as KV cache. The simulator's profiles have the same capacity.
     """
     rollout = config.rollout
-    if rollout.engine == "native" or model.device == "cpu":  # grows as it has to
+    if rollout.engine == "native" or model.device == "cpu":  # grows on demand
         return rollout.max_num_seqs * longest(config, model, prompt)
     gpus = config.cluster.gpu_memory_gb * GB * rollout.vllm_tensor_parallel_size
     return int((rollout.vllm_gpu_memory_utilization * gpus - model.weights) // model.kv_token)
 
 
 def of_instance(config: Config, model: ModelSize, prompt: int) -> list[MemoryPart]:
-    """What an instance takes of each of its GPUs; on CPUs, each of its processes of main memory."""
-    rollout, each = config.rollout, config.rollout.vllm_tensor_parallel_size
-    share = "" if each == 1 else f", 1/{each}"
+    """Return an instance's memory on each of its GPUs or, on CPUs, in each of its processes."""
+    rollout, count = config.rollout, config.rollout.vllm_tensor_parallel_size
+    share = "" if count == 1 else f", 1/{count}"
     tokens = max(0, kv_tokens(config, model, prompt))
-    cache = MemoryPart(f"KV cache, at most {tokens:,} tokens", tokens * model.kv_token / each)
+    cache = MemoryPart(f"KV cache, at most {tokens:,} tokens", tokens * model.kv_token / count)
     if rollout.engine == "vllm" and model.device == "cpu":
-        cache = MemoryPart("KV cache (vllm_kv_cache_gb)", rollout.vllm_kv_cache_gb * GB / each)
-    return [MemoryPart(f"weights{share}", model.weights / each), cache]
+        cache = MemoryPart("KV cache (vllm_kv_cache_gb)", rollout.vllm_kv_cache_gb * GB / count)
+    return [MemoryPart(f"weights{share}", model.weights / count), cache]
 
 
 def of_changes(config: Config, model: ModelSize) -> list[MemoryPart]:
-    """What `weights.transport = delta` keeps; a listed change takes twice the bytes it is of."""
+    """Return what `weights.transport = delta` keeps; a changed value takes twice its bytes."""
     if config.weights.transport != "delta":
         return []
     versions = config.schedule.bound + SPARE_VERSIONS
@@ -252,7 +248,7 @@ def of_changes(config: Config, model: ModelSize) -> list[MemoryPart]:
 
 
 def of_history(drafting: DraftingConfig) -> list[MemoryPart]:
-    """The index of history. Raises `UserError` if no machine could hold it."""
+    """Return the history index; `UserError` if no machine could hold it."""
     if drafting.window == "off":
         return []
     tokens = drafting.history_tokens
@@ -262,18 +258,18 @@ def of_history(drafting: DraftingConfig) -> list[MemoryPart]:
 
 
 def of_drafter(config: Config, model: ModelSize) -> list[MemoryPart]:
-    """An instance's index of what runs. Raises `UserError` if no machine could hold it."""
+    """Return an instance's index of running sequences; `UserError` if no machine could hold it."""
     drafting, sequences = config.drafting, config.rollout.max_num_seqs
     if drafting.window == "off":
         return []
     with _sized(f"rollout.max_num_seqs = {sequences:,}"):
-        made = Drafter(None, drafting, max_sequences=sequences, max_length=model.max_positions)
-    return [MemoryPart("index of what runs", made.num_bytes)]
+        drafter = Drafter(None, drafting, max_sequences=sequences, max_length=model.max_positions)
+    return [MemoryPart("index of running sequences", drafter.num_bytes)]
 
 
 @contextmanager
 def _sized(what: str) -> Iterator[None]:
-    """An index that is made to ask takes no memory until it is written."""
+    """Raise `UserError` for a failed allocation. An index takes no memory until it is written."""
     try:
         yield
     except (MemoryError, ValueError) as error:  # NumPy raises either, by the size
@@ -281,7 +277,7 @@ def _sized(what: str) -> Iterator[None]:
 
 
 def here(config: Config, model: ModelSize, prompt: int) -> list[tuple[str, MemoryPart]]:
-    """What a run takes of this machine, process by process, all of a kind together."""
+    """Return (processes, part) of a run on this machine, with processes of one kind summed."""
     instances, ranks = config.rollout.num_instances, config.learner.num_ranks
     processes = instances * config.rollout.vllm_tensor_parallel_size
     kinds = [
@@ -300,17 +296,17 @@ def here(config: Config, model: ModelSize, prompt: int) -> list[tuple[str, Memor
 
 
 def shared(config: Config, model: ModelSize) -> float:
-    """Bytes of shared memory that a run takes of this machine: weights, and history."""
+    """Return the bytes of this machine's shared memory that a run takes: weights and history."""
     return 2 * model.weights + total(of_history(config.drafting))
 
 
 def total(parts: Iterable[MemoryPart]) -> float:
-    """Bytes of all of them."""
+    """Return the sum in bytes."""
     return sum(part.num_bytes for part in parts)
 
 
 def size_text(num_bytes: float) -> str:
-    """As people read it."""
+    """Return the size in MB or GB."""
     if num_bytes < GB:
         return f"{num_bytes / 1e6:.1f} MB"
     return f"{num_bytes / GB:.2f} GB"

@@ -1,7 +1,7 @@
 """A pool of processes that run a user's code: reward functions, environments and tools.
 
 Every task is returned once, with a result or an error. A call that raises, hangs or ends its
-process is tried again as configured and then named in the error; another call's failure is never
+process is retried as configured, and then named in the error; another call's failure is never
 counted against it. `poll` never waits for user code, and time is its argument: the caller waits on
 `connections()` until `next_deadline()` at the latest, then polls.
 """
@@ -35,13 +35,13 @@ FAILED_STARTS = 3
 """The run fails when so many processes in a row have ended without answering a call."""
 
 GRACE_SECONDS = 2.0
-"""Beyond the timeout, for a process that times its own calls to cancel one and report it."""
+"""Time beyond the timeout in which a process that times its own calls can cancel and report one."""
 
 RESEND_SECONDS = 0.001
-"""Until the rest of a message is sent to a process whose pipe was full."""
+"""Time until the rest of a message is sent to a process whose pipe was full."""
 
 LONGEST_TEXT = 1000
-"""Characters of an error's text that are kept."""
+"""Most characters of an error's text that are kept."""
 
 _LENGTH = struct.Struct("!i")
 """Length of the message that follows, as `multiprocessing.connection` writes it."""
@@ -94,7 +94,7 @@ def clipped(text: str) -> str:
     return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "..."
 
 
-class Refused(Exception):  # noqa: N818 - it is what happened
+class Refused(Exception):  # noqa: N818 - the answer is refused; the call has not failed
     """An answer is wrong, or cannot be encoded; the text says why."""
 
 
@@ -103,19 +103,16 @@ class Task:
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
-        """Names it in errors; unique among the tasks in a pool."""
+        """Its name in errors, unique among the tasks in a pool."""
         self.result: Any = None
         self.error: str | None = None
-        self.id = -1
-        """Its session, which names the object in `process` that answers."""
+        self.id = -1  # its session, which names the object in `process` that answers
         self.process: _Process | None = None
-        self.stays = False
-        """Whether its session is kept for the next task of this key."""
-        self.part = 0
-        """Number of the current call; failures are counted for each call."""
+        self.stays = False  # whether its session is kept for the next task of this key
+        self.part = 0  # number of the current call
         self.deadline = math.inf
         self.is_begun = self.is_suspect = False
-        self.failures: Counter[int] = Counter()
+        self.failures: Counter[int] = Counter()  # by number of the call
 
     def begin(self, earlier: Any) -> PoolMessage:
         """Return the first question. `earlier`: the task whose session is used; None: a new one."""
@@ -130,7 +127,7 @@ class Task:
         raise NotImplementedError
 
     def where(self) -> str:
-        """What is being asked, for errors."""
+        """Describe the current call, for errors."""
         raise NotImplementedError
 
     def continues(self, earlier: Any) -> bool:
@@ -143,8 +140,9 @@ class Pool:
 
     In each, `setup(*arguments)` imports the user's code, which errors call `named`, and returns a
     function that serves a connection; `replies` is the union of its reply types. With
-    `max_concurrent`, a process serves so many tasks at once, reports what has begun, and times and
-    cancels calls. Without it, it serves one, the pool times calls, and sessions end with tasks.
+    `max_concurrent`, a process serves so many tasks at once, reports which calls have begun, and
+    times and cancels calls. Without it, a process serves one task at a time, the pool times calls,
+    and sessions end with tasks.
     """
 
     def __init__(
@@ -161,16 +159,15 @@ class Pool:
         self._section = "reward" if isinstance(config, RewardConfig) else "environment"
         self._arguments = (str(log) if log else None, setup, *arguments)
         self._patience = config.timeout + (0.0 if max_concurrent is None else GRACE_SECONDS)
-        every = Imported | Begun | Failure | Late | replies
-        self._decode = msgspec.msgpack.Decoder(every).decode
+        self._decode = msgspec.msgpack.Decoder(Imported | Begun | Failure | Late | replies).decode
         self._processes: list[_Process] = []
         self._queue: deque[Task] = deque()
         self._suspects: deque[Task] = deque()
-        """Tasks whose calls were running when their process ended: each is tried alone, to find out
-        which one ends it."""
+        """Tasks whose calls ran when their process ended: each is retried alone, to find out which
+        one ends it."""
         self._active: dict[Hashable, Task] = {}
         self._live: dict[Hashable, Task] = {}
-        """The latest task of each session that is kept and not being asked."""
+        """The latest task of each session that is kept and has no current call."""
         self._finished: list[Task] = []
         self._has_new = False
         self._polled = 0.0
@@ -208,8 +205,8 @@ class Pool:
         atexit.unregister(self.close)
         for process in self._processes:
             process.kill()
-        for kept in (self._processes, self._queue, self._suspects, self._live, self._active):
-            kept.clear()
+        for records in (self._processes, self._queue, self._suspects, self._live, self._active):
+            records.clear()
 
     def __len__(self) -> int:
         """Return the number of tasks submitted and not yet returned."""
@@ -224,7 +221,7 @@ class Pool:
         self._has_new = True
 
     def drop(self, keys: Iterable[Hashable]) -> None:
-        """End the sessions of these keys; their tasks do not come back."""
+        """End the sessions of these keys; `poll` will not return their tasks."""
         for key in keys:
             for task in filter(None, (self._live.pop(key, None), self._active.pop(key, None))):
                 if task.process is not None:
@@ -235,11 +232,11 @@ class Pool:
             process.flush()
 
     def connections(self) -> list[Connection]:
-        """What to wait on (`multiprocessing.connection.wait`); changes with the processes."""
+        """Return what to wait on (`multiprocessing.connection.wait`) until the next `poll`."""
         return [process.connection for process in self._processes]
 
     def next_deadline(self) -> float | None:
-        """Latest time for the next `poll`, None if there is none; past if a task was submitted."""
+        """Return the latest time for the next `poll`; None: none; in the past: a task is new."""
         if self._has_new:
             return -math.inf
         deadlines = [process.deadline for process in self._processes]
@@ -250,7 +247,7 @@ class Pool:
         return None if first == math.inf else first
 
     def wait(self, seconds: float, *others: Any) -> None:
-        """Wait up to `seconds` for something to poll for, or for one of `others` to be readable."""
+        """Wait up to `seconds` until a `poll` is due or one of `others` is readable."""
         if (deadline := self.next_deadline()) is not None:
             seconds = min(seconds, max(0.0, deadline - time.monotonic()))
         wait([*others, *self.connections()], seconds)
@@ -265,7 +262,7 @@ class Pool:
         for process in list(self._processes):
             for reply in process.replies():
                 if process not in self._processes:
-                    break  # it was replaced upon an earlier reply
+                    break  # it was replaced because of an earlier reply
                 if reply is None:
                     self._replace(process, f"ended its process {process.how_it_ended()}", now)
                 else:
@@ -297,7 +294,7 @@ class Pool:
             return
         task = process.tasks.get(reply.id)
         if task is None:
-            return  # dropped meanwhile
+            return  # it was dropped
         match reply:
             case Begun():
                 task.is_begun = True
@@ -351,7 +348,7 @@ class Pool:
     # -- failures ---------------------------------------------------------------------------------
 
     def _count_failure(self, task: Task, error: str) -> None:
-        """Count a failed call: its task is tried again or, after `retries`, ends with an error."""
+        """Count a failed call: its task is retried or, after `retries`, ends with an error."""
         self._release(task)
         task.failures[task.part] += 1
         count = task.failures[task.part]
@@ -402,7 +399,7 @@ class Pool:
             self._send(self._suspects.popleft(), empty, now)
         room = {process: self._room(process) for process in self._processes}
         if self._suspects:
-            room[self._processes[0]] = 0  # it empties, for a suspect
+            room[self._processes[0]] = 0  # so that it becomes free for a suspect
         waiting = []
         while self._queue and max(room.values()) > 0:
             task = self._queue.popleft()
@@ -420,7 +417,7 @@ class Pool:
         self._queue.extendleft(reversed(waiting))
 
     def _room(self, process: _Process) -> int:
-        """How many more tasks a process can be sent."""
+        """Return how many more tasks a process can be sent."""
         if not process.is_ready or any(task.is_suspect for task in process.tasks.values()):
             return 0
         return (self._max_concurrent or 1) - len(process.tasks)
@@ -452,11 +449,11 @@ class _Process:
         self._process = context.Process(target=_main, args=arguments, name=name, daemon=False)
         with child.left_out():
             self._process.start()
-        theirs.close()  # so that the end of the process is the end of the pipe
+        theirs.close()  # so that the pipe closes when the process ends
         os.set_blocking(self.connection.fileno(), False)
         self.unsent, self._received = bytearray(), bytearray()
         self.deadline = deadline
-        """When it must have imported the user's code, in the seconds of `poll`."""
+        """Time, on the clock of `poll`, by which it must have imported the user's code."""
         self.is_ready = False
         self.tasks: dict[int, Task] = {}
         """Tasks that it has not answered, by session, in the order they were asked."""
@@ -499,8 +496,8 @@ class _Process:
             yield None
 
     def how_it_ended(self) -> str:
-        """Say, for errors, how a process that closed its pipe ended."""
-        self._process.join(timeout=5)  # the pipe closes a little before the process is gone
+        """Return, for errors, how a process that closed its pipe ended."""
+        self._process.join(timeout=5)  # the pipe closes a little before the process ends
         return child.how_it_ended(self._process.exitcode)
 
     def kill(self) -> None:

@@ -1,7 +1,7 @@
-"""Profiles: how fast a kind of machine is with a kind of model, by name or from a file.
+"""Profiles: the costs of a model on a kind of device, by name or from a file.
 
-Where each number comes from stands in the profile's `source`. The files beside this one ship;
-`rhymeflow calibrate` writes more.
+A profile's `source` says where its numbers come from. The files beside this one ship with the
+package; `rhymeflow calibrate` writes more.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Profile:
 
     name: Text
     description: Text
-    """One line: which model, on what."""
+    """One line: the model and the devices."""
     source: Text
     """Where the numbers come from, and what was assumed."""
     k1: Seconds
@@ -43,21 +43,21 @@ class Profile:
     prefill_token: Seconds
     """Per token that an instance prefills."""
     train_token: Seconds
-    """Device-seconds per token trained on: with d devices it takes a d-th of it."""
+    """Device-seconds per trained token; d devices take 1/d of it."""
     measure_token: Seconds
-    """The same of groups whose rewards are all equal, which need no backward pass."""
+    """Device-seconds per token of groups whose rewards are all equal: no backward pass."""
     train_step: Seconds
     """Per training step, whatever its size and the number of devices."""
     push: Seconds
     """For the learner to publish a version."""
     pull: Seconds
-    """For an instance to take a version."""
+    """For an instance to load a version."""
     devices_per_instance: PositiveInt
     kv_capacity: PositiveInt
     """Tokens that the KV cache of one instance holds."""
 
     def cost(self, train_devices: int) -> CostModel:
-        """The cost model of a run whose learner has `train_devices` devices."""
+        """Return the cost model of a run whose learner has `train_devices` devices."""
         assert train_devices > 0, train_devices
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(CostModel)}
         shared = {name: values[name] / train_devices for name in ("train_token", "measure_token")}
@@ -68,15 +68,15 @@ _PROFILE = TypeAdapter(Profile)
 
 
 def names() -> list[str]:
-    """Names of the profiles that ship."""
+    """Return the names of the shipped profiles."""
     return sorted(path.stem for path in _SHIPPED.glob("*.json"))
 
 
 def load(name_or_path: str) -> Profile:
-    """Return the profile of this name, or the one in this file (it ends in `.json`).
+    """Return the shipped profile of this name, or the one in a file whose name ends in `.json`.
 
     Raises:
-        UserError: there is none, or the file holds no profile; says which field.
+        UserError: there is no such profile, or a field of the file is wrong.
     """
     if name_or_path.endswith(".json"):
         return _read(Path(name_or_path))
@@ -98,10 +98,10 @@ def save(profile: Profile, path: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Look whether `save` can write there, before something is measured for it.
+    """Check that `save` can write to `path`, before anything is measured.
 
     Raises:
-        UserError: the name would not be taken for a file's, or the directory cannot be written.
+        UserError: the name does not end in `.json`, or the file cannot be written.
     """
     if path.suffix != ".json":
         raise UserError(f"--output: {path}: the name of a profile's file ends in .json")

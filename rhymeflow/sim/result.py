@@ -232,9 +232,10 @@ def _summary(r: SimulationResult) -> Table:
         ("lengths", f"predicted with rank correlation {_figure(r.rank_correlation)}"),
     ]
     if r.drafted:
-        rate, each = r.accepted / r.drafted, r.tokens_per_iteration
-        drafts = f"{r.drafted:,} tokens, {rate:.1%} accepted; {each:.2f} tokens per iteration"
-        rows.append(("drafts", f"{drafts} and response"))
+        drafts = f"{r.drafted:,} tokens, {r.accepted / r.drafted:.1%} accepted"
+        rows.append(
+            ("drafts", f"{drafts}; {r.tokens_per_iteration:.2f} tokens per iteration and response")
+        )
     if r.deaths:
         counts = ", ".join(f"{victim} {count:,}" for victim, count in r.deaths.items())
         lost = f"{r.tokens_lost:,} tokens lost, {counted(r.batches_retrained, 'batch', 'batches')}"

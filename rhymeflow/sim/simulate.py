@@ -94,14 +94,16 @@ def run(
         )
     config = build.with_cost_model(config)
     profile = profile or profiles.load(simulation.profile or config.schedule.cost_model)
-    num_instances, each = config.rollout.num_instances, profile.devices_per_instance
-    train_devices = num_instances * each if simulation.colocated else config.learner.num_ranks
+    num_instances, per_instance = config.rollout.num_instances, profile.devices_per_instance
+    train_devices = config.learner.num_ranks
+    if simulation.colocated:
+        train_devices = num_instances * per_instance
     plan = build.plan(config)
     faults = simulation.faults
     if dying is None and (faults.device_mtbf_hours or faults.controller_mtbf_hours):
         dying = failures(
             _FAILURE_SEED,
-            Devices(num_instances, each, train_devices, simulation.colocated),
+            Devices(num_instances, per_instance, train_devices, simulation.colocated),
             device_mtbf_hours=faults.device_mtbf_hours,
             controller_mtbf_hours=faults.controller_mtbf_hours,
         )

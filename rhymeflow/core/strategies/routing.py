@@ -72,8 +72,8 @@ def waterfall(view: FleetView) -> list[Assignment]:
     to new ones. The instance with the largest gain in throughput is taken if the gain is not
     negative or the instance is empty; else the next version is tried. (This is StaleFlow with mu =
     0; its authors use 0.2 to 0.3, but we measured more training with 0, docs/lab/scheduling.md.)
-    Instances on which anything waits are left out. One with turns goes where its cache may still
-    be, if that instance has room and loses none: it need not be prefilled there.
+    Instances on which anything waits are left out. A later turn goes to the trajectory's
+    home, where its cache may still be, if that has room and loses no throughput.
     """
     gain = view.settings.cost.gain
     fleet = _Fleet(

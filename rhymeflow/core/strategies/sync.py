@@ -15,8 +15,8 @@ from rhymeflow.core.types import InstanceId
 def when_idle(instance: InstanceView, view: FleetView) -> bool:
     """Pull when nothing is left on the instance.
 
-    It pulls in the end if a lagging instance gets nothing new (`on_pull: drain`): its trajectories
-    end, since responses are of bounded length.
+    Why it pulls eventually. With `on_pull: drain` a lagging instance gets nothing new, and its
+    trajectories end, since responses are of bounded length.
     """
     return not instance.assigned
 
@@ -34,7 +34,7 @@ def when_version_unusable(instance: InstanceView, view: FleetView) -> bool:
     version. New groups do not count while older trajectories wait: those go first, and if they may
     not run here, nothing will (a block ends the tick). An empty instance loses nothing by a pull.
 
-    Why it pulls in the end. Until it does, it stays at one version v. It can be given only what may
+    Why it pulls eventually. Until it does, it stays at one version v. It can be given only what may
     run at v: trajectories of groups started at v or below, and new groups while a buffer up to v +
     bound is open, that is until batch v + bound is consumed. These are finitely many and each ends,
     so the instance pulls before they do, or runs empty and then pulls.
@@ -57,7 +57,7 @@ def gather_stragglers(instance: InstanceView, view: FleetView) -> bool:
     slower than alone. The others pull at once, and their trajectories are routed to those that stay
     (`on_pull: reroute`). An empty instance pulls.
 
-    Why it pulls in the end: an instance that stays can be given only what may run at its version,
+    Why it pulls eventually. An instance that stays can be given only what may run at its version,
     which is finite (see `when_version_unusable`) and ends; it pulls once it is empty.
     """
     if not instance.assigned:
