@@ -114,7 +114,7 @@ AT_ONCE = {
     "no colon": (with_(reward="X"), "reward function X: no built-in has this name; there are: "),
     "no function": (with_(reward="judges.py"), "as in judges.py:even (it has even, gold"),
     "no such function": (with_(reward="judges.py:evn"), "no 'evn' in it; did you mean even?"),
-    "syntax": (with_(reward="broken.py:f"), "is no Python: SyntaxError: "),
+    "syntax": (with_(reward="broken.py:f"), "is not Python: SyntaxError: "),
     "one option alone": (["train", "--data", "sums.csv"], "--model and --reward must be given too"),
     "nothing": (["train"], "a YAML file, or a task of"),
     "options of a file": ([*ONE_LINE, "--data.options", "{foo: 1}"], "options are for reasoning_"),

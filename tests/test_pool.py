@@ -195,7 +195,7 @@ def test_what_is_no_reward_is_an_error_and_harms_no_other(judges: Start) -> None
     submit(pool, "group 7", together("fine", "fine"), 1)
     assert finished(pool)["group 7"].error == (
         "reward function 'by_order', group 7: returned 1 reward for 2 responses "
-        "(`per: response` hands them over singly)"
+        "(with `per: response` each call gets one response)"
     )
 
 

@@ -1,7 +1,7 @@
-"""Environments: what answers the policy between its turns, run without trusting it.
+"""Environments, which answer the policy between its turns; their code is not trusted.
 
-`Environment` is what a user writes; classes with tools for methods, as in TRL, and plain functions
-do as well. Importing this loads no torch.
+Users write a class like `Environment`, a class whose methods are tools, as in TRL, or plain
+functions that are tools. Importing this module loads no torch.
 """
 
 from __future__ import annotations
@@ -19,43 +19,42 @@ from rhymeflow.utils.user_modules import check_file, names_file
 
 
 class Environment:
-    """Answers one response of the policy, turn by turn. Each response gets an object of its own.
+    """Answers one response of the policy, turn by turn. Each response gets its own object.
 
-    A class with these methods need not derive from it. Each may be `async def`; those that are not
-    run in a thread of the environment's own, always the same one.
+    A class with these methods need not derive from it. Methods may be `async def`; the others run
+    in one thread of the object.
 
-    It may be made anew and brought to where it was by `reset` and the same turns, after which its
-    answers must be what they were: whatever is random comes from `seed`.
+    A new object may replace a lost one: it is reset and given the same turns, and must give the
+    same answers. So all randomness must come from `seed`.
     """
 
     def reset(self, **columns: Any) -> str | None:
-        """Begin, with the columns of the prompt's row that the signature names (`**` takes all).
+        """Begin an episode. Arguments are columns of the prompt's row (`**` takes all).
 
-        If it names `seed`, it is given an int made of `run.seed`, the row and the epoch, the same
-        for all responses to the prompt; if it names `prompt`, the prompt. A column of
-        such a name takes precedence. Text that it returns is put after the prompt (after its last
-        message of the user's).
+        An argument `seed` gets an int made of `run.seed`, the row and the epoch, the same for all
+        responses to the prompt; an argument `prompt` gets the prompt. A column of such a name takes
+        precedence. Returned text is put after the prompt (after its last message of the user).
         """
         return None
 
     def step(self, messages: list[Message]) -> list[Message] | str | None:
-        """Answer the last of `messages`, the conversation so far, which is the policy's turn.
+        """Answer the policy's turn, the last of `messages`, which are the conversation so far.
 
-        Text is a message of the user's, or, where the prompt is text and not a conversation, what
-        the policy reads as it is. None: the episode is over.
+        Text becomes a message of the user, or if the prompt is text and not a conversation, the
+        policy reads it as it is. None ends the episode.
         """
         raise NotImplementedError
 
     def reward(self) -> float | None:
-        """Judge the episode, which is over; None: it has no reward of the environment's."""
+        """Return the reward of the finished episode, or None if the environment gives none."""
         return None
 
     def close(self) -> None:
-        """Give back what it has. Called once, whatever happened before."""
+        """Release resources. Called exactly once, also after errors."""
 
 
 def tool_schemas(config: Config) -> Tools:
-    """Return what the policy is told of its tools, as `PromptEncoder` takes it.
+    """Return the schemas of the policy's tools for `PromptEncoder`.
 
     Imports the user's classes and tools, and, if there are any, torch.
     """
@@ -69,30 +68,29 @@ def tool_schemas(config: Config) -> Tools:
 
 
 def all_tool_schemas(config: Config) -> dict[SuiteName, Tools]:
-    """The same of the run (`suites.suite.RUN`), and of each suite that it evaluates."""
-    found = {RUN: tool_schemas(config)}
+    """Return `tool_schemas` of the run (`suites.suite.RUN`) and of each suite that it evaluates."""
+    schemas = {RUN: tool_schemas(config)}
     for each in of_run(config):
-        has_own = each.section.environments is not None
-        found[each.name] = tool_schemas(each.config) if has_own else found[RUN]
-    return found
+        has_environments = each.section.environments is not None
+        schemas[each.name] = tool_schemas(each.config) if has_environments else schemas[RUN]
+    return schemas
 
 
 def tool_schemas_apart(config: Config) -> dict[SuiteName, Tools]:
-    """The same, found in a process of its own: this one imports nothing of the user's."""
+    """Return `all_tool_schemas`; another process runs the user's code."""
     if not uses_environments(config):
         return {}
-    from rhymeflow.utils.child import apart  # not above: the controller knows no processes
+    from rhymeflow.utils.child import apart  # not above: it imports multiprocessing
 
     sections = environment_sections(config).values()
     names = [each.environment for section in sections for each in section.classes]
     names += config.environment.tools
-    found: dict[SuiteName, Tools]
-    found = apart(all_tool_schemas, config, names)
-    return found
+    schemas: dict[SuiteName, Tools] = apart(all_tool_schemas, config, names)
+    return schemas
 
 
 def check_names(config: Config) -> None:
-    """Look whether there are files that define the classes and tools; runs nothing of them."""
+    """Check, without running them, that files define the classes and tools. Raises `UserError`."""
     sections = environment_sections(config).values()
     classes = [each.environment for section in sections for each in section.classes]
     for what, specs in (("environment", classes), ("tool", config.environment.tools)):
@@ -101,8 +99,8 @@ def check_names(config: Config) -> None:
 
 
 def check_calls(config: Config, tokenizer: Any, prompts: Sequence[Prompt], tools: Tools) -> None:
-    """Look whether calls of these tools are read as the chat template writes them, if prompts go
-    through it. Answers of environments without tools are looked at where they run."""
+    """Check that calls of these tools are parsed as the chat template writes them, if prompts go
+    through it. Raises `UserError`. Environments without tools are checked by their worker."""
     from rhymeflow.environments.rendering import ChatRenderer
 
     schemas = tools.values() if isinstance(tools, dict) else [tools]
@@ -113,7 +111,7 @@ def check_calls(config: Config, tokenizer: Any, prompts: Sequence[Prompt], tools
 
 
 def check_rows(config: Config, prompts: Sequence[Prompt]) -> None:
-    """Look whether rows name their environments, where there are several."""
+    """Check that rows name their environments if there are several. Raises `UserError`."""
     names = [each.reward_name for each in config.environment.classes]
     for each in prompts:
         kind_of(names, each.columns, each.where)

@@ -1,4 +1,4 @@
-"""An episode as the environment worker gets it, and what a turn took; loads no pool."""
+"""An episode as the environment worker gets it, and statistics of a turn; imports no pool."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import msgspec
 
 
 class Episode(msgspec.Struct, frozen=True, array_like=True):
-    """All that is needed to bring an environment to its present turn.
+    """Everything that brings a new environment to the present turn.
 
     `turns[i]` are the tokens that the policy sampled in turn i + 1, `observed[i]` those of the
-    environment's answer, which the last turn may not have.
+    environment's answer, which may be missing for the last turn.
     """
 
     key: str
-    """Names it in answers and in errors that users see."""
+    """Name of the episode in replies and in errors that users see."""
     row: int
     epoch: int
     prompt: str | list[dict[str, Any]]
@@ -25,14 +25,14 @@ class Episode(msgspec.Struct, frozen=True, array_like=True):
     opening: str = ""
     """Text that `reset` returned; not part of `prompt`."""
     suite: str = ""
-    """The suite whose prompt it is; empty: the run's."""
+    """The suite of the prompt; "" for training prompts."""
 
 
 class TurnFigures(msgspec.Struct, frozen=True, array_like=True):
-    """What answering a turn took."""
+    """Statistics of answering a turn."""
 
     seconds: float = 0.0
     calls: int = 0
-    """Of tools."""
+    """Number of tool calls."""
     failed_calls: int = 0
-    """Of tools: that could not be read, named no tool, or raised."""
+    """Tool calls that could not be parsed, named no tool, or raised."""

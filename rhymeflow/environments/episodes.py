@@ -1,7 +1,7 @@
-"""What environments are asked about an episode, and their answers as tokens.
+"""Tasks for environments about an episode, and their answers as tokens.
 
-Sampled tokens are decoded and never encoded again. An answer is encoded once; when an environment
-is made anew, its answers are compared with the earlier ones, in tokens.
+Sampled tokens are decoded and never encoded again. An answer is encoded once; the answers of an
+environment that replaces a lost one are compared with the earlier tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rhymeflow.suites.suite import RUN
 from rhymeflow.utils.user_values import shown
 
 MAX_CONCURRENT = 256
-"""Environments that answer at once in one process."""
+"""Most environments that answer at the same time in one process."""
 
 NOT_REPRODUCIBLE = (
     "it is not reproducible: after `reset` and the same turns it answered turn {turn} otherwise "
@@ -45,16 +45,17 @@ NOT_REPRODUCIBLE = (
 )
 
 End = Literal["stop", "length", "max_turns"]
-"""Why an episode ends: it is over, the answer does not fit, or it has had its most turns."""
+"""Why an episode ends: the environment ended it, the answer is too long, or it has `max_turns`."""
 
 Wanted = Literal["opening", "answer", "reward"]
 """The text of `reset`, the answer to the last turn, or the reward."""
 
 
 class EpisodeTask(Task):
-    """Brings an environment to the episode's present turn and asks for what is wanted.
+    """Brings an environment to the episode's present turn and gets what is wanted.
 
-    The result is `Opened`, `Answered` or `Rewarded`. Earlier answers must be what they were.
+    The result is `Opened`, `Answered` or `Rewarded`. Raises `Refused` if a new environment repeats
+    earlier answers differently.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class EpisodeTask(Task):
         self._stepped, self._doing = 0, "reset"
 
     def begin(self, earlier: EpisodeTask | None) -> PoolMessage:
-        """Have it made, or ask for the rest."""
+        """Return the first message: continue the environment of `earlier`, or open a new one."""
         if earlier is not None:
             self._stepped = earlier._stepped
             return self._next()
@@ -78,7 +79,7 @@ class EpisodeTask(Task):
         return Open(self.id, self._opening)
 
     def continues(self, earlier: EpisodeTask) -> bool:
-        """Whether it is at the turn before, or where only its reward is missing."""
+        """Whether the environment of `earlier` lacks only this turn, or only the reward."""
         missing = len(self.episode.turns) - earlier._stepped
         return missing == 1 or (missing == 0 and self._wants == "reward")
 
@@ -91,7 +92,7 @@ class EpisodeTask(Task):
         return Step(self.id, self._renderer.said(turns[self._stepped]))
 
     def take(self, reply: Reply) -> PoolMessage | None:
-        """Look at the reply, and ask the next thing or be done."""
+        """Check the reply; return the next message, or set the result and return None."""
         match reply:
             case Opened(text=text) if self._wants != "opening":
                 self._check_opening(text)
@@ -117,18 +118,18 @@ class EpisodeTask(Task):
             raise Refused(NOT_REPRODUCIBLE.format(turn=turn))
 
     def _tokens(self, answer: Answer, turn: int) -> list[int] | None:
-        """None: the episode is over."""
-        said = self.episode.turns[turn - 1]
-        return None if answer is None else self._renderer.encode(answer, said)
+        """Encode the answer to a turn; None, the end of the episode, stays None."""
+        tokens = self.episode.turns[turn - 1]
+        return None if answer is None else self._renderer.encode(answer, tokens)
 
     def where(self) -> str:
-        """Name the episode and what it is asked."""
+        """Return the names of the episode and the present step."""
         return f"environment of {self.key}, {self._doing}"
 
     def observed(self) -> list[int] | End:
-        """Return the tokens of what is answered to the last turn, or why there is no further one.
+        """Return the tokens of the answer to the last turn, or why the episode ends.
 
-        `Refused` if it cannot be written; the text names episode and turn.
+        Raises `Refused` if the answer cannot be encoded; the message names episode and turn.
         """
         turn = len(self.episode.turns)
         try:
@@ -144,7 +145,7 @@ class EpisodeTask(Task):
 
 @dataclass
 class _Kind:
-    """How the episodes of one kind of environment, number `number`, become text and tokens."""
+    """A kind of environment, its index in all sections, and its renderers."""
 
     kind: Kind
     number: int
@@ -154,19 +155,18 @@ class _Kind:
 
     @cached_property
     def text(self) -> TextRenderer:
-        """For prompts that are text."""
+        """Renderer for prompts that are text."""
         return TextRenderer(self.tokenizer, self.schemas)
 
     @cached_property
     def chat(self) -> ChatRenderer:
-        """For prompts that went through the chat template."""
+        """Renderer for prompts that went through the chat template."""
         has_step, variables = self.kind.methods is None, self.config.data.chat_template_kwargs
         return ChatRenderer(self.tokenizer, self.schemas, reads_users=has_step, variables=variables)
 
 
 class Episodes:
-    """Makes tasks of episodes. Each of `sections` answers those of its suite, and that of `RUN`
-    those of all other suites."""
+    """Makes tasks for episodes. A suite without a section in `sections` uses that of `RUN`."""
 
     def __init__(
         self, config: Config, sections: Mapping[SuiteName, EnvironmentConfig], tokenizer: Any
@@ -178,23 +178,23 @@ class Episodes:
         for suite, section in sections.items():
             for kind in load_kinds(section):
                 schemas = kind.schemas()
-                made = _Kind(kind, len(self._schemas), tokenizer, schemas, config)
+                rendered = _Kind(kind, len(self._schemas), tokenizer, schemas, config)
                 if self._encoder.wraps("text"):
-                    _ = made.chat  # so that what has such a template ends before it begins
-                self._kinds[suite].append(made)
+                    _ = rendered.chat  # an unusable chat template raises here
+                self._kinds[suite].append(rendered)
                 self._schemas.append(schemas)
 
     def pool(self, log: Path | None = None) -> Pool:
-        """Processes that run the environments; what these print is appended to `log`."""
+        """Return a pool that runs the environments; their output is appended to `log`."""
         names = [each.environment for section in self._sections for each in section.classes]
-        named = f"environments {', '.join([*names, *self._sections[0].tools])}"
+        description = f"environments {', '.join([*names, *self._sections[0].tools])}"
         sections = json.dumps([each.model_dump(mode="json") for each in self._sections])
         arguments = sections, json.dumps(self._schemas)
         config = self._sections[0]
-        return Pool(config, named, imported, arguments, Reply, log, MAX_CONCURRENT)
+        return Pool(config, description, imported, arguments, Reply, log, MAX_CONCURRENT)
 
     def task(self, episode: Episode, wants: Wanted, room: int = 0) -> EpisodeTask:
-        """Return what a pool is asked; an answer may have `room` tokens."""
+        """Return a task for the pool; an answer may have `room` tokens."""
         kinds = self._kinds.get(episode.suite, self._kinds[RUN])
         names = [each.kind.name for each in kinds]
         kind = kinds[kind_of(names, episode.columns, f"environment of {episode.key}")]

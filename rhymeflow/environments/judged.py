@@ -1,7 +1,7 @@
-"""Reward functions of TRL's that are handed the environments themselves.
+"""TRL's reward functions that take environment objects.
 
-They are called where the environments live, each with one response's object, so they are part of
-its reward. The class that is made has the tools of the one it is made of, and no others.
+They are called in the process of the environment, each with the object of one response, and their
+reward is part of the environment's. `judged_by` makes a class that does this, with the same tools.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from rhymeflow.errors import UserError
 from rhymeflow.utils.user_values import Arguments, reward_numbers
 
 ARGUMENT = "environments"
-"""A function that names it is called with a list of environment objects."""
+"""A function with this argument gets a list of environment objects."""
 
 
 def wants_environments(function: Any) -> bool:
-    """Whether a reward function names the argument `environments`."""
+    """Whether a reward function has the argument `environments`."""
     try:
         return callable(function) and ARGUMENT in Arguments(function).names
-    except ValueError:  # some built-ins do not tell what they take
+    except ValueError:  # some built-ins have no signature
         return False
 
 
 def judged_by(
-    made: Callable[[], Any], functions: Sequence[tuple[Callable[..., Any], float]]
+    factory: Callable[[], Any], functions: Sequence[tuple[Callable[..., Any], float]]
 ) -> type[Any]:
-    """A class whose reward is that of `made`, a class or a function that makes an object of one,
-    plus the weighted sum of the functions'.
+    """Return a class whose reward is that of the class `factory`, or of the class of the object
+    that it returns, plus the weighted sum of the functions' rewards.
 
     Raises:
-        UserError: a function needs what is not known where environments live.
+        UserError: a function needs an argument that this process does not have.
     """
     for function, _ in functions:
         for name in RESERVED.intersection(Arguments(function).needed):
             raise UserError(
                 f"Trainer: the reward function {getattr(function, '__name__', function)} takes "
-                f"{ARGUMENT} and {name}: where environments live, there are no {name}; let the "
-                "environment keep what the function needs"
+                f"{ARGUMENT} and {name}: it is called with the environment, which has no {name}; "
+                "store there what it needs"
             )
-    base: type[Any] = made if inspect.isclass(made) else type(made())
+    base: type[Any] = factory if inspect.isclass(factory) else type(factory())
 
     class Judged(base):  # type: ignore[misc]
         def __new__(cls) -> Any:
-            if inspect.isclass(made):
+            if inspect.isclass(factory):
                 return super().__new__(cls)
-            made_one = made()
-            made_one.__class__ = cls
-            return made_one
+            environment = factory()
+            environment.__class__ = cls
+            return environment
 
         def __init__(self) -> None:
-            if inspect.isclass(made):
+            if inspect.isclass(factory):
                 super().__init__()
 
         def reset(self, /, seed: Any = None, prompt: Any = None, **columns: Any) -> Any:
@@ -61,26 +61,26 @@ def judged_by(
                 raise ValueError(f"the data has a column {ARGUMENT!r}, which is the name of an "
                                  "argument of reward functions; rename the column")  # fmt: skip
             self._columns = columns
-            given = Arguments(base.reset).chosen(columns, {"seed": seed, "prompt": prompt})
-            return base.reset(self, **given)
+            arguments = Arguments(base.reset).chosen(columns, {"seed": seed, "prompt": prompt})
+            return base.reset(self, **arguments)
 
         def get_reward(self) -> Any:
-            own = getattr(super(), "get_reward", None)
-            found = [] if own is None else [(own(), 1.0)]
+            inherited = getattr(super(), "get_reward", None)
+            rewards = [] if inherited is None else [(inherited(), 1.0)]
             columns = {name: [value] for name, value in self._columns.items()}
             for function, weight in functions:
-                given = Arguments(function).chosen({**columns, ARGUMENT: [self]})
-                found.append((function(**given), weight))
-            return _total(found)
+                arguments = Arguments(function).chosen({**columns, ARGUMENT: [self]})
+                rewards.append((function(**arguments), weight))
+            return _total(rewards)
 
     Judged.__name__ = Judged.__qualname__ = base.__name__
     return Judged
 
 
-async def _total(found: list[tuple[Any, float]]) -> float:
-    """The weighted sum of what was returned: numbers, and lists of one."""
+async def _total(rewards: list[tuple[Any, float]]) -> float:
+    """Return the weighted sum of results, which are numbers, lists of one number, or awaitables."""
     total = 0.0
-    for result, weight in found:
+    for result, weight in rewards:
         value = await result if inspect.isawaitable(result) else result
         [number] = reward_numbers(value if hasattr(value, "__len__") else [value], 1)
         total += weight * (number or 0.0)

@@ -1,4 +1,4 @@
-"""From the names in section `environment` to what is made, and what it can do."""
+"""Imports the classes and tools that section `environment` names."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rhymeflow.utils.user_modules import function_of, imported
 from rhymeflow.utils.user_values import Arguments, described
 
 NOT_TOOLS = frozenset({"reset", "get_reward", "close"})
-"""Public methods of TRL's classes that the policy cannot call."""
+"""Public methods of environment classes that are not tools."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of environment. `make` makes an object of it; None: it has tools and no state.
+    """A kind of environment. `make` creates an object; None: there are only tools, without state.
 
-    With `methods` None it answers by `step`, else by tools: the `functions` and these methods.
+    If `methods` is None, it answers with `step`, else with tools: `functions` and these methods.
     """
 
     name: str
@@ -34,13 +34,13 @@ class Kind:
     functions: dict[str, Callable[..., Any]]
 
     def schemas(self) -> list[Schema]:
-        """What the policy is told of its tools; `UserError` if that cannot be said of one."""
+        """Return the schemas of the tools. Raises `UserError` if a tool cannot be described."""
         tools = {**self.functions, **(self.methods or {})}
         return [schema_of(tool, f"tool {name} of {self.name}") for name, tool in tools.items()]
 
 
 def load_kinds(config: EnvironmentConfig) -> list[Kind]:
-    """Import what the configuration names; empty if there are no environments."""
+    """Import classes and tools; [] if there are none. Raises `UserError` if one cannot be used."""
     functions: dict[str, Callable[..., Any]] = {}
     for spec in config.tools:
         function = imported(spec, f"tool {spec}")
@@ -60,23 +60,23 @@ def _kind(config: EnvironmentClass, functions: dict[str, Callable[..., Any]]) ->
     factory = _factory(config.environment, where)
     Arguments(factory).check_options(config.options, where, only=True)
     make: Callable[[], Any] = partial(factory, **config.options)
-    made: Any = factory
-    if not inspect.isclass(factory):  # it makes an object, which is looked at and not used
+    cls: Any = factory
+    if not inspect.isclass(factory):  # a function that creates an object: create one for its class
         try:
-            made = type(make())
+            cls = type(make())
         except Exception as error:  # noqa: BLE001 - user code may raise anything
             raise UserError(f"{where}: raised {described(error)}") from None
-    if not callable(getattr(made, "reset", None)):
+    if not callable(getattr(cls, "reset", None)):
         raise UserError(f"{where}: it has no method `reset`")
-    if callable(getattr(made, "step", None)):
-        if made.step is Environment.step:
+    if callable(getattr(cls, "step", None)):
+        if cls.step is Environment.step:
             raise UserError(f"{where}: it defines no `step`")
         if functions:
             raise UserError(f"{where}: it has a `step`, so environment.tools are never called")
         return Kind(name, make, None, {})
     methods: dict[str, Callable[..., Any]] = {
         each: method
-        for each, method in inspect.getmembers(made, inspect.isfunction)
+        for each, method in inspect.getmembers(cls, inspect.isfunction)
         if not each.startswith("_") and each not in NOT_TOOLS
     }
     for each in methods:

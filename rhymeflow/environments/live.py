@@ -1,8 +1,8 @@
-"""Environments in the process that runs them, in one event loop: user code is called here alone.
+"""Runs environments in a process of the pool, in one event loop; only this file calls user code.
 
-`async def` methods are awaited; all others run in a thread of the environment's own, so that what
-waits holds up nobody, and what must stay in one thread does. A call that takes too long is
-cancelled; one that cannot be, or blocks the loop and so all others, is ended with the process.
+`async def` methods are awaited. All others run in one thread of the environment, so that they do
+not block each other and may depend on their thread. A call that takes too long is cancelled; if
+that is impossible, or it blocks the loop and so all others, the process is killed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from rhymeflow.utils.user_values import Arguments, described, reward_number, sho
 
 
 class CallFailed(Exception):  # noqa: N818 - it is what happened
-    """User code raised, or returned what it must not; the text says what."""
+    """User code raised, or returned a wrong value; the message says what."""
 
     def __init__(self, text: str, raised: str | None = None) -> None:
         super().__init__(text)
@@ -73,9 +73,9 @@ def _raised(error: BaseException) -> CallFailed:
 
 
 class LiveEnvironment:
-    """An environment object and the conversation so far; one call at a time.
+    """An environment object and its conversation so far; it gets one call at a time.
 
-    `open`, `step` and `judge` return a reply, or raise `CallFailed` whatever user code raises.
+    `open`, `step` and `judge` return a reply, or raise `CallFailed` if user code raises anything.
     """
 
     def __init__(
@@ -86,29 +86,29 @@ class LiveEnvironment:
         self._thread = ThreadPoolExecutor(1)
         self._object: Any = None
         self._messages: list[dict[str, Any]] = []
-        self._begun = ""
-        """The beginning of the policy's first turn, if the prompt ends with it."""
+        self._prefix = ""
+        """Beginning of the policy's first turn, if the prompt ends with it."""
         self.call: asyncio.Task[Reply | Failure] | None = None
-        """The latest."""
+        """The latest call."""
         self.is_in_thread = False
-        """Whether the call is in the thread, and so cannot be cancelled."""
+        """Whether the call runs in the thread and so cannot be cancelled."""
         self.is_cancelled = False
 
     async def open(self, opening: Opening) -> Opened:
-        """Make the object and reset it."""
+        """Create the object and reset it."""
         text = ""
         if self._kind.make is not None:
             self._object = await self._call(self._kind.make)
             reset, columns = self._object.reset, opening.columns
-            given = {"seed": opening.seed, "prompt": opening.prompt, **columns}
-            takes = Arguments(reset)
-            if (name := takes.missing(given)) is not None:
+            values = {"seed": opening.seed, "prompt": opening.prompt, **columns}
+            parameters = Arguments(reset)
+            if (name := parameters.missing(values)) is not None:
                 raise CallFailed(
                     f"reset takes an argument {name!r}, and the data has no such column"
                     f"{nearest(name, columns)}"
                 )
-            given = takes.chosen(columns, given)
-            returned = await self._call(reset, **copy.deepcopy(given))
+            arguments = parameters.chosen(columns, values)
+            returned = await self._call(reset, **copy.deepcopy(arguments))
             if not isinstance(returned, str | None):
                 raise CallFailed(f"returned {shown(returned)}, should be text or None")
             text = _shortened(returned or "", self._config.max_observation_chars)
@@ -121,14 +121,14 @@ class LiveEnvironment:
             return Opened(self.id, text)
         self._messages = copy.deepcopy(prompt)
         if prompt and prompt[-1]["role"] == "assistant":
-            self._begun = self._messages.pop()["content"]
+            self._prefix = self._messages.pop()["content"]
         return Opened(self.id, text)
 
     async def step(self, said: Said) -> Answered:
         """Answer a turn."""
         begin = time.perf_counter()
-        turn = {"role": "assistant", "content": self._begun + said.text}
-        self._begun = ""
+        turn = {"role": "assistant", "content": self._prefix + said.text}
+        self._prefix = ""
         self._messages.append(turn)
         failed = 0
         if self._kind.methods is None:
@@ -151,7 +151,7 @@ class LiveEnvironment:
         return Answered(self.id, answer, figures)
 
     async def judge(self) -> Rewarded:
-        """Give the reward."""
+        """Return the reward of the finished episode."""
         name = "reward" if self._kind.methods is None else "get_reward"
         method = getattr(self._object, name, None)
         if method is None:
@@ -187,7 +187,7 @@ class LiveEnvironment:
             return f"Error: {error.raised}", True
 
     async def _call(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
-        """Call user code; raises `CallFailed` if it raises."""
+        """Call user code. Raises `CallFailed` if it raises anything."""
         bound = partial(function, *arguments, **named)
         try:
             if inspect.iscoroutinefunction(function):
@@ -237,7 +237,7 @@ def _checked(answer: Any) -> Answer:
 
 
 def cut(answer: Answer, limit: int) -> Answer:
-    """Return the answer with so many characters of content in all, and notes where it was cut."""
+    """Cut the answer to `limit` characters of content in all, with a note in each cut message."""
     if answer is None:
         return None
     if isinstance(answer, str):
@@ -256,8 +256,8 @@ def _shortened(text: str, limit: int) -> str:
 
 
 def imported(sections_json: str, schemas_json: str) -> Callable[[Connection], None]:
-    """Import classes and tools, and return what serves a connection. `sections_json`: whose kinds
-    they are, and the first says how; `schemas_json`: of each kind's tools."""
+    """Import classes and tools, and return a function that serves a connection. Limits and
+    timeouts are those of the first section; `schemas_json` has the tools of each kind."""
     sections = [EnvironmentConfig.model_validate(each) for each in json.loads(sections_json)]
     kinds = [kind for section in sections for kind in load_kinds(section)]
     schemas = json.loads(schemas_json)
@@ -280,7 +280,7 @@ class _Server:
         self._kinds, self._schemas = kinds, schemas
         self._live: dict[int, LiveEnvironment] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        """Kept, for a loop does not keep its tasks."""
+        """Strong references, which the event loop does not keep."""
 
     async def serve(self) -> None:
         """Answer until the parent closes the pipe; never returns."""
@@ -293,7 +293,7 @@ class _Server:
                     question = decode(self._connection.recv_bytes())
                     loop.call_soon_threadsafe(self._take, question)
             except (EOFError, OSError):
-                os._exit(0)  # the parent wants no more, and threads may hang
+                os._exit(0)  # the parent has closed the pipe; threads may hang
 
         threading.Thread(target=read, daemon=True, name="questions").start()
         await loop.create_future()
@@ -314,7 +314,7 @@ class _Server:
                 self._begin(self._close(self._live.pop(id)))
 
     async def _run(self, live: LiveEnvironment, work: Coroutine[Any, Any, Reply]) -> None:
-        """Send the reply, or, after `timeout` seconds, cancel the call and say so."""
+        """Send the reply of a call; after `timeout` seconds, cancel the call and send `Late`."""
         self._send(Begun(live.id))
         live.call = call = asyncio.create_task(_reply(live.id, work))
         ended, _ = await asyncio.wait([call], timeout=self._config.timeout)
@@ -324,12 +324,11 @@ class _Server:
                 call.cancel()
                 await asyncio.wait([call], timeout=GRACE_SECONDS / 2)
             self._send(Late(live.id, is_stuck=not call.done()))
-        elif not call.cancelled():  # else it is closed
+        elif not call.cancelled():  # else `_close` has cancelled it
             self._send(call.result())
 
     async def _close(self, live: LiveEnvironment) -> None:
-        """Close the environment after the call in progress, within `timeout` seconds. What closing
-        raises is logged and has no other effect."""
+        """Close the environment after its call, within `timeout` seconds. Errors are logged."""
         call, live.is_cancelled = live.call, True
         if call is not None and not live.is_in_thread:
             call.cancel()
@@ -339,8 +338,8 @@ class _Server:
                     await asyncio.wait([call])
                 await live.close()
         except (CallFailed, TimeoutError, asyncio.CancelledError) as error:
-            what = str(error) or "took too long"
-            print(f"closing an environment {what}", file=sys.stderr)
+            problem = str(error) or "took too long"
+            print(f"closing an environment {problem}", file=sys.stderr)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -1,7 +1,7 @@
-"""What passes between a pool and the processes that run environments.
+"""Messages between a pool and the processes that run environments.
 
-`id` names one environment object in one process, which is asked one thing at a time. Every question
-but `Close` is answered by `Begun` and then a `Reply`, `Failure` or `Late`.
+`id` names one environment object in one process, which gets one request at a time. The reply to
+every request except `Close` is `Begun`, followed by a `Reply`, `Failure` or `Late`.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from rhymeflow.environments.episode import TurnFigures
 from rhymeflow.pool import Close, PoolMessage
 
 Answer = list[dict[str, Any]] | str | None
-"""What `Environment.step` returns."""
+"""Result of `Environment.step`."""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A call of a tool, as the policy wrote it; `error`: why it is unreadable, if so."""
+    """A tool call that the policy wrote; `error` says why it could not be parsed."""
 
     name: str
     arguments: str = "{}"
-    """JSON of an object, which keeps numbers of any size."""
+    """A JSON object as text, which keeps numbers of any size."""
     is_text: bool = False
-    """Whether all arguments are text, to be converted by the tool's schema."""
+    """Whether all arguments are text that the tool's schema converts."""
     error: str = ""
 
 
 class Said(msgspec.Struct, frozen=True):
-    """A turn of the policy: its text, and the calls of tools in it."""
+    """A turn of the policy: its text, and its tool calls."""
 
     text: str
     calls: list[Call]
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """What an environment is made of; `kind` is its index among those of all sections."""
+    """Arguments of a new environment; `kind` is an index into the kinds of all sections."""
 
     kind: int
     seed: int
@@ -45,7 +45,7 @@ class Opening(msgspec.Struct, frozen=True):
 
 
 class Open(PoolMessage):
-    """Make an environment and reset it."""
+    """Create an environment and reset it."""
 
     opening: Opening
 
@@ -61,20 +61,20 @@ class GiveReward(PoolMessage):
 
 
 class Opened(PoolMessage):
-    """It is reset, and returned this text."""
+    """The environment is reset; `text` is what `reset` returned."""
 
     text: str
 
 
 class Answered(PoolMessage):
-    """Its answer to the turn."""
+    """The environment's answer to a turn."""
 
     answer: Answer
     figures: TurnFigures
 
 
 class Rewarded(PoolMessage):
-    """The reward, or None where it has none."""
+    """The reward, or None if the environment gives none."""
 
     value: float | None
 

@@ -1,10 +1,9 @@
-"""Calls of tools in what the policy wrote: Hermes' JSON, Qwen3-Coder's XML, a tokenizer's own form.
+"""Parses tool calls of the policy: Hermes' JSON, Qwen3-Coder's XML, or a tokenizer's own form.
 
     <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>
     <tool_call><function=add><parameter=a>1</parameter></function></tool_call>
 
-Every `<tool_call>` gives one `Call`, readable or with an `error` that says what is wrong with it;
-nothing raises.
+Every `<tool_call>` gives one `Call`, which has an `error` if it is malformed. Nothing raises.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def parse_calls(text: str) -> list[Call]:
 
 
 def call_of(value: Any) -> Call:
-    """Return the call that an object of JSON is, or raise `ValueError`."""
+    """Return a decoded JSON object as a call. Raises `ValueError` if it is none."""
     if not isinstance(value, dict):
         raise ValueError('it is no JSON object with "name" and "arguments"')
     name, arguments = value.get("name"), value.get("arguments", {})
@@ -56,7 +55,7 @@ def call_of(value: Any) -> Call:
 
 
 def own_calls(tokenizer: Any, text: str, opening: str, tools: list[Any]) -> list[Call]:
-    """The calls as the tokenizer's own response template reads them."""
+    """Return the calls as the tokenizer's own response template parses them."""
     try:
         message = tokenizer.parse_response(text, prefix=opening, tools=tools)
         functions = [each["function"] for each in message.get("tool_calls") or []]

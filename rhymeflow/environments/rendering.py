@@ -1,8 +1,8 @@
-"""From the policy's tokens to what an environment reads, and from its answer to tokens.
+"""Decodes the policy's turns for an environment, and encodes the environment's answers.
 
-Sampled tokens are never encoded again: only what the environment adds is, as the chat template adds
-it after a turn of the assistant's. If a template passed `check_appends` and the policy wrote its
-turns as it does, prompt, sampled turns and encoded answers in a row are the whole conversation.
+Sampled tokens are never encoded again. Only the answer is encoded, as the chat template writes it
+after a turn of the assistant. If a template passed `check_appends`, and the policy writes turns as
+the template does, then prompt, sampled turns and encoded answers together are the conversation.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ _MARK = "rhymeflow-said-this"
 _THOUGHT = "<think>\nit is so\n</think>\n\n"
 _ASKED = {"role": "user", "content": "a question"}
 _WAY_OUT = (
-    "the policy would read its earlier turns otherwise than it wrote them; give the tokenizer a "
+    "the policy would read its earlier turns differently than it wrote them; give the tokenizer a "
     "template for training, which only appends"
 )
 
 
 class TextRenderer:
-    """For prompts that are text: answers are encoded as they are, without special tokens."""
+    """Renders for text prompts: answers are encoded as they are, without special tokens."""
 
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Schema] = ()) -> None:
         self._tokenizer, self._tools = tokenizer, list(tools)
         self._special, self._text_ids = special_tokens(tokenizer), TokenIds(tokenizer)
 
     def said(self, tokens: list[int]) -> Said:
-        """Return what the policy said in a turn."""
+        """Return the text and the tool calls of a turn."""
         text = self._tokenizer.decode(tokens, skip_special_tokens=True)
         return Said(text, self._calls(tokens) if self._tools else [])
 
     def encode(self, answer: list[Message] | str, turn: list[int]) -> list[int]:
-        """Return the tokens of what is answered to `turn`. Messages: their contents, one after the
-        other, those of tools in Hermes' tags."""
+        """Return the tokens of the answer to `turn`. Messages become their contents, one after the
+        other, with Hermes' tags around those of tools."""
         text = answer if isinstance(answer, str) else "".join(map(_bare, answer))
         return self._ids(self._harmless(text))
 
     def _harmless(self, text: str) -> str:
-        """The text without special tokens: what an environment says cannot end a turn or begin
-        another. A zero-width space stands after the first character of each."""
+        """Put a zero-width space into each special token of the text, after its first character, so
+        that an environment's answer cannot end or begin a turn."""
         for token in self._special:
             text = text.replace(token, f"{token[:1]}{INVISIBLE}{token[1:]}")
         return text
@@ -73,11 +73,11 @@ class TextRenderer:
 
 
 class ChatRenderer(TextRenderer):
-    """For prompts that went through the chat template.
+    """Renders for prompts that went through the chat template.
 
-    `reads_users`: whether answers may be messages of other roles than `tool`. `variables`: of the
-    template. `UserError` if it does more than append, does not take such messages, or writes calls
-    of tools otherwise than they are read.
+    `reads_users`: whether answers may be messages of other roles than `tool`. `variables`: those of
+    the template. Raises `UserError` if the template changes earlier turns, does not accept such
+    messages, or writes tool calls in a form that is not parsed.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ChatRenderer(TextRenderer):
         self._thought = thoughts[0]
         said = self._write([_ASKED, _said(self._thought + _MARK)], opens=False)
         _, found, self._closing = said.rpartition(_MARK)
-        """What the template puts after a turn of the assistant's."""
+        """The template's text after a turn of the assistant."""
         if not found:
             raise UserError("the chat template does not write what the assistant says, as text")
         asked, begun = self._write([_ASKED], opens=False), self._write([_ASKED])
@@ -104,8 +104,8 @@ class ChatRenderer(TextRenderer):
             self._check_read(tool, begun)
 
     def _check_read(self, tool: Schema, begun: str) -> None:
-        """Look whether a call of the tool, as the template writes it, is read as that call. A
-        template that does not tell of tools need not write calls: the prompt says how, then."""
+        """Raise `UserError` if a call of the tool, as the template writes it, is not parsed as
+        that call. A template without tools need not write calls: the prompt describes them."""
         name, arguments = tool["function"]["name"], example(tool["function"]["parameters"])
         asked = [_ASKED, _dummy([{"role": "tool", "name": name}], 0, self._thought, arguments)]
         said = self._write(asked, opens=False).removeprefix(begun)
@@ -128,8 +128,8 @@ class ChatRenderer(TextRenderer):
         )
 
     def encode(self, answer: list[Message] | str, turn: list[int]) -> list[int]:
-        """Return the tokens of what the template appends after `turn` for the answer, up to the
-        beginning of the policy's next turn. Text is a message of the user's."""
+        """Return the tokens that the template appends after `turn` for the answer, up to the
+        beginning of the policy's next turn. Text is a message of the user."""
         if isinstance(answer, str):
             answer = [{"role": "user", "content": answer}]
         answer = [each | {"content": self._harmless(each["content"])} for each in answer]
@@ -145,17 +145,17 @@ class ChatRenderer(TextRenderer):
         stop = self._stop_text(turn)
         _, found, rest = self._closing.partition(stop) if stop else ("", "", "")
         text = (rest if found else self._closing) + full[len(ended) :]
-        # Of some models a turn ends with the token that the next message begins with.
+        # In some templates, a turn ends with the token that the next message begins with.
         return self._after(stop, text if found else text.removeprefix(stop))
 
     def _stop_text(self, turn: list[int]) -> str:
-        """The special token that the turn ends with, as text; empty if there is none."""
+        """Return the special token at the end of the turn as text, "" if there is none."""
         text = str(self._tokenizer.decode(turn[-1:], skip_special_tokens=False))
         return text if text in self._special else ""
 
     def _after(self, stop: str, text: str) -> list[int]:
-        """Tokens of the text as it stands after the stop token: some tokenizers begin a text with
-        a space of their own."""
+        """Return the tokens of the text after the stop token; encoded alone, some tokenizers would
+        put a space before it."""
         lead, ids = self._ids(stop), self._ids(stop + text)
         return ids[len(lead) :] if ids[: len(lead)] == lead else self._ids(text)
 
@@ -169,8 +169,8 @@ class ChatRenderer(TextRenderer):
 def check_appends(
     write: Callable[..., str], thoughts: Sequence[str], *, reads_tools: bool, reads_users: bool
 ) -> None:
-    """Look whether the template writes a conversation's beginning as the conversation's beginning,
-    and takes messages of tools and of users."""
+    """Check that the template's text of a conversation's first messages begins its text of the
+    whole conversation, and that it accepts messages of tools and of users. Raises `UserError`."""
     for shape, messages in _conversations(thoughts, reads_tools, reads_users):
         where = f"the chat template, in a conversation with {shape}"
         try:
@@ -181,8 +181,8 @@ def check_appends(
                 asked = write(messages[:place])
                 said = write(messages[: place + 1], opens=False)
                 for text, begin, what in (
-                    (said, asked, "begins the assistant's turn otherwise when it has been said"),
-                    (whole, said, "changes a turn of the assistant's when others follow"),
+                    (said, asked, "begins the assistant's turn differently when it is complete"),
+                    (whole, said, "changes a turn of the assistant when others follow"),
                 ):
                     if not text.startswith(begin):
                         seen = _difference(text, begin)
@@ -219,7 +219,7 @@ def _said(content: str) -> Message:
 
 
 def _thoughts(write: Callable[..., str], template: str) -> tuple[str, ...]:
-    """What a turn of the policy's may begin with: reasoning, nothing, or either.
+    """Return what may begin a turn of the policy: reasoning, nothing, or either of them.
 
     Some templates begin the turn inside the reasoning, or after it.
     """
@@ -237,10 +237,10 @@ def _thoughts(write: Callable[..., str], template: str) -> tuple[str, ...]:
 def _dummy(
     answer: list[Message], turn: int, thought: str, arguments: Mapping[str, Any] = NOTHING
 ) -> Message:
-    """A turn of the assistant's that the answer could be to.
+    """Return a turn of the assistant that the answer could follow.
 
-    It has one call at most, whatever is answered: some templates take no more, and none of what
-    follows depends on it.
+    It has at most one call, because some templates allow no more, and the text after the turn does
+    not depend on it.
     """
     message = _said(f"{thought}well")
     called = next((each for each in answer if each["role"] == "tool"), None)
@@ -259,7 +259,7 @@ def _with_ids(answer: list[Message], turn: int) -> list[Message]:
 
 
 def _call_id(turn: int, place: int) -> str:
-    return f"call{turn:02d}{place:03d}"  # nine characters, which Mistral's templates want
+    return f"call{turn:02d}{place:03d}"  # nine characters, as Mistral's templates require
 
 
 def _bare(message: Message) -> str:

@@ -1,7 +1,7 @@
-"""Functions that the policy may call: what it is told of them, and how they are called.
+"""Tools: functions that the policy may call, their schemas, and the arguments of calls.
 
-What is told is what transformers makes of signature and docstring (`get_json_schema`); a function
-is called only with arguments that fit that.
+transformers makes a schema of signature and docstring (`get_json_schema`). A function is called
+only with arguments that fit its schema.
 """
 
 from __future__ import annotations
@@ -17,28 +17,34 @@ from rhymeflow.errors import UserError, nearest
 
 
 def schema_of(tool: Callable[..., Any], where: str) -> Schema:
-    """Return what the policy is told of a tool; its signature and its docstring have to say it."""
-    from transformers.utils import chat_template_utils as made  # loads torch, for types of images
+    """Return the schema of a tool. Raises `UserError` if signature or docstring are incomplete."""
+    from transformers.utils import chat_template_utils as templates  # loads torch
 
     for name, parameter in inspect.signature(tool).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise UserError(f"{where}: parameter {name!r} cannot be given by name")
     try:
-        schema: Schema = made.get_json_schema(tool)
+        schema: Schema = templates.get_json_schema(tool)
         json.dumps(schema)
-    except made.DocstringParsingException as error:
+    except templates.DocstringParsingException as error:
         raise UserError(f"{where}: {error} (Google style: `Args:` and a line for each)") from None
-    except (made.TypeHintParsingException, NameError, TypeError, ValueError, KeyError) as error:
+    except (
+        templates.TypeHintParsingException,
+        NameError,
+        TypeError,
+        ValueError,
+        KeyError,
+    ) as error:
         raise UserError(f"{where}: {error}; the policy is told the types of arguments") from None
     return schema
 
 
 class CallRefused(ValueError):  # noqa: N818 - it is what happened
-    """A call does not fit the tool; the text, which the policy reads, says why."""
+    """A call does not fit the tool; the policy reads the message."""
 
 
 def arguments_of(call: Call, schemas: dict[str, Schema]) -> dict[str, Any]:
-    """Return the arguments that a tool is to be called with, or raise `CallRefused`."""
+    """Return the arguments for a tool. Raises `CallRefused` if the call does not fit its schema."""
     if call.error:
         raise CallRefused(f"the tool call cannot be read: {call.error}")
     if call.name not in schemas:
@@ -64,7 +70,7 @@ def arguments_of(call: Call, schemas: dict[str, Schema]) -> dict[str, Any]:
 
 
 def example(schema: Schema) -> Any:
-    """Return a value that a schema, as transformers makes them, describes."""
+    """Return a value that fits a schema of transformers."""
     if "enum" in schema:
         return schema["enum"][0]
     if "anyOf" in schema:
@@ -80,7 +86,7 @@ def example(schema: Schema) -> Any:
 
 
 def fits(value: Any, schema: Schema) -> bool:
-    """Whether a value of JSON is what a schema, as transformers makes them, describes."""
+    """Whether a decoded JSON value fits a schema of transformers."""
     if value is None and schema.get("nullable"):
         return True
     if "enum" in schema and not any(
@@ -117,10 +123,10 @@ _OF_PYTHON = {"True": True, "False": False, "None": None}
 
 
 def _meant(text: str, schema: Schema) -> Any:
-    """The value that text stands for: itself if it may be text, else what it is as JSON."""
+    """Return the text itself if the schema allows text, else its value as JSON."""
     if fits(text, schema):
         return text
-    if text in _OF_PYTHON:  # templates that write values as Python does
+    if text in _OF_PYTHON:  # some templates write Python's values
         return _OF_PYTHON[text]
     try:
         return json.loads(text)

@@ -1,1 +1,1 @@
-"""Rewards: which functions judge a response, and how a pool of processes calls them."""
+"""Rewards: functions that score responses, and the pool of processes that calls them."""

@@ -1,8 +1,8 @@
-"""The built-in reward functions: factories that check their options and return a function of TRL's
-signature, so a column of the data can never be taken for an option.
+"""The built-in reward functions: factories that check their options and return a function with
+TRL's signature, so that a column of the data is never taken for an option.
 
-All give 1.0 for right and 0.0 for wrong, but for `reasoning_gym`, which also gives fractions, and
-`reward_model`. What a response lacks is wrong; what the data lacks is an error.
+They return 1.0 for right and 0.0 for wrong, except `reasoning_gym`, which also returns fractions,
+and `reward_model`. A response without an answer is wrong; a row without one is an error.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from rhymeflow.errors import UserError, nearest
 Scorer = Callable[..., list[float]]
 
 TRUTH_COLUMNS = ("answer", "ground_truth")
-"""Where the right answer is looked for if no column is named; the first that exists."""
+"""Columns with the right answer if none is named; the first that exists is used."""
 
 
 def exact_match(column: str | None = None, strip: bool = True, after: str | None = None) -> Scorer:
     """Compare the response with the right answer, character by character.
 
     Args:
-        column: holds the right answer; text, or a number whose text is meant.
+        column: has the right answer: text, or a number, which is compared as text.
         strip: ignore white space around both.
-        after: take only what follows the last occurrence of this text in the response (and in the
-            right answer, if it is there), such as `####` of GSM8K.
+        after: compare only what follows the last occurrence of this text (as GSM8K's `####`) in
+            the response, and in the right answer if it is there.
     """
 
     def _same(response: str, truth: str) -> bool:
         if after is not None:
-            _, found, response = response.rpartition(after)
-            if not found:
+            _, separator, response = response.rpartition(after)
+            if not separator:
                 return False
             truth = truth.rpartition(after)[2]
         return response.strip() == truth.strip() if strip else response == truth
@@ -44,11 +44,11 @@ def exact_match(column: str | None = None, strip: bool = True, after: str | None
 
 
 def regex(pattern: str, mode: Literal["search", "fullmatch"] = "search") -> Scorer:
-    """Look for a regular expression in the response (`.` also matches line ends).
+    """Search the response for a regular expression (`.` also matches line ends).
 
     Args:
-        pattern: Python's syntax.
-        mode: `search` finds it anywhere, `fullmatch` wants all of the response to match.
+        pattern: in Python's syntax.
+        mode: `search` finds it anywhere; `fullmatch` must match the whole response.
     """
     if mode not in ("search", "fullmatch"):
         raise UserError(f"mode is {mode!r}, should be 'search' or 'fullmatch'")
@@ -65,18 +65,18 @@ def regex(pattern: str, mode: Literal["search", "fullmatch"] = "search") -> Scor
 
 
 def math_verify(column: str | None = None) -> Scorer:
-    r"""Compare mathematically, by the package math-verify: `\frac{1}{2}` equals `0.5`.
+    r"""Compare as mathematics, with the package math-verify: `\frac{1}{2}` equals `0.5`.
 
-    A response that cannot be read, or not within math-verify's own five seconds, is wrong.
+    A response that math-verify cannot read within its limit of five seconds is wrong.
 
     Args:
-        column: holds the right answer: a formula, or text with a formula marked in it
+        column: has the right answer: a formula, or text with a formula marked in it
             (`$...$`, `\boxed{...}`).
     """
     package = extra("math_verify", "the reward math_verify", "math")
 
     def _equal(response: str, truth: str) -> bool:
-        # Of bare text only the first number is read (`1 + x` is 1), so it is marked as a formula.
+        # In bare text only the first number is read (`1 + x` is 1), so it is marked as a formula.
         is_marked = any(mark in truth for mark in ("$", r"\boxed", r"\(", r"\["))
         gold = package.parse(truth if is_marked else f"${truth}$")
         if not gold:
@@ -87,10 +87,10 @@ def math_verify(column: str | None = None) -> Scorer:
 
 
 def reasoning_gym(extract: Literal["all", "answer_tag", "last_line"] = "answer_tag") -> Scorer:
-    """Score by reasoning-gym's own scorer of the dataset that made the problem.
+    """Score with reasoning-gym's scorer for the problem's dataset.
 
     Args:
-        extract: what of the response is the answer: what stands in the last pair of
+        extract: the part of the response that is the answer: the content of the last pair of
             `<answer>` tags, the last line that is not empty, or all of it.
     """
     if extract not in _EXTRACTORS:
@@ -122,14 +122,14 @@ def reasoning_gym(extract: Literal["all", "answer_tag", "last_line"] = "answer_t
 def reward_model(
     model: str, device: Literal["auto", "cpu", "cuda"] = "cpu"
 ) -> Callable[..., list[float]]:
-    """Score prompt and response by a sequence classification model; the first logit, as in TRL.
+    """Score prompt and response by the first logit of a sequence classification model, as in TRL.
 
-    All responses of a call are scored in one pass, as text that the model's chat template writes
-    where the policy was given messages, or a text was made one.
+    One pass scores all responses of a call. If the policy's prompt went through a chat template,
+    the model's own chat template writes prompt and response.
 
     Args:
-        model: a directory or a hub name; its tokenizer is there too.
-        device: `auto` is CUDA where there is one, which it shares with rollout and training.
+        model: directory or hub name of the model and its tokenizer.
+        device: `auto` is CUDA if there is a GPU, which it shares with rollout and training.
     """
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -155,7 +155,7 @@ def reward_model(
         if seen is not None and tokenizer.chat_template:
             prompts, completions = seen["prompts"], seen["completions"]
         texts = [
-            prompt + _all_said(completion)
+            prompt + _joined(completion)
             if isinstance(prompt, str)
             else tokenizer.apply_chat_template(prompt + completion, tokenize=False)
             for prompt, completion in zip(prompts, completions, strict=True)
@@ -174,14 +174,15 @@ def reward_model(
     return score
 
 
-def _all_said(completion: str | list[dict[str, Any]]) -> str:
+def _joined(completion: str | list[dict[str, Any]]) -> str:
     if isinstance(completion, str):
         return completion
     return "".join(message["content"] for message in completion)
 
 
 def content(completion: str | list[dict[str, Any]]) -> str:
-    """Return the text of a response, which is a string or a list of messages."""
+    """Return a response that is a string, or the content of the last message of one that is a
+    list."""
     if isinstance(completion, str):
         return completion
     text = completion[-1]["content"]
@@ -190,7 +191,7 @@ def content(completion: str | list[dict[str, Any]]) -> str:
 
 
 def _by_truth(is_right: Callable[[str, str], bool], column: str | None) -> Scorer:
-    """Compare each response with the right answer, which a column holds."""
+    """Return a function that compares each response with the right answer in `column`."""
 
     def score(completions: list[Any], **columns: Any) -> list[float]:
         truths = _truths(column, columns)
@@ -203,9 +204,9 @@ def _by_truth(is_right: Callable[[str, str], bool], column: str | None) -> Score
 
 
 def _answer_tag(response: str) -> str | None:
-    _, found, rest = response.rpartition("<answer>")
-    answer, closed, _ = rest.partition("</answer>")
-    return answer.strip() if found and closed else None
+    _, opening, rest = response.rpartition("<answer>")
+    answer, closing, _ = rest.partition("</answer>")
+    return answer.strip() if opening and closing else None
 
 
 def _last_line(response: str) -> str | None:

@@ -1,7 +1,7 @@
-"""Calls of reward functions in processes of their own (`rhymeflow/pool.py`).
+"""Calls reward functions in a pool of processes (`rhymeflow/pool.py`).
 
-A request is judged as a whole: one response, or several to the same prompt, in one call of each
-function that is asked for. A timeout and a retry are those of a call.
+A request has one response, or several to the same prompt; each function is called once for all of
+them. Timeouts and retries apply to one call of one function.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from rhymeflow.reward.messages import RewardRequest
 
 
 class RewardCall(PoolMessage):
-    """Call these functions (by index, in this order) up to the first that gives no reward."""
+    """Call these functions (by index, in this order) until one fails."""
 
     request: RewardRequest
     functions: list[int]
 
 
 class Value(PoolMessage):
-    """A function's reward of each response, or None where it does not apply."""
+    """A function's reward for each response, or None where it does not apply."""
 
     values: list[float | None]
     noted: list[tuple[str, float]]
-    """What it logged (`reward/functions.py`)."""
+    """Metrics that it logged; see `Logged`."""
     extra: dict[str, list[Any]]
 
 
 @dataclass(slots=True)
 class FunctionRewards:
-    """For each response, the reward of each function by name (of those that applied to it)."""
+    """Results of all functions of a request; `components` has for each response the rewards by the
+    name of the function, without functions that do not apply."""
 
     components: list[dict[str, float]]
     noted: list[tuple[str, float]] = field(default_factory=list)
@@ -48,8 +49,8 @@ class FunctionRewards:
 
 
 class RewardTask(Task):
-    """Has these functions (by index in `names`) judge responses; `key`, as text, says in errors
-    what was judged. The result is `FunctionRewards`."""
+    """Scores responses with functions (indices into `names`), with `FunctionRewards` as result.
+    `key` names the responses in errors."""
 
     def __init__(
         self,
@@ -58,41 +59,41 @@ class RewardTask(Task):
         functions: Sequence[int],
         names: Sequence[str],
     ) -> None:
-        assert functions, f"{key}: no function is asked for"
+        assert functions, f"{key}: no function is given"
         super().__init__(key)
         self.request, self._names = request, names
         self._missing = list(functions)
         self._values: dict[int, list[float | None]] = {}
-        self._judged = FunctionRewards([{} for _ in request.completions])
+        self._rewards = FunctionRewards([{} for _ in request.completions])
 
     def begin(self, earlier: None) -> RewardCall:
-        """Ask for what is missing."""
+        """Return the call of all functions that have not answered."""
         self.part = self._missing[0]
         return RewardCall(self.id, self.request, self._missing)
 
     def take(self, reply: Value) -> None:
-        """Take the rewards of one function."""
+        """Store the rewards of one function; set the result after the last one."""
         self._values[self._missing.pop(0)] = reply.values
-        self._judged.noted += reply.noted
-        self._judged.extra |= reply.extra
+        self._rewards.noted += reply.noted
+        self._rewards.extra |= reply.extra
         if self._missing:
             self.part = self._missing[0]
             return
         for function, values in sorted(self._values.items()):
-            for components, value in zip(self._judged.components, values, strict=True):
+            for components, value in zip(self._rewards.components, values, strict=True):
                 if value is not None:
                     components[self._names[function]] = value
-        self.result = self._judged
+        self.result = self._rewards
 
     def where(self) -> str:
-        """Name the function."""
+        """Return the name of the current function and the key."""
         return f"reward function {self._names[self.part]!r}, {self.key}"
 
 
 def reward_pool(config: RewardConfig, log: Path | None = None) -> Pool:
-    """Processes that run the configured functions; what these print is appended to `log`."""
-    named = "reward functions " + ", ".join(each.function for each in config.functions)
-    return Pool(config, named, _imported, (config.model_dump_json(),), Value, log)
+    """Return a pool that runs the configured functions; their output is appended to `log`."""
+    names = "reward functions " + ", ".join(each.function for each in config.functions)
+    return Pool(config, names, _imported, (config.model_dump_json(),), Value, log)
 
 
 def _imported(config_json: str) -> Callable[[Connection], None]:
@@ -102,15 +103,17 @@ def _imported(config_json: str) -> Callable[[Connection], None]:
 
 def _serve(judges: list[Judge], connection: Connection) -> None:
     decode = msgspec.msgpack.Decoder(RewardCall).decode
-    with asyncio.Runner() as runner:  # one loop for life, so that its clients stay connected
+    with (
+        asyncio.Runner() as runner
+    ):  # one event loop for all calls, so that HTTP clients stay connected
         while True:
             call = decode(connection.recv_bytes())
             for index in call.functions:
                 judge = judges[index]
                 try:
                     values = judge(call.request, runner)
-                except NotAReward as what:
-                    connection.send_bytes(encode(Failure(call.id, clipped(str(what)))))
+                except NotAReward as error:
+                    connection.send_bytes(encode(Failure(call.id, clipped(str(error)))))
                     break
                 logged = judge.logged
                 value = Value(call.id, values, logged.metrics, logged.extra)

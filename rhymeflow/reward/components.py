@@ -1,4 +1,4 @@
-"""Each function's share of a reward: its name, and how the shares make the reward."""
+"""Components of a reward: their names, and their weighted sum."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rhymeflow.utils.user_values import LARGEST
 
 
 def component_names(functions: Iterable[RewardFunction]) -> tuple[str, ...]:
-    """Name each function's share of the reward: its short name, numbered where two are equal."""
+    """Return the name of each function's reward: its short name, numbered if two are equal."""
     names: list[str] = []
     for each in functions:
         spec = each.function
@@ -26,7 +26,7 @@ def component_names(functions: Iterable[RewardFunction]) -> tuple[str, ...]:
 
 
 class WeightedSum:
-    """The reward as the weighted sum of its components: of functions, and of environments."""
+    """The weighted sum of the rewards of functions and environments."""
 
     def __init__(
         self, functions: Sequence[RewardFunction], environments: Sequence[EnvironmentClass] = ()
@@ -39,10 +39,10 @@ class WeightedSum:
                 "environment another `name`"
             )
         self.weights = dict(zip(names, weights, strict=True))
-        """The factor of each, by its name, in the order of the configuration."""
+        """Weights by name, in the order of the configuration."""
 
     def problem(self, name: str, rewards: Sequence[float | None]) -> str | None:
-        """Why the rewards of what has this name are none, if so."""
+        """Return why the rewards of responses `name` are not usable, or None."""
         where = f"reward functions {', '.join(self.weights)}, {name}"
         if None in rewards:
             return f"{where}: all returned None: none applies to this sample"
@@ -52,12 +52,12 @@ class WeightedSum:
         return f"{where}: the weighted sum is {largest:g}, the largest size is {LARGEST:g}"
 
     def ordered(self, components: Mapping[str, float]) -> dict[str, float]:
-        """The components that there are, in the order of the configuration."""
+        """Return the components in the order of the configuration."""
         return {name: components[name] for name in self.weights if name in components}
 
     def __call__(self, components: Mapping[str, float]) -> float | None:
-        """Sum the components that there are; None if no function applied."""
-        found = self.ordered(components)
-        if not found:
+        """Return the weighted sum of the components; None if there are none."""
+        ordered = self.ordered(components)
+        if not ordered:
             return None
-        return float(sum(self.weights[name] * value for name, value in found.items()))
+        return float(sum(self.weights[name] * value for name, value in ordered.items()))

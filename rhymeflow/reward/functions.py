@@ -1,8 +1,8 @@
-"""From the name of a reward function to something that judges responses.
+"""Imports reward functions by name, and calls them with the arguments that they take.
 
 Functions have TRL's signature, or verl's, `compute_score(data_source, solution_str, ground_truth)`,
-which is known by its parameters: one response a call, the text without special tokens.
-What a function does to its arguments is seen by no other call.
+which is recognised by its parameters and gets one response per call, without special tokens. Each
+call gets its own copies of the arguments.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from rhymeflow.utils.user_modules import function_of, imported
 from rhymeflow.utils.user_values import Arguments, described, reward_numbers
 
 BUILT_IN: dict[str, Callable[..., Any]] = {**SCORERS, "llm_judge": llm_judge}
-"""Factories of the functions that are called by a name alone."""
+"""Factories of the built-in functions by name."""
 
 TRAINER_ARGUMENTS = ("trainer_state", "log_metric", "log_extra")
-"""Arguments that are neither of the data nor of the responses, as in TRL."""
+"""TRL's arguments that come neither from the data nor from the responses."""
 
 ABSENT = ("data_source", "extra_info")
-"""What verl always gives a function, and other data may lack: it is None then."""
+"""Arguments that verl always passes; they are None if the data has no such columns."""
 
 
 class NotAReward(Exception):  # noqa: N818 - it is what happened
-    """The function did something else than give a reward; the text says what."""
+    """A function raised, or returned something that is no reward; the message says what."""
 
 
 class Logged:
-    """What a function says besides its rewards, by TRL's `log_metric` and `log_extra`."""
+    """Metrics and columns that a function logs by TRL's `log_metric` and `log_extra`."""
 
     def __init__(self) -> None:
         self.metrics: list[tuple[str, float]] = []
         self.extra: dict[str, list[Any]] = {}
 
     def log_metric(self, name: str, value: float) -> None:
-        """Add a number to the metric `name`, whose mean over a step is logged."""
+        """Add a value to the metric `name`, of which the mean over a step is logged."""
         number = float(value)
         if not math.isfinite(number):
             raise ValueError(f"log_metric({name!r}, {value!r}): not a finite number")
         self.metrics.append((str(name), number))
 
     def log_extra(self, column: str, values: Iterable[Any]) -> None:
-        """Keep a value for each response, as text where it is neither number nor text."""
+        """Log a value for each response; values other than numbers and text become text."""
         self.extra.setdefault(str(column), []).extend(map(_sendable, values))
 
 
@@ -67,13 +67,13 @@ def _sendable(value: Any) -> Any:
 
 
 class Judge:
-    """One reward function, imported and bound to its options."""
+    """A reward function, imported and bound to its options."""
 
     def __init__(self, config: RewardFunction) -> None:
         self._name = config.function
         where = f"reward function {self._name}"
         self.logged = Logged()
-        """What it said besides its rewards, in the last call."""
+        """Metrics and columns of the last call."""
         self._options: dict[str, Any] = {}
         self._adds: tuple[str, ...] = ()
         if self._name in BUILT_IN:
@@ -94,15 +94,15 @@ class Judge:
             self._options, self._adds = config.options, TRAINER_ARGUMENTS
 
     def __call__(self, request: RewardRequest, runner: asyncio.Runner) -> list[float | None]:
-        """Return a finite number or None for each response, from one call; coroutines run in
-        `runner`. `NotAReward` says what the function did instead."""
+        """Call the function once; return a finite number or None for each response. Coroutines run
+        in `runner`. Raises `NotAReward`."""
         self.logged = Logged()
         arguments = self._arguments(request)
         try:
             result = self._function(**arguments)
             if inspect.isawaitable(result):
                 result = runner.run(_awaited(result))
-        # User code: whatever it raises becomes a message and no reward.
+        # User code may raise anything.
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
             raise NotAReward(f"raised {described(error)}") from None
         try:
@@ -120,7 +120,7 @@ class Judge:
             seen = request.seen
             given["seen"] = None if seen is None else _conversation(seen, request)
         given["completion_ids"] = copy.deepcopy(request.completion_ids)
-        if (problem := self._replaced(request.columns)) is not None:
+        if (problem := self._conflict(request.columns)) is not None:
             raise NotAReward(problem)
         if self._adds == TRAINER_ARGUMENTS:
             given["trainer_state"] = request.trainer_state
@@ -133,8 +133,8 @@ class Judge:
             )
         return self._takes.chosen(given)
 
-    def _replaced(self, columns: Collection[str]) -> str | None:
-        """What is wrong where the function would be given something else than such a column."""
+    def _conflict(self, columns: Collection[str]) -> str | None:
+        """Return an error if a column has the name of an argument that is not from the data."""
         for name in self._adds:
             if name in columns and (self._takes.takes_all or name in self._takes.names):
                 return (
@@ -144,9 +144,9 @@ class Judge:
         return None
 
     def check_columns(self, columns: Collection[str]) -> None:
-        """Look whether data with these columns has all that the function must be given, and no
-        column that it would be given something else for."""
-        if (problem := self._replaced(columns)) is not None:
+        """Raise `UserError` if data with these columns lacks an argument of the function, or has a
+        column with the name of an argument that is not from the data."""
+        if (problem := self._conflict(columns)) is not None:
             raise UserError(f"reward function {self._name}: {problem}")
         given = {*columns, *self._options, *RESERVED, *TRAINER_ARGUMENTS}
         if (name := self._takes.missing(given)) is not None:
@@ -167,28 +167,28 @@ def _is_verl(names: Collection[str]) -> bool:
 def _as_trl_calls(
     function: Callable[..., Any], takes: Arguments, options: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    """A function of verl's as TRL would call it; of a dictionary that it returns, the `score`."""
+    """Wrap verl's function for TRL's arguments. If it returns a dictionary, its `score` counts."""
     always = takes.chosen(dict.fromkeys(ABSENT))
 
     async def score(completions: list[Any], **columns: Any) -> list[Any]:
-        found = []
+        rewards = []
         for number, completion in enumerate(completions):
             row = {name: values[number] for name, values in columns.items() if name in takes.names}
             arguments = {**always, **row, **options, "solution_str": content(completion)}
             result = function(**arguments)
             result = await result if inspect.isawaitable(result) else result
-            found.append(result["score"] if isinstance(result, dict) else result)
-        return found
+            rewards.append(result["score"] if isinstance(result, dict) else result)
+        return rewards
 
     return score
 
 
 def _conversation(prompt: str | list[dict[str, Any]], request: RewardRequest) -> dict[str, Any]:
-    """Prompt and response as TRL hands them over: of messages, both are lists of messages. So are
-    responses to text where there are environments, whose answers are not the policy's.
+    """Return TRL's arguments `prompts` and `completions`. If the prompt is a list of messages, both
+    are; if there are environments, responses are lists of messages even to text.
 
-    A prompt that ends in the beginning of an answer gives that to the response. What environments
-    answered are messages of the role `tool`, as the policy read them but for special tokens.
+    If the prompt ends with the beginning of the answer, the response gets that. Environments'
+    answers are messages of the role `tool`, as the policy read them but without special tokens.
     """
     texts, begun = request.completions, ""
     if isinstance(prompt, str) and not request.turns:
@@ -210,7 +210,7 @@ def _conversation(prompt: str | list[dict[str, Any]], request: RewardRequest) ->
 
 
 def _repeated(value: Any, count: int) -> list[Any]:
-    """A list with the value for each response: copies, as user code may change them."""
+    """Return copies of the value, one for each response, because user code may change them."""
     return [copy.deepcopy(value) for _ in range(count)]
 
 

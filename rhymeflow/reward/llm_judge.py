@@ -1,7 +1,8 @@
-"""A reward by a language model: the built-in `llm_judge`, which asks an OpenAI-compatible server.
+"""The built-in reward `llm_judge`: a language model on an OpenAI-compatible server scores
+responses.
 
-The key comes from the environment of the run and is in no configuration, log or error. A question
-that was answered is not asked again in this process; an answer without a number is an error.
+The API key comes from an environment variable and is in no configuration, log or error. This
+process asks each question only once. An answer without a number is an error.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from rhymeflow.errors import UserError
 from rhymeflow.reward.builtin import content
 
 WAIT_SECONDS = 0.5
-"""Before the first further try; each time twice as long."""
+"""Waiting time before the second try; doubled before each further one."""
 
 WORTH_A_TRY = (408, 409, 429, 500, 502, 503, 504)
-"""HTTP answers after which another try may succeed."""
+"""HTTP status codes after which another try may succeed."""
 
 
 def llm_judge(
@@ -41,20 +42,20 @@ def llm_judge(
     max_tokens: int = 256,
     api_key_variable: str = "OPENAI_API_KEY",
 ) -> Callable[..., list[float]]:
-    """Have a model judge each response.
+    """Have a model score each response.
 
     Args:
-        url: of the server, up to `/v1`.
-        model: its name there.
-        prompt: what it is asked, with `{prompt}`, `{completion}` and columns of the data in braces.
-        pattern: finds the reward in its answer, as the first group: the last number.
-        scale: the number is divided by this.
-        concurrency: questions at a time, of each of `reward.num_workers`.
-        retries: further tries after a server that is busy, gone, or silent for `timeout` seconds.
-            `reward.timeout` is for a whole group, tries included.
-        timeout: seconds for one answer.
-        max_tokens: of its answer.
-        api_key_variable: the environment variable that holds the key; none is sent if it is empty.
+        url: address of the server, up to `/v1`.
+        model: name of the model on the server.
+        prompt: the question, with `{prompt}`, `{completion}` and columns of the data in braces.
+        pattern: regular expression whose first group is the reward; by default the last number.
+        scale: divisor of the number.
+        concurrency: questions at a time of each of `reward.num_workers` processes.
+        retries: further tries if the server is busy, gone, or silent for `timeout` seconds.
+            `reward.timeout` limits a whole group with all tries.
+        timeout: longest time for one answer in seconds.
+        max_tokens: longest answer in tokens.
+        api_key_variable: environment variable with the key; if it is empty, no key is sent.
     """
     try:
         compiled = re.compile(pattern, re.DOTALL)
@@ -69,18 +70,18 @@ def llm_judge(
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get(api_key_variable, ""):
         headers["Authorization"] = f"Bearer {key}"
-    ask = partial(_asked, url.rstrip("/") + "/chat/completions", headers, timeout, retries)
+    ask = partial(_ask, url.rstrip("/") + "/chat/completions", headers, timeout, retries)
     known: dict[str, float] = {}
     pool = ThreadPoolExecutor(concurrency, "judge")
 
-    def judged(question: str) -> float:
+    def judge(question: str) -> float:
         if question not in known:
             messages = [{"role": "user", "content": question}]
             answer = ask(model=model, messages=messages, temperature=0, max_tokens=max_tokens)
-            found = compiled.search(answer)
-            if found is None:
+            match = compiled.search(answer)
+            if match is None:
                 raise ValueError(f"the judge's answer has no reward: {answer[:200]!r}")
-            known[question] = float(found[1]) / scale
+            known[question] = float(match[1]) / scale
         return known[question]
 
     def score(
@@ -94,17 +95,17 @@ def llm_judge(
             row = {name: str(values[number]) for name, values in columns.items()}
             row |= {"prompt": content(prompts[number]), "completion": content(completion)}
             questions.append(_filled(prompt, row))
-        return list(pool.map(judged, questions))
+        return list(pool.map(judge, questions))
 
     return score
 
 
-def _asked(url: str, headers: dict[str, str], timeout: float, retries: int, **request: Any) -> str:
+def _ask(url: str, headers: dict[str, str], timeout: float, retries: int, **request: Any) -> str:
     body = json.dumps(request).encode()
     for attempt in itertools.count():
         try:
-            asked = urllib.request.Request(url, body, headers)
-            with urllib.request.urlopen(asked, timeout=timeout) as response:
+            http_request = urllib.request.Request(url, body, headers)
+            with urllib.request.urlopen(http_request, timeout=timeout) as response:
                 return str(json.load(response)["choices"][0]["message"]["content"])
         except urllib.error.HTTPError as error:
             what = f"HTTP {error.code}: {error.read(200).decode(errors='replace')}"
@@ -118,5 +119,5 @@ def _asked(url: str, headers: dict[str, str], timeout: float, retries: int, **re
 
 
 def _filled(template: str, row: dict[str, str]) -> str:
-    """The template with its braces filled; other braces stay as they are."""
-    return re.sub(r"\{(\w+)\}", lambda found: row.get(found[1], found[0]), template)
+    """Replace names of the row in braces by their values; other braces stay."""
+    return re.sub(r"\{(\w+)\}", lambda match: row.get(match[1], match[0]), template)

@@ -1,4 +1,4 @@
-"""What reward functions are asked about."""
+"""Requests to reward functions."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import msgspec
 
 
 class TrainerState(msgspec.Struct, frozen=True):
-    """How far training is: what TRL's `trainer_state` says of it."""
+    """Progress of training: fields of TRL's `trainer_state`."""
 
     global_step: int
-    """Versions published when the responses were handed in."""
+    """Versions published when the responses were submitted."""
     max_steps: int
 
 
 class RewardRequest(msgspec.Struct, frozen=True):
-    """Responses to one prompt, judged together; `columns` are those of the prompt."""
+    """Responses to one prompt, scored together; `columns` are those of the prompt's row."""
 
     prompt: str | list[dict[str, Any]]
     completions: list[str]
@@ -24,7 +24,7 @@ class RewardRequest(msgspec.Struct, frozen=True):
     columns: dict[str, Any]
     trainer_state: TrainerState
     turns: list[list[str]] = []
-    """Where there are environments, of each: what the policy and its environment said, by turns."""
+    """With environments, for each response: texts of policy and environment, in turn."""
     seen: str | list[dict[str, Any]] | None = None
-    """For reward models: the prompt as the policy was given it, text or messages, with what
-    `data.assistant_prefix` begins the answer by."""
+    """For reward models: the prompt as the policy read it, text or messages, with
+    `data.assistant_prefix`."""

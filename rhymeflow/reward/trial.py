@@ -1,5 +1,5 @@
-"""Reward functions tried on a short response, before a run: as in a run, in processes of their own
-and no longer than `reward.timeout`. Nothing asks a server or computes by a model.
+"""Tries reward functions on a short response before a run, in a process and with `reward.timeout`
+as in the run. Functions that ask a server or run a model are not tried.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rhymeflow.reward.components import component_names
 from rhymeflow.reward.messages import RewardRequest, TrainerState
 
 RESPONSE = "0"
-"""What is judged."""
+"""The response that is scored."""
 
-_NOT_TRIED = {"llm_judge": "it asks a server", "reward_model": "it computes by a model"}
+_NOT_TRIED = {"llm_judge": "it asks a server", "reward_model": "it runs a model"}
 
 
 def tried(
@@ -30,11 +30,11 @@ def tried(
     encode: Callable[[str], list[int]],
     say: Callable[[str], object],
 ) -> list[str]:
-    """Call each function as for `prompt`, and say in a line what it returned. One that is called
+    """Call each function for `prompt`; return a line about each result. A function that is called
     per group gets as many responses as a group has.
 
-    `encode` makes the tokens of a response; `say` is given what the functions print. `UserError` if
-    a function gives no reward, and a run would stop.
+    `encode` tokenizes a response; `say` gets the functions' output. Raises `UserError` if a
+    function fails so that a run would stop.
     """
     names = component_names(functions)
     to_call = [index for index, each in enumerate(functions) if each.function not in _NOT_TRIED]

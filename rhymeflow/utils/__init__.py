@@ -1,1 +1,1 @@
-"""Small things of the operating system and the interpreter that know nothing of training."""
+"""Helpers for the operating system and the interpreter, independent of training."""

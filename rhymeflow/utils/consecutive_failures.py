@@ -1,4 +1,4 @@
-"""Counts what failed one after the other, and stops where it is too much."""
+"""Counts consecutive failures, and stops the run at a limit."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from rhymeflow.errors import UserError
 
 
 class ConsecutiveFailures:
-    """How many calls have failed since one did not, or other `things`; `field` of the configuration
-    has the limit."""
+    """Counts calls, or other `things`, that failed since one last succeeded. `field` is the field
+    of the configuration with the limit."""
 
     def __init__(self, limit: int, field: str, things: str = "calls", count: int = 0) -> None:
         self._limit, self._field, self._things, self._count = limit, field, things, count
 
     def count(self, error: str | None) -> None:
-        """One has ended; `error` says why it failed, if it did.
+        """Count the end of a call; `error` is the reason if it failed.
 
         Raises:
-            UserError: as many in a row as the limit have failed.
+            UserError: `limit` calls in a row have failed.
         """
         if error is None:
             self._count = 0

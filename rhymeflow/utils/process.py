@@ -1,4 +1,4 @@
-"""What a worker's process sets for itself: its name, its memory, and where its prints go."""
+"""Settings of a worker's process: its name, its allocator, and the file for its output."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ _output: Path | None = None
 
 
 def set_process_name(name: str) -> None:
-    """Have `top`, `ps -o comm` and `pkill` call this process `rf:NAME`, of which Linux keeps 15
-    bytes. Called in its main thread; threads begun later inherit it.
-    """
+    """Name this process `rf:NAME` in `top`, `ps -o comm` and `pkill`; Linux keeps 15 bytes. Call it
+    in the main thread; threads that begin later inherit it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_NAME, f"{PREFIX}{name}".encode(), 0, 0, 0)
 
 
 def keep_freed_memory() -> None:
-    """Have this process keep up to 2 GiB of what it frees, for what it allocates next.
+    """Make glibc keep up to 2 GiB of freed memory for later allocations.
 
-    By default glibc gives each large array back to the system, and the next must be cleared and
-    mapped again, page by page: of a learner's step a twentieth. Elsewhere nothing is changed.
+    By default it returns each large array to the system, and the next one is mapped and cleared
+    again, page by page: a twentieth of a learner's step. Other C libraries are not changed.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -35,9 +34,8 @@ def keep_freed_memory() -> None:
 
 
 def redirect_output(path: Path) -> None:
-    """Append whatever this process, C code and child processes included, prints from now on to the
-    file, since the terminal belongs to the controller's display.
-    """
+    """Append the output of this process, its C code and its child processes to the file, because
+    the controller's display uses the terminal."""
     global _output
     _output = path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,6 +48,6 @@ def redirect_output(path: Path) -> None:
 
 
 def output_path() -> Path:
-    """The file that `redirect_output` was given, for processes that this one starts."""
+    """Return the file of `redirect_output`, for processes that this one starts."""
     assert _output is not None, "output goes to the terminal"
     return _output

@@ -1,17 +1,16 @@
-"""How far this worker's process has come: a number that grows with what it does.
+"""Counts the work of a worker's process, so that a hang can be noticed.
 
-Whoever does a piece of work calls `advance` after it: a micro-batch, an optimizer step, an
-iteration of an engine, a tensor that is published or pulled; and waiting with nothing to do is
-work, too. So a number that stands still is a process that hangs, or one whose next piece takes
-long.
+`advance` is called after each piece of work: a micro-batch, an optimizer step, an iteration of an
+engine, a tensor published or pulled, and also while the worker is idle. If the count stands still,
+the process hangs, or one piece takes long.
 """
 
 pieces = 0
 has_started = False
-"""Whether work comes in pieces yet; until then the process loads and compiles, in one."""
+"""Whether the process has finished loading and compiling, which are not counted in pieces."""
 
 
 def advance() -> None:
-    """A piece of work is done."""
+    """Count a piece of work."""
     global pieces
     pieces += 1

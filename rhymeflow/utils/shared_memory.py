@@ -1,9 +1,8 @@
-"""Named memory that processes of one machine share: created, mapped and freed.
+"""Creates, maps and frees named memory that processes of one machine share.
 
-It is zeros at first, and belongs to the process that created it: freed when that process says so,
-or by its resource tracker. It is mapped directly rather than through
-`multiprocessing.shared_memory`, which before Python 3.13 has the tracker of a process that merely
-attached free it too.
+New memory is zero. The process that created it frees it, or else its resource tracker does. It is
+mapped directly and not through `multiprocessing.shared_memory`, with which before Python 3.13 the
+tracker of a process that only attached would free it too.
 """
 
 from __future__ import annotations
@@ -27,31 +26,30 @@ LINE = 64
 
 
 def new_name(prefix: str) -> str:
-    """Return a name that is free: `PREFIX-PID-` and chance. macOS takes 30 letters."""
+    """Return a free name: `PREFIX-PID-` and random digits. macOS allows 30 characters."""
     return f"{prefix}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
-def prefix_for(run_dir: Path, what: str) -> str:
-    """How the names of a run's memory begin, so that what a killed run left is found; `what` is a
-    letter. The directory's number stands for it: a copy of the run has another one.
-    """
-    there = run_dir.stat()
-    identity = hashlib.blake2b(f"{there.st_dev}:{there.st_ino}".encode(), digest_size=4)
-    return f"rf-{identity.hexdigest()}-{what}"
+def prefix_for(run_dir: Path, kind: str) -> str:
+    """Return the prefix of names of a run's memory, by which memory of a killed run is found;
+    `kind` is a letter. The directory's inode identifies the run, so a copy has another prefix."""
+    status = run_dir.stat()
+    identity = hashlib.blake2b(f"{status.st_dev}:{status.st_ino}".encode(), digest_size=4)
+    return f"rf-{identity.hexdigest()}-{kind}"
 
 
 def free_left(prefix: str) -> None:
-    """Remove all names with this prefix, which nobody may use any more; on macOS none is found."""
+    """Remove all names with this prefix, which no process may be using; on macOS it finds none."""
     for path in DIRECTORY.glob(f"{prefix}*"):
         path.unlink(missing_ok=True)
 
 
 def create(name: str, size: int, *, what: str, advice: str) -> mmap.mmap:
-    """Make `size` bytes of shared memory under a new name. On Linux all of it is reserved: were it
-    not, the first write past what the machine has would kill the writer with SIGBUS.
+    """Create `size` bytes of shared memory under a new name. On Linux all of it is reserved,
+    because a write beyond the machine's memory would kill the writer with SIGBUS.
 
     Raises:
-        UserError: the machine's shared memory is too small for `what`; ends with the advice.
+        UserError: the machine's shared memory is too small; the message has `what` and `advice`.
     """
     descriptor = open_descriptor(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
@@ -85,17 +83,17 @@ def attach(name: str, *, writable: bool) -> mmap.mmap:
 
 
 def free(name: str) -> None:
-    """Remove the name; the memory goes when the last process that mapped it does."""
+    """Remove the name; the memory is freed when no process maps it any more."""
     _posixshmem.shm_unlink(f"/{name}")
     resource_tracker.unregister(f"/{name}", _TRACKED_AS)
 
 
 def open_descriptor(name: str, flags: int) -> int:
-    """Open the memory as a file, which ends with the caller's `os.close`."""
+    """Open the memory as a file, which the caller must close with `os.close`."""
     descriptor: int = _posixshmem.shm_open(f"/{name}", flags, mode=0o600)
     return descriptor
 
 
 def whole_lines(num_bytes: int) -> int:
-    """Return the bytes of the cache lines that so many bytes take."""
+    """Round up a number of bytes to whole cache lines."""
     return -(-num_bytes // LINE) * LINE

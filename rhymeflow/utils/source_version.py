@@ -1,4 +1,4 @@
-"""Which Rhymeflow this is: its version, and the commit where it runs from a clone."""
+"""The version of Rhymeflow, with the commit if it runs from a clone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @cache
 def source_version() -> str:
-    """`0.1.0`, or `0.1.0, commit 74141fc`."""
+    """Return `0.1.0`, or `0.1.0, commit 74141fc`."""
     from importlib.metadata import version
 
     commit = _commit(ROOT)
@@ -18,7 +18,7 @@ def source_version() -> str:
 
 
 def _commit(root: Path) -> str | None:
-    """What HEAD is; None: there is no clone, or no git to ask."""
+    """Return the commit of HEAD, or None without a clone or without git."""
     import subprocess
 
     if not (root / ".git").exists():

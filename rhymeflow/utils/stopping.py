@@ -1,6 +1,6 @@
-"""What stops a program: Ctrl-C, and the signals of clusters and of a terminal that is closed.
+"""Handles signals that stop a program: Ctrl-C, and those of clusters and of a closed terminal.
 
-What a caller, or `nohup`, has done about a signal stays.
+Handlers that a caller or `nohup` has set stay.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What people and clusters stop a run with, and what a closed terminal sends."""
+"""Sent by users, clusters and closed terminals."""
 
 
 @contextmanager
 def taking(
     numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]
 ) -> Iterator[None]:
-    """Have `handler` called with these signals in the block, in the main thread: no other may."""
+    """Call `handler` on these signals during the block; does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -33,13 +33,13 @@ def taking(
 
 @contextmanager
 def as_interrupts() -> Iterator[None]:
-    """All of them raise `KeyboardInterrupt` in the block, as Ctrl-C does."""
+    """Make all stop signals raise `KeyboardInterrupt` in the block, as Ctrl-C does."""
     plain = [each for each in STOP_SIGNALS if signal.getsignal(each) is signal.SIG_DFL]
     with taking(plain, signal.default_int_handler):
         yield
 
 
 def not_ignored() -> list[int]:
-    """All but SIGHUP under `nohup`."""
+    """Return the stop signals, without SIGHUP under `nohup`."""
     has_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [each for each in STOP_SIGNALS if not (each is signal.SIGHUP and has_nohup)]

@@ -1,9 +1,9 @@
-"""The user's functions and objects: `path/to/file.py:function`, dotted, or `objects.pickle:name`.
+"""Imports user functions and objects: `path/to/file.py:function`, dotted, or `objects.pickle:name`.
 
-A file is a module whose name has the path in it, so that what it defines can be sent to processes
-that the user's code starts, and files of one name stay apart. A `.pickle` has a trainer's objects
-that are in no module, with what they share. Whatever cannot be had is a `UserError` in one line
-that begins with `where` and says why, also if the user's file itself raised.
+A file becomes a module whose name contains its path, so that its objects can be sent to processes
+that user code starts, and files of the same name are different modules. A `.pickle` has objects of
+a Trainer that are in no module. If an object cannot be imported, also because the user's file
+raised, a `UserError` says why in one line that begins with `where`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rhymeflow.errors import UserError, nearest
 from rhymeflow.utils.user_values import described
 
 __path__: list[str] = []
-"""Says that this module has submodules; the finder below finds them."""
+"""Marks this module as a package; `_Finder` finds its submodules."""
 
 
 def name_of_file(path: Path) -> str:
-    """The name to import an absolute path by."""
-    escaped = re.sub("[^A-Za-z0-9]", lambda found: f"_{ord(found[0]):x}_", str(path))
+    """Return the module name of the file at an absolute path."""
+    escaped = re.sub("[^A-Za-z0-9]", lambda match: f"_{ord(match[0]):x}_", str(path))
     return f"{__name__}.{escaped}"
 
 
@@ -42,7 +42,7 @@ class _Finder(MetaPathFinder):
         if not fullname.startswith(f"{__name__}."):
             return None
         escaped = fullname.removeprefix(f"{__name__}.")
-        file = Path(re.sub("_([0-9a-f]+)_", lambda found: chr(int(found[1], 16)), escaped))
+        file = Path(re.sub("_([0-9a-f]+)_", lambda match: chr(int(match[1], 16)), escaped))
         if file.suffix == ".pickle":
             return spec_from_loader(fullname, _PickleLoader(file))
         return spec_from_file_location(fullname, file)
@@ -53,8 +53,8 @@ class _PickleLoader(Loader):
         self._path = path
 
     def exec_module(self, module: ModuleType) -> None:
-        """Its `__objects__`, and what they use of their writer's `__main__`, which belongs to this
-        module from now on, so that processes can be sent it; a file is read once in a process."""
+        """Read the file's `__objects__`. Functions and classes of the writer's `__main__` that they
+        use become members of this module, so that they can be sent to other processes."""
         directories, data = pickle.loads(self._path.read_bytes())
         sys.path += [each for each in directories if each not in sys.path]
         objects, main = pickle.loads(data)
@@ -70,19 +70,19 @@ sys.meta_path.append(_Finder())
 
 
 def names_pickle(spec: str) -> bool:
-    """Whether `spec` means an object in such a file."""
+    """Whether `spec` names an object in a `.pickle` file."""
     return ".pickle:" in spec
 
 
 def dumped(objects: Mapping[str, Any]) -> bytes:
-    """Write objects by value, with what they refer to; functions of modules stay names.
+    """Pickle objects with everything that they refer to; functions of modules are pickled by name.
 
     Raises:
-        UserError: one of them holds something that is of this process only.
+        UserError: one of them contains an object that cannot leave this process.
     """
     for name, each in objects.items():
         _dumped(each, name)  # alone, so that the error names it
-    # What is pickled together shares the names of `__main__` that it uses; this has them too.
+    # Objects that are pickled together share the globals that they use, and `main` brings them.
     main = FunctionType(_no_code.__code__, vars(sys.modules["__main__"]))
     return _dumped((sys.path, _dumped((dict(objects), main), ", ".join(objects))), "sys.path")
 
@@ -127,8 +127,8 @@ def imported(spec: str, where: str) -> Callable[..., Any]:
     """Return the function that `spec` names; `where` begins each error message.
 
     Raises:
-        UserError: the file, the module or the function is not there, is no function, or importing
-            it raised.
+        UserError: file, module or function is missing, the object is no function, or importing it
+            raised.
     """
     if names_pickle(spec):
         return _callable(unpickled(spec, where), where)
@@ -144,15 +144,15 @@ def imported(spec: str, where: str) -> Callable[..., Any]:
 
 
 def names_file(spec: str) -> bool:
-    """Whether `spec` means a function of a file, and not of a module."""
+    """Whether `spec` names a function in a file, and not in a module."""
     return ".py:" in spec or spec.endswith(".py")
 
 
 def check_file(spec: str, where: str) -> None:
-    """Look whether the file of `path/to/file.py:function` has such a function; runs nothing of it.
+    """Check, without running the file, that `path/to/file.py:function` names a function.
 
     Raises:
-        UserError: there is no such file, it is no Python, or it does not define the name.
+        UserError: there is no such file, it is not Python, or it does not define the name.
     """
     path, name = _parts(spec, where)
     names = _defined(Path(path).expanduser(), where)
@@ -161,7 +161,7 @@ def check_file(spec: str, where: str) -> None:
 
 
 def _parts(spec: str, where: str) -> tuple[str, str]:
-    """File and function."""
+    """Split a spec into file and function name."""
     file, _, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
     if name:
         return file, name
@@ -169,13 +169,14 @@ def _parts(spec: str, where: str) -> tuple[str, str]:
     path = Path(file).expanduser()
     names = (_defined(path, where) or {}) if path.is_file() else {}
     functions = sorted(name for name, is_function in names.items() if is_function)
-    there = f" (it has {', '.join(functions[:5])})" if functions else ""
+    known = f" (it has {', '.join(functions[:5])})" if functions else ""
     example = f"{file}:{(functions or ['function'])[0]}"
-    raise UserError(f"{where}: name the function too, as in {example}{there}")
+    raise UserError(f"{where}: name the function too, as in {example}{known}")
 
 
 def _defined(path: Path, where: str) -> dict[str, bool] | None:
-    """Names at the top of a file, and whether each is a function; None if that cannot be said."""
+    """Return the names at the top level of a file, and whether each is a public function; None if
+    they are known only at run time."""
     if not path.is_file():
         raise UserError(f"{where}: there is no file {path.resolve()}")
     try:
@@ -184,7 +185,7 @@ def _defined(path: Path, where: str) -> dict[str, bool] | None:
         line = getattr(error, "lineno", None)
         place = f" ({path.name}:{line})" if line else ""
         text = getattr(error, "msg", error)
-        raise UserError(f"{where}: is no Python: {type(error).__name__}: {text}{place}") from None
+        raise UserError(f"{where}: is not Python: {type(error).__name__}: {text}{place}") from None
     names: dict[str, bool] = {}
     for each in tree.body:
         match each:
@@ -198,13 +199,13 @@ def _defined(path: Path, where: str) -> dict[str, bool] | None:
                 names |= {(a.asname or a.name).partition(".")[0]: False for a in aliases}
             case ast.Expr():
                 pass
-            case _:  # a condition, a loop: what it defines is known when it has run
+            case _:  # a condition, a loop: its definitions are known only at run time
                 return None
     return None if "*" in names else names
 
 
 def function_of(module: ModuleType, name: str, where: str) -> Callable[..., Any]:
-    """Return the module's function of this name; `UserError` if it has none."""
+    """Return the module's function of this name. Raises `UserError` if it has none."""
     function = getattr(module, name, None)
     if function is None:
         known = [each for each, value in vars(module).items() if inspect.isroutine(value)]
@@ -212,10 +213,10 @@ def function_of(module: ModuleType, name: str, where: str) -> Callable[..., Any]
     return _callable(function, where)
 
 
-def _callable(found: Any, where: str) -> Callable[..., Any]:
-    if not callable(found):
-        raise UserError(f"{where}: is a {type(found).__name__}, not a function")
-    return found  # type: ignore[no-any-return]
+def _callable(value: Any, where: str) -> Callable[..., Any]:
+    if not callable(value):
+        raise UserError(f"{where}: is a {type(value).__name__}, not a function")
+    return value  # type: ignore[no-any-return]
 
 
 def _file_module(path: Path, where: str) -> ModuleType:
@@ -224,7 +225,7 @@ def _file_module(path: Path, where: str) -> ModuleType:
         raise UserError(f"{where}: there is no file {path}")
     name = name_of_file(path)
     if name not in sys.modules:
-        sys.path.insert(0, str(path.parent))  # for its neighbours
+        sys.path.insert(0, str(path.parent))  # for imports of its neighbours
     return _named_module(name, where)
 
 

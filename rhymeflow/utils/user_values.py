@@ -1,4 +1,4 @@
-"""What user code takes by name and may give as a reward, and what it raised or gave, in a line."""
+"""Arguments and rewards of user functions, and one-line descriptions of values and errors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rhymeflow.errors import UserError, nearest
 NOTHING: Mapping[str, Any] = {}
 
 LARGEST = 1e15
-"""Size of a reward at most. The learner computes in float32, which ends at 3e38: sums of squares of
-such rewards stay finite, of larger ones they become infinite, and the loss nothing."""
+"""Largest absolute value of a reward. The learner computes in float32, up to 3e38: sums of squares
+of larger rewards would become infinite, and the loss not a number."""
 
 
 class Arguments:
-    """The arguments of a function, or of a class."""
+    """The parameters of a function, or of a class."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         parameters = inspect.signature(function).parameters
@@ -32,22 +32,22 @@ class Arguments:
         self.needed = [name for name, each in by_name.items() if each.default is each.empty]
         self.takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
-    def missing(self, given: Collection[str]) -> str | None:
-        """An argument that it needs and is not given, if there is one."""
-        return next((name for name in self.needed if name not in given), None)
+    def missing(self, names: Collection[str]) -> str | None:
+        """Return the first required parameter that is not in `names`, or None."""
+        return next((name for name in self.needed if name not in names), None)
 
     def chosen(
-        self, given: Mapping[str, Any], if_named: Mapping[str, Any] = NOTHING
+        self, values: Mapping[str, Any], if_named: Mapping[str, Any] = NOTHING
     ) -> dict[str, Any]:
-        """Those of `given` that it takes, and those of `if_named` that it names."""
-        taken = {n: each for n, each in given.items() if self.takes_all or n in self.names}
+        """Return those of `values` that it takes, also by `**`, and of `if_named` that it names."""
+        taken = {n: each for n, each in values.items() if self.takes_all or n in self.names}
         return taken | {n: each for n, each in if_named.items() if n in self.names}
 
     def check_options(self, options: Collection[str], where: str, *, only: bool = False) -> None:
-        """Look whether it takes these options, and, if it is given them `only`, needs no other.
+        """Check that it takes these options, and with `only` that it requires no others.
 
         Raises:
-            UserError: it does not; begins with `where`.
+            UserError: it does not; the message begins with `where`.
         """
         for option in options:
             if not self.takes_all and option not in self.names:
@@ -57,7 +57,7 @@ class Arguments:
 
 
 def described(error: BaseException) -> str:
-    """`ValueError: message (file.py:12)`, the place being the innermost one."""
+    """Return `ValueError: message (file.py:12)`, with the innermost frame of the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     text = " ".join(str(error).split())
@@ -71,34 +71,35 @@ def shown(value: Any) -> str:
 
 
 def reward_numbers(result: Any, count: int) -> list[float | None]:
-    """Return what a function gave for so many responses: something with an order, also a vector
-    [count] or [count, 1] of NumPy, PyTorch or pandas, by position.
+    """Return a reward function's result for `count` responses as a list. The result is a sequence,
+    or an array [count] or [count, 1] of NumPy, PyTorch or pandas, which is read by position.
 
     Raises:
-        ValueError: it is something else; the text says what.
+        ValueError: it is something else; the message says what.
     """
     wanted = f"a list with {count} number{'' if count == 1 else 's'}"
-    if hasattr(result, "to_numpy"):  # iterated, a data frame gives the names of its columns
+    if hasattr(result, "to_numpy"):  # iterating a data frame would give column names
         result = result.to_numpy()
-    is_none = isinstance(result, str | bytes | bytearray | memoryview | Mapping | Set)
-    if is_none or not hasattr(result, "__len__"):
+    is_wrong = isinstance(result, str | bytes | bytearray | memoryview | Mapping | Set)
+    if is_wrong or not hasattr(result, "__len__"):
         raise ValueError(f"returned {shown(result)}, should be {wanted}")
     try:
         values = list(result)
-    except TypeError:  # a 0-dimensional array has a length that it refuses to tell
+    except TypeError:  # a 0-dimensional array has `__len__`, which raises
         raise ValueError(f"returned {shown(result)}, should be {wanted}") from None
     if len(values) != count:
-        what = f"returned {len(values)} reward{'' if len(values) == 1 else 's'} for {count} "
-        what += f"response{'' if count == 1 else 's'}"
-        raise ValueError(what + (" (`per: response` hands them over singly)" if count > 1 else ""))
+        problem = f"returned {len(values)} reward{'' if len(values) == 1 else 's'} for {count} "
+        problem += f"response{'' if count == 1 else 's'}"
+        hint = " (with `per: response` each call gets one response)" if count > 1 else ""
+        raise ValueError(problem + hint)
     return [reward_number(value) for value in values]
 
 
 def reward_number(value: Any) -> float | None:
-    """Return the reward as a float, or None where there is none.
+    """Return a reward as a float, or None if it is None.
 
     Raises:
-        ValueError: it is no reward; the text says what it is instead.
+        ValueError: it is no reward; the message says what it is.
     """
     try:
         if getattr(value, "shape", None) in ((), (1,)) and hasattr(value, "item"):
@@ -112,7 +113,7 @@ def reward_number(value: Any) -> float | None:
         raise ValueError(f"returned {shown(value)} as a reward, {error}") from None
     if not math.isfinite(number):
         raise ValueError(
-            f"returned {number} as a reward; None is for a sample it does not apply to"
+            f"returned {number} as a reward; None is for a sample that it does not apply to"
         )
     if abs(number) > LARGEST:
         raise ValueError(f"returned {number} as a reward, the largest size is {LARGEST:g}")

@@ -174,10 +174,10 @@ def test_a_tokenizers_own_template_reads_its_calls() -> None:
         (FORGETS, [], "with reasoning and turns of the user: changes a turn"),
         (FORGETS, TOOLS, "changes a turn"),
         (NO_TOOLS, TOOLS, "calls of tools: refuses it: no tools"),
-        (BEGINS_OTHERWISE, [], "begins the assistant's turn otherwise when it has been said"),
-        (EMPTY_THOUGHT, TOOLS, "changes a turn of the assistant's when"),
+        (BEGINS_OTHERWISE, [], "begins the assistant's turn differently when it is complete"),
+        (EMPTY_THOUGHT, TOOLS, "changes a turn of the assistant when"),
         ("{% for m in messages %}x{% endfor %}", [], "does not write what the assistant says"),
-        (COUNTS, [], "begins the assistant's turn otherwise"),
+        (COUNTS, [], "begins the assistant's turn differently"),
     ],
 )
 def test_a_template_that_does_more_than_append_is_refused(template, tools, says) -> None:

@@ -54,7 +54,7 @@ def test_what_a_killed_run_left_is_found_by_its_directory(tmp_path):
 
 def test_cores_are_counted_and_pinning_is_refused(macos):
     assert cores.usable_cores() == os.cpu_count()
-    with pytest.raises(UserError, match="cannot keep a process on cores"):
+    with pytest.raises(UserError, match="cannot pin a process to cores"):
         cores.can_stay_on((0, 1), "rollout.cpus.0")
 
 

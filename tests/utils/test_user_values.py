@@ -55,7 +55,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "one for all": (lambda: np.array(1.0), "returned ndarray array(1.), should be a list"),
     "a number": (lambda: 1.0, "returned float 1.0, should be a list with 2 numbers"),
     "nothing": (lambda: None, "returned NoneType None, should be a list with 2 numbers"),
-    "too few": (list, "returned 0 rewards for 2 responses (`per: response` hands them"),
+    "too few": (list, "returned 0 rewards for 2 responses (with `per: response` each call"),
     "an infinite number": (lambda: [2.0, float("inf")], "returned inf as a reward; None is for"),
     "too large": (lambda: [2, 1e308], "returned 1e+308 as a reward, the largest size is 1e+15"),
     "a row": (lambda: np.array([[2.0, 1.0]]), "returned 1 reward for 2 responses"),

@@ -20,7 +20,7 @@ class FakeObjects:
         self.fetched: list[int] = []
         """Bytes of each buffer that was fetched."""
         self.num_put = 0
-        self._answers: dict = {}
+        self._offered: dict = {}
 
     def put(self, data):
         self.num_put += 1
@@ -33,13 +33,13 @@ class FakeObjects:
             self.fetched.append(data.nbytes)
         return [_read_only(data) for _, data in references]
 
-    def offer(self, what, answer):
-        self._answers[self.name, what] = answer
+    def offer(self, name, function):
+        self._offered[self.name, name] = function
 
-    def ask(self, whom, what, *arguments):
-        if whom in self.lost:
-            raise OwnerLost(whom)
-        return self._answers[whom, what](*arguments)
+    def ask(self, owner, name, *arguments):
+        if owner in self.lost:
+            raise OwnerLost(owner)
+        return self._offered[owner, name](*arguments)
 
 
 def _read_only(data: np.ndarray) -> np.ndarray:

@@ -38,7 +38,7 @@ class RayObjects:
 
     def __init__(self, name: str, namespace: str) -> None:
         self.name, self._namespace = name, namespace
-        self._answers: dict[str, Callable[..., Any]] = {}
+        self._offered: dict[str, Callable[..., Any]] = {}
 
     @property
     def address(self) -> str:
@@ -64,22 +64,22 @@ class RayObjects:
             raise OwnerLost(_first_line(error)) from None
         return buffers
 
-    def offer(self, what: str, answer: Callable[..., Any]) -> None:
-        """Answer requests named `what`; see `objects.Objects`."""
-        self._answers[what] = answer
+    def offer(self, name: str, function: Callable[..., Any]) -> None:
+        """Let other processes call `function`; see `objects.Objects`."""
+        self._offered[name] = function
 
-    def answer(self, what: str, arguments: Sequence[Any]) -> Any:
-        """Return this process's answer to a request."""
-        return self._answers[what](*arguments)
+    def answer(self, name: str, arguments: Sequence[Any]) -> Any:
+        """Call an offered function."""
+        return self._offered[name](*arguments)
 
-    def ask(self, whom: str, what: str, *arguments: Any) -> Any:
-        """Return the answer of the actor `whom`; see `objects.Objects`."""
+    def ask(self, owner: str, name: str, *arguments: Any) -> Any:
+        """Call a function that the actor `owner` offers; see `objects.Objects`."""
         try:
-            actor = ray.get_actor(whom, namespace=self._namespace)
+            actor = ray.get_actor(owner, namespace=self._namespace)
         except ValueError:
-            raise OwnerLost(f"there is no actor {whom}") from None
+            raise OwnerLost(f"there is no actor {owner}") from None
         try:
-            return ray.get(actor.answer.options(concurrency_group=ASKED).remote(what, arguments))
+            return ray.get(actor.answer.options(concurrency_group=ASKED).remote(name, arguments))
         except RayTaskError as error:
             raise error.cause from None  # the original error, without Ray's wrapper
         except RayActorError as error:
