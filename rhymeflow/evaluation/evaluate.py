@@ -88,8 +88,7 @@ def _without_training(config: Config, suites: Sequence[Suite]) -> Config:
 
 @contextmanager
 def _directory(named: Path | None) -> Iterator[Path]:
-    """The run's directory: the one named, or a temporary one, which stays if a worker died: its log
-    is there."""
+    """The run's directory: the one named, or a temporary one, kept for its log if a worker died."""
     path = named or Path(tempfile.mkdtemp(prefix="rhymeflow-eval-"))
     try:
         yield path

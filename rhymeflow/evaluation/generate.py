@@ -72,7 +72,6 @@ class Generator:
 
     @cached_property
     def _model(self) -> PreTrainedModel:
-        """The model with its weights, loaded at first use."""
         logging.disable_progress_bar()  # the terminal is for the policy's text
         section = self._config.model
         device = resolve_device(section)

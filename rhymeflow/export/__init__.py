@@ -1,1 +1,1 @@
-"""What a run generated, as rows for other programs: trajectories, SFT rows, preference pairs."""
+"""Exports a run's responses as rows: trajectories, SFT rows or preference pairs."""

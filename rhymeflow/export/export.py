@@ -1,6 +1,6 @@
-"""`rhymeflow export`: what a run generated, as rows to a file that other programs read.
+"""`rhymeflow export`: writes a run's responses as rows to a file for other programs.
 
-trajectories   one row a response, with all that is stored of it
+trajectories   one row for each response, with all that is stored of it
 sft            {prompt, completion}, as `rhymeflow sft` and TRL read them
 preferences    {prompt, chosen, rejected}, as TRL reads them
 """
@@ -26,7 +26,7 @@ from rhymeflow.store.previous_run import section_in_force, store_of
 from rhymeflow.store.reader import StoredSegment, TrajectoryReader
 
 GROUPS_AT_ONCE = 64
-"""Read in one transaction, and held in memory."""
+"""Groups that are read in one transaction and held in memory."""
 
 UNFINISHED = "unfinished"
 """The ending of a response whose group has none yet, as in `summary.json`."""
@@ -46,17 +46,17 @@ Text = str | list[Message]
 
 @dataclass(frozen=True)
 class Export:
-    """What was written, and what was left out, by reason."""
+    """The counts of an export: rows written, and responses left out, by reason."""
 
     path: Path
     rows: int
     responses: int
     left_out: dict[str, int]
     notes: dict[str, int]
-    """Rows of `trajectories` by what they lack."""
+    """Counts of rows of `trajectories` by what they lack."""
 
     def line(self) -> str:
-        """The report in one line."""
+        """Return the report in one line."""
         text = f"{self.path}: {self.rows:,} rows of {self.responses:,} responses"
         for title, counts in (("left out", self.left_out), ("among them", self.notes)):
             if counts:
@@ -74,10 +74,10 @@ class Filters:
 
     min_reward: float | None = None
     steps: tuple[float, float] | None = None
-    """First and last of the steps that trained on it; steps count from 1."""
+    """First and last step, from 1, of those that trained on a response."""
     endings: tuple[str, ...] = ()
     best: int | None = None
-    """This many of each row of the data, those with the greatest rewards."""
+    """How many responses to each row of the data, those with the highest rewards."""
 
     def want(self, response: Record) -> bool:
         """Whether the response passes all filters but `best`."""
@@ -101,13 +101,13 @@ def export(
 ) -> Export:
     """Write rows of the run in `run_dir` to `output`.
 
-    `what`: `trajectories`, `sft` or `preferences`. `kind`: one of `formats.FORMATS`; `None`: what
-    the name of `output` says. `with_tokens`: with trajectories, values for each token too. `force`:
-    replace what is there.
+    `what`: `trajectories`, `sft` or `preferences`. `kind`: one of `formats.FORMATS`; `None`: the
+    one that the suffix of `output` means. `with_tokens`: add token values to trajectories. `force`:
+    replace an existing output.
 
     Raises:
-        UserError: there is no run, options do not go together, nothing would be written, or what is
-            needed for it is missing.
+        UserError: there is no run, options conflict, there is no row to write, or a package is
+            missing.
     """
     filters = filters or Filters()
     if with_tokens and what != "trajectories":
@@ -129,18 +129,18 @@ def export(
 
 
 def groups(reader: TrajectoryReader) -> Iterator[Record]:
-    """The groups that had begun at the call, with all that is stored of their responses."""
+    """Yield the groups that existed at the call, with all that is stored of their responses."""
     ((last,),) = reader.query("SELECT COALESCE(MAX(group_id), -1) FROM groups")
     for start in range(0, last + 1, GROUPS_AT_ONCE):
         chosen = range(start, min(start + GROUPS_AT_ONCE, last + 1))
         for group in query.whole_groups(reader, chosen):
-            for each in group["members"]:
-                each |= {"group": group["group"], "ending": _ending(group, each)}
+            for member in group["members"]:
+                member |= {"group": group["group"], "ending": _ending(group, member)}
             yield group
 
 
 def _ending(group: Record, member: Record) -> str:
-    """The ending of a response: aborted, if its group was consumed without it."""
+    """Return a response's ending: aborted if its group was consumed without it."""
     if member["step"] is not None:
         return "consumed"
     ending: str = group["ending"] or UNFINISHED
@@ -154,8 +154,7 @@ class Rows:
         self, reader: TrajectoryReader, what: str, filters: Filters, *, with_tokens: bool = False
     ) -> None:
         self.left_out: Counter[str] = Counter()
-        self.notes: Counter[str] = Counter()
-        """Of `trajectories`: rows by what they lack."""
+        self.notes: Counter[str] = Counter()  # see `Export`
         self.seen = 0
         self._reader, self._what, self._filters = reader, what, filters
         self._with_tokens = with_tokens
@@ -170,54 +169,53 @@ class Rows:
         return make[self._what]()
 
     def groups(self) -> Iterator[tuple[Record, list[Record]]]:
-        """Each group, with its responses that are exported."""
+        """Yield each group with its exported responses; count the others."""
         for group in groups(self._reader):
-            taken = []
-            for each in group["members"]:
-                why = self._why_not(each)
-                if why is None and self._best is not None and _name(each) not in self._best:
+            exported = []
+            for member in group["members"]:
+                why = self._why_not(member)
+                if why is None and self._best is not None and _name(member) not in self._best:
                     why = "not wanted"
                 if why is None:
-                    taken.append(each)
+                    exported.append(member)
                 else:
                     self.left_out[why] += 1
             self.seen += len(group["members"])
-            yield group, taken
+            yield group, exported
 
-    def _why_not(self, each: Record) -> str | None:
-        """The reason to leave a response out. SFT rows and pairs need its text; SFT rows need a
-        complete one."""
-        if not self._filters.want(each):
+    def _why_not(self, response: Record) -> str | None:
+        """Why to leave a response out, if so. SFT rows and pairs need text, SFT rows all of it."""
+        if not self._filters.want(response):
             return "not wanted"
         if self._what == "trajectories":
             return None
-        if each["reason"] is None:
+        if response["reason"] is None:
             return "not complete"
-        if each["text"] is None:
+        if response["text"] is None:
             return NO_TEXT
-        return "cut short" if each["reason"] in CUT and self._what == "sft" else None
+        return "cut short" if response["reason"] in CUT and self._what == "sft" else None
 
     def _best_of_rows(self, number: int) -> set[TrajectoryId]:
-        """The best responses of each row; of equal rewards those of newer groups."""
+        """The `number` best responses to each row; of equal rewards, those of newer groups."""
         heaps: dict[int, list[tuple[float, int, int]]] = {}
         for group in groups(self._reader):
             heap = heaps.setdefault(group["row"], [])
-            for each in group["members"]:
-                if each["reward"] is not None and self._why_not(each) is None:
-                    heapq.heappush(heap, (each["reward"], each["group"], -each["member"]))
+            for member in group["members"]:
+                if member["reward"] is not None and self._why_not(member) is None:
+                    heapq.heappush(heap, (member["reward"], member["group"], -member["member"]))
                     if len(heap) > number:
                         heapq.heappop(heap)
         return {TrajectoryId(g, -m) for heap in heaps.values() for _, g, m in heap}
 
     def _trajectories(self) -> Iterator[Record]:
-        for group, taken in self.groups():
-            for each in taken:
-                row = _trajectory(group, each)
-                segments = self._segments(each) if self._turns or self._with_tokens else []
+        for group, exported in self.groups():
+            for response in exported:
+                row = _trajectory(group, response)
+                segments = self._segments(response) if self._turns or self._with_tokens else []
                 if self._turns is not None:
                     row["turns"] = self._turns.shown(turns_of(segments))
                 if self._with_tokens:
-                    prompt = self._reader.prompt_tokens(each["group"])
+                    prompt = self._reader.prompt_tokens(response["group"])
                     row |= {"prompt_tokens": prompt} | _tokens(segments)
                 self._note(row)
                 yield row
@@ -233,25 +231,25 @@ class Rows:
             self.notes["without tokens (run.keep_tokens)"] += 1
 
     def _sft(self) -> Iterator[Record]:
-        """A row per complete response, whatever its reward."""
-        for group, taken in self.groups():
-            for each in taken:
-                said = self._said(group, each)
-                if said is None:
+        """A row for each complete response, whatever its reward."""
+        for group, exported in self.groups():
+            for response in exported:
+                texts = self._texts(group, response)
+                if texts is None:
                     self.left_out[UNREADABLE] += 1
                 else:
-                    yield {"prompt": said[0], "completion": said[1]}
+                    yield {"prompt": texts[0], "completion": texts[1]}
 
     def _preferences(self) -> Iterator[Record]:
-        """A row per group whose rewards differ: its best complete response and its worst."""
-        for group, taken in self.groups():
-            rewarded = [each for each in taken if each["reward"] is not None]
-            self.left_out["without reward"] += len(taken) - len(rewarded)
+        """A row for each group with different rewards: its best complete response and its worst."""
+        for group, exported in self.groups():
+            rewarded = [response for response in exported if response["reward"] is not None]
+            self.left_out["without reward"] += len(exported) - len(rewarded)
             pair = _extremes(rewarded)
             if pair is None:
                 self.left_out[UNEQUAL] += len(rewarded)
                 continue
-            chosen, rejected = (self._said(group, each) for each in pair)
+            chosen, rejected = (self._texts(group, response) for response in pair)
             if chosen is None or rejected is None:
                 self.left_out[UNREADABLE] += len(rewarded)
                 continue
@@ -270,21 +268,21 @@ class Rows:
         with self._reader.one_state():
             return self._reader.segments(_name(response))
 
-    def _said(self, group: Record, response: Record) -> tuple[Text, Text] | None:
-        """The prompt, with system message and examples, and the completion: text where the prompt
-        is text and there is one turn, else messages. `None`: it cannot be read as messages."""
-        begun, prompt = _begun(self._given(group), self._data.assistant_prefix)
+    def _texts(self, group: Record, response: Record) -> tuple[Text, Text] | None:
+        """The prompt, with system message and examples, and the completion: text if the prompt is
+        text and there is one turn, else messages. `None`: it cannot be read as messages."""
+        prefix, prompt = _split_prefix(self._prompt(group), self._data.assistant_prefix)
         is_chat = not isinstance(prompt, str)
         if self._turns is None:
-            text = begun + response["text"]
+            text = prefix + response["text"]
             return prompt, [{"role": "assistant", "content": text}] if is_chat else text
-        said = self._turns.messages(turns_of(self._segments(response)), is_chat=is_chat)
-        if not said:  # no messages, or deleted meanwhile
+        messages = self._turns.messages(turns_of(self._segments(response)), is_chat=is_chat)
+        if not messages:  # unreadable, or the tokens have been deleted
             return None
-        said[0] = said[0] | {"content": begun + said[0]["content"]}
-        return prompt, said
+        messages[0] = messages[0] | {"content": prefix + messages[0]["content"]}
+        return prompt, messages
 
-    def _given(self, group: Record) -> Text:
+    def _prompt(self, group: Record) -> Text:
         """The prompt as messages for the chat template, or as text."""
         prompt: Text = group["prompt"]
         if isinstance(prompt, str) and not self._data.chat_template:
@@ -293,7 +291,7 @@ class Rows:
 
 
 def _turn_reader(reader: TrajectoryReader) -> TurnReader | None:
-    """`None`: responses of the run have a single turn."""
+    """Make the reader of turns; `None`: the run's responses have a single turn."""
     environment = section_in_force(reader, "environment")
     if not (environment.classes or environment.tools):
         return None
@@ -306,42 +304,42 @@ def _name(response: Record) -> TrajectoryId:
     return TrajectoryId(response["group"], response["member"])
 
 
-def _begun(prompt: Text, prefix: str | None) -> tuple[str, Text]:
-    """The text with which the response was begun for the policy, and the prompt before it."""
-    begun = prefix or ""
+def _split_prefix(prompt: Text, prefix: str | None) -> tuple[str, Text]:
+    """Return the beginning of the response that the policy was given, and the prompt before it."""
+    prefix = prefix or ""
     if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
-        return prompt[-1]["content"] + begun, prompt[:-1]
-    return begun, prompt
+        return prompt[-1]["content"] + prefix, prompt[:-1]
+    return prefix, prompt
 
 
 def _extremes(members: list[Record]) -> tuple[Record, Record] | None:
-    """The best complete response, and the worst of all; `None` if it is not better."""
-    whole = [each for each in members if each["reason"] not in CUT]
+    """Return the best complete response and the worst of all; `None` if none is better."""
+    whole = [member for member in members if member["reason"] not in CUT]
     if not whole:
         return None
-    best = max(whole, key=lambda each: (each["reward"], -each["member"]))
-    worst = min(members, key=lambda each: (each["reward"], each["member"]))
+    best = max(whole, key=lambda member: (member["reward"], -member["member"]))
+    worst = min(members, key=lambda member: (member["reward"], member["member"]))
     return (best, worst) if worst["reward"] < best["reward"] else None
 
 
 def _trajectory(group: Record, member: Record) -> Record:
     step = member["step"]
     age = None if step is None else step - 1 - member["first_version"]
-    said = group | member | {"response": member["text"], "staleness": age}
-    return {name: said[name] for name in _OF_TRAJECTORY}
+    values = group | member | {"response": member["text"], "staleness": age}
+    return {name: values[name] for name in _OF_TRAJECTORY}
 
 
 def _tokens(segments: list[StoredSegment]) -> Record:
-    """Lists with an entry per token; `None` if tokens were deleted. Tokens of an environment have
-    `None` for their log-probability."""
+    """Return lists with an entry per token; `None` if tokens were deleted. The log-probability of
+    an environment's token is `None`."""
     names = ("tokens", "logprobs", "versions", "observed")
     if any(not segment.tokens for segment in segments):
         return dict.fromkeys(names)
-    found: Record = {name: [] for name in names}
+    values: Record = {name: [] for name in names}
     for segment in segments:
         is_observed = segment.is_observed
-        found["tokens"] += segment.tokens
-        found["logprobs"] += [None] * segment.length if is_observed else segment.logprobs
-        found["versions"] += [segment.version] * segment.length
-        found["observed"] += [is_observed] * segment.length
-    return found
+        values["tokens"] += segment.tokens
+        values["logprobs"] += [None] * segment.length if is_observed else segment.logprobs
+        values["versions"] += [segment.version] * segment.length
+        values["observed"] += [is_observed] * segment.length
+    return values

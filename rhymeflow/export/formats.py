@@ -1,8 +1,8 @@
 """Writes rows as JSON lines, Parquet, or a directory that `datasets.load_from_disk` reads.
 
-The output appears only when it is complete; rows are held in memory a part at a time. In Parquet
-and datasets a column has one type: the data's columns are JSON text, and reward components have a
-field each.
+The output appears only when it is complete; rows are held in memory in parts. In Parquet and
+datasets a column has one type: the data's columns are JSON text, and each reward component is a
+field.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from rhymeflow.observe.query import Record
 FORMATS = ("jsonl", "parquet", "datasets")
 _ROWS_AT_ONCE = 1024
 _VALUES_AT_ONCE = 500_000
-"""Characters and tokens of rows that are held at once."""
+"""Most characters and tokens of the rows that are held at once."""
 
-_SAID = ("prompt", "completion", "chosen", "rejected")
+_TEXTS = ("prompt", "completion", "chosen", "rejected")
 """Columns of text or messages."""
 
 
-def format_of(path: Path, given: str | None, force: bool) -> str:
-    """Return the format to write to `path`, by its suffix if none is given. Raises `UserError` if
-    the suffix names none, or there is something that is not to be replaced."""
-    found = given or {".jsonl": "jsonl", ".parquet": "parquet"}.get(path.suffix)
-    if found is None:
+def format_of(path: Path, kind: str | None, force: bool) -> str:
+    """Return the format to write to `path`: `kind`, or else that of its suffix. Raises `UserError`
+    if the suffix has none, or `path` exists and must not be replaced."""
+    kind = kind or {".jsonl": "jsonl", ".parquet": "parquet"}.get(path.suffix)
+    if kind is None:
         raise UserError(f"--output {path}: say --format {', '.join(FORMATS)}")
     if not path.parent.is_dir():
         raise UserError(f"--output {path}: there is no directory {path.parent}")
     if path.exists() and not force:
         raise UserError(f"--output {path}: is there already; --force replaces it")
-    if path.is_dir() and (found != "datasets" or not (path / "state.json").is_file()):
-        raise UserError(f"--output {path}: is a directory, and no {found} that could be replaced")
-    return found
+    if path.is_dir() and (kind != "datasets" or not (path / "state.json").is_file()):
+        raise UserError(f"--output {path}: is a directory, and no {kind} that could be replaced")
+    return kind
 
 
 def write(
     path: Path, kind: str, rows: Iterator[Record], components: Sequence[str], where: str
 ) -> int:
-    """Write rows in the format `kind` in place of what is at `path`; return how many. Without a row
-    nothing is written.
+    """Write rows in the format `kind` to `path`, over an existing output; return how many. Without
+    rows, write nothing.
 
-    `components`: names of the reward's. `where` names the run in messages.
+    `components`: names of the reward's components. `where` names the run in messages.
 
     Raises:
         UserError: a package is missing, or a row does not fit the format.
@@ -96,7 +96,7 @@ class _Tables:
             self._datasets: Any = extra("datasets", "--format datasets", "data")
 
     def write(self, path: Path, first: Record, rows: Iterable[Record]) -> int:
-        """Write to `path`; `first` has the types."""
+        """Write rows to `path`; return how many. `first`, the first row, has the types."""
         schema = self._schema(first)
         if self._kind == "parquet":
             parquet: Any = extra("pyarrow.parquet", "--format parquet", "data")
@@ -127,12 +127,12 @@ class _Tables:
         messages = pa.list_(pa.struct([("role", text), ("content", text)]))
         types = {
             **dict.fromkeys(of_text, text),
-            **{name: text if isinstance(first.get(name), str) else messages for name in _SAID},
+            **{name: text if isinstance(first.get(name), str) else messages for name in _TEXTS},
             **dict.fromkeys(("reward", "chosen_reward", "rejected_reward"), number),
             **dict.fromkeys(("prompt_tokens", "tokens", "versions"), pa.list_(pa.int32())),
             "logprobs": pa.list_(pa.float32()),
             "observed": pa.list_(pa.bool_()),
-            "components": pa.struct([(each, number) for each in self._components]),
+            "components": pa.struct([(name, number) for name in self._components]),
             "turns": pa.list_(turn),
         }
         # Parquet has no structure without fields.
@@ -140,11 +140,11 @@ class _Tables:
         return pa.schema([(name, types.get(name, pa.int64())) for name in names])
 
     def _plain(self, row: Record, schema: Any) -> Record:
-        for name in row.keys() & set(_SAID):
+        for name in row.keys() & set(_TEXTS):
             self._check(name, row[name], schema.field(name).type == self._pa.string())
         if new := (row.get("components") or {}).keys() - set(self._components):
             raise UserError(
-                f"{self._where}: the reward has a component {min(new)!r} since then; export again"
+                f"{self._where}: the reward has a new component {min(new)!r}; export again"
             )
         if "columns" in row:
             return row | {"columns": json.dumps(row["columns"], ensure_ascii=False)}
@@ -165,7 +165,7 @@ class _Tables:
 
 
 def _parts(rows: Iterable[Record]) -> Iterator[list[Record]]:
-    """Rows that are held together: not too many, and not too long ones."""
+    """Split rows into parts that fit in memory."""
     part: list[Record] = []
     size = 0
     for row in rows:

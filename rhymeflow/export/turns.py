@@ -1,5 +1,5 @@
-"""A response's tokens as turns of the policy and of an environment. An environment's turn becomes
-messages only if these, encoded as the run encodes answers, give the same tokens."""
+"""Splits a response's tokens into turns of the policy and of an environment. An environment's turn
+becomes messages only if these, encoded as the run encodes answers, give the same tokens."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rhymeflow.store.reader import StoredSegment
 
 _MARKS = ("rhymeflowfirst", "rhymeflowsecond")
 _ROLES = ("tool", "user")
-"""Roles of answers in the order of trial: some templates write a tool's answer as a user's, with
-more around it."""
+"""Roles of answers, in the order in which they are tried: some templates write a tool's answer as a
+user's, with more around it."""
 
 
 class Turn(NamedTuple):
@@ -32,8 +32,8 @@ def turns_of(segments: Sequence[StoredSegment]) -> list[Turn]:
     if not all(segment.tokens for segment in segments):
         return []
     return [
-        Turn(is_observed, [token for segment in those for token in segment.tokens])
-        for is_observed, those in groupby(segments, attrgetter("is_observed"))
+        Turn(is_observed, [token for segment in turn for token in segment.tokens])
+        for is_observed, turn in groupby(segments, attrgetter("is_observed"))
     ]
 
 
@@ -60,61 +60,59 @@ class TurnReader:
         """Return messages of the assistant, and of a user or tools between them.
 
         `is_chat`: whether the prompt went through the chat template; if not, an answer is a user's
-        text. `None`: the template writes no message that is this answer.
+        text. `None`: no messages give the tokens of an answer.
         """
-        found: list[Message] = []
-        said: list[int] = []
+        messages: list[Message] = []
+        policy_turn: list[int] = []
         for turn in turns:
             if not turn.is_observed:
-                said = turn.tokens
-                found.append({"role": "assistant", "content": self._said(said)})
+                policy_turn = turn.tokens
+                messages.append({"role": "assistant", "content": self._policy_text(policy_turn)})
             elif not is_chat:
-                found.append({"role": "user", "content": self._text(turn.tokens)})
-            elif (answer := self._answer(turn.tokens, said)) is not None:
-                found += answer
+                messages.append({"role": "user", "content": self._text(turn.tokens)})
+            elif (answer := self._answer(turn.tokens, policy_turn)) is not None:
+                messages += answer
             else:
                 return None
-        return found
+        return messages
 
-    def _said(self, tokens: list[int]) -> str:
-        """The text of a turn of the policy, without the token that ends it."""
+    def _policy_text(self, tokens: list[int]) -> str:
+        """Return the text of a turn of the policy, without the token that ends it."""
         ends = self._text(tokens[-1:]) in self._special
         return self._text(tokens[:-1] if ends else tokens)
 
     def _text(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
-    def _answer(self, observed: list[int], said: list[int]) -> list[Message] | None:
+    def _answer(self, observed: list[int], policy_turn: list[int]) -> list[Message] | None:
         if self._renderer is None:
             self._renderer = ChatRenderer(self._tokenizer, reads_users=False)
         text = self._text(observed)
         for role in _ROLES:
             try:
-                contents = self._contents(text, role, said)
-                messages: list[Message] = [{"role": role, "content": each} for each in contents]
-                if messages and self._renderer.encode(list(messages), said) == observed:
+                contents = self._contents(text, role, policy_turn)
+                messages: list[Message] = [{"role": role, "content": c} for c in contents]
+                if messages and self._renderer.encode(list(messages), policy_turn) == observed:
                     return messages
             except Refused:  # the template has no such role
                 continue
         return None
 
-    def _contents(self, text: str, role: str, said: list[int]) -> list[str]:
-        """The texts where the template writes the contents of messages; empty if the template did
-        not write `text`."""
+    def _contents(self, text: str, role: str, policy_turn: list[int]) -> list[str]:
+        """Return the contents of the messages in `text`; empty if the template did not write it."""
         assert self._renderer is not None
         marked = [
             self._text(
-                self._renderer.encode([{"role": role, "content": mark} for mark in marks], said)
+                self._renderer.encode([{"role": role, "content": m} for m in marks], policy_turn)
             )
             for marks in (_MARKS[:1], _MARKS)
         ]
-        before, found, after = marked[0].partition(_MARKS[0])
-        _, both, rest = marked[1].partition(_MARKS[0])
-        between, also, _ = rest.partition(_MARKS[1])
-        if not (found and both and also and between):
+        before, alone, after = marked[0].partition(_MARKS[0])
+        _, first, rest = marked[1].partition(_MARKS[0])
+        between, second, _ = rest.partition(_MARKS[1])
+        if not (alone and first and second and between):
             return []
-        if len(text) < len(before) + len(after) or not text.startswith(before):
-            return []
-        if not text.endswith(after):
+        is_framed = text.startswith(before) and text.endswith(after)
+        if not is_framed or len(text) < len(before) + len(after):
             return []
         return text[len(before) : len(text) - len(after)].split(between)

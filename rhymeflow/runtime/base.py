@@ -73,10 +73,8 @@ class Runtime(Protocol):
         """Start a worker under a name that was never used before. Does not wait for it."""
 
     def wait(self, timeout: float, *, for_any_of: Collection[str] | None = None) -> list[News]:
-        """Return everything that has arrived, after a wait of `timeout` seconds at most.
-
-        With `for_any_of`, only news from these workers ends the wait early.
-        """
+        """Return everything that has arrived, after a wait of at most `timeout` seconds. With
+        `for_any_of`, only news from these workers ends the wait early."""
 
     def has_room(self, role: Role, resources: Resources) -> bool:
         """Whether one more such worker probably fits."""

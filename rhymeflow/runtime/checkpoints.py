@@ -56,7 +56,6 @@ class Checkpoints:
         return max(scored, key=lambda version: (self._scores[version], version), default=None)
 
     def __contains__(self, version: Version) -> bool:
-        """Whether this version is saved or being saved."""
         return version in self._versions or version in self._pending
 
     def trained(self, seconds: float) -> None:

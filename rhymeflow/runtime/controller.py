@@ -137,10 +137,8 @@ class Controller:
             self.store.commit()
 
     def save_last(self) -> None:
-        """Have the learner write a last checkpoint when the log can no longer be written.
-
-        If the log lacks its version, `resume` sets the checkpoint aside; the user still has it.
-        """
+        """Have the learner write a last checkpoint when the log can no longer be written. If the
+        log lacks its version, `resume` sets the checkpoint aside; the user still has it."""
         learner, end = self.supervisor.learner.name, time.monotonic() + LAST_SECONDS
         if self.training.weights is None or not (self.training.published or self.training.batch):
             return
@@ -247,7 +245,6 @@ class Controller:
             self._evaluate(self.evaluations.hear(event))
 
     def _evaluate(self, actions: Iterable[EvaluationAction]) -> None:
-        """Carry out what evaluations ask for."""
         for action in actions:
             match action:
                 case Drawn():
@@ -312,7 +309,6 @@ class Controller:
                 self.reporter.warn(f"{loss.reason}; {another.name} restores its state")
 
     def _grow(self) -> None:
-        """Every `GROW_SECONDS`, start another instance if there is room."""
         if self.reporter.now - self._grew < GROW_SECONDS:
             return
         self._grew = self.reporter.now
@@ -341,8 +337,7 @@ class Controller:
         self.log.end_round(self.reporter.now)
 
     def _record_events(self) -> None:
-        """Log events that the coordinator will not act on in this attempt, since tokens must not be
-        stored without their events."""
+        """Log events without acting on them: tokens must not be stored without their events."""
         self.log.record(self._events, self.reporter.now)
         self._events = []
 

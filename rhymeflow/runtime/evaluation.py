@@ -30,10 +30,8 @@ class Evaluation:
     requested: Version
     instance: InstanceId | None = None
     """The instance that answers; None: it is lost."""
-    opening: set[int] = field(default_factory=set)
-    """Rows that are not groups yet."""
-    groups: dict[int, GroupId] = field(default_factory=dict)
-    """Groups by row."""
+    opening: set[int] = field(default_factory=set)  # rows that are not groups yet
+    groups: dict[int, GroupId] = field(default_factory=dict)  # by row
     judged: dict[tuple[int, int], JudgedAnswer | None] = field(default_factory=dict)
     """Answers by row and member; None: the answer could not be judged."""
     error: str = ""
@@ -223,7 +221,6 @@ class Evaluations:
         yield EvaluationResult(event, figures, evaluation.error)
 
     def _versions(self, evaluation: Evaluation) -> set[Version]:
-        """The versions that generated its answers so far."""
         groups = map(self._in_flight.__getitem__, evaluation.groups.values())
         return {version for group in groups for version in group.versions.values()}
 

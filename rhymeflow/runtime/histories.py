@@ -24,8 +24,7 @@ class _Node:
     started: int = 1
     index: IndexHandle | None = None
     num_tokens: int = 0
-    drafting: set[str] = field(default_factory=set)
-    """The instances that have this index."""
+    drafting: set[str] = field(default_factory=set)  # instances that have this index
 
 
 class Histories:

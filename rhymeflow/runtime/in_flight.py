@@ -85,8 +85,7 @@ class GroupInFlight:
     """The start and end, in tokens, of each answer of a member's environment."""
     turns_ended: dict[int, int] = field(default_factory=dict)
     """How many of the policy's turns have ended, for members with turns."""
-    reasons: dict[int, FinishReason] = field(default_factory=dict)
-    """Why each complete member ended."""
+    reasons: dict[int, FinishReason] = field(default_factory=dict)  # of complete members
     aborted: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     """Members of a suite's group that could not be generated or judged."""

@@ -44,7 +44,6 @@ class Reporter:
         has_drafts = config.drafting.window != "off"
         self.throughput = Throughput(has_drafts=has_drafts)
         self.endings = {"consumed": 0, "filtered": 0, "aborted": 0}
-        """How many groups have ended, by ending."""
         self._state = ProgressState(
             config.name, config.learner.max_steps, config.schedule.bound, has_drafts=has_drafts
         )

@@ -81,7 +81,6 @@ def _check_suites(before: Config, after: Config) -> None:
 
 
 def _fields(config: Config) -> dict[str, Any]:
-    """Every field by its path."""
     return {
         f"{section}.{name}": value
         for section, values in config.model_dump(mode="json").items()

@@ -32,10 +32,8 @@ class StateSnapshot(NamedTuple):
 
     state: State
     """Without its plan and schedule; see `State.restore`."""
-    num_drawn: int
-    """Groups whose prompt was taken from the data; a retried prompt does not count."""
+    num_drawn: int  # see `resume.Past`
     training: Train | None
-    """The batch that is being trained on."""
 
 
 def write(snapshot: StateSnapshot) -> bytes:

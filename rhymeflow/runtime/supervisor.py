@@ -41,10 +41,8 @@ class _Worker:
     handle: WorkerHandle
     heard: float | None = None
     """When it last sent a message; None: it is not placed yet, so it is not watched."""
-    advanced: float = 0.0
-    """When it last made progress."""
-    progress: int = -1
-    """The progress that it last reported."""
+    advanced: float = 0.0  # when it last made progress
+    progress: int = -1  # as it last reported
 
 
 class Supervisor:

@@ -90,10 +90,8 @@ class Throughput:
         learner_seconds: float,
         coordination_seconds: dict[str, float],
     ) -> dict[str, float]:
-        """End the step: return its metrics and begin the next.
-
-        `trained`: tokens so far. `coordination_seconds`: totals by part; `cpu` covers all parts.
-        """
+        """End the step: return its metrics and begin the next. `trained`: tokens so far.
+        `coordination_seconds`: totals by part; `cpu` covers all parts."""
         before, total = self._ends[-1], self._totals(now, trained)
         seconds = max(now - before.time, 1e-9)
         while len(self._ends) > 1 and self._ends[1].time <= now - WINDOW:

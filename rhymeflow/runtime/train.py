@@ -178,10 +178,8 @@ def attempt(
     load: Callable[[Callable[[], None], Config, Reporter], Loaded] = load_while,
     clock: Callable[[], float] = time.monotonic,
 ) -> Summary:
-    """Continue from `past` until the run ends, is stopped or fails.
-
-    Tests pass another `runtime` (see `runtime_of`), `load` and `clock` (in seconds).
-    """
+    """Continue from `past` until the run ends, is stopped or fails. Tests pass another `runtime`
+    (see `runtime_of`), `load` and `clock` (in seconds)."""
     runtime = runtime or runtime_of(config)
     done = past.coordinator.state.published
     metrics.forget_after(path, done or 0)

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
 
 class Training:
-    """The controller's side of the learner; `published` is the version that it begins with.
-
-    All ranks get the same messages in the same order, so that their collectives match.
-    """
+    """The controller's side of the learner, which begins with version `published`. All ranks get
+    the same messages in the same order, so that their collectives match."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""A row with what is to be learnt becomes a `Sample`, of which some tokens are in the loss.
+"""Encodes a row as a `Sample`, of which some tokens are in the loss ("learnt").
 
-    {prompt, completion}    the completion is learnt: text, or messages of which the assistant's are
-    {messages}              all turns of the assistant are learnt
+    {prompt, completion}    learns the completion: text, or the assistant's turns of its messages
+    {messages}              learns all turns of the assistant
 
-A turn is encoded as the policy will sample it, and its end is learnt too.
+A turn is encoded as the policy will sample it, and the token that ends it is learnt too.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from rhymeflow.errors import UserError, nearest
 from rhymeflow.learner.sample import Sample
 
 Stretch = tuple[list[int], bool]
-"""Some of a conversation's tokens, and whether they are learnt, all of them."""
+"""Consecutive tokens of a conversation, and whether they are learnt."""
 
 
 class RowError(ValueError):
-    """What is wrong with a row; its place is not said yet."""
+    """A problem with a row; the message does not name the row yet."""
 
 
 class RowEncoder:
-    """Encodes rows; `stops`: tokens that end a response, `max_length`: the model's context."""
+    """Encodes rows; `stops`: tokens that end a response; `max_length`: the context in tokens."""
 
     def __init__(
         self,
@@ -48,7 +48,8 @@ class RowEncoder:
         self._data, self._sft = data, sft
 
     def encode(self, row: Row) -> Sample:
-        """The row as a sample, of which the tokens that are not learnt count as observed."""
+        """Return the row as a sample, in which tokens that are not learnt are marked as observed.
+        Raises `UserError` if the row is wrong or too long."""
         try:
             return self._sample(row)
         except TemplateError as error:
@@ -68,7 +69,7 @@ class RowEncoder:
             stretches = self._plain(turns)
         else:
             stretches = self._rendered(conversation, turns, tools)
-        *_, last = (place for place, (_, is_learnt) in enumerate(stretches) if is_learnt)
+        *_, last = (index for index, (_, is_learnt) in enumerate(stretches) if is_learnt)
         kept = stretches[: last + 1]
         ids = [token for tokens, _ in kept for token in tokens]
         length = len(prompt_ids) + len(ids)
@@ -89,7 +90,7 @@ class RowEncoder:
     def _parts(self, row: Row) -> tuple[Prompt, list[Message]]:
         values, column, whole = row.values, self._data.prompt_column, self._sft.messages_column
         # Parquet and CSV give every row all columns.
-        is_whole, has_prompt = (values.get(each) is not None for each in (whole, column))
+        is_whole, has_prompt = (values.get(name) is not None for name in (whole, column))
         if is_whole and has_prompt:
             raise RowError(f"has {column!r} and {whole!r}; a row is one or the other")
         if is_whole:
@@ -180,45 +181,45 @@ class RowEncoder:
         return stretches
 
     def _turn(self, text: str) -> Iterator[Stretch]:
-        """The assistant's turn up to the token that ends it, and what the template puts after."""
+        """The assistant's turn with the token that ends it, and the template's text after it."""
         ids = self._ids(text)
-        ends = [place for place, token in enumerate(ids) if token in self._stops]
+        ends = [index for index, token in enumerate(ids) if token in self._stops]
         if not ends:
             raise RowError(
                 "the model's chat template ends the assistant's turn with no token that "
                 "ends a response (eos_token_id), so the policy would not learn to stop"
             )
         begin = end = ends[-1]
-        while begin - 1 in ends:  # the row ends with such a token, and the template writes another
+        while begin - 1 in ends:  # the row has an end token, and the template adds another
             begin -= 1
         yield [*ids[:begin], ids[end]], True
         yield ids[end + 1 :], False
 
 
 def _check_kept(turn: Message, opening: str, written: str) -> None:
-    """Look whether what is learnt of a turn is written, but for blanks."""
+    """Raise `RowError` if the template does not write all of a turn; blanks do not matter."""
     parts = [turn.get(name) for name in ("content", "reasoning_content", "reasoning", "thinking")]
     for call in turn.get("tool_calls", ()):
         parts.append(call.get("function", call)["name"])
-    before, text = _packed(opening), _packed(written)
+    before, text = _without_blanks(opening), _without_blanks(written)
     for part in map(str, filter(None, parts)):
-        if text.count(_packed(part)) <= before.count(_packed(part)):
+        if text.count(_without_blanks(part)) <= before.count(_without_blanks(part)):
             raise RowError(
                 "the model's chat template does not write all of a turn that is to be "
-                f"learnt ({part[:40]!r}): it drops reasoning or calls of tools; give the tokenizer "
+                f"learnt ({part[:40]!r}): it drops reasoning or tool calls; give the tokenizer "
                 "a template that keeps them"
             )
 
 
-def _packed(text: str) -> str:
+def _without_blanks(text: str) -> str:
     return "".join(text.split())
 
 
 def _rest(text: str, beginning: str) -> str:
     if not text.startswith(beginning):
         raise RowError(
-            "the model's chat template writes earlier turns anew when one is added (it "
-            "drops reasoning, perhaps), so the policy would not read what is learnt here; give the "
-            "tokenizer a template that only appends"
+            "the model's chat template changes earlier turns when one is added (perhaps it drops "
+            "reasoning), so the policy would not read what is learnt here; give the tokenizer a "
+            "template that only appends"
         )
     return text[len(beginning) :]

@@ -1,6 +1,6 @@
-"""`rhymeflow sft`: rows in, a Hugging Face checkpoint out.
+"""`rhymeflow sft`: fine-tunes a model on rows and writes a Hugging Face checkpoint.
 
-Every row is read and encoded before the first step, so a bad one is told at once; the same
+Every row is read and encoded before the first step, so a bad row is reported at once. The same
 configuration gives the same batches.
 """
 
@@ -37,23 +37,19 @@ from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.utils.disk import check_writable, make, remove_if_empty
 
 LOGGING_STEPS = 10
-"""The loss is said every so many steps."""
+"""Steps between two reports of the loss."""
 
-MADE = "warm_start.json"
-"""Beside the weights: the seed, the number of steps, the held-out loss and the digest."""
+ORIGIN = "warm_start.json"
+"""File beside the weights with the seed, the number of steps, the held-out loss and the digest."""
 
 
 class SupervisedLearner(Learner):
-    """Trains on samples as the right ones; what is observed in them is read and not learnt.
-
-    The loss is the mean over a batch's learnt tokens, however the batch is cut into micro-batches.
-    """
+    """Trains with cross-entropy on samples; tokens marked as observed are not in the loss. The loss
+    is the mean over a batch's learnt tokens, however it is split into micro-batches."""
 
     def fit(self, batch: Sequence[Sample], step: int) -> dict[str, float]:
-        """Take optimizer step `step`, from 0, on a batch; return the metrics.
-
-        A gradient that is not finite changes nothing: see `skipped`.
-        """
+        """Take optimizer step `step`, from 0, on a batch; return the metrics. A step whose gradient
+        is not finite is skipped: see `skipped`."""
         num_learnt = _num_learnt(batch)
 
         def loss_of(logprob_C: Tensor, chunk: slice) -> Tensor:
@@ -73,7 +69,7 @@ class SupervisedLearner(Learner):
         }
 
     def loss(self, samples: Sequence[Sample]) -> float:
-        """The mean over learnt tokens, without learning."""
+        """Return the loss of samples, without training: the mean over learnt tokens."""
         logprob = sum(float(self._policy.score(row)[0].sum()) for row in self._pack(samples))
         return -logprob / _num_learnt(samples)
 
@@ -86,16 +82,16 @@ def _num_learnt(samples: Sequence[Sample]) -> int:
 
 
 def train(config: Config, say: Callable[[str], None]) -> Path:
-    """Fine-tune as section `sft` says; return the checkpoint's directory."""
+    """Fine-tune as section `sft` says; return the checkpoint's directory. `say` gets progress."""
     directory = check(config)
-    try:  # made at once, so that no other has it
-        made = make(directory, exist_ok=False)
+    try:  # at once, so that no other process takes it
+        created = make(directory, exist_ok=False)
     except FileExistsError:
         raise UserError(f"sft.output_dir: {directory} is there already; name another") from None
     try:
         _train(config, say, directory)
     except BaseException:
-        remove_if_empty(made)
+        remove_if_empty(created)
         raise
     return directory
 
@@ -106,7 +102,7 @@ def _train(config: Config, say: Callable[[str], None], directory: Path) -> None:
     tokenizer = load_tokenizer(config.model)
     samples, held_out = load(config, tokenizer)
     learner = _learner(config, tokenizer)
-    tokens = sum(len(each.prompt_ids) + len(each.completion_ids) for each in samples)
+    tokens = sum(len(s.prompt_ids) + len(s.completion_ids) for s in samples)
     say(
         f"{len(samples):,} rows of {tokens:,} tokens, {len(held_out):,} held out; "
         f"{learner.num_parameters:,} parameters"
@@ -122,7 +118,8 @@ def _train(config: Config, say: Callable[[str], None], directory: Path) -> None:
 
 
 def check(config: Config) -> Path:
-    """Look for what takes no loading; return the checkpoint's directory."""
+    """Check what needs no loading; return the checkpoint's directory. Raises `UserError` if the
+    directory exists or cannot be written, or the configuration or the model is wrong."""
     directory = Path(config.sft.output_dir or f"runs/{config.name}-sft").expanduser()
     if directory.exists():
         raise UserError(f"sft.output_dir: {directory} is there already; name another")
@@ -135,7 +132,7 @@ def check(config: Config) -> Path:
 
 
 def load(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[list[Sample], list[Sample]]:
-    """Read and encode all rows: what is learnt from, and what the loss is measured on."""
+    """Read and encode all rows; return the training and the held-out samples."""
     data = _data(config)
     stops = configured_stop_token_ids(config.model, tokenizer)
     encoder = RowEncoder(tokenizer, data, config.sft, stops, max_length(config.model))
@@ -146,11 +143,11 @@ def load(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[list[Sampl
 def batches(
     samples: Sequence[Sample], tokens: int, seed: int, *, shuffle: bool
 ) -> Iterator[list[Sample]]:
-    """Endless: each takes samples until they have so many tokens, epoch after epoch."""
+    """Yield batches without end, epoch after epoch; a batch is full at `tokens` tokens."""
     epoch, batch, size = 0, list[Sample](), 0
     while True:
-        for place in order(len(samples), seed, epoch) if shuffle else range(len(samples)):
-            batch.append(samples[place])
+        for index in order(len(samples), seed, epoch) if shuffle else range(len(samples)):
+            batch.append(samples[index])
             size += len(batch[-1].prompt_ids) + len(batch[-1].completion_ids)
             if size >= tokens:
                 yield batch
@@ -159,7 +156,7 @@ def batches(
 
 
 def digest(directory: Path) -> str:
-    """SHA-256 over the configuration, the weights and the tokenizer of a checkpoint directory."""
+    """Return the SHA-256 of a checkpoint directory's configuration, weights and tokenizer."""
     content = hashlib.sha256()
     for path in sorted(directory.iterdir()):
         if path.name in ("config.json", "tokenizer.json") or path.suffix == ".safetensors":
@@ -168,18 +165,18 @@ def digest(directory: Path) -> str:
 
 
 def _data(config: Config) -> DataConfig:
-    """Section `data`, with what section `sft` says of the rows."""
+    """Return section `data` with the source of section `sft`, if it has one."""
     data, sft = config.data, config.sft
     if sft.source is None:
         if sft.size is not None or sft.eval_size is not None:
-            raise UserError("sft.size, sft.eval_size: are of sft.source, and it is not given")
+            raise UserError("sft.size, sft.eval_size: belong to sft.source, which is not given")
     elif is_generator(sft.source) and sft.size is None:
         raise UserError(f"sft.size: {sft.source} makes rows; say how many")
     else:
         if not is_generator(sft.source):
             check_source(Path(sft.source), "sft.source")
-        own = {"source": sft.source, "size": sft.size, "eval_size": sft.eval_size}
-        data = data.model_copy(update={**own, "eval_source": None, "options": {}})
+        rows = {"source": sft.source, "size": sft.size, "eval_size": sft.eval_size}
+        data = data.model_copy(update={**rows, "eval_source": None, "options": {}})
     if is_generator(data.source):
         data = data.model_copy(update={"prompt_column": GENERATED_COLUMN})
     return data
@@ -194,9 +191,9 @@ def _learner(config: Config, tokenizer: PreTrainedTokenizerBase) -> SupervisedLe
         model = load_model(config.model, dtype=torch.float32, device=device)
     dtype = resolve_dtype(config.model, device)
     names = ("max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps")
-    own = {name: getattr(config.sft, name) for name in names} | {"beta": 0.0}  # no reference
-    learner, model = config.learner.model_copy(update=own), settled(model, config)
-    # What is learnt is the distribution itself, not one that a temperature has bent.
+    changes = {name: getattr(config.sft, name) for name in names} | {"beta": 0.0}  # no reference
+    learner, model = config.learner.model_copy(update=changes), settled(model, config)
+    # The default `RolloutConfig` has temperature 1: the loss is that of the model's distribution.
     return SupervisedLearner(model, tokenizer, learner, RolloutConfig(), dtype)
 
 
@@ -238,11 +235,11 @@ def _save(
     unfinished = checkpoint.begin(directory)
     parameters, buffers = dict(model.named_parameters()), checkpoint.buffers_of(model)
     checkpoint.export(unfinished, model, tokenizer, model.dtype, buffers, [parameters])
-    made = {
+    origin = {
         "seed": config.run.seed,
         "steps": config.sft.max_steps,
         "eval_loss": eval_loss and round(eval_loss, 4),
         "sha256": digest(unfinished),
     }
-    (unfinished / MADE).write_text(json.dumps(made, indent=2) + "\n")
+    (unfinished / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n")
     checkpoint.finish(unfinished, directory)

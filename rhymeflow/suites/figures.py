@@ -16,11 +16,9 @@ class JudgedAnswer:
     """The properties of an answer that figures are computed from."""
 
     reward: float
-    length: int
-    """In tokens."""
+    length: int  # in tokens
     is_cut: bool
-    vote: Hashable
-    """The answer's vote in maj@k."""
+    vote: Hashable  # in maj@k
 
 
 def pass_at_k(num_answers: int, num_passed: int, k: int) -> float:

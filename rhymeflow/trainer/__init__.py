@@ -1,3 +1,3 @@
-"""A run from Python objects; `Trainer` is the entry point. Loads neither torch nor transformers."""
+"""Starts runs from Python objects, with `Trainer`. Loads neither torch nor transformers."""
 
 from rhymeflow.trainer.trainer import Trainer as Trainer

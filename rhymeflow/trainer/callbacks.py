@@ -1,7 +1,7 @@
 """Calls transformers' `TrainerCallback`s during a run, and makes `state.log_history`.
 
 Each call has the state of its own step, even if an evaluation or a checkpoint is ready later. Of
-`control`'s requests, stopping and saving have an effect; others are warned about. `model` is None.
+`control`'s flags, those for stopping and saving have an effect. `model` is None.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ if TYPE_CHECKING:
     from transformers.trainer_callback import TrainerState
 
 _LATEST = ("num_tokens", "learning_rate", "time", "step_time", "endings/", "backup/")
-"""Prefixes of metrics whose latest value goes into an entry; of others the mean does."""
+"""Prefixes of metrics whose latest value goes into an entry; others are averaged."""
 
 
 class Rhythm(NamedTuple):
-    """How often entries are made, and how their steps and epochs count."""
+    """How often entries are made, and how their steps and epochs are counted."""
 
     every: int = 1
     """Versions between two entries; 0: none are made."""
     has_first: bool = False
     """Whether the first version has an entry in any case."""
     steps_per_version: int = 1
-    """Optimizer steps of a version; transformers counts these."""
-    versions_per_epoch: float = 0.0
-    """0 if not known."""
+    """Optimizer steps of a version; these are transformers' steps."""
+    versions_per_epoch: float = 0.0  # 0: not known
 
     def epoch(self, version: int) -> float:
-        """Epochs of the dataset up to this version."""
+        """Return how many epochs of the dataset were trained on up to `version`."""
         return version / self.versions_per_epoch if self.versions_per_epoch else 0.0
 
 
@@ -58,11 +57,11 @@ class History:
         return self._add(version, means)
 
     def evaluated(self, version: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the metrics of an evaluation; return the entry."""
+        """Add an evaluation's metrics; return their entry."""
         return self._add(version, {eval_name(name): value for name, value in row.items()})
 
     def read(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
-        """Add the rows of a run, by version."""
+        """Add the rows of an earlier run, by version."""
         for version, row in rows.items():
             evaluation = {k: v for k, v in row.items() if k.startswith("eval/")}
             training = {k: v for k, v in row.items() if k not in (*evaluation, "step", "time")}
@@ -79,8 +78,8 @@ class History:
 
 
 def eval_name(name: str) -> str:
-    """The name as transformers writes it: `eval_reward` for `eval/reward`, and `eval_NAME_reward`
-    for a suite's `eval/NAME/avg@1`."""
+    """Return the name as transformers writes it: `eval_reward` for `eval/reward`, and
+    `eval_NAME_reward` for a suite's `eval/NAME/avg@1`."""
     if not name.startswith("eval/"):
         return name
     suite, _, figure = name.removeprefix("eval/").rpartition("/")
@@ -92,9 +91,9 @@ def eval_name(name: str) -> str:
 def _joined(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
     joined = {}
     for name in dict.fromkeys(name for row in rows for name in row):
-        # What is not finite, as the loss of a skipped step, is null where the rows are read later.
-        given = [row[name] for row in rows if row.get(name) is not None]
-        values = [each for each in given if not isinstance(each, float) or math.isfinite(each)]
+        # Values that are not finite, as a skipped step's loss, are null in rows read from a file.
+        known = [row[name] for row in rows if row.get(name) is not None]
+        values = [v for v in known if not isinstance(v, float) or math.isfinite(v)]
         if values and name.startswith(_LATEST):
             joined[name] = values[-1]
         elif is_of_time(name):
@@ -105,7 +104,7 @@ def _joined(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Callbacks(Observer):
-    """Calls the callbacks with `args`, `state` (whose `max_steps` is set) and the control."""
+    """Calls the callbacks with `args`, `state` (whose `max_steps` is set) and a control object."""
 
     def __init__(
         self,
@@ -124,7 +123,7 @@ class Callbacks(Observer):
         self._epochs, self._is_in_epoch = 0, False
 
     def begin(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
-        """Everything is loaded."""
+        """Call `on_train_begin` with the state of earlier attempts, and begin the first step."""
         self._history.read(rows)
         self._reach(max(rows, default=0))
         self._epochs = int(self.state.epoch or 0)
@@ -132,7 +131,7 @@ class Callbacks(Observer):
         self._begin_step()
 
     def step_ended(self, version: int, metrics: Mapping[str, float]) -> None:
-        """A version was published."""
+        """End a version's step, with `on_log` if its entry is due, and begin the next."""
         self._reach(version)
         self._call("on_step_end")
         entry = self._history.trained(version, metrics)
@@ -145,7 +144,7 @@ class Callbacks(Observer):
             self._begin_step()
 
     def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
-        """Held-out prompts were answered under `version`."""
+        """Call `on_log` and `on_evaluate` for an evaluation of `version`."""
         entry = self._history.evaluated(version, metrics)
         self.state.log_history = self._history.entries
         with self._as_of(version):
@@ -153,12 +152,12 @@ class Callbacks(Observer):
             self._call("on_evaluate", metrics=dict(entry))
 
     def saved(self, version: int, path: str) -> None:
-        """A checkpoint is complete."""
+        """Call `on_save` for a complete checkpoint."""
         with self._as_of(version):
             self._call("on_save", checkpoint=path)
 
     def end(self) -> None:
-        """The run has ended, and the state has its last entry."""
+        """End the run's calls; the state must have its last entry."""
         if self._is_in_epoch:
             self._end_epoch()
         self._call("on_log", logs=dict(self.state.log_history[-1]))
@@ -176,7 +175,7 @@ class Callbacks(Observer):
 
     @contextmanager
     def _as_of(self, version: int) -> Iterator[None]:
-        """Set the state to this version for the block; later versions may have ended already."""
+        """Within the block, set the state to that of `version`, which may not be the newest."""
         now = self.state.global_step, self.state.epoch
         self._reach(version)
         try:
@@ -189,16 +188,16 @@ class Callbacks(Observer):
         self.state.epoch = self._rhythm.epoch(version)
 
     def _call(self, event: str, **more: Any) -> None:
-        given = {
+        arguments = {
             "model": None, "processing_class": self._processing_class(), "optimizer": None,
             "lr_scheduler": None, "train_dataloader": None, "eval_dataloader": None, **more,
         }  # fmt: skip
         for callback in self._callbacks:
-            answer = getattr(callback, event)(self._args, self.state, self._control, **given)
+            answer = getattr(callback, event)(self._args, self.state, self._control, **arguments)
             self._control = self._control if answer is None else answer
-        self._do(event)
+        self._obey_control(event)
 
-    def _do(self, event: str) -> None:
+    def _obey_control(self, event: str) -> None:
         control = self._control
         if control.should_training_stop or (control.should_epoch_stop and event == "on_epoch_end"):
             self.stop_asked = True
@@ -206,6 +205,6 @@ class Callbacks(Observer):
             self.save_asked, control.should_save = True, False
         if control.should_evaluate:
             control.should_evaluate = False
-            said = "control.should_evaluate has no effect: run.eval_steps says when"
-            warnings.warn(said, stacklevel=2)
-        control.should_log = False  # entries come every logging_steps
+            text = "control.should_evaluate has no effect: run.eval_steps says when"
+            warnings.warn(text, stacklevel=2)
+        control.should_log = False  # entries are made every logging_steps

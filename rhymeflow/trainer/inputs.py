@@ -32,7 +32,6 @@ from rhymeflow.utils import child, user_modules
 
 Environments = str | Callable[..., Any] | Mapping[str, Callable[..., Any]]
 Rows = str | os.PathLike[str] | Iterable[Mapping[str, Any]]
-"""What a dataset may be."""
 
 OBJECTS = "objects.pickle"
 
@@ -217,26 +216,26 @@ def reward_fields(
     environments: Environments | None,
 ) -> dict[str, Any]:
     """Fields of sections `reward` and `environment` for reward functions and environments."""
-    several = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
-    several = [each for each in several if each is not None]
-    given_weights: Sequence[float | None] = [None] * len(several) if weights is None else weights
-    tokenizers = tokenizers if isinstance(tokenizers, list) else [tokenizers] * len(several)
-    per_function = {"reward_weights": given_weights, "reward_processing_classes": tokenizers}
-    for name, each in per_function.items():
-        if len(each) != len(several):
+    rewards = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+    rewards = [reward for reward in rewards if reward is not None]
+    all_weights: Sequence[float | None] = [None] * len(rewards) if weights is None else weights
+    tokenizers = tokenizers if isinstance(tokenizers, list) else [tokenizers] * len(rewards)
+    per_function = {"reward_weights": all_weights, "reward_processing_classes": tokenizers}
+    for name, values in per_function.items():
+        if len(values) != len(rewards):
             raise UserError(
-                f"Trainer: {len(each)} {name} are given for {len(several)} reward_funcs"
+                f"Trainer: {len(values)} {name} are given for {len(rewards)} reward_funcs"
             )
     judged_inside: list[tuple[Any, float]] = []
     functions = []
-    for given, weight, tokenizer in zip(several, given_weights, tokenizers, strict=True):
-        if environments is not None and wants_environments(given):
-            judged_inside.append((given, 1.0 if weight is None else weight))
+    for reward, weight, tokenizer in zip(rewards, all_weights, tokenizers, strict=True):
+        if environments is not None and wants_environments(reward):
+            judged_inside.append((reward, 1.0 if weight is None else weight))
         else:
-            functions.append(reward_function(given, inputs, weight, tokenizer))
+            functions.append(reward_function(reward, inputs, weight, tokenizer))
     fields: dict[str, Any] = {}
-    if several:
-        fields["reward.functions"] = [each.model_dump(mode="json") for each in functions]
+    if rewards:
+        fields["reward.functions"] = [f.model_dump(mode="json") for f in functions]
     if environments is not None:
         fields["environment.classes"] = _environments(inputs, environments, judged_inside)
     return fields
@@ -245,30 +244,27 @@ def reward_fields(
 def _environments(
     inputs: Inputs, given: Environments, judged_inside: list[tuple[Any, float]]
 ) -> list[dict[str, Any]]:
-    found = []
-    for name, each in given.items() if isinstance(given, Mapping) else [(None, given)]:
-        made = each
+    entries = []
+    for name, factory in given.items() if isinstance(given, Mapping) else [(None, given)]:
         if judged_inside:
-            if isinstance(each, str):
+            if isinstance(factory, str):
                 raise UserError(
-                    f"Trainer: environment_factory {each!r} is a name; give the class itself "
+                    f"Trainer: environment_factory {factory!r} is a name; give the class itself "
                     "where a reward function takes `environments`"
                 )
-            made = judged_by(each, judged_inside)
+            factory = judged_by(factory, judged_inside)
             if len(judged_inside) == 1 and name is None:
                 name = title_of(judged_inside[0][0])
-        spec = inputs.name(made, "environment_factory")
-        found.append({"environment": spec} | ({} if name is None else {"name": name}))
-    return found
+        spec = inputs.name(factory, "environment_factory")
+        entries.append({"environment": spec} | ({} if name is None else {"name": name}))
+    return entries
 
 
 def reward_function(
     given: Any, inputs: Inputs, weight: float | None = None, tokenizer: Any = None
 ) -> RewardFunction:
     """Return the entry of `reward.functions` for a reward function or model, or the name of one.
-
-    Keywords of a `functools.partial` become `options`.
-    """
+    Keywords of a `functools.partial` become `options`."""
     if isinstance(given, RewardFunction):
         named = given
         if named.function == "reward_model" and tokenizer is not None:

@@ -1,8 +1,8 @@
 """`Trainer`: a run from Python objects, with the interface of TRL's `GRPOTrainer`.
 
 Objects are written to files or referred to by name, so that other processes can load them and the
-run can be repeated. Reward functions, environments and tools run in other processes; what they
-change there does not change in this process.
+run can be repeated. Reward functions, environments and tools run in other processes; state that
+they change there does not change in this process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
@@ -42,18 +42,17 @@ class Trainer:
     """One run.
 
     `model` is a directory, a hub name (see `ModelConfig.name`), or a `PreTrainedModel`;
-    `processing_class` is its tokenizer, if that is another one than the model's own. `reward_funcs`
-    is one reward function or several: callables with TRL's signature, names as in
-    `RewardFunction.function`, `RewardFunction`s with weights, or reward models as objects (with
-    tokenizers in `reward_processing_classes`). `reward_weights` has a weight for each. Datasets are
-    paths, hub names, or iterables of rows (a list of dicts, a `datasets.Dataset`, one that
-    streams); with a `train_dataset` and no `eval_dataset` nothing is held out, as in TRL. A mapping
-    of eval datasets has metrics for each. `environment_factory` is a class of which each response
-    gets an object (or a function that makes one, or several of them by name), `tools` are functions
-    that the policy may call: see docs/environments.md. `callbacks` are transformers'
-    `TrainerCallback`s, which are called in this process.
-    `config` is a `Config` or a mapping of its fields, for which the last name will do where only
-    one field is so called: `{"learning_rate": 1e-5, "num_generations": 8}`.
+    `processing_class` is its tokenizer, if that is not the model's own. `reward_funcs` is one or
+    several callables with TRL's signature, names as in `RewardFunction.function`, `RewardFunction`s
+    with weights, or reward models as objects (with tokenizers in `reward_processing_classes`);
+    `reward_weights` has a weight for each. Datasets are paths, hub names, or iterables of rows (a
+    list of dicts, a `datasets.Dataset`, also a streaming one). With a `train_dataset` and no
+    `eval_dataset` nothing is held out, as in TRL; a mapping of eval datasets gives metrics for
+    each. `environment_factory` is a class, of which each response gets an object, a function that
+    makes one, or several of these by name; `tools` are functions that the policy may call: see
+    docs/environments.md. `callbacks` are transformers' `TrainerCallback`s, called in this process.
+    `config` is a `Config` or a mapping of its fields. A field whose last name is unique needs no
+    section: `{"learning_rate": 1e-5, "num_generations": 8}`.
 
         trainer = Trainer(model="some/model", reward_funcs=reward, train_dataset=rows,
                           config={"max_steps": 100})
@@ -63,9 +62,9 @@ class Trainer:
     rhythm = Rhythm()
     """How metrics become `state.log_history`."""
     takes_best = False
-    """Whether the model is the best checkpoint by held-out reward, and not the newest."""
+    """Whether `model` is the checkpoint with the best `run.best_metric` instead of the newest."""
     hub: Mapping[str, Any] = {}
-    """What `push_to_hub` is to take if it is not given it, by the names of its arguments."""
+    """Default arguments of `push_to_hub`."""
 
     def __init__(
         self,
@@ -101,15 +100,14 @@ class Trainer:
             inputs, reward_funcs, reward_weights, reward_processing_classes, environment_factory
         )
         if tools is not None:
-            fields["environment.tools"] = [inputs.name(each, "the tool") for each in tools]
+            fields["environment.tools"] = [inputs.name(tool, "the tool") for tool in tools]
         if train_dataset is not None:
             fields |= train_fields(inputs, train_dataset, given)
         if eval_dataset is not None:
             fields |= eval_fields(inputs, eval_dataset, given)
-        made = build_config(fields, given, where="Trainer")
-        self.config: Config = made
-        self.args: Any = made
-        """What callbacks are given as such."""
+        self.config: Config = build_config(fields, given, where="Trainer")
+        self.args: Any = self.config
+        """The `args` of callbacks."""
         self.run_dir = path
         self.is_trained = False
         """Whether `train` has returned."""
@@ -120,20 +118,19 @@ class Trainer:
         self._given_model = model if hasattr(model, "save_pretrained") else None
         self._given_tokenizer = processing_class or inputs.tokenizer_of_model
         self._callbacks: list[Any] = []
-        for each in callbacks or ():
-            self.add_callback(each)
+        for callback in callbacks or ():
+            self.add_callback(callback)
         self._state: Any = None
 
     def train(self, resume_from_checkpoint: bool | str | None = None) -> Summary:
         """Run to the end and return the summary; the run directory is `self.run_dir`.
 
-        A second call starts a new run from the model that the first one trained, in a directory
-        beside the first one's. `resume_from_checkpoint` resumes the run in `run.output_dir` under
-        this configuration, as `rhymeflow resume` does; the path of a checkpoint means its run. A
-        `UserError` before the first step leaves no run directory.
+        A second call starts a new run from the trained model, in a directory beside the first.
+        `resume_from_checkpoint` resumes the run in `run.output_dir` under this configuration, as
+        `rhymeflow resume` does; the path of a checkpoint means its run.
 
-        Nothing is written before this call. Of several trainers with one `run.output_dir` the first
-        to train has it, and the others are refused.
+        Nothing is written before this call, and a `UserError` before the first step leaves no run
+        directory. Of several trainers with one `run.output_dir` only the first to train gets it.
         """
         from rhymeflow.runtime.train import train
 
@@ -154,7 +151,7 @@ class Trainer:
             self._inputs.write()
         return self.config
 
-    def _go_on(self, run_dir: Path) -> None:
+    def _begin_resumed(self, run_dir: Path) -> None:
         self._inputs.write(begun=True)
         self._has_begun = True
 
@@ -166,11 +163,11 @@ class Trainer:
             named = Path(resume_from_checkpoint).resolve()
             if self.run_dir.resolve() not in (named, *named.parents):
                 raise UserError(
-                    f"Trainer: resume_from_checkpoint = {resume_from_checkpoint!r}: is not of the "
-                    f"run in {self.run_dir}"
+                    f"Trainer: resume_from_checkpoint = {resume_from_checkpoint!r}: is not in the "
+                    f"run directory {self.run_dir}"
                 )
         change = partial(with_values, changes=self.config)
-        return self._watched(partial(resume, self.run_dir, change, begin=self._go_on))
+        return self._watched(partial(resume, self.run_dir, change, begin=self._begin_resumed))
 
     def _watched(self, run: Callable[..., Summary]) -> Summary:
         observer = self._callback_observer() if self._callbacks else None
@@ -190,15 +187,16 @@ class Trainer:
     # -- while it trains -------------------------------------------------------------------------
 
     def add_callback(self, callback: Any) -> None:
-        """Add a callback, or an instance of a class of them."""
+        """Add a callback, or an instance of the callback class given."""
         self._callbacks.append(callback() if isinstance(callback, type) else callback)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Remove a callback, or the first of a class, and return it; None if there is none."""
-        for each in self._callbacks:
-            if each is callback or (isinstance(callback, type) and isinstance(each, callback)):
-                self._callbacks.remove(each)
-                return each
+        """Remove and return a callback, or the first of a class; None if there is none."""
+        is_class = isinstance(callback, type)
+        for known in self._callbacks:
+            if known is callback or (is_class and isinstance(known, callback)):
+                self._callbacks.remove(known)
+                return known
         return None
 
     remove_callback = pop_callback
@@ -229,23 +227,24 @@ class Trainer:
         """The newest checkpoint of this trainer's run, or with `takes_best` the best one."""
         if not self._has_begun:
             return None
-        there = self._checkpoints()
-        best = self._best(there) if self.takes_best else None
-        return there[best[1] if best else max(there)] if there else None
+        paths = self._checkpoints()
+        best = self._best(paths) if self.takes_best else None
+        return paths[best[1] if best else max(paths)] if paths else None
 
     def _checkpoints(self) -> dict[int, Path]:
         return checkpoints_up_to(self.run_dir / CHECKPOINTS, sys.maxsize)
 
-    def _best(self, there: Mapping[int, Path]) -> tuple[float, int] | None:
-        """The greatest `run.best_metric` of these checkpoints and its version, the newest of equal
-        ones; None if it is not known of any."""
-        rows, by = metrics.read(self.run_dir), self.config.run.best_metric
-        return max(((rows[v][by], v) for v in there if by in rows.get(v, {})), default=None)
+    def _best(self, versions: Iterable[int]) -> tuple[float, int] | None:
+        """The greatest `run.best_metric` of these versions, and the newest version that has it;
+        None if no version has the metric."""
+        rows, metric = metrics.read(self.run_dir), self.config.run.best_metric
+        known = [(rows[v][metric], v) for v in versions if metric in rows.get(v, {})]
+        return max(known, default=None)
 
     @property
     def state(self) -> Any:
-        """transformers' `TrainerState`: `global_step`, `max_steps`, `epoch`, `log_history`,
-        and of the best checkpoint that is there `best_global_step`, `best_metric` and its path."""
+        """transformers' `TrainerState`: `global_step`, `max_steps`, `epoch`, `log_history`, and of
+        the best kept checkpoint `best_global_step`, `best_metric`, `best_model_checkpoint`."""
         if self._state is None:
             self._state = self._new_state()
             rows = metrics.read(self.run_dir) if self.is_trained else {}
@@ -259,8 +258,7 @@ class Trainer:
 
     @cached_property
     def model(self) -> Any:
-        """The policy as it is now, a `PreTrainedModel`. An object that was given gets the trained
-        weights."""
+        """The policy, a `PreTrainedModel`. A model given as an object gets the trained weights."""
         if self._given_model is not None and not self.is_trained:
             return self._given_model
         from rhymeflow.models.load import load_model, resolve_dtype
@@ -272,7 +270,7 @@ class Trainer:
         if self._given_model is None:
             return loaded
         self._given_model.load_state_dict(loaded.state_dict())
-        ends = loaded.generation_config.eos_token_id  # as transformers' Trainer aligns them
+        ends = loaded.generation_config.eos_token_id  # as in transformers' Trainer
         self._given_model.generation_config.eos_token_id = ends
         return self._given_model
 
@@ -291,35 +289,35 @@ class Trainer:
         """Evaluate the policy on `eval_dataset`; by default on the held-out prompts, or on the
         configuration's suites if there are none.
 
-        Return `eval_reward`, `eval_completions/mean_length` and `eval_completions/clipped_ratio`,
-        with several datasets these of each, `eval_NAME_reward` and so on.
+        Return `eval_reward`, `eval_completions/mean_length` and `eval_completions/clipped_ratio`;
+        of several datasets these for each, as `eval_NAME_reward`.
         """
         from rhymeflow.evaluation.evaluate import evaluate
 
-        given = self.config.model_copy(update={"model": self._model_config()})
+        config = self.config.model_copy(update={"model": self._model_config()})
         with TemporaryDirectory() as folder:
             if not self._has_begun:
                 self._inputs.write(Path(folder))
-                given = _with_inputs(given, self._inputs.folder, Path(folder))
+                config = _with_inputs(config, self._inputs.folder, Path(folder))
             suites = [EvalSuite(name="held_out")]
             if eval_dataset is not None:
                 suites = _suites(eval_dataset, Path(folder))
-            elif given.data.eval_source is None:
-                suites = list(given.eval.suites)
+            elif config.data.eval_source is None:
+                suites = list(config.eval.suites)
                 if not suites:
                     raise UserError("Trainer: evaluate() needs an eval_dataset")
             results = evaluate(
-                given.changed(eval={"suites": tuple(suites)}, data={"eval_size": None})
+                config.changed(eval={"suites": tuple(suites)}, data={"eval_size": None})
             )
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for result in results:
             name = f"_{result.suite.name}" if len(suites) > 1 else ""
             prefix = f"{metric_key_prefix}{name}"
-            found[f"{prefix}_reward"] = result.figures[f"avg@{result.suite.n}"]
-            found[f"{prefix}_completions/mean_length"] = result.figures["mean_length"]
-            found[f"{prefix}_completions/clipped_ratio"] = result.figures["clipped_ratio"]
-        self.state.log_history.append({**found, "step": self.state.global_step})
-        return found
+            values[f"{prefix}_reward"] = result.figures[f"avg@{result.suite.n}"]
+            values[f"{prefix}_completions/mean_length"] = result.figures["mean_length"]
+            values[f"{prefix}_completions/clipped_ratio"] = result.figures["clipped_ratio"]
+        self.state.log_history.append({**values, "step": self.state.global_step})
+        return values
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the policy and its tokenizer, by default to the run directory."""
@@ -333,9 +331,9 @@ class Trainer:
             tokenizer.save_pretrained(target)
             return
         target.mkdir(parents=True, exist_ok=True)
-        for each in self.checkpoint.iterdir():
-            if each.is_file():  # `learner/` is for resuming only
-                shutil.copy2(each, target / each.name)
+        for path in self.checkpoint.iterdir():
+            if path.is_file():  # the directory `learner/` is for resuming only
+                shutil.copy2(path, target / path.name)
 
     def push_to_hub(
         self,
@@ -348,33 +346,31 @@ class Trainer:
         private: bool | None = None,
         **_: Any,
     ) -> Any:
-        """Upload the policy and its tokenizer to the Hugging Face hub; return what the hub says.
-
-        `repo_id` is by default the run directory's name, in the account that the token is of.
-        """
+        """Upload the policy and its tokenizer to the Hugging Face hub; return the hub's answer.
+        `repo_id` is by default the run directory's name, in the account of the token."""
         from huggingface_hub import HfApi
 
         hub = self.hub
         api = HfApi(token=token or hub.get("token"))
         name = repo_id or hub.get("repo_id") or self.run_dir.name
         private = hub.get("private") if private is None else private
-        made = api.create_repo(name, private=private, exist_ok=True)
+        repo = api.create_repo(name, private=private, exist_ok=True)
         with TemporaryDirectory() as folder:
             self.save_model(folder)
             return api.upload_folder(
-                repo_id=made.repo_id,
+                repo_id=repo.repo_id,
                 folder_path=folder,
                 commit_message=commit_message,
                 revision=revision or hub.get("revision"),
             )
 
-    # -- its parts -------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------
 
     def _model_config(self) -> Any:
         if self.checkpoint is None:
             return self.config.model
-        own = {"name": str(self.checkpoint), "tokenizer": None, "gguf_file": None}
-        return self.config.model.model_copy(update=own)
+        trained = {"name": str(self.checkpoint), "tokenizer": None, "gguf_file": None}
+        return self.config.model.model_copy(update=trained)
 
     def _move(self, run_dir: Path) -> None:
         self.config = _with_inputs(self.config, self._inputs.folder, run_dir / "inputs")
@@ -386,22 +382,22 @@ class Trainer:
         self.run_dir = run_dir
 
     def _after_training(self, seconds: float) -> None:
-        """Add the last entry, of the whole run, and note the best checkpoint."""
+        """Add the entry of the whole run to the state, and the best checkpoint."""
         self.is_trained = True
         state, rows = self.state, metrics.read(self.run_dir).values()
         losses = [row["loss"] for row in rows if row.get("loss") is not None]
         whole = {"train_runtime": seconds, "train_loss": sum(losses) / max(len(losses), 1)}
         state.log_history.append({**whole, "epoch": state.epoch, "step": state.global_step})
-        there = self._checkpoints()
-        if (best := self._best(there)) is not None:
+        paths = self._checkpoints()
+        if (best := self._best(paths)) is not None:
             state.best_metric, version = best
             state.best_global_step = version * self.rhythm.steps_per_version
-            state.best_model_checkpoint = str(there[version])
+            state.best_model_checkpoint = str(paths[version])
         if self._given_model is not None:
-            _ = self.model  # puts the trained weights into the model that was given
+            _ = self.model  # loads the trained weights into the model object
 
     def _begin_again(self) -> None:
-        """Prepare a new run from the model that was trained, in a directory beside this one."""
+        """Prepare a new run from the trained model, in a directory beside this one."""
         run_dir, self.is_trained = self.run_dir, False
         if self.checkpoint is None:
             raise UserError(f"Trainer: {run_dir} has no checkpoint to train on from")
@@ -411,32 +407,32 @@ class Trainer:
 
 
 def beside(run_dir: Path) -> Path:
-    """The first of `NAME-2`, `NAME-3` and so on that holds no run."""
-    named = (run_dir.with_name(f"{run_dir.name}-{number}") for number in count(2))
-    return next(each for each in named if not (each / EVENTS).exists())
+    """Return the first of `NAME-2`, `NAME-3`, ... that holds no run."""
+    paths = (run_dir.with_name(f"{run_dir.name}-{number}") for number in count(2))
+    return next(path for path in paths if not (path / EVENTS).exists())
 
 
 def latest(run_dir: Path) -> Path:
-    """The newest run directory among this one and those that `beside` named after it."""
+    """Return the newest of this run directory and those that `beside` named after it."""
     free = beside(run_dir)
     number = int(free.name.rpartition("-")[2])
     return run_dir if number == 2 else run_dir.with_name(f"{run_dir.name}-{number - 1}")
 
 
-def _suites(given: Any, folder: Path) -> list[EvalSuite]:
-    several = given if isinstance(given, Mapping) else {"held_out": given}
+def _suites(eval_dataset: Any, folder: Path) -> list[EvalSuite]:
+    datasets = eval_dataset if isinstance(eval_dataset, Mapping) else {"held_out": eval_dataset}
     inputs = Inputs(folder)
-    found = [
-        EvalSuite(name=str(name), source=inputs.rows(each, f"eval-{eval_name(str(name))}")[0])
-        for name, each in several.items()
+    suites = [
+        EvalSuite(name=str(name), source=inputs.rows(rows, f"eval-{eval_name(str(name))}")[0])
+        for name, rows in datasets.items()
     ]
     inputs.write()
-    return found
+    return suites
 
 
 def _with_inputs(config: Config, old: Path, new: Path) -> Config:
-    """The configuration with `new` in the place of `old` in all paths."""
-    before, after = (json.dumps(f"{each}/")[:-1] for each in (old, new))
+    """Return the configuration with the directory `new` for `old` in all paths."""
+    before, after = (json.dumps(f"{path}/")[:-1] for path in (old, new))
     text = json.dumps(config.model_dump(mode="json")).replace(before, after)
     return Config.model_validate(json.loads(text))
 

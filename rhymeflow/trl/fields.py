@@ -1,6 +1,6 @@
-"""`GRPOConfig`, TRL's own with one field more, and the table of its fields in docs/from-trl.md.
+"""TRL's `GRPOConfig` with one more field, and the table of its fields in docs/from-trl.md.
 
-A field that is in no part of the table is refused unless it has TRL's default.
+A field that the table lacks is refused unless it has TRL's default.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ REMOVED = {
     "with its row, not cut",
     "warmup_ratio": "warmup_steps takes a share below 1, too",
 }
-"""Fields of earlier versions of TRL, and what to do instead."""
+"""Fields that TRL has removed, and what to do instead."""
 
 
 @dataclasses.dataclass(init=False)
 class GRPOConfig(trl.GRPOConfig):  # type: ignore[misc]
-    """TRL's `GRPOConfig`; docs/from-trl.md says what becomes of its fields.
+    """TRL's `GRPOConfig`; docs/from-trl.md says what each field does.
 
-    `rhymeflow` is the one field more, a mapping of fields of ours, which win:
+    The additional field `rhymeflow` maps Rhymeflow's fields to values, which win over TRL's:
     `{"schedule.name": "synchronous"}`.
-
     """
 
     rhymeflow: dict[str, Any] | str | None = None
 
     def __init__(self, *arguments: Any, rhymeflow: Any = None, **named: Any) -> None:
         check_one_process()
-        known = [each.name for each in dataclasses.fields(self)]
+        known = [field.name for field in dataclasses.fields(self)]
         for name in named:
             if name in REMOVED:
                 gone = f"{name}: TRL has no such field any more; {REMOVED[name]}"
@@ -46,7 +45,7 @@ class GRPOConfig(trl.GRPOConfig):  # type: ignore[misc]
             if name not in known:
                 raise UserError(f"GRPOConfig: there is no field {name!r}{suggestion(name, known)}")
         self.rhymeflow = rhymeflow
-        if not torch.cuda.is_available():  # TRL refuses such a machine unless it is told
+        if not torch.cuda.is_available():  # else TRL refuses a machine without a GPU
             named.setdefault("use_cpu", True)
         try:
             super().__init__(*arguments, **named)
@@ -61,7 +60,7 @@ SAME: Mapping[str, str] = {
     "rollout": "num_generations max_completion_length temperature top_p top_k",
     "run": "seed",
 }  # fmt: skip
-"""By section of ours, fields that have the same name and values there."""
+"""By section of Rhymeflow, fields that have the same name and values there."""
 
 MAPPED: Mapping[str, str] = {
     "run.output_dir": "output_dir",
@@ -94,7 +93,7 @@ MAPPED: Mapping[str, str] = {
     "the model is pushed when train() is over":
         "push_to_hub hub_token hub_private_repo hub_model_id hub_revision",
 }  # fmt: skip
-"""By what they set, fields that set other fields of ours or what the trainer does."""
+"""By what they set, fields with another name or meaning in Rhymeflow."""
 
 PASSED_OVER: Mapping[str, str] = {
     "a run places and starts its processes itself, without torch.distributed":
@@ -145,7 +144,7 @@ PASSED_OVER: Mapping[str, str] = {
         "entropy_coef_max entropy_coef_delta entropy_target sapo_temperature_neg "
         "sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
 }  # fmt: skip
-"""By the reason, fields that do not change what is learned; a notice says so if one is given."""
+"""By reason, fields without effect on what is learned; if one is set, a notice says so."""
 
 REFUSED: Mapping[str, str] = {
     "leave it out: the three schedules have none": "lr_scheduler_kwargs",
@@ -171,7 +170,7 @@ REFUSED: Mapping[str, str] = {
     "the reference is the policy the run started from (beta), or give beta=0": "sync_ref_model",
     "schedule.max_staleness bounds how old responses are": "off_policy_mask_threshold",
 }  # fmt: skip
-"""By what to do instead, fields that ask for a run that cannot be had."""
+"""By what to do instead, fields that are refused unless they have their default."""
 
 _SAME: Mapping[str, tuple[Any, ...]] = {
     "disable_dropout": (True,), "disable_tqdm": (False,), "log_completions": (True,),
@@ -194,7 +193,7 @@ def check_one_process() -> None:
 
 
 def values_of(args: Any) -> tuple[dict[str, Any], list[str]]:
-    """The fields of a `GRPOConfig` by name, in plain types, and notices about those without effect.
+    """Return a `GRPOConfig`'s fields by name, in plain types, and notices of those without effect.
 
     Raises:
         UserError: a field is refused.
@@ -205,17 +204,17 @@ def values_of(args: Any) -> tuple[dict[str, Any], list[str]]:
             "rhymeflow.trl or of TRL"
         )
     why, instead, mapped = map(by_name, (PASSED_OVER, REFUSED, {**SAME, **MAPPED}))
-    # TRL fills some fields in, by what the machine is like.
-    given = ("use_cpu", "bf16", "activation_checkpointing")
-    filled_in = trl.GRPOConfig(**{name: getattr(args, name) for name in given})
+    # TRL fills in some fields that depend on the machine.
+    names = ("use_cpu", "bf16", "activation_checkpointing")
+    filled_in = trl.GRPOConfig(**{name: getattr(args, name) for name in names})
     values, notices = {}, []
     for field in dataclasses.fields(args):
         name, value = field.name, plain(getattr(args, field.name))
         values[name] = value
-        made = plain(getattr(filled_in, name, field.default))
-        same = (plain(field.default), made, *_SAME.get(name, ()))
+        computed = plain(getattr(filled_in, name, field.default))
+        defaults = (plain(field.default), computed, *_SAME.get(name, ()))
         is_default = any(
-            value == each and isinstance(value, bool) == isinstance(each, bool) for each in same
+            value == each and isinstance(value, bool) == isinstance(each, bool) for each in defaults
         )
         if is_default or name in mapped or name == "rhymeflow":
             continue
@@ -229,28 +228,28 @@ def values_of(args: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def ours(args: Any) -> dict[str, Any]:
-    """The field `rhymeflow`: fields of ours. Text, from a command line, is read as JSON."""
-    given = getattr(args, "rhymeflow", None)
-    if isinstance(given, str):
+    """Return the field `rhymeflow`, a mapping. Text, from a command line, is read as JSON."""
+    fields = getattr(args, "rhymeflow", None)
+    if isinstance(fields, str):
         try:
-            given = json.loads(given)
+            fields = json.loads(fields)
         except ValueError as error:
-            raise UserError(f"GRPOConfig: rhymeflow = {given!r} is no JSON: {error}") from None
-    if not isinstance(given, dict | None):
+            raise UserError(f"GRPOConfig: rhymeflow = {fields!r} is no JSON: {error}") from None
+    if not isinstance(fields, dict | None):
         raise UserError(
-            f"GRPOConfig: rhymeflow is a {type(given).__name__}, should be a mapping of fields "
-            "of ours, such as {'schedule.name': 'synchronous'}"
+            f"GRPOConfig: rhymeflow is a {type(fields).__name__}, should be a mapping of "
+            "Rhymeflow's fields, such as {'schedule.name': 'synchronous'}"
         )
-    return given or {}
+    return fields or {}
 
 
 def plain(value: Any) -> Any:
-    """Enumerations replaced by their values, also in lists."""
+    """Return the value with enumeration members replaced by their values, also in lists."""
     if isinstance(value, enum.Enum):
         return value.value
     return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def by_name(table: Mapping[str, str]) -> dict[str, str]:
-    """A part of the table turned round: the text for each field."""
+    """Invert a part of the table: return the text for each field."""
     return {name: text for text, names in table.items() for name in names.split()}

@@ -1,7 +1,7 @@
 """`GRPOTrainer` with TRL's arguments: a `Trainer` whose configuration comes from a `GRPOConfig`.
 
-Each argument and field has its effect, is refused in one line that says what to do, or is printed
-as having none.
+Each argument and field has its effect, is refused in one line that says what to do, or has no
+effect, which a notice says.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ NOT_THERE: Mapping[str, str] = {
 
 
 class GRPOTrainer(Trainer):
-    """TRL's `GRPOTrainer`: its arguments, in its order, and what it has afterwards.
+    """A trainer with the arguments, in the same order, and the attributes of TRL's `GRPOTrainer`.
 
-    `args` is a `GRPOConfig` of this package or of TRL; docs/from-trl.md says what becomes of each
-    field. Reward functions are given as to `Trainer`; a name is that of a reward model.
+    `args` is a `GRPOConfig` of this package or of TRL; docs/from-trl.md says what each field does.
+    Reward functions are given as to `Trainer`, but a name is that of a reward model.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class GRPOTrainer(Trainer):
         steps, num_rows = steps_in(given), _num_rows(train_dataset)
         max_steps = optimizer_steps(given, steps, num_rows)
         fields = run_fields(given, steps, max_steps, num_rows)
-        made = fields["learner.max_steps"] * steps.per_version
-        if made != max_steps:
+        actual_steps = fields["learner.max_steps"] * steps.per_version
+        if actual_steps != max_steps:
             notices.append(
                 f"max_steps = {max_steps} would end within a generation batch; there will be "
-                f"{made} steps"
+                f"{actual_steps} steps"
             )
         if tools or environment_factory is not None:
             most = given["max_tool_calling_iterations"]
@@ -110,8 +110,8 @@ class GRPOTrainer(Trainer):
             "revision": given["hub_revision"],
         }
         self._pushes = bool(given["push_to_hub"])
-        if eval_dataset is not None and given["eval_strategy"] == "no":  # it is for `evaluate`
-            suites = [each.model_copy(update={"steps": 0}) for each in self.config.eval.suites]
+        if eval_dataset is not None and given["eval_strategy"] == "no":  # only for `evaluate`
+            suites = [suite.model_copy(update={"steps": 0}) for suite in self.config.eval.suites]
             never = {"suites": tuple(suites)}
             self.config = self.config.changed(data={"eval_size": 0}, eval=never)
         self.rhythm = _rhythm(given, steps, max_steps, num_rows)
@@ -121,8 +121,8 @@ class GRPOTrainer(Trainer):
     def train(  # type: ignore[override]
         self, resume_from_checkpoint: bool | str | None = None, **_: Any
     ) -> TrainOutput:
-        """Run to the end; see `Trainer.train`. If `output_dir` holds a run and is not to be
-        resumed, this run goes to a directory beside it."""
+        """Run to the end; see `Trainer.train`. If `output_dir` holds a run that is not resumed,
+        this run gets a directory beside it."""
         if self.holds_a_run and not self.is_trained:
             self._choose_run_dir(resumes=bool(resume_from_checkpoint))
         summary = super().train(resume_from_checkpoint)
@@ -143,41 +143,41 @@ class GRPOTrainer(Trainer):
         self.state.save_to_json(str(self.run_dir / "trainer_state.json"))
 
     def is_world_process_zero(self) -> bool:
-        """True: there is one process."""
+        """Return True: a script is one process."""
         return True
 
     def _differences(self) -> list[str]:
-        """Lines about how this run differs from TRL's."""
-        found = []
+        """Notices of how this run differs from one of TRL."""
+        notices = []
         if bound := self.config.schedule.bound:
-            found.append(
+            notices.append(
                 f"training is asynchronous: responses may be {bound} "
                 f"version{'s' * (bound > 1)} old ("
                 "GRPOConfig(rhymeflow={'schedule.name': 'synchronous'}): none is)"
             )
         if names := self._inputs.by_value:
-            found.append(
+            notices.append(
                 f"{', '.join(names)}: carried by value to the processes that run it; what it "
                 "changes there is not changed here"
             )
-        return found
+        return notices
 
     def _choose_run_dir(self, resumes: bool) -> None:
-        """Take the newest run of this name, or a new name: scripts keep their `output_dir`."""
-        there = self.run_dir
+        """Choose the newest run beside `output_dir`, or a new directory: scripts keep the name."""
+        named = self.run_dir
         if resumes:
-            if latest(there) != there:
-                self._move(latest(there))
+            if latest(named) != named:
+                self._move(latest(named))
             return
-        self._move(beside(there))
+        self._move(beside(named))
         print(
-            f"rhymeflow: {there} holds a run already, this one goes to {self.run_dir} "
-            "(train(resume_from_checkpoint=True) goes on with the last one)"
+            f"rhymeflow: {named} holds a run already, this one goes to {self.run_dir} "
+            "(train(resume_from_checkpoint=True) resumes the last one)"
         )
 
 
 def _rhythm(given: Values, steps: Steps, max_steps: int, num_rows: int | None) -> Rhythm:
-    """When `on_log` is called, and how steps and epochs count."""
+    """How often `on_log` is called, and how steps and epochs are counted."""
     every, strategy = given["logging_steps"], given["logging_strategy"]
     per_epoch = num_rows / steps.groups_per_batch if num_rows else 0.0
     if strategy == "no":
@@ -193,13 +193,13 @@ def _num_rows(dataset: Any) -> int | None:
     return len(dataset) if hasattr(dataset, "__len__") and not isinstance(dataset, str) else None
 
 
-def _reward_models(given: Any) -> Any:
-    """In TRL a name is that of a reward model."""
-    if isinstance(given, list):
-        return [_reward_models(each) for each in given]
-    if isinstance(given, str):
-        return RewardFunction(function="reward_model", options={"model": given})
-    return given
+def _reward_models(reward_funcs: Any) -> Any:
+    """Replace names by reward models of that name, as they are in TRL."""
+    if isinstance(reward_funcs, list):
+        return [_reward_models(reward) for reward in reward_funcs]
+    if isinstance(reward_funcs, str):
+        return RewardFunction(function="reward_model", options={"model": reward_funcs})
+    return reward_funcs
 
 
 def _short_name(model: Any) -> str:

@@ -1,9 +1,9 @@
-"""Fields of a run from those of a `GRPOConfig`, and TRL's batches and steps in ours.
+"""Translates the fields of a `GRPOConfig` into those of a run, and TRL's steps into versions.
 
 TRL generates `steps_per_generation` micro-batches at a time and passes over them `num_iterations`
-times, with `gradient_accumulation_steps` of them to an optimizer step. Here a batch makes a
-version: `num_minibatches` parts, each an optimizer step, passed over `num_iterations` times. An
-optimizer step has as many responses as in TRL, and a version as many steps.
+times, with `gradient_accumulation_steps` of them in each optimizer step. Here a batch makes a
+version: it has `num_minibatches` parts, each an optimizer step, and is passed over `num_iterations`
+times. An optimizer step has as many responses as in TRL, and a version as many steps.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from rhymeflow.observe.metrics import TRACKERS
 from rhymeflow.trl.fields import SAME, by_name
 
 Values = Mapping[str, Any]
-"""Of TRL's fields by name."""
+"""Values of TRL's fields, by name."""
 
 SCHEDULES = {"constant_with_warmup": "constant"}
 SCHEDULES |= {name: name for name in ("constant", "linear", "cosine")}
-"""Ours by the name of transformers' learning rate schedule."""
+"""Rhymeflow's learning rate schedules, by transformers' names."""
 
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
 
 UNLIMITED_TURNS = 1_000_000
-"""TRL's default has no limit; `max_completion_length` ends every response."""
+"""For TRL's default, which has no limit: `max_completion_length` ends every response."""
 
 
 class Steps(NamedTuple):
-    """What a version consists of."""
+    """The batch and the optimizer steps of a version."""
 
     groups_per_batch: int
     num_minibatches: int
     num_iterations: int
     generations: int = 1
-    """How many of TRL's generations make a batch."""
+    """How many of TRL's generation batches make a batch."""
 
     @property
     def per_version(self) -> int:
-        """Optimizer steps, which TRL counts."""
+        """Optimizer steps of a version; these are TRL's steps."""
         return self.num_minibatches * self.num_iterations
 
     def versions(self, optimizer_steps: float) -> int:
-        """Versions that so many of TRL's steps need, rounded up."""
+        """Return how many versions have that many optimizer steps, rounded up."""
         return max(1, math.ceil(optimizer_steps / self.per_version))
 
 
 def steps_in(given: Values) -> Steps:
-    """TRL's five numbers in ours.
+    """Translate TRL's batch and step sizes.
 
     Raises:
         UserError: a step would end within a group or a generation batch.
@@ -59,7 +59,7 @@ def steps_in(given: Values) -> Steps:
     accumulation = given["gradient_accumulation_steps"]
     batch_size = given["per_device_train_batch_size"]
     generated = batch_size * per_generation
-    if num_generations < 2 or generated % num_generations:  # set after TRL looked at it
+    if num_generations < 2 or generated % num_generations:  # set after TRL's own check
         raise UserError(
             f"GRPOConfig: num_generations = {num_generations}, should be 2 at least, and divide "
             f"the {generated} responses that are generated at a time "
@@ -73,7 +73,7 @@ def steps_in(given: Values) -> Steps:
             "an optimizer step would take parts of several generations; let steps_per_generation "
             "be a multiple of gradient_accumulation_steps, or leave it out"
         )
-    if per_generation <= accumulation:  # one optimizer step takes all that was generated, or more
+    if per_generation <= accumulation:  # an optimizer step takes one generation batch or more
         groups = batch_size * accumulation // num_generations
         return Steps(groups, 1, num_iterations, accumulation // per_generation)
     if batch_size * accumulation % num_generations:
@@ -87,7 +87,7 @@ def steps_in(given: Values) -> Steps:
 
 
 def steps_per_epoch(steps: Steps, num_rows: int) -> int:
-    """TRL's optimizer steps in an epoch, without the prompts at its end that fill no batch."""
+    """Return TRL's optimizer steps in an epoch, without its last prompts that fill no batch."""
     generations = num_rows // (steps.groups_per_batch // steps.generations)
     batches = math.ceil(generations / steps.generations)
     if not batches:
@@ -101,7 +101,7 @@ def steps_per_epoch(steps: Steps, num_rows: int) -> int:
 
 
 def optimizer_steps(given: Values, steps: Steps, num_rows: int | None) -> int:
-    """How many of TRL's steps the run has; `num_rows` is None if unknown."""
+    """Return how many of TRL's steps the run has; `num_rows` is None if unknown."""
     if given["max_steps"] > 0:
         return int(given["max_steps"])
     if num_rows is None:
@@ -113,8 +113,8 @@ def optimizer_steps(given: Values, steps: Steps, num_rows: int | None) -> int:
 
 
 def run_fields(given: Values, steps: Steps, max_steps: int, num_rows: int | None) -> dict[str, Any]:
-    """The run's fields by path; `max_steps` counts TRL's steps. TRL's defaults are set where ours
-    differ, such as a linear schedule and seed 42."""
+    """Return the run's fields by path; `max_steps` counts TRL's steps. Where defaults differ, TRL's
+    are set, such as a linear schedule and seed 42."""
     fields = {f"{section}.{name}": given[name] for name, section in by_name(SAME).items()}
     fields |= {
         "learner.groups_per_batch": steps.groups_per_batch,
@@ -122,7 +122,7 @@ def run_fields(given: Values, steps: Steps, max_steps: int, num_rows: int | None
         "learner.num_iterations": steps.num_iterations,
         "learner.max_steps": steps.versions(max_steps),
         "data.shuffle": bool(given["shuffle_dataset"]),
-        "data.chat_template": False,  # TRL gives text prompts to the model as they are
+        "data.chat_template": False,  # TRL does not apply it to text prompts
         "data.chat_template_kwargs": given["chat_template_kwargs"] or {},
         "run.eval_temperature": given["temperature"],
         "run.output_dir": str(given["output_dir"]),
@@ -160,24 +160,25 @@ def _optimization(given: Values, steps: Steps, max_steps: int) -> dict[str, Any]
 
 
 def _model(given: Values) -> dict[str, Any]:
-    """TRL trains in bfloat16 by default, and so does `auto` where the device computes in it."""
+    """TRL's default is bfloat16, which `auto` means where the device computes in it."""
     options = dict(given["model_init_kwargs"] or {})
     dtype = options.pop("dtype", options.pop("torch_dtype", None))
-    named = str(dtype).removeprefix("torch.") if dtype is not None else None
+    dtype_name = str(dtype).removeprefix("torch.") if dtype is not None else None
     for name in ("attn_implementation", "device_map", "use_cache"):
-        options.pop(name, None)  # how it is computed, not what
-    if named not in (None, "auto", "float32", "bfloat16"):
+        options.pop(name, None)  # they change how the model is computed, not its result
+    if dtype_name not in (None, "auto", "float32", "bfloat16"):
         raise UserError(
-            f"GRPOConfig: model_init_kwargs['dtype'] = {named!r}, should be bfloat16 or float32"
+            f"GRPOConfig: model_init_kwargs['dtype'] = {dtype_name!r}, should be bfloat16 or "
+            "float32"
         )
     if options:
         raise UserError(
             f"GRPOConfig: model_init_kwargs: {', '.join(options)}: is not there; load the model, "
             "and give it as an object with its tokenizer"
         )
-    if named is None:
-        named = "float32" if given["bf16"] is False else "auto"
-    return {"model.dtype": named, "model.device": "cpu" if given["use_cpu"] else "auto"}
+    if dtype_name is None:
+        dtype_name = "float32" if given["bf16"] is False else "auto"
+    return {"model.dtype": dtype_name, "model.device": "cpu" if given["use_cpu"] else "auto"}
 
 
 def _engine(given: Values) -> dict[str, Any]:
@@ -194,16 +195,16 @@ def _engine(given: Values) -> dict[str, Any]:
 
 
 def _saving(given: Values, steps: Steps, max_steps: int, num_rows: int | None) -> dict[str, Any]:
-    """When to evaluate, save and report, as in TRL: by default all checkpoints stay."""
+    """When to evaluate, save and report, as in TRL: by default all checkpoints are kept."""
     evaluates = given["eval_strategy"], given["eval_steps"] or given["logging_steps"]
     saves = given["save_strategy"], given["save_steps"]
     if saves[0] == "best":
-        saves = evaluates  # an evaluation tells which is the best
-    reports = [each for each in given["report_to"] or () if each != "none"]
-    for each in reports:
-        if each not in TRACKERS:
+        saves = evaluates  # the best checkpoint is known after an evaluation
+    trackers = [tracker for tracker in given["report_to"] or () if tracker != "none"]
+    for tracker in trackers:
+        if tracker not in TRACKERS:
             raise UserError(
-                f"GRPOConfig: report_to = {each!r} is not there: {', '.join(TRACKERS)}; or give "
+                f"GRPOConfig: report_to = {tracker!r} is not there: {', '.join(TRACKERS)}; or give "
                 "its TrainerCallback as a callback"
             )
     return {
@@ -212,7 +213,7 @@ def _saving(given: Values, steps: Steps, max_steps: int, num_rows: int | None) -
         "run.save_seconds": 0.0,
         "run.save_total_limit": given["save_total_limit"] or 0,
         "run.best_metric": _best_metric(given),
-        "run.report_to": reports,
+        "run.report_to": trackers,
     }
 
 
@@ -222,7 +223,7 @@ def _best_metric(given: Values) -> str:
     if name != "reward" and not name.endswith("_reward"):
         raise UserError(
             f"GRPOConfig: metric_for_best_model = {metric!r} is not there: it is eval_reward, or "
-            "of one of several eval sets eval_NAME_reward"
+            "eval_NAME_reward for one of several eval sets"
         )
     if given["greater_is_better"] is False:
         raise UserError(
@@ -234,12 +235,12 @@ def _best_metric(given: Values) -> str:
 def _interval(
     field: str, strategy: str, every: float, steps: Steps, max_steps: int, num_rows: int | None
 ) -> int:
-    """Versions between two evaluations or checkpoints, from transformers' strategy; 0: never."""
+    """Return the versions between two evaluations or checkpoints, from a strategy; 0: never."""
     if strategy == "no":
         return 0
     if strategy == "epoch":
         if num_rows is None:
-            raise UserError(f"GRPOConfig: {field} = 'epoch': how long one is, is not known")
+            raise UserError(f"GRPOConfig: {field} = 'epoch': train_dataset has no length")
         every = steps_per_epoch(steps, num_rows)
     elif strategy != "steps":
         raise UserError(f"GRPOConfig: {field} = {strategy!r} is not there: no, steps or epoch")

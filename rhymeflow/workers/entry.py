@@ -44,15 +44,11 @@ class WorkerSetup(NamedTuple):
     role: str
     """The module of `rhymeflow.workers` that it runs."""
     name: str
-    config: str
-    """As JSON."""
-    run_dir: str
-    """On the controller's node."""
-    log: str
-    """On the worker's own node."""
+    config: str  # as JSON
+    run_dir: str  # on the controller's node
+    log: str  # on the worker's node
     num_threads: int
-    cpus: Sequence[int] | None = None
-    """Cores that it is pinned to."""
+    cpus: Sequence[int] | None = None  # cores that it is pinned to
 
 
 def enter(connection: Connection, setup: WorkerSetup, environment: Mapping[str, str]) -> None:

@@ -98,10 +98,8 @@ def _numbering(data: DataConfig) -> DataConfig:
 
 
 class IndexWriter:
-    """Writes the responses of one run's store to the index.
-
-    `config` is that run's. `aligned`: its responses were sampled with this run's noise.
-    """
+    """Writes the responses of one run's store to the index; `config` is that run's. `aligned`: they
+    were sampled with this run's noise."""
 
     def __init__(
         self, index: Index, follower: Follower, config: Config, *, aligned: bool = True

@@ -125,9 +125,7 @@ def serve(
 
 class LearnerProcess:
     """The learner, the store that it reads batches from, and the weights that it publishes.
-
-    `early`: messages that arrived before it was made.
-    """
+    `early`: messages that arrived before it was made."""
 
     ranks = ALONE
     _waiting: Sequence[Sent] = ()
@@ -154,8 +152,7 @@ class LearnerProcess:
         self._saver = Saver(run_dir / CHECKPOINTS, is_lead=ranks.is_lead)
         with explained(self._reader):
             damaged, retrain_seconds = self._restore(run_dir / CHECKPOINTS)
-        self.weights: WeightStore | None = None
-        """Set on rank 0."""
+        self.weights: WeightStore | None = None  # set on rank 0
         if ranks.is_lead:
             self.weights = make_store(config, self.learner.manifest(), run_dir)
         checksum = self._publish_weights()

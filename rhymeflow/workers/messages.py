@@ -62,17 +62,14 @@ class LoadedModel(msgspec.Struct, frozen=True, array_like=True):
 
     handle: WeightHandle
     device: str
-    dtype: str
-    """Compute precision, by torch's name."""
+    dtype: str  # compute precision, by torch's name
     max_length: int
     """Most tokens of a prompt and its response together."""
     checkpoint_bytes: int
-    """The size of a checkpoint on the disk."""
     retrain_seconds: float = 0.0
     """How long training on the batches since the last checkpoint again took."""
     num_parameters: int = 0
-    num_trained: int = 0
-    """The number of parameters that are not frozen."""
+    num_trained: int = 0  # those that are not frozen
     damaged: list[tuple[Version, str]] = []
     """Checkpoints that were skipped, each with its problem."""
 
@@ -141,8 +138,7 @@ class ComputeReward(Message):
     prompt: str | list[dict[str, Any]]
     responses: list[list[int]]
     """Token ids of each; every function is called once, with all responses."""
-    columns: dict[str, Any]
-    """The other columns of the prompt's row."""
+    columns: dict[str, Any]  # of the prompt's row
     functions: tuple[int, ...]
     """Indices into the functions of `suites.suite.reward_sections`."""
     trainer_state: TrainerState
@@ -213,8 +209,7 @@ class Retraining(Message):
     """The learner of a resumed run trains on a stored batch, to make `version` again."""
 
     version: Version
-    last: Version
-    """The version at which it stops."""
+    last: Version  # at which it stops
 
 
 class BatchTrained(Message):

@@ -98,5 +98,4 @@ def parts_of(tokens: list[int], answers: list[tuple[int, int]]) -> list[list[int
 
 
 def _last(turns: list[list[str]]) -> list[str]:
-    """The text of each response's last turn."""
     return [parts[-1] for parts in turns]

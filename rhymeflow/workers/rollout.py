@@ -56,8 +56,7 @@ class HeldResponse:
     """A response in the engine, and how much of it the controller has been sent."""
 
     request: Request
-    turn: int
-    """The number of the policy's turn, from 1."""
+    turn: int  # of the policy, from 1
     tokens: int
     steps: int = 0
     drafted: int = 0

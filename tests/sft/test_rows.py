@@ -177,7 +177,7 @@ def calling(calls: object = None, tools: object = None) -> dict[str, Any]:
             {"prompt": [says("robot", "b"), says("user", "a")], "completion": "c"},
             "refuses the prompt: no robots",
         ),
-        (encoder(FORGETFUL), {"prompt": "a", "completion": "b"}, "writes earlier turns anew"),
+        (encoder(FORGETFUL), {"prompt": "a", "completion": "b"}, "changes earlier turns"),
         (encoder(ENDLESS), {"prompt": "a", "completion": "b"}, "would not learn to stop"),
     ],
 )

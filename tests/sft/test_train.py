@@ -109,7 +109,7 @@ def test_the_same_seed_makes_the_same_checkpoint(tiny: Path, tmp_path: Path) -> 
     [
         ({"prompt": "a"}, [], "rows.jsonl:2: no column 'completion'"),
         ({"prompt": "a", "completion": "b" * 15}, [], "rows.jsonl:2: is 17 tokens long"),
-        ({}, ["--sft.size", "3"], "sft.size, sft.eval_size: are of sft.source"),
+        ({}, ["--sft.size", "3"], "sft.size, sft.eval_size: belong to sft.source"),
         ({}, ["--sft.source", "warm_start:tools"], "sft.size: warm_start:tools makes rows"),
         ({}, ["--sft.source", "nothing.jsonl"], "sft.source: there is no file or directory"),
         ({}, ["--sft.source", "warm_start:smollm2", "--sft.size", "3"], "has no rows"),

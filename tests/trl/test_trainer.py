@@ -215,7 +215,7 @@ def test_a_run_goes_on_with_its_own_rows_only(tmp_path: Path) -> None:
     (tmp_path / "out" / "events.db").touch()
     first._begin(first.run_dir)
     second = made(tmp_path, {"train_dataset": ROWS[1:]})
-    message = refusal(second._go_on, second.run_dir)
+    message = refusal(second._begin_resumed, second.run_dir)
     assert "other rows than the dataset that is given" in message
     elsewhere = str(tmp_path / "other" / "checkpoint-3")
-    assert "is not of the run in" in refusal(first.train, resume_from_checkpoint=elsewhere)
+    assert "is not in the run directory" in refusal(first.train, resume_from_checkpoint=elsewhere)

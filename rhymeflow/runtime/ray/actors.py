@@ -87,8 +87,7 @@ class RayObjects:
 
 
 class StoreActor:
-    """Answers requests for the controller's store. It only reads, so Ray may restart it and repeat
-    requests."""
+    """Reads the controller's store for workers. It only reads, so Ray may restart and repeat."""
 
     def __init__(self, namespace: str) -> None:
         self._objects = RayObjects(handle.STORE, namespace)

@@ -176,7 +176,6 @@ class RayRuntime:
         return "SPREAD" if role == "rollout" else "DEFAULT"
 
     def _controller_node(self) -> Any:
-        """The strategy of actors that must run on the controller's node."""
         return self._node_strategy(self._ray.get_runtime_context().get_node_id())
 
     def _node_strategy(self, node: str) -> Any:
@@ -198,7 +197,6 @@ class RayRuntime:
         )
 
     def _remove_placement_group(self) -> None:
-        """Release the resources of the learner's ranks, which are gone."""
         if self._placement_group is not None:
             self._ray.util.remove_placement_group(self._placement_group)
             self._placement_group = None
