@@ -149,4 +149,4 @@ def first_command(controller: Controller) -> None:
     ]
     controller._tick()
     sent = controller.supervisor.sent  # type: ignore[attr-defined]
-    assert any(isinstance(message, messages.Carried) for message in sent), sent
+    assert any(isinstance(message, messages.Envelope) for message in sent), sent

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-from rhymeflow.workers.messages import Sent
+from rhymeflow.workers.messages import AnyMessage
 
 Role = Literal["learner", "learner_rank", "policy", "rollout", "history", "reward", "environment"]
 """The module of `rhymeflow.workers` that a worker runs. `learner` is the learner's rank 0,
@@ -62,7 +62,7 @@ class WorkerHandle(Protocol):
     def log(self) -> str:
         """Where its output is, for the user."""
 
-    def send(self, message: Sent) -> None:
+    def send(self, message: AnyMessage) -> None:
         """Send a message, at the latest in the runtime's next `wait`. Never waits."""
 
 

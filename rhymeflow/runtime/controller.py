@@ -212,11 +212,11 @@ class Controller:
                 if message.trajectory in self.in_flight:
                     self._stopped(message)
                     yield message
-            case messages.Carried(events.Pulled() as pulled, seconds):
+            case messages.Envelope(events.Pulled() as pulled, seconds):
                 throughput.pull_seconds.append(seconds)
                 self._pulling.discard(name)
                 yield pulled
-            case messages.Carried(events.Snapshot() as snapshot, status):
+            case messages.Envelope(events.Snapshot() as snapshot, status):
                 throughput.statuses[name] = status
                 if snapshot != self._snapshots[name]:  # an idle instance repeats it
                     self._snapshots[name] = snapshot
@@ -267,14 +267,16 @@ class Controller:
             yield events.InstanceLeft(name, reason)
 
     def _from_learner(self, message: Any) -> None:
-        if isinstance(message, messages.Carried) and isinstance(message.data, messages.LoadedModel):
+        if isinstance(message, messages.Envelope) and isinstance(
+            message.data, messages.LoadedModel
+        ):
             self._on_model(message.data)
         self._events += self.training.hear(message)
         match message:
-            case messages.Carried(events.LearnerReady(), _):
+            case messages.Envelope(events.LearnerReady(), _):
                 for name in self.supervisor.instances:
                     self._connect(name)
-            case messages.Carried(events.VersionPublished(version), _):
+            case messages.Envelope(events.VersionPublished(version), _):
                 self.rewards.published = version
                 self.reporter.end_step(
                     *self.training.last_step,
@@ -374,7 +376,7 @@ class Controller:
         match command:
             case commands.Route():  # with stored tokens of whichever instance
                 continuation = self.in_flight.continuation(command.trajectory)
-                worker.send(messages.Carried(command, continuation))
+                worker.send(messages.Envelope(command, continuation))
             case commands.Evaluate():
                 worker.send(command)
                 keeps_version = command.instance not in self._pulling

@@ -26,7 +26,7 @@ from rhymeflow.runtime.base import News, Received, Resources, Role, WorkerLost
 from rhymeflow.utils import child
 from rhymeflow.workers import entry
 from rhymeflow.workers.channel import Channel
-from rhymeflow.workers.messages import Sent, Shutdown, decode, encode
+from rhymeflow.workers.messages import AnyMessage, Shutdown, decode, encode
 
 CLOSE_SECONDS = 2.0
 """Time that workers have to end by themselves when the run is over."""
@@ -151,7 +151,7 @@ class LocalWorker:
         self._sender = threading.Thread(target=self._deliver, daemon=True, name=f"to {name}")
         self._sender.start()
 
-    def send(self, message: Sent) -> None:
+    def send(self, message: AnyMessage) -> None:
         """Send a message with the next `hand_over`; see `base.WorkerHandle`."""
         self._sent.append(encode(message))
 

@@ -86,7 +86,7 @@ class Training:
     def hear(self, message: Any) -> Iterator[Event]:
         """Yield the events that follow from a message of the learner."""
         match message:
-            case messages.Carried(LearnerReady() as ready, loaded):
+            case messages.Envelope(LearnerReady() as ready, loaded):
                 self._warn_about(loaded)
                 self.checkpoints.restored(loaded.retrain_seconds)
                 self.weights = messages.ConnectWeights(loaded.handle)
@@ -102,7 +102,7 @@ class Training:
                 yield message
             case messages.BatchTrained():
                 self._trained = message
-            case messages.Carried(VersionPublished(version=version) as published, data):
+            case messages.Envelope(VersionPublished(version=version) as published, data):
                 trained = self._trained
                 assert trained is not None
                 self.last_step = trained, data
@@ -143,6 +143,6 @@ class Training:
     def _save(self, version: Version) -> None:
         self._tell(messages.SaveCheckpoint(self.checkpoints.begin(version)))
 
-    def _tell(self, message: messages.Sent) -> None:
+    def _tell(self, message: messages.AnyMessage) -> None:
         for worker in self._supervisor.ranks:
             worker.send(message)

@@ -50,9 +50,10 @@ from rhymeflow.workers import messages
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import (
     WAIT_SECONDS,
+    AnyMessage,
     BatchTrained,
-    Carried,
     CheckpointEnded,
+    Envelope,
     LoadedModel,
     Publication,
     Publish,
@@ -60,7 +61,6 @@ from rhymeflow.workers.messages import (
     ResponseDetails,
     Retraining,
     SaveCheckpoint,
-    Sent,
     Shutdown,
     receive,
     send,
@@ -95,7 +95,7 @@ def serve(
     run_dir: Path,
     rank: int,
     at: MeetingPlace | None,
-    early: Sequence[Sent] = (),
+    early: Sequence[AnyMessage] = (),
 ) -> None:
     """Serve the run as a rank until `Shutdown`; several ranks meet `at` a place. `early`: messages
     that arrived before they met.
@@ -128,7 +128,7 @@ class LearnerProcess:
     `early`: messages that arrived before it was made."""
 
     ranks = ALONE
-    _waiting: Sequence[Sent] = ()
+    _waiting: Sequence[AnyMessage] = ()
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class LearnerProcess:
         config: Config,
         run_dir: Path,
         ranks: Ranks = ALONE,
-        early: Sequence[Sent] = (),
+        early: Sequence[AnyMessage] = (),
     ) -> None:
         self.connection, self.config, self.ranks = connection, config, ranks
         self._waiting = early
@@ -170,7 +170,7 @@ class LearnerProcess:
             sum(each.numel() for each in model.parameters() if each.requires_grad),
             damaged,
         )
-        self._send(Carried(LearnerReady(self.version, as_text(checksum)), loaded))
+        self._send(Envelope(LearnerReady(self.version, as_text(checksum)), loaded))
 
     def _restore(self, directory: Path) -> tuple[list[tuple[Version, str]], float]:
         """Bring the learner to the last published version; return the damaged checkpoints, and how
@@ -210,7 +210,7 @@ class LearnerProcess:
         weights.send()
         return 0
 
-    def _send(self, message: Sent) -> None:
+    def _send(self, message: AnyMessage) -> None:
         if self.ranks.is_lead:
             send(self.connection, message)
 
@@ -230,7 +230,7 @@ class LearnerProcess:
             self._carry_out(receive(self.connection))
         self._report_saved()
 
-    def _carry_out(self, message: Sent) -> None:
+    def _carry_out(self, message: AnyMessage) -> None:
         match message:
             case Accumulate():
                 self._accumulate(message)
@@ -309,7 +309,7 @@ class LearnerProcess:
         skipped = self.learner.skipped  # of the batch that made this version
         reason = next(iter(skipped.values()), "")
         published = VersionPublished(version, checksum, tuple(skipped), reason)
-        self._send(Carried(published, Publication(seconds, metrics)))
+        self._send(Envelope(published, Publication(seconds, metrics)))
 
     def _report_saved(self) -> None:
         for version, path, error in self._saver.ended():

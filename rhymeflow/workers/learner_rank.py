@@ -7,12 +7,12 @@ from pathlib import Path
 from rhymeflow.config import Config
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.learner import serve
-from rhymeflow.workers.messages import JoinRanks, Sent, Shutdown, receive
+from rhymeflow.workers.messages import AnyMessage, JoinRanks, Shutdown, receive
 
 
 def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     """Wait for rank 0's address, and serve the run until `Shutdown`."""
-    early: list[Sent] = []
+    early: list[AnyMessage] = []
     while not isinstance(message := receive(connection), JoinRanks):
         if isinstance(message, Shutdown):
             return

@@ -1,7 +1,7 @@
 """The messages between the controller and its workers: typed, in msgpack, without pickle.
 
 The coordinator's commands and events are sent as they are, some with data in an envelope
-(`Carried`); all others are `Message`s.
+(`Envelope`); all others are `Message`s.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
     """Base of all messages that are neither commands nor events."""
 
 
-class Carried(NamedTuple):
+class Envelope(NamedTuple):
     """A command or an event, and the data that comes with it: see `DATA`."""
 
     what: Command | Event
@@ -304,7 +304,7 @@ class Failed(Message):
 WAIT_SECONDS = 1.0
 """How often a worker that waits for a message reports progress."""
 
-Sent = Message | Carried | Command | Event
+AnyMessage = Message | Envelope | Command | Event
 
 _encoder = msgspec.msgpack.Encoder()
 _frame = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw, msgspec.Raw])
@@ -315,9 +315,9 @@ _decoders = {
 _data_decoders = {name: msgspec.msgpack.Decoder(kind) for name, kind in DATA.items()}
 
 
-def encode(message: Sent) -> bytes:
+def encode(message: AnyMessage) -> bytes:
     """Return the message as bytes, with the name of its class."""
-    what, data = message if isinstance(message, Carried) else (message, None)
+    what, data = message if isinstance(message, Envelope) else (message, None)
     return _encoder.encode((type(what).__name__, what, data))
 
 
@@ -325,10 +325,10 @@ def decode(message: bytes) -> Any:
     """Return what `encode` was given."""
     kind, encoded, data = _frame.decode(message)
     what = _decoders[kind].decode(encoded)
-    return Carried(what, _data_decoders[kind].decode(data)) if kind in DATA else what
+    return Envelope(what, _data_decoders[kind].decode(data)) if kind in DATA else what
 
 
-def send(connection: Channel, message: Sent) -> None:
+def send(connection: Channel, message: AnyMessage) -> None:
     """Send one message; raises `BrokenPipeError` if the other end is gone."""
     connection.send_bytes(encode(message))
 

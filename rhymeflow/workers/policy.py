@@ -15,7 +15,7 @@ from rhymeflow.weights.base import make_store
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.channel import Channel
-from rhymeflow.workers.messages import Carried, LoadedModel, Shutdown, receive, send
+from rhymeflow.workers.messages import Envelope, LoadedModel, Shutdown, receive, send
 
 
 def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
@@ -35,7 +35,7 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
             checkpoint_bytes=0,
         )
         del model, tensors
-        send(connection, Carried(LearnerReady(0, as_text(checksum)), loaded))
+        send(connection, Envelope(LearnerReady(0, as_text(checksum)), loaded))
         progress.has_started = True
         while not isinstance(receive(connection), Shutdown):
             pass

@@ -31,9 +31,9 @@ from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import (
-    Carried,
     ConnectWeights,
     Continuation,
+    Envelope,
     Part,
     Shutdown,
     Status,
@@ -200,11 +200,11 @@ class RolloutInstance:
         return None
 
     def _carry_out(self, message: object) -> None:
-        command = message.what if isinstance(message, Carried) else message
+        command = message.what if isinstance(message, Envelope) else message
         if isinstance(command, Route | Interrupt | Abort | Pull | Evaluate):
             self.last_number = max(command.number, self.last_number)  # 0 for suites' responses
         match message:
-            case Carried(Route(trajectory=trajectory), data):
+            case Envelope(Route(trajectory=trajectory), data):
                 self._route(trajectory, data)
             case Interrupt():
                 self._interrupt(message)
@@ -290,7 +290,7 @@ class RolloutInstance:
     def _send_pulled(self, message: Pull, seconds: float) -> None:
         version, checksum = self.engine.version, as_text(self.engine.checksum)
         pulled = events.Pulled(self.name, message.number, version, checksum)
-        send(self.connection, Carried(pulled, seconds))
+        send(self.connection, Envelope(pulled, seconds))
 
     def _report(self, finished: list[Finished]) -> None:
         self._hand_over(request for request, _ in finished)
@@ -343,4 +343,4 @@ class RolloutInstance:
         snapshot = events.Snapshot(self.name, carried_out, waiting, load.kv_tokens, *times)
         totals = load.num_generated, self.busy_seconds, load.drafts
         status = Status(load.num_running, len(waiting), *totals)
-        send(self.connection, Carried(snapshot, status))
+        send(self.connection, Envelope(snapshot, status))

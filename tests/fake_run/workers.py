@@ -25,7 +25,7 @@ from rhymeflow.weights.base import SharedMemoryWeightHandle
 from rhymeflow.weights.proof import as_text
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.learner import LearnerProcess
-from rhymeflow.workers.messages import Carried, ConnectWeights, send
+from rhymeflow.workers.messages import ConnectWeights, Envelope, send
 from rhymeflow.workers.messages import LoadedModel as LoadedModel
 from rhymeflow.workers.reward import RewardWorker
 from rhymeflow.workers.rollout import RolloutInstance
@@ -62,7 +62,7 @@ class FakeLearner(LearnerProcess):
         handle = SharedMemoryWeightHandle(name, ())
         send(
             connection,
-            Carried(
+            Envelope(
                 LearnerReady(self.version, checksum),
                 LoadedModel(handle, "cpu", "float32", MAX_LENGTH, 1),
             ),

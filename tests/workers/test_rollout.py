@@ -30,9 +30,9 @@ from rhymeflow.weights.objects import ObjectWeightStore
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 from rhymeflow.workers import rollout
 from rhymeflow.workers.messages import (
-    Carried,
     ConnectWeights,
     Continuation,
+    Envelope,
     Shutdown,
     TokensGenerated,
     UseDrafter,
@@ -82,7 +82,7 @@ class Side:
     def tell(self, kind, *values, data=None):
         self.number += 1
         command = kind("rollout-0", self.number, *values)
-        send(self.ours, command if data is None else Carried(command, data))
+        send(self.ours, command if data is None else Envelope(command, data))
 
     def produce(self, trajectory, tokens=()):
         prompt = trajectory.group
@@ -125,10 +125,10 @@ class Store:
                 case TrajectoryInterrupted():
                     assert message.length == len(self.tokens[message.trajectory])
                     self.halted.append((message.number, message.trajectory))
-                case Carried(Snapshot() as snapshot, status):
+                case Envelope(Snapshot() as snapshot, status):
                     self.statuses.append(snapshot)
                     self.totals = status
-                case Carried(Pulled() as pulled, _):
+                case Envelope(Pulled() as pulled, _):
                     self.pulled.append((pulled.number, pulled.version))
                 case _:
                     raise AssertionError(message)

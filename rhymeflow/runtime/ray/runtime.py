@@ -25,7 +25,7 @@ from rhymeflow.runtime.ray.actors import ASKED, Placement, StoreActor, WorkerAct
 from rhymeflow.store import handle
 from rhymeflow.utils.cores import usable_cores
 from rhymeflow.workers.entry import WorkerSetup
-from rhymeflow.workers.messages import Sent, Shutdown, decode, encode
+from rhymeflow.workers.messages import AnyMessage, Shutdown, decode, encode
 
 CLOSE_SECONDS = 5.0
 """Time that workers have to end by themselves when the run is over."""
@@ -311,7 +311,7 @@ class RayWorker:
         """Whether it has a process, or will never have one."""
         return self._placed.done()
 
-    def send(self, message: Sent) -> None:
+    def send(self, message: AnyMessage) -> None:
         """Send a message with the next `hand_over`; see `base.WorkerHandle`."""
         self._sent.append(encode(message))
 
