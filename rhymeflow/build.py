@@ -95,19 +95,19 @@ def with_cost_model(config: Config) -> Config:
     Raises:
         UserError: no shipped profile fits.
     """
-    given, name = config.schedule.cost_model, config.model.name
-    is_given = config.simulation.profile or given != type(config.schedule)().cost_model
-    if is_given or name.startswith("recipe:"):
+    cost_model, name = config.schedule.cost_model, config.model.name
+    is_chosen = config.simulation.profile or cost_model != type(config.schedule)().cost_model
+    if is_chosen or name.startswith("recipe:"):
         return config
     model, memory = f"{Path(name).name.lower()}-", f"{config.cluster.gpu_memory_gb:g} GB"
     devices = config.rollout.vllm_tensor_parallel_size
-    for each in map(profiles.load, profiles.names()):
-        is_model = model.startswith(f"{each.name.rpartition('-')[0]}-")
-        if is_model and memory in each.description and each.devices_per_instance == devices:
-            return config.changed(schedule={"cost_model": each.name})
+    for profile in map(profiles.load, profiles.names()):
+        is_model = model.startswith(f"{profile.name.rpartition('-')[0]}-")
+        if is_model and memory in profile.description and profile.devices_per_instance == devices:
+            return config.changed(schedule={"cost_model": profile.name})
     raise UserError(
-        f"schedule.cost_model = {given!r} is of the demo on a CPU, and no profile is of {name} on "
-        f"GPUs of {memory}, {devices} to an instance: name one as simulation.profile "
+        f"schedule.cost_model = {cost_model!r} is of the demo on a CPU, and no profile is of "
+        f"{name} on GPUs of {memory}, {devices} to an instance: name one as simulation.profile "
         f"({', '.join(profiles.names())}), or fit one: `rhymeflow calibrate RUN_DIR`"
     )
 

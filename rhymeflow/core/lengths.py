@@ -52,8 +52,8 @@ class LengthPredictor:
         self._within = [1.0, 0.5]
         """Decayed sums over groups of 1 and of the variance of log lengths within the group."""
         self._overall = [1.0, log(longest / 4) - 0.5, 0.5]
-        """The same of 1, of the group's mean log length, and of its squared deviation from the
-        overall mean before it."""
+        """Decayed sums over groups of 1, of the mean log length, and of its squared deviation from
+        the overall mean before the group."""
         self._recurring = [1.0, 0.5, 0.5, 0.6]
         """Decayed sums of 1, h², h d and d² over groups whose prompt came before. h and d are the
         deviations of the prompt's history and of the group from the overall mean."""
@@ -94,13 +94,13 @@ class LengthPredictor:
         return max(0.0, 1 - self._error / self._overall_error) if self._overall_error else 0.0
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of docs/lengths.md; the rank correlation from `FEWEST` responses on."""
+        """Return the metrics of docs/lengths.md; the rank correlation only from `FEWEST` on."""
         metrics = {"lengths/explained_variance": self.explained_variance}
         ranks = spearman(*zip(*self._seen, strict=True)) if len(self._seen) >= FEWEST else None
         return metrics if ranks is None else {**metrics, "lengths/rank_correlation": ranks}
 
     def expected(self, group: GroupId, generated: int = 0) -> float:
-        """Expected final length, in tokens, of a member that has `generated` tokens."""
+        """Return the expected final length, in tokens, of a member that has `generated` tokens."""
         record = self._open.get(group, _UNKNOWN)
         if generated > 0:
             return self._mean(record, min(generated, self.longest))
@@ -110,12 +110,12 @@ class LengthPredictor:
         return self._expected[key]
 
     def remaining(self, trajectory: TrajectoryId) -> float:
-        """Expected number of tokens still to be generated, at least 1."""
+        """Return the expected number of tokens still to be generated, at least 1."""
         generated = self.generated(trajectory)
         return max(1.0, self.expected(trajectory.group, generated) - generated)
 
     def quantile(self, group: GroupId, q: float) -> float:
-        """The q-quantile of the length, in tokens, of a member that has not begun."""
+        """Return the q-quantile of the length, in tokens, of a member that has not begun."""
         level, scale = self._level(self._open.get(group, _UNKNOWN))
         length = exp(level + scale * self._points[min(int(q * _POINTS), _POINTS - 1)])
         return min(max(length, 1.0), float(self.longest))
@@ -235,7 +235,7 @@ def _add(sums: list[float], *values: float) -> None:
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Rank correlation; equal values share their mean rank. None if all of `a` or `b` are equal."""
+    """Return the rank correlation, with mean ranks for ties; None if `a` or `b` is constant."""
     if min(a) == max(a) or min(b) == max(b):
         return None
     return correlation(_ranks(a), _ranks(b))

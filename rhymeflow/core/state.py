@@ -166,7 +166,7 @@ class State:
         return name if instance is not None and instance.version == version else None
 
     def room(self) -> int:
-        """Number of groups that may be admitted now, by the schedule and the EMPTY entries."""
+        """Return how many groups may be admitted now, by the schedule and the EMPTY entries."""
         size = self.plan.num_generations + self.plan.extra_generations
         # Members that wait for environments are on no instance: they do not count as in flight.
         num_waiting = self.num_waiting_env // size

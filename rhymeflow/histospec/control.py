@@ -152,7 +152,7 @@ _KINDS = 5
 token."""
 _SEQUENCE, _DRAFTED, _PROMPT, _CACHED = range(1, _KINDS)
 _EXACT, _PER_OCTAVE, _BINS = 16, 4, 80
-"""Of bins by rows: those with one number of rows each, those per doubling after that, and all."""
+"""Numbers of bins by rows: of one number of rows each, per doubling after that, and in total."""
 _FADE = 0.998
 """Decay of the sums per iteration."""
 _CLIP = 0.5

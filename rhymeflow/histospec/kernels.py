@@ -2,7 +2,7 @@
 
 Text is stored in blocks of 32 words: six words of header, then 26 tokens. The blocks of a response
 are linked, so several responses can grow at the same time. Blocks are numbered from 1 in the order
-of allocation; block n is stored in slot n modulo the number of slots, so new text overwrites the
+of allocation; block n is stored in place n modulo the number of places, so new text overwrites the
 oldest. A *position* is (number of the block) * 32 + (word in it) and is never reused.
 
 For each level, `heads` holds the newest position at which a given suffix of tokens ends (by hash of
@@ -10,7 +10,7 @@ the suffix, and of the prompt at levels of one prompt's text), and `links` the n
 in its chain. Tables hold positions modulo 2**32.
 
 While a writer in another process changes the index:
-- readers follow block numbers, never slots, so they notice when a block was overwritten;
+- readers follow block numbers, never places, so they notice when a block was overwritten;
 - every walk ends: chains are followed for `_STEPS` links, and block numbers strictly rise or fall
   along a response;
 - a value read from shared memory is used as a position only after a check against the counters,
@@ -276,10 +276,10 @@ class Text(NamedTuple):
     """The valid blocks of an index when a reader begins."""
 
     words: np.ndarray
-    places: int  # number of slots for blocks
+    places: int  # most blocks at a time
     first: int  # number of the oldest valid block
     end: int  # number of the newest block plus 1
-    lap: int  # number of the newest block in slot 0
+    lap: int  # number of the newest block in place 0
 
 
 @inner

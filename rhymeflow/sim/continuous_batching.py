@@ -23,7 +23,7 @@ from rhymeflow.sim.response import Response
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What all instances of a cluster have in common."""
+    """The costs, sizes and settings that all instances share."""
 
     cost: CostModel
     capacity: int  # trajectories that run at a time

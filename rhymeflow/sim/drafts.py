@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rhymeflow.core.cost import CostModel
 
 CLASSES = 2
-"""Of trajectories: 0, the prompt is new; 1, it was answered in an earlier epoch."""
+"""Classes of trajectories: 0, the prompt is new; 1, it was answered in an earlier epoch."""
 ROUNDING = 1e-6
 """Tokens; upper bound of the error of sums of fractions."""
 BAND = 0.1

@@ -10,9 +10,9 @@ completion times grow linearly from `slope * high` for the shortest to `high` fo
 
 **A completion time** is the sum of the cost model (`core/cost.py`) over the iterations of responses
 of known lengths that an instance begins together. If more are given than can run at a time, all
-slots count as busy until only that many are left: the longest, which then begin together. That lies
-between running the longest first (up to a quarter less) and the shortest first (some hundredths
-more).
+places count as busy until only that many are left: the longest, which then begin together. That
+lies between running the longest first (up to a quarter less) and the shortest first (some
+hundredths more).
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ def lay_out(
 def completion_time(
     part: Sequence[Ranked], num_instances: int, cost: CostModel, places: int
 ) -> float:
-    """Seconds that `num_instances` take for these groups, with members dealt out by length."""
+    """Return the seconds that `num_instances` take for these groups, members dealt by length."""
     lengths = sorted((x for ranked in part for x in ranked.lengths), reverse=True)
     prompt_tokens = sum(ranked.prompt_tokens for ranked in part) / len(part)
     return duration(cost, lengths[::num_instances][::-1], prompt_tokens, places)
 
 
 def duration(cost: CostModel, lengths: Sequence[float], prompt_tokens: float, places: int) -> float:
-    """Seconds until responses of these lengths, in ascending order, are complete on one instance.
+    """Return the seconds that an instance takes for responses of these lengths, in ascending order.
 
     `prompt_tokens`: mean tokens of their prompts. `places`: most responses that run at a time.
     """
@@ -88,7 +88,7 @@ def duration(cost: CostModel, lengths: Sequence[float], prompt_tokens: float, pl
         return 0.0
     reading = sum(length * (prompt_tokens + length / 2) for length in lengths)
     waves, last = lengths[:-places], lengths[-places:]
-    # Responses that do not fit at first fill slots that come free: meanwhile all are busy.
+    # Responses that do not fit at first take places that become free: all are busy until then.
     total = cost.k1 * reading + sum(waves) / places * cost.iteration(places, 0)
     done = 0.0
     for index, length in enumerate(last):

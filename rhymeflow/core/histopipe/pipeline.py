@@ -60,7 +60,7 @@ class Pipeline:
         return trajectory in self._moved.get(trajectory.group, ())
 
     def share(self, instance: InstanceId) -> float:
-        """The instance's share of the last step, in groups' worth of responses."""
+        """Return the instance's share of the last step, in groups' worth of responses."""
         return self._shares.get(instance, 0.0)
 
     # -- changes (see `strategies.base.Layout`) ----------------------------------------------

@@ -91,17 +91,17 @@ class Entries:
         return "pending" if buffer is None else buffer.state
 
     def reserved_in(self, number: Version) -> tuple[GroupId, ...]:
-        """The groups that are RESERVED in this buffer, in ascending order."""
+        """Return the groups that are RESERVED in this buffer, in ascending order."""
         buffer = self.by_version.get(number)
         return () if buffer is None else tuple(sorted(buffer.reserved))
 
     def occupied_in(self, number: Version) -> Collection[GroupId]:
-        """The groups that are OCCUPIED in this buffer."""
+        """Return the groups that are OCCUPIED in this buffer."""
         buffer = self.by_version.get(number)
         return () if buffer is None else buffer.occupied.keys()
 
     def num_empty(self) -> int:
-        """Number of EMPTY entries that can still be reserved, over all buffers."""
+        """Return the number of EMPTY entries that can still be reserved, over all buffers."""
         untouched = self.num_batches - self.first - len(self.by_version)
         return untouched * self._size + sum(b.room for b in self.by_version.values())
 

@@ -136,5 +136,5 @@ class Group:
         return tuple(i for i, m in enumerate(self.members) if m.state is REWARDED)
 
     def num_alive(self) -> int:
-        """Number of members that are rewarded or still can be."""
+        """Return the number of members that are rewarded or still can be."""
         return sum(m.state is not ABORTED for m in self.members)

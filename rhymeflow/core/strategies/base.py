@@ -47,7 +47,7 @@ class InstanceView(NamedTuple):
     accepts: bool  # whether the schedule lets trajectories be routed to it now
 
     def has_room(self) -> bool:
-        """Whether it accepts a trajectory and has a slot and some cache for it."""
+        """Whether it accepts trajectories and has a free place and free cache."""
         return (
             self.accepts
             and len(self.assigned) < self.capacity

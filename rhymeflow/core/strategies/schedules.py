@@ -41,7 +41,7 @@ class Bundle(NamedTuple):
     on_pull: OnPull
     migration: Migrating
     max_inflight_batches: float | None = None
-    """Most groups in flight, in batches; None: as many as the bound allows."""
+    """Most groups in flight, in batches; None: one batch more than the staleness bound."""
     throughput_ratio: float = 5.0  # see `Settings`
     layout: Callable[..., Layout] | None = None
     """Creates the layout of steps over instances; None: the rules use none."""
