@@ -169,13 +169,13 @@ def _mask(scores, first, rows, wide, cached, group, new, tree, parents):
     nodes = parents[tree] if tree >= 0 else 0
     root = cached + new - nodes
     for r in range(rows):
-        own = cached + (first + r) // group
+        position = cached + (first + r) // group
         row = scores[r * wide :][:wide]
-        row[own + 1 :] = _UNSEEN
-        if own < root:
+        row[position + 1 :] = _UNSEEN
+        if position < root:
             continue
-        ancestor = own - root
-        for node in range(own - root, -1, -1):
+        ancestor = position - root
+        for node in range(position - root, -1, -1):
             if node == ancestor:
                 ancestor = parents[tree + 1 + node]
             else:

@@ -184,12 +184,12 @@ def messages_of(prompt: Prompt, config: DataConfig) -> list[Message]:
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     few_shot: list[Message] = [each.model_dump() for each in config.few_shot]
-    own = messages[:1] if messages[0]["role"] == "system" else []
+    system_messages = messages[:1] if messages[0]["role"] == "system" else []
     if config.system_prompt is None:
-        return [*own, *few_shot, *messages[len(own) :]]
-    if own:
+        return [*system_messages, *few_shot, *messages[len(system_messages) :]]
+    if system_messages:
         raise UserError(
-            f"{prompt.where}: the prompt has a system message of its own, and "
+            f"{prompt.where}: the prompt has a system message of its system_messages, and "
             "data.system_prompt gives another"
         )
     return [{"role": "system", "content": config.system_prompt}, *few_shot, *messages]

@@ -129,10 +129,10 @@ def _list_of_rows(value: Any, path: Path) -> list[Any]:
             lists[name] = each
     if "data" in lists or len(lists) == 1:
         return lists.get("data") or next(iter(lists.values()))
-    found = f"holds several ({', '.join(lists)})" if lists else f"is {shown(value)}"
+    problem = f"holds several ({', '.join(lists)})" if lists else f"is {shown(value)}"
     raise UserError(
         f"{path}: should be a list of objects, one a row, or an object that holds one such list "
-        f'(as {{"data": [...]}}), {found}'
+        f'(as {{"data": [...]}}), {problem}'
     )
 
 

@@ -61,15 +61,15 @@ class Drafting:
 
         `drafted` counts the draft tokens that ran, if they may differ from those proposed.
         """
-        known = [key for key, tokens in generated.items() if tokens and key in self._handles]
-        if self.drafter is None or not known:
+        with_handle = [key for key, tokens in generated.items() if tokens and key in self._handles]
+        if self.drafter is None or not with_handle:
             return
         other_rows = None
         if drafted is not None:
-            other_rows = rows - sum(1 + drafted.get(key, 0) for key in known)
+            other_rows = rows - sum(1 + drafted.get(key, 0) for key in with_handle)
         self.drafter.observe(
-            [self._handles[key] for key in known],
-            [generated[key] for key in known],
+            [self._handles[key] for key in with_handle],
+            [generated[key] for key in with_handle],
             rows=rows,
             kv_tokens=self._kv_tokens,
             seconds=seconds,

@@ -112,7 +112,7 @@ class TokenScorer:
 
     def _prove(self) -> None:
         sequences = proof.sequences(self.model)
-        own = proof.own(self.model, sequences)
+        expected = proof.own(self.model, sequences)
         # Without temperature, top-k and top-p.
         plain = replace(self, rollout=RolloutConfig(), forward=call_directly)
         samples = []
@@ -120,7 +120,7 @@ class TokenScorer:
             response, zeros = ids[prompt:], [0] * (len(ids) - prompt)
             samples.append(Sample(0, ids[:prompt], response, [0.0] * len(zeros), zeros, 0.0, False))
         scores = [plain.score(row)[0] for row in pack(samples, range(len(samples)), 1 << 20)]
-        proof.check(self.model, torch.cat(scores), own, "the learner")
+        proof.check(self.model, torch.cat(scores), expected, "the learner")
 
     def _hidden(self, row: PackedRow) -> Tensor:
         """Return the body's output where a response token is predicted, [R, D]."""

@@ -287,7 +287,7 @@ def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
         window = getattr(text, "sliding_window", None)
         layer_kinds = {"sliding_attention"} if window else layer_kinds
     if layer_kinds != {"full_attention"} or not model_class._supports_attention_backend:
-        found = ", ".join(sorted(layer_kinds - {"full_attention"})) or "attention of its own"
-        raise UserError(f"{kind} has {found}; only full attention in every layer is supported")
+        other = ", ".join(sorted(layer_kinds - {"full_attention"})) or "custom attention"
+        raise UserError(f"{kind} has {other}; only full attention in every layer is supported")
     if getattr(text, "attn_logit_softcapping", None):
         raise UserError(f"{kind} has soft-capped attention, which is not supported")

@@ -93,13 +93,13 @@ def _in_directory(config: ModelConfig, directory: Path) -> Source:
         return Source(config.name, str(directory), config.gguf_file)
     if (directory / "config.json").is_file():
         return Source(config.name, str(directory))
-    found = sorted(str(path.relative_to(directory)) for path in directory.glob("**/*.gguf"))
-    if len(found) == 1:
-        return Source(config.name, str(directory), found[0])
-    if found:
+    gguf_files = sorted(str(path.relative_to(directory)) for path in directory.glob("**/*.gguf"))
+    if len(gguf_files) == 1:
+        return Source(config.name, str(directory), gguf_files[0])
+    if gguf_files:
         raise UserError(
             f"model.name = {config.name!r}: {directory} holds several GGUF files "
-            f"({', '.join(found)}); choose one with model.gguf_file"
+            f"({', '.join(gguf_files)}); choose one with model.gguf_file"
         )
     raise UserError(
         f"model.name = {config.name!r}: {directory} holds no model "

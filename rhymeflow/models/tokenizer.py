@@ -26,8 +26,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     source = readable(config) if config.tokenizer is None else _source_of(config.tokenizer)
     has_model = not source.is_hub and (Path(source.location) / "config.json").is_file()
     with explained(source, "the tokenizer"):
-        known = _config_of(Path(source.location)) if has_model else {}
-        tokenizer = AutoTokenizer.from_pretrained(source.location, **known, **offline(source))
+        options = _config_of(Path(source.location)) if has_model else {}
+        tokenizer = AutoTokenizer.from_pretrained(source.location, **options, **offline(source))
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.num_embeddings = _num_embeddings(config)
@@ -77,20 +77,20 @@ def unseen_tokens(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> st
     roles = ("bos", "cls", "eos", "mask", "pad", "sep", "unk")
     control = {getattr(tokenizer, f"{role}_token") for role in roles}
     template = str(tokenizer.chat_template or "")
-    found = {
+    unseen = {
         i: text
         for i, text in special.items()
         if text not in control and text not in template and not _CONTROL.fullmatch(text)
     }
-    if found:
+    if unseen:
         from rhymeflow.models.load import configured_stop_token_ids  # slow to import
 
         stops = configured_stop_token_ids(config, tokenizer)
-        found = {i: text for i, text in found.items() if i not in stops}
-    if not found:
+        unseen = {i: text for i, text in unseen.items() if i not in stops}
+    if not unseen:
         return None
-    names = ", ".join(list(found.values())[:4])
-    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+    names = ", ".join(list(unseen.values())[:4])
+    more = f" and {len(unseen) - 4} more" if len(unseen) > 4 else ""
     return (
         f"the tokenizer has {names}{more} as special tokens, which are missing from the text that "
         "rewards and environments receive; `completion_ids` has them"

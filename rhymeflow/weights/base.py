@@ -231,7 +231,7 @@ def make_store(config: Config, manifest: Manifest, run_dir: Path) -> WeightStore
     On one machine it is named after the run's directory, and memory left by a killed learner is
     freed first: a run has one learner at a time.
     """
-    from rhymeflow.utils import shared_memory  # not for the controller
+    from rhymeflow.utils import shared_memory  # late: the controller imports this module
     from rhymeflow.weights.objects import ObjectWeightStore
     from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 

@@ -45,7 +45,7 @@ class Installation:
         self.digests: dict[str, int] = {}
         """Digest of each tensor that was pulled."""
         self._into = into
-        self._places: dict[str, np.ndarray | None] = {}
+        self._views: dict[str, np.ndarray | None] = {}
 
     def pull(self, reader: WeightReader, want: Version | None = None) -> ProvedWeights:
         """Bring the tensors to `want`, or to the newest weights for None, by changes if possible.
@@ -70,9 +70,9 @@ class Installation:
         from rhymeflow.weights.kernels import put_changes  # loads numba
 
         for name, listed in update.listed:
-            place = self._place(name)
-            if place is not None:
-                more = int(put_changes(place.view(np.uint16), *listed, INNER))
+            view = self._view(name)
+            if view is not None:
+                more = int(put_changes(view.view(np.uint16), *listed, INNER))
             else:
                 more = put_on_device(self._into[name], listed)
             self.digests[name] = (self.digests[name] + more) & MASK
@@ -80,19 +80,19 @@ class Installation:
             self._copy(name, data)
         return update.prove(self.digests)
 
-    def _place(self, name: str) -> np.ndarray | None:
+    def _view(self, name: str) -> np.ndarray | None:
         """Return a view of the tensor's bytes; None unless they are contiguous CPU memory."""
-        if name not in self._places:
+        if name not in self._views:
             tensor = self._into[name]
             is_in_place = tensor.device.type == "cpu" and tensor.is_contiguous()
-            self._places[name] = bytes_of(tensor) if is_in_place else None
-        return self._places[name]
+            self._views[name] = bytes_of(tensor) if is_in_place else None
+        return self._views[name]
 
     def _copy(self, name: str, data: np.ndarray) -> None:
         progress.advance()
-        place, target = self._place(name), self._into[name].detach()
-        if place is not None:
-            self.digests[name] = copy_and_digest(place, data)
+        view, target = self._view(name), self._into[name].detach()
+        if view is not None:
+            self.digests[name] = copy_and_digest(view, data)
             return
         if len(data):
             target.copy_(torch.from_numpy(data.copy()).view(target.dtype).reshape(target.shape))

@@ -171,8 +171,8 @@ class SharedMemoryWeightReader(WeightReader):
         return have is None or not self._has_changes or super().prepare(have, want)
 
     def _fetch(self, have: ProvedWeights | None, want: Version | None) -> Update:
-        found = None if have is None else self._changes_since(have, want)
-        publication, steps = found or (self._find(want), None)
+        by_changes = None if have is None else self._changes_since(have, want)
+        publication, steps = by_changes or (self._find(want), None)
         slot = self._memory.slot(publication)
         weights, digests = slot.weights, partial(self._digests, publication)
         if steps is not None and not steps:

@@ -184,9 +184,9 @@ class Engine:
     def interrupt(self, ids: Iterable[Hashable] | None = None) -> list[Request]:
         """Stop requests (None: all of them) and return them; unknown ids are skipped."""
         chosen = list(self._sequences) if ids is None else ids
-        found = [self._sequences[key] for key in chosen if key in self._sequences]
-        self._forget(found)
-        return [sequence.request for sequence in found]
+        sequences = [self._sequences[key] for key in chosen if key in self._sequences]
+        self._forget(sequences)
+        return [sequence.request for sequence in sequences]
 
     @torch.inference_mode()
     def set_version(self, version: int, *, keep_cache: bool) -> None:

@@ -87,10 +87,10 @@ def _one_try(engine: VllmEngine, number: int, *, drafts: bool) -> list[str | Non
     return faults
 
 
-def _difference(how: str, one: Request, other: Request) -> str | None:
-    if one.tokens == other.tokens:
+def _difference(condition: str, plain: Request, other: Request) -> str | None:
+    if plain.tokens == other.tokens:
         return None
-    return f"a response {how} has tokens {other.tokens}, and {one.tokens} without"
+    return f"a response {condition} has tokens {other.tokens}, undisturbed {plain.tokens}"
 
 
 def _request(number: int) -> Request:

@@ -204,21 +204,21 @@ class VllmEngine:
     def interrupt(self, ids: Iterable[Hashable] | None = None) -> list[Request]:
         """Stop requests; see `base.RolloutEngine`."""
         chosen = list(self._entries) if ids is None else ids
-        found = [self._entries[key] for key in chosen if key in self._entries]
-        self._llm.abort_request([entry.name for entry in found if entry.name])
-        self._urgent = deque(entry for entry in self._urgent if entry not in found)
-        self._forget([entry.request.id for entry in found])
-        return [entry.request for entry in found]
+        entries = [self._entries[key] for key in chosen if key in self._entries]
+        self._llm.abort_request([entry.name for entry in entries if entry.name])
+        self._urgent = deque(entry for entry in self._urgent if entry not in entries)
+        self._forget([entry.request.id for entry in entries])
+        return [entry.request for entry in entries]
 
     def prepare(self, weights: WeightReader, want: Version) -> bool:
         """Fetch what changed; see `base.RolloutEngine`."""
         if self._is_local:
             return weights.prepare(self._pulled, want)
-        found = self._call("rhymeflow_prepare", weights.handle, want)
-        for each in found:
+        results = self._call("rhymeflow_prepare", weights.handle, want)
+        for each in results:
             if isinstance(each, OwnerLost):
                 raise each
-        return all(found)
+        return all(results)
 
     def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> ProvedWeights:
         """Have every worker pull; see `base.RolloutEngine`."""
@@ -272,16 +272,16 @@ class VllmEngine:
         compare = self._num_pulls <= COMPARED_PULLS
         source = weights if self._is_local else weights.handle
         while True:
-            found = self._call("rhymeflow_install", source, want, compare)
-            lost = [each for each in found if isinstance(each, OwnerLost)]
-            if len(lost) == len(found):
+            results = self._call("rhymeflow_install", source, want, compare)
+            lost = [each for each in results if isinstance(each, OwnerLost)]
+            if len(lost) == len(results):
                 raise lost[0]
             if lost:  # some workers have the version, so all must get it
                 time.sleep(LOST_SECONDS)
                 continue
-            if all(each == found[0] for each in found):
-                return ProvedWeights(*found[0])
-            want = max(each.version for each in found)
+            if all(each == results[0] for each in results):
+                return ProvedWeights(*results[0])
+            want = max(each.version for each in results)
 
     def _add_to_vllm(self, entry: Entry) -> None:
         """Have vLLM queue a request, behind the urgent ones and in the order of submission.

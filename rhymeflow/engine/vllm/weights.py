@@ -246,12 +246,12 @@ def _compare_products(layer: Any, weight: Tensor) -> None:
     fresh: Any = nn.Module()
     fresh.quant_method = layer.quant_method
     _pack_layer(fresh, {"weight": weight.clone()})
-    found = layer.quant_method.apply(layer, probe)
+    actual = layer.quant_method.apply(layer, probe)
     expected = layer.quant_method.apply(fresh, probe)
-    if not torch.equal(found, expected):
+    if not torch.equal(actual, expected):
         raise ChecksumMismatch(
             f"a {type(layer).__name__} of vLLM's model does not compute what a fresh one "
-            f"of the pulled weights does: off by {(found - expected).abs().max().item():.3g}"
+            f"of the pulled weights does: off by {(actual - expected).abs().max().item():.3g}"
         )
     plain = probe.float() @ weight.float().T
     tolerance = 0.05 * float(plain.abs().max())

@@ -72,8 +72,8 @@ class WorkerExtension:
             return error
 
     def _rhymeflow_open(self, handle: WeightHandle) -> WeightReader:
-        known: WeightReader | None = getattr(self, "_rhymeflow_reader", None)
-        if known is None or known.handle != handle:
-            known = handle.open()
-            self._rhymeflow_reader = known
-        return known
+        reader: WeightReader | None = getattr(self, "_rhymeflow_reader", None)
+        if reader is None or reader.handle != handle:
+            reader = handle.open()
+            self._rhymeflow_reader = reader
+        return reader
