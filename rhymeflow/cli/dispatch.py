@@ -1,7 +1,7 @@
 """Parses the command line, runs the command, and reports mistakes with an exit code.
 
-Commands that only look at runs are added without the others, whose options are the configuration's:
-importing that takes longer than to look.
+Commands that only look at runs are added without the others, because importing the configuration
+for the others' options takes longer than the command.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _is_output_closed() -> bool:
     """Whether standard output is a pipe without a reader."""
     poll = select.poll()
     poll.register(sys.stdout, 0)
-    return any(happened & select.POLLERR for _, happened in poll.poll(0))
+    return any(flags & select.POLLERR for _, flags in poll.poll(0))
 
 
 def _dispatch(arguments: list[str]) -> None:
@@ -76,7 +76,7 @@ def _dispatch(arguments: list[str]) -> None:
     args, unknown = parser.parse_known_args(rest)
     late = next((name for name in ("prompt", "recipe") if getattr(args, name, "") is None), None)
     if late and unknown and not unknown[0].startswith("-"):
-        setattr(args, late, unknown.pop(0))  # argparse takes it for absent where options come first
+        setattr(args, late, unknown.pop(0))  # argparse does not see it after options
     if unknown or (overrides and not args.takes_fields):
         given = unknown[0] if unknown else f"--{next(iter(overrides))}"
         hint = _hint(given, args, parser.commands)
@@ -86,7 +86,7 @@ def _dispatch(arguments: list[str]) -> None:
 
 
 def _add_all(add: Add, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Add all commands; return the arguments without fields of the configuration, and those."""
+    """Add all commands; return other arguments, and fields of the configuration with values."""
     from rhymeflow.cli import training
     from rhymeflow.config import Config
     from rhymeflow.config.load import split_overrides
@@ -107,13 +107,13 @@ def _add_all(add: Add, arguments: list[str]) -> tuple[list[str], dict[str, str]]
 _TAKES_FIELDS = ("train", "simulate", "sft", "eval")
 _HELP = {"--help": "--help=common", "-h": "--help=common"}
 _WITHOUT_VALUE = {**_HELP, "--dry-run": "--dry-run=full"}
-"""Options whose value may be left out, with a value, so that they do not take the next argument."""
+"""Replacements of options without a value, so that they do not take the next argument as one."""
 
 
 def _hint(
     given: str, args: argparse.Namespace, commands: Mapping[str, argparse.ArgumentParser]
 ) -> str:
-    """What the user may have meant by an unknown argument."""
+    """Return a suggestion for an unknown argument, or ""."""
     option = given.partition("=")[0]
     name = option.lstrip("-")
     elsewhere = [each for each, sub in commands.items() if option in sub._option_string_actions]
@@ -124,34 +124,34 @@ def _hint(
     from rhymeflow.config.help import WHOLE
     from rhymeflow.config.load import SHORT
 
-    own = WHOLE.get(args.called, "")
+    section = WHOLE.get(args.called, "")
     if not option.startswith("-"):
         if name == "plan" and getattr(args, "dry_run", None):
             return "; did you mean --dry-run=plan?"
-        if "=" in given or fields.named(name, own) is not None:
-            return f"; fields are given as --{fields.named(name, own) or 'section.field'} VALUE"
+        if "=" in given or fields.named(name, section) is not None:
+            return f"; fields are given as --{fields.named(name, section) or 'section.field'} VALUE"
         recipe = getattr(args, "recipe", None)
         return f"; {recipe!r} is the recipe or file already" if recipe else ""
     if name in Config.model_fields:
         return f"; its fields are given as --{name}.FIELD VALUE (--help={name} lists them)"
     if name in ("config", "recipe", "file"):
         return "; a recipe or a YAML file is given without an option, after the command"
-    if (field := fields.named(name, own)) is not None:
+    if (field := fields.named(name, section)) is not None:
         return f"; did you mean --{field}?"
     nearest = suggestion(option, [*args.options, *(f"--{name}" for name in SHORT)])
     if wrong_command or nearest:
         return wrong_command or nearest
-    return fields.nearest_field(name, own).replace("mean ", "mean --")
+    return fields.nearest_field(name, section).replace("mean ", "mean --")
 
 
 def recipes(args: argparse.Namespace) -> None:
     """List the ready configurations."""
     from rhymeflow.config.load import list_recipes
 
-    found = list_recipes()
-    width = max(map(len, found), default=0)
-    for name, what in found.items():
-        print(f"{name.ljust(width)}  {what}")
+    names = list_recipes()
+    width = max(map(len, names), default=0)
+    for name, description in names.items():
+        print(f"{name.ljust(width)}  {description}")
 
 
 def doctor(args: argparse.Namespace) -> None:

@@ -1,7 +1,7 @@
-"""A dry run: prints what would be trained on, what it needs, and the configuration.
+"""A dry run: prints training data, required memory and devices, and the configuration.
 
-All but the configuration are comments, so the output is a file that loads back equal. Text of data
-and templates is escaped.
+All but the configuration are comments, so the output is a YAML file with the same configuration.
+Text of data and templates is escaped.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from rhymeflow.memory import ModelSize
 
 _LINES, _WIDTH = 24, 300
-"""Lines of a text that are shown, the first and the last half, and their width."""
+"""Most lines of a text that are shown (its first and last ones), and their width."""
 
 
 def dry_run(config: Config, *, is_full: bool) -> None:
-    """Print what `config` would do; `is_full`: read the data too. Raises what `train` would."""
+    """Print what `config` would do; with `is_full` read the data too. Raises what `train` would."""
     from rhymeflow import check
     from rhymeflow.runtime.start import check_run_dir, check_start, choose_run_dir
 
@@ -40,13 +40,13 @@ def dry_run(config: Config, *, is_full: bool) -> None:
         check_start(config)
         loaded = check.everything(config)
         longest = loaded.longest_prompt
-        lines += _what_is_trained_on(config, loaded)
+        lines += _training_data(config, loaded)
     if config.cluster.nodes is not None:
         from rhymeflow import cluster
 
         needs = cluster.describe(config)
     else:
-        from rhymeflow import memory  # loads torch; mistakes are said without waiting for it
+        from rhymeflow import memory  # loads torch; mistakes above are reported before
 
         model = memory.model_here(config)
         needs = _needs(config, model, longest)
@@ -56,7 +56,7 @@ def dry_run(config: Config, *, is_full: bool) -> None:
 
 
 def _needs(config: Config, model: ModelSize, longest_prompt: int | None) -> str:
-    """Sizes, memory and placement; `longest_prompt` in tokens, if the data was read."""
+    """Return sizes, memory and placement; `longest_prompt` in tokens, if the data was read."""
     from rhymeflow import memory
 
     length = longest_prompt or config.data.max_prompt_length or memory.ASSUMED_PROMPT
@@ -87,40 +87,40 @@ def _needs(config: Config, model: ModelSize, longest_prompt: int | None) -> str:
 
 
 def placement(config: Config, device: str) -> list[tuple[str, str]]:
-    """(process, its device, threads and cores), of each process that computes."""
+    """Return (name, text about device, threads and cores) of each process that computes."""
     rollout, learner = config.rollout, config.learner
     share = max(1, usable_cores() // (learner.num_ranks + rollout.num_instances))
     cores = rollout.cpus or (None,) * rollout.num_instances
     ranks = cores_of_ranks(learner.cpus, learner.num_ranks)
     names = ["learner", *(f"learner rank {rank}" for rank in range(1, learner.num_ranks))]
-    workers = [(n, learner.num_threads, own) for n, own in zip(names, ranks, strict=True)]
+    workers = [(n, learner.num_threads, each) for n, each in zip(names, ranks, strict=True)]
     workers += [(f"rollout-{n}", rollout.num_threads, each) for n, each in enumerate(cores)]
-    found = []
+    places = []
     for name, threads, cpus in workers:
         count = threads or (len(cpus) if cpus else share)
         pinned = f", pinned to cores {', '.join(map(str, cpus))}" if cpus else ""
-        found.append((name, f"{device}, {counted(count, 'thread')}{pinned}"))
-    found.append(("reward functions", f"cpu, {counted(config.reward.num_workers, 'process')}"))
+        places.append((name, f"{device}, {counted(count, 'thread')}{pinned}"))
+    places.append(("reward functions", f"cpu, {counted(config.reward.num_workers, 'process')}"))
     if config.drafting.window != "off":
-        found.append(("history", "cpu, 1 thread"))
-    return found
+        places.append(("history", "cpu, 1 thread"))
+    return places
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 thread`, `2 processes`."""
+    """Return number and noun, as `1 thread` or `2 processes`."""
     return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def _check_room(config: Config, model: ModelSize, run_dir: Path) -> None:
-    """Raise the `UserError` of a run that finds too little room for the model."""
+    """Raise `UserError` if disk or shared memory are too small for the model."""
     from rhymeflow import memory
     from rhymeflow.runtime import disk_space
     from rhymeflow.utils import shared_memory
     from rhymeflow.workers.learner import STATE_BYTES
 
     checkpoint = model.num_parameters * (model.bytes_per_value + STATE_BYTES)
-    there = next(each for each in (run_dir, *run_dir.parents) if each.exists())
-    disk_space.DiskSpace(there, checkpoint).check(config.run.save_total_limit, 0)
+    existing = next(each for each in (run_dir, *run_dir.parents) if each.exists())
+    disk_space.DiskSpace(existing, checkpoint).check(config.run.save_total_limit, 0)
     shared, directory = memory.shared(config, model), shared_memory.DIRECTORY
     if directory.is_dir() and disk_space.free_bytes(directory) < shared:
         raise UserError(
@@ -130,7 +130,7 @@ def _check_room(config: Config, model: ModelSize, run_dir: Path) -> None:
         )
 
 
-def _what_is_trained_on(config: Config, loaded: Checked) -> list[str]:
+def _training_data(config: Config, loaded: Checked) -> list[str]:
     from rhymeflow.observe.printable import shortened  # loads rich
 
     train, held_out = loaded.prompts.train, loaded.prompts.held_out
@@ -150,7 +150,7 @@ def _what_is_trained_on(config: Config, loaded: Checked) -> list[str]:
 
 
 def sft_dry_run(config: Config) -> None:
-    """Print what `sft` would learn, and how. Raises what it would before its first step."""
+    """Print what `sft` would train on. Raises what `sft` would before its first step."""
     from rhymeflow import memory  # loads torch
     from rhymeflow.check import prove
     from rhymeflow.models.tokenizer import load_tokenizer
@@ -177,7 +177,7 @@ def sft_dry_run(config: Config) -> None:
 
 
 def _parts(row: Sample) -> Iterable[tuple[str, list[int]]]:
-    """The parts of a row, each with whether it is read or learnt."""
+    """Yield the parts of a row as tokens, each labelled `read` or `learnt`."""
     yield "read", row.prompt_ids
     observed = row.observed or [False] * len(row.completion_ids)
     for is_read, part in groupby(zip(observed, row.completion_ids, strict=True), itemgetter(0)):
@@ -185,16 +185,16 @@ def _parts(row: Sample) -> Iterable[tuple[str, list[int]]]:
 
 
 def _comments(tokenizer: Any, parts: Iterable[tuple[str, Sequence[int]]]) -> list[str]:
-    """Comment lines of tokens as text with special tokens, labelled by part."""
+    """Return tokens as comment lines of text with special tokens, labelled by part."""
     from rhymeflow.observe.printable import printable  # loads rich
 
     parts = list(parts)
     width = max(len(name) for name, _ in parts)
-    found = [
+    lines = [
         f"#   {name:<{width}}| {line if len(line) <= _WIDTH else line[:_WIDTH] + ' ...'}"
         for name, ids in parts
         for line in printable(tokenizer.decode(ids, skip_special_tokens=False)).split("\n")
     ]
-    if (left_out := len(found) - _LINES) > 0:
-        found[_LINES // 2 : -_LINES // 2] = [f"#   ({left_out:,} more lines)"]
-    return found
+    if (left_out := len(lines) - _LINES) > 0:
+        lines[_LINES // 2 : -_LINES // 2] = [f"#   ({left_out:,} more lines)"]
+    return lines

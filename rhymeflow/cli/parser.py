@@ -1,4 +1,4 @@
-"""The parser of every command, and the kinds of values that options have."""
+"""The argument parser of all commands, and types of option values."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ import rhymeflow
 from rhymeflow.errors import UserError, suggestion
 
 Add = Callable[..., argparse.ArgumentParser]
-"""Adds a command: name, function, whether it takes fields of the configuration, and options of its
-parser."""
+"""Adds a command: name, function, `takes_fields` (of the configuration), parser options."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises mistakes as `UserError`, in one line."""
+    """Reports mistakes as a `UserError` in one line."""
 
     commands: Mapping[str, argparse.ArgumentParser] = {}
-    """By their names."""
+    """Parsers of commands, by name."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise it."""
+        """Raise the message as `UserError`."""
         raise UserError(f"{message} (see `{self.prog} --help`)")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Check as argparse does, and suggest the nearest choice."""
+        """Check the value as argparse does, but suggest the nearest choice."""
         if action.choices is not None and value not in action.choices:
             names = [str(each) for each in action.choices]
             hint = suggestion(str(value), names)
@@ -36,19 +35,19 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Prints the version, which is read only then."""
+    """Prints the version, which is looked up only then."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(nargs=0, **options)
 
-    def __call__(self, parser: argparse.ArgumentParser, *given: object) -> None:
-        """Print it."""
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print the version and exit."""
         print(f"rhymeflow {rhymeflow.__version__}")
         parser.exit()
 
 
 def with_commands() -> tuple[Parser, Add]:
-    """A parser of `rhymeflow` without commands, and the function that adds one."""
+    """Return a parser of `rhymeflow` without commands, and a function that adds one."""
     parser = Parser(
         prog="rhymeflow", description="Asynchronous RL post-training of language models."
     )
@@ -68,7 +67,7 @@ def with_commands() -> tuple[Parser, Add]:
 
 
 def whole(text: str, least: int = 0) -> int:
-    """A whole number from `least` on, for argparse."""
+    """Parse an integer of at least `least`, for argparse."""
     if not text.isdecimal() or len(text) > 18 or int(text) < least:
         raise argparse.ArgumentTypeError(f"given {text!r}, should be a number from {least} on")
     return int(text)
@@ -78,7 +77,7 @@ positive = partial(whole, least=1)
 
 
 def as_number(text: str) -> float:
-    """The number, NaN if the text is none."""
+    """Parse a number; return NaN if the text is none."""
     try:
         return float(text)
     except ValueError:
@@ -86,8 +85,8 @@ def as_number(text: str) -> float:
 
 
 def temperature(text: str) -> float:
-    """As the configuration takes one, for argparse."""
-    from rhymeflow.config.section import LEAST_TEMPERATURE  # not for commands that take none
+    """Parse a temperature with the configuration's limits, for argparse."""
+    from rhymeflow.config.section import LEAST_TEMPERATURE  # not above: it is slow
 
     value = as_number(text)
     if value != 0 and not LEAST_TEMPERATURE <= value < math.inf:

@@ -1,6 +1,6 @@
-"""The commands that look at runs and change none: `inspect`, `dashboard`, `runs`, `plot`, `export`.
+"""The commands that only read runs: `inspect`, `dashboard`, `runs`, `plot`, `export`.
 
-Adding them imports no configuration, which takes long.
+Adding them does not import the configuration, which is slow.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 
 from rhymeflow.cli.parser import Add, as_number, positive, whole
 
-_EXPORT = """Writes what a run generated, also while it goes on (docs/inspecting.md):
-rows of all that is stored, rows for `rhymeflow sft`, or preference pairs."""
-_PLOT = """Runs that differ only in run.seed are one line: their mean, and in the band one
+_EXPORT = """Writes what a run generated, also during the run (docs/inspecting.md):
+rows with everything that is stored, rows for `rhymeflow sft`, or preference pairs."""
+_PLOT = """Runs that differ only in run.seed are one line: their mean, with a band of one
 standard deviation to either side."""
 
 NAMES = ("inspect", "dashboard", "runs", "plot", "export")
@@ -44,11 +44,13 @@ def _add_looking(add: Add) -> None:
     sub = add("dashboard", dashboard, help="serve pages over runs, live and finished")
     what = "the newest of `runs` if none is given"
     sub.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="*", help=what)
-    what = "listen there, for others too; the default is this machine alone"
+    what = "address to listen on; the default serves this machine only"
     sub.add_argument("--host", default="127.0.0.1", help=what)
-    sub.add_argument("--port", metavar="N", type=_port, help="default: the first free from 8750 on")
+    sub.add_argument(
+        "--port", metavar="N", type=_port, help="default: the first free one from 8750 on"
+    )
     sub = add("runs", runs, help="list runs with their results")
-    what = "where runs are (default: runs)"
+    what = "directory with runs (default: runs)"
     sub.add_argument("directories", metavar="DIR", type=Path, nargs="*", help=what)
     sub.add_argument("--json", action="store_true", help="the same as JSON")
 
@@ -58,10 +60,10 @@ def _add_plot(add: Add) -> None:
     sub.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="+")
     where = Path("curves.png")
     sub.add_argument("--output", metavar="FILE", type=Path, default=where, help=".png or .svg")
-    what = "as metrics.jsonl calls it, or steps/s; may be given several times"
+    what = "a name in metrics.jsonl, or steps/s; may be given several times"
     sub.add_argument("--metric", metavar="NAME", action="append", default=[], help=what)
     sub.add_argument("--x", choices=("step", "time", "trajectories"), default="step")
-    what = "a point is the mean of N, but of evaluations"
+    what = "each point is the mean of the last N; evaluations are not smoothed"
     sub.add_argument("--smooth", metavar="N", type=positive, default=1, help=what)
 
 
@@ -70,23 +72,25 @@ def _add_export(add: Add) -> None:
     sub.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     sub.add_argument("--output", metavar="PATH", type=Path, required=True)
     kinds = ("jsonl", "parquet", "datasets")
-    what = "default: what PATH ends in; datasets is a directory for load_from_disk"
+    what = "default: by the suffix of PATH; datasets is a directory for load_from_disk"
     sub.add_argument("--format", choices=kinds, help=what)
     rows = ("trajectories", "sft", "preferences")
     sub.add_argument("--what", choices=rows, default="trajectories")
-    sub.add_argument("--tokens", action="store_true", help="with trajectories: each token too")
+    sub.add_argument("--tokens", action="store_true", help="with trajectories: every token too")
     sub.add_argument("--force", action="store_true", help="replace what is at PATH")
-    sub.add_argument("--min-reward", metavar="R", type=_number, help="this reward or more")
-    steps = "trained on in these steps, both included; A: and :B are open"
+    sub.add_argument(
+        "--min-reward", metavar="R", type=_number, help="only with this reward or more"
+    )
+    steps = "only trained on in steps A to B (inclusive); A: and :B are open"
     sub.add_argument("--steps", metavar="A:B", type=_steps, help=steps)
     endings = ("consumed", "filtered", "aborted", "unfinished")
-    what = "what became of it; may be given several times"
+    what = "only with this ending; may be given several times"
     sub.add_argument("--ending", choices=endings, action="append", default=[], help=what)
-    sub.add_argument("--best", metavar="N", type=positive, help="the N best of each prompt")
+    sub.add_argument("--best", metavar="N", type=positive, help="only the N best of each prompt")
 
 
 def inspect(args: argparse.Namespace) -> None:
-    """Show what a run learned and how it went, or some of its responses."""
+    """Show a run's results and progress, or some of its responses."""
     from rich.console import Console
 
     from rhymeflow.observe import inspect as inspected
@@ -119,7 +123,7 @@ def runs(args: argparse.Namespace) -> None:
 
 
 def plot(args: argparse.Namespace) -> None:
-    """Draw curves of runs, and say where the picture is."""
+    """Draw curves of runs; print the path of the picture."""
     from rhymeflow.observe.plot import plot as draw  # loads matplotlib
 
     draw(args.run_dirs, args.output, names=args.metric, axis=args.x, smooth=args.smooth)
@@ -127,7 +131,7 @@ def plot(args: argparse.Namespace) -> None:
 
 
 def export(args: argparse.Namespace) -> None:
-    """Write what a run generated, and say how much of it."""
+    """Write what a run generated; print how much it was."""
     from rhymeflow.export.export import Filters
     from rhymeflow.export.export import export as write
 
@@ -145,7 +149,7 @@ def export(args: argparse.Namespace) -> None:
 
 
 def _group(text: str) -> int:
-    """Groups of suites are numbered from -1 down."""
+    """Parse a group number; groups of suites have negative ones."""
     return -whole(text[1:]) if text.startswith("-") else whole(text)
 
 
@@ -164,8 +168,8 @@ def _number(text: str) -> float:
 
 
 def _steps(text: str) -> tuple[float, float]:
-    found = re.fullmatch(r"(\d*):(\d*)", text)
-    first, last = (int(found[1] or 1), int(found[2] or 0) or math.inf) if found else (1, 0)
+    match = re.fullmatch(r"(\d*):(\d*)", text)
+    first, last = (int(match[1] or 1), int(match[2] or 0) or math.inf) if match else (1, 0)
     if not 1 <= first <= last:
         raise argparse.ArgumentTypeError(f"given {text!r}, should be A:B, steps from 1 on")
     return first, last

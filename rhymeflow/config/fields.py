@@ -127,11 +127,8 @@ def takes_text(name: str) -> bool:
 
 
 def only_path(name: str, where: str) -> str:
-    """Return the path of the only field with this name outside section `sft`.
-
-    Raises:
-        UserError: no field has this name, or several do; the message begins with `where`.
-    """
+    """Return the path of the only field with this name outside section `sft`. Raises `UserError` if
+    no field has this name, or several do; the message begins with `where`."""
     paths = [path for path in field_paths() if not path.startswith("sft.")]
     matches = [path for path in paths if path.rpartition(".")[2] == name]
     if not matches:

@@ -84,10 +84,7 @@ def common(whole: str | None = None) -> str:
 
 def all_fields(only: str | None = None) -> str:
     """Return the full text of every field, of those in section `only`, or of the field `only`.
-
-    Raises:
-        UserError: there is no such section or field.
-    """
+    Raises `UserError` if there is no such section or field."""
     parts, names = [], []
     for name, heading, fields in _sections():
         names.append(name)

@@ -1,7 +1,7 @@
-"""The view of groups: those of a step, a prompt or the whole run, filtered, sorted, page by page.
+"""The view of groups: those of a step, a prompt or the whole run, filtered, sorted, in pages.
 
-Questions about all groups are answered from sums in memory, a row per group. Only groups that the
-store's `changes` or new segments name are summed again.
+Queries read a table in memory with a row of sums per group. Only groups that are in the store's
+`changes` or in new segments are summed again.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 PAGE = 50
 _SEARCHED = 2_000
-"""Characters of a prompt in which a text is looked for."""
+"""First characters of a prompt that are searched for a text."""
 GROUPS_AT_ONCE = 2_000
-"""Summed in one read transaction, which delays the writer's checkpoints."""
+"""Groups that one read transaction sums; a long one delays the writer's checkpoints."""
 
 FILTERS = {
     "right": "rewarded = responses AND reward_min = reward_max AND reward >= 1",
@@ -68,17 +68,17 @@ _COMPONENTS = f"""INSERT INTO temp.components
 
 
 class Summaries:
-    """A reader whose `temp.summaries` and `temp.components` have all groups but those of suites."""
+    """A reader with tables `temp.summaries` and `temp.components` of all training groups."""
 
     def __init__(self, reader: TrajectoryReader) -> None:
         self.reader = reader
         self._marks: tuple[int, int] | None = None
-        """The last rows of `segments` and of `changes` that are taken in."""
+        """Numbers of the last rows of `segments` and `changes` that were read."""
         for statement in _TABLES:
             reader.query(statement)
 
     def follow(self) -> None:
-        """Sum again what has changed."""
+        """Sum again the groups that have changed."""
         (marks,) = self.reader.query(_MARKS)
         if marks == self._marks:
             return
@@ -86,7 +86,7 @@ class Summaries:
             rows = self.reader.query("SELECT group_id FROM groups ORDER BY 1")
         else:
             rows = self.reader.query(_TOUCHED, *self._marks)
-        touched = [group for (group,) in rows if group >= 0]  # those below are of suites
+        touched = [group for (group,) in rows if group >= 0]  # suites have numbers below 0
         for start in range(0, len(touched), GROUPS_AT_ONCE):
             self._put(json.dumps(touched[start : start + GROUPS_AT_ONCE]))
         self._marks = marks[0], marks[1]
@@ -100,7 +100,7 @@ class Summaries:
 
 
 class GroupQuery(NamedTuple):
-    """Which groups to list, and in which order."""
+    """Selects and orders groups."""
 
     step: int | None = None
     row: int | None = None
@@ -108,7 +108,7 @@ class GroupQuery(NamedTuple):
     text: str = ""
     """Part of the prompt; ASCII letters match in either case."""
     component: str = ""
-    """A reward function; `of_component` filters by its values alone."""
+    """A reward function; `of_component` filters by its rewards."""
     of_component: str = "mixed"
     sort: str = "order"
     descending: bool = False
@@ -116,8 +116,8 @@ class GroupQuery(NamedTuple):
 
 
 def listed(run: Run, asked: GroupQuery) -> dict[str, Any]:
-    """Matching groups, `PAGE` of them from `offset` on, and how many match. Equal ones are ordered
-    by their numbers, descending if the order is; those without the figure come at the end.
+    """Return `PAGE` matching groups from `offset` on, and the number of all. Equal ones are ordered
+    by their numbers, in the same direction; those without a value come last.
 
     Raises:
         UserError: there is no such filter, order or reward function.
@@ -147,7 +147,7 @@ def listed(run: Run, asked: GroupQuery) -> dict[str, Any]:
 
 
 def _conditions(asked: GroupQuery, components: list[str]) -> tuple[str, list[Any]]:
-    """The condition on `temp.summaries`, and its values."""
+    """Return the SQL condition on `temp.summaries`, and its values."""
     where = [_known(name, FILTERS, "filter") for name in asked.filters]
     values: list[Any] = []
     for name, value in (("row", asked.row), ("step", asked.step)):
@@ -171,7 +171,7 @@ def _conditions(asked: GroupQuery, components: list[str]) -> tuple[str, list[Any
     return " AND ".join(f"({each})" for each in where) or "1", values
 
 
-def _known(name: str, known: Mapping[str, T], what: str) -> T:
+def _known(name: str, known: Mapping[str, T], kind: str) -> T:
     if name not in known:
-        raise UserError(f"there is no {what} {name!r}{nearest(name, known)}")
+        raise UserError(f"there is no {kind} {name!r}{nearest(name, known)}")
     return known[name]

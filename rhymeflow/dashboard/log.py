@@ -1,6 +1,6 @@
-"""The view of the log: events, each followed by the commands that it caused. An answer has at most
-`PAGE` rows of `LOOKED_AT` events, says where the next one continues, and has the SQL that finds the
-same rows."""
+"""The view of the log: events, each followed by the commands that it caused. A response searches
+`LOOKED_AT` events and has at most `PAGE` rows, the place where the next page begins, and the SQL
+that selects the same rows."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _JOINED = """SELECT json_extract(body, '$.instance') FROM events
     WHERE kind = 'InstanceJoined' AND seq > ?"""
 
 Place = tuple[int, int, int]
-"""Event, whether it is a command, number."""
+"""(number of the event, 1 for a command else 0, number of the row)."""
 
 
 class LogNames:
-    """Kinds and instances of the log."""
+    """All kinds and instances in the log."""
 
     def __init__(self, reader: TrajectoryReader) -> None:
         self.reader = reader
@@ -35,19 +35,19 @@ class LogNames:
         self._events = self._commands = 0
 
     def follow(self) -> None:
-        """Look at the lines that are new."""
+        """Read the new rows."""
         ((events, commands),) = self.reader.query(_COUNTS)
-        for found, statement, since in (
+        for names, statement, since in (
             (self.kinds, "SELECT DISTINCT kind FROM events WHERE seq > ?", self._events),
             (self.kinds, "SELECT DISTINCT kind FROM commands WHERE seq > ?", self._commands),
             (self.instances, _JOINED, self._events),
         ):
-            found.update(name for (name,) in self.reader.query(statement, since))
+            names.update(name for (name,) in self.reader.query(statement, since))
         self._events, self._commands = events, commands
 
 
 class LogQuery(NamedTuple):
-    """Which rows to list."""
+    """Selects rows of the log."""
 
     kind: str = ""
     group: int | None = None
@@ -55,13 +55,13 @@ class LogQuery(NamedTuple):
     text: str = ""
     """Part of the row's fields as JSON; ASCII letters match in either case."""
     time: float | None = None
-    """The first second of the run."""
+    """Least time of a row, in seconds of the run."""
     after: Place | None = None
 
 
 def listed(run: Run, asked: LogQuery) -> dict[str, Any]:
-    """Rows of the log, `after` which the next page continues, and all `kinds` and `instances`.
-    Raises `UserError` if there is no such kind or instance."""
+    """Return a page of rows, the place `after` which the next page begins, and all `kinds` and
+    `instances`. Raises `UserError` if there is no such kind or instance."""
     with run.kept(LogNames) as names:
         known = {"kind": sorted(names.kinds), "instance": sorted(names.instances)}
     for what, name in (("kind", asked.kind), ("instance", asked.instance)):
@@ -82,7 +82,7 @@ def listed(run: Run, asked: LogQuery) -> dict[str, Any]:
 
 
 def sql(asked: LogQuery) -> str:
-    """The query as SQL for `events.db`."""
+    """Return the query as SQL for `events.db`."""
     conditions = _conditions(asked)
     if asked.time is not None:
         conditions.append(f"time >= {asked.time:g}")
@@ -97,7 +97,7 @@ def sql(asked: LogQuery) -> str:
 
 
 def _conditions(asked: LogQuery) -> list[str]:
-    """Conditions on `kind` and `body` of a line, with their values in them, as `sql` shows them."""
+    """Return SQL conditions on `kind` and `body` of a row, with the values in them."""
     where = []
     if asked.kind:
         where.append(f"kind = {_quoted(asked.kind)}")
@@ -132,15 +132,14 @@ def _row(event: int, is_command: int, number: int, time: float, kind: str, body:
 
 
 def _found(reader: TrajectoryReader, asked: LogQuery) -> tuple[list[tuple[Any, ...]], Place | None]:
-    """The first lines from the start of the query, and the place, `LOOKED_AT` events further, where
-    the search ended; None: the end of the log."""
+    """Return the first rows, and the place where the search ended, None at the log's end."""
     event, is_command, number = _begin(reader, asked)
     first = event + (is_command or number >= event)
     done = number if is_command else reader.last_command_upto(event - 1)
     last = first + LOOKED_AT - 1
     upto = reader.last_command_upto(last)
     ((newest, _),) = reader.query(_COUNTS)
-    # Reading JSON takes long: lines without the digits are left out first.
+    # Parsing JSON is slow: rows without the digits of the group are left out first.
     digits = [f"INSTR(body, '{asked.group}')"] if asked.group is not None else []
     condition = "".join(f" AND {each}" for each in digits + _conditions(asked))
     rows = reader.query(
@@ -157,7 +156,7 @@ def _found(reader: TrajectoryReader, asked: LogQuery) -> tuple[list[tuple[Any, .
 
 
 def _begin(reader: TrajectoryReader, asked: LogQuery) -> Place:
-    """The place after which the query starts."""
+    """Return the place after which the query starts."""
     if asked.after is not None:
         return asked.after
     if asked.time is None:

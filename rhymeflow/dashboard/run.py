@@ -1,5 +1,5 @@
-"""One run of the dashboard, and what is kept in memory of it. What is wrong with its files is a
-`UserError` of the question, and does not end the server."""
+"""One run of the dashboard, and data about it that stays in memory. Damaged files raise a
+`UserError` for the request, and do not end the server."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rhymeflow.store.reader import TrajectoryReader
 
 
 class Kept(Protocol):
-    """What is computed from all of a store."""
+    """Data that is computed from a whole store and updated as the store grows."""
 
     reader: TrajectoryReader
 
     def follow(self) -> None:
-        """Take in what the store has more."""
+        """Read what the store has got since the last call."""
 
 
 Made = TypeVar("Made", bound=Kept)
@@ -39,25 +39,22 @@ class Run:
 
     @contextlib.contextmanager
     def reader(self) -> Iterator[TrajectoryReader]:
-        """The store. Raises `UserError` if it cannot be read."""
+        """Open the store. Raises `UserError` if it cannot be read."""
         with explained(self.store), contextlib.closing(TrajectoryReader(self.store)) as reader:
             yield reader
 
     @contextlib.contextmanager
     def kept(self, make: Callable[[TrajectoryReader], Made]) -> Iterator[Made]:
-        """What `make` made, up to date, for one thread at a time. It is kept in memory between
-        questions, and made anew when the store is another file.
-
-        Raises:
-            UserError: the store cannot be read.
-        """
+        """Yield the up-to-date result of `make` to one thread at a time. It is kept in memory
+        between requests, and computed anew if the store is replaced. Raises `UserError` if the
+        store cannot be read."""
         with self._locks.setdefault(make, threading.Lock()), explained(self.store):
-            there = self.store.stat() if self.store.exists() else None
-            identity = there and (there.st_dev, there.st_ino)
+            status = self.store.stat() if self.store.exists() else None
+            identity = status and (status.st_dev, status.st_ino)
             if make in self._kept and self._kept[make][0] != identity:
                 self._kept.pop(make)[1].reader.close()
             if make not in self._kept:
                 self._kept[make] = identity, make(TrajectoryReader(self.store))
-            found = self._kept[make][1]
-            found.follow()
-            yield found
+            kept = self._kept[make][1]
+            kept.follow()
+            yield kept

@@ -1,8 +1,7 @@
-"""`rhymeflow dashboard` serves the pages of runs until Ctrl-C; `train --dashboard` serves those of
-the run that it begins, until it ends.
+"""Serves the dashboard: `rhymeflow dashboard` until Ctrl-C, `train --dashboard` until its run ends.
 
-They listen on this machine alone, unless `--host` names another address. The address to open has a
-token that is drawn at each start.
+It listens on this machine only, unless `--host` names another address. The address to open contains
+a token that is random at each start.
 """
 
 from __future__ import annotations
@@ -30,14 +29,13 @@ from rhymeflow.store.schema import EVENTS
 HERE = "127.0.0.1"
 PORT = 8750
 LOADING_AFTER = 2.0
-"""Seconds until tokenizers are loaded. That holds up other questions, and the first ones need no
-tokens."""
+"""Seconds until tokenizers are loaded, which delays requests; the first ones need no tokens."""
 _PORTS = 20
 _NICENESS = 10
-"""Pages beside a run give way to it where processors are short."""
+"""Niceness of a dashboard beside a run, so that the run gets the cores first."""
 _POLL_SECONDS = 0.2
 _PATIENCE = 5.0
-"""Seconds until a process that does not end is killed."""
+"""Seconds after which a process that does not end is killed."""
 
 
 def serve(directories: Sequence[Path], *, host: str = HERE, port: int | None = None) -> None:
@@ -64,12 +62,12 @@ def serve(directories: Sequence[Path], *, host: str = HERE, port: int | None = N
 def server_of(
     runs: Sequence[Run], token: str, *, hosts: frozenset[str] | None = LOOPBACK
 ) -> uvicorn.Server:
-    """A server of pages over these runs; `hosts` as for `make_app`."""
+    """Return a server of pages for these runs; `hosts` as for `make_app`."""
     texts = TokenTexts()
 
     def load() -> None:
         for run in runs:
-            with contextlib.suppress(UserError), run.reader() as reader:  # who asks will be told
+            with contextlib.suppress(UserError), run.reader() as reader:  # requests report it
                 texts.of(reader, [])
 
     loading = threading.Timer(LOADING_AFTER, load)
@@ -80,32 +78,32 @@ def server_of(
 
 
 def address(host: str, listener: socket.socket, token: str) -> str:
-    """What a browser is to open."""
+    """Return the URL to open in a browser."""
     return f"http://{host}:{listener.getsockname()[1]}/?token={token}"
 
 
 def newest(directory: Path) -> Path:
-    """The run of this directory that was written to last. Raises `UserError` if there is none."""
-    found = [path.parent for path in directory.glob(f"*/{EVENTS}")]
-    if not found:
+    """Return the run in this directory that was written last. Raises `UserError` without any."""
+    run_dirs = [path.parent for path in directory.glob(f"*/{EVENTS}")]
+    if not run_dirs:
         raise UserError(f"{directory}: has no run; name a run directory")
-    return max(found, key=lambda run: (run / EVENTS).stat().st_mtime)
+    return max(run_dirs, key=lambda run: (run / EVENTS).stat().st_mtime)
 
 
 def named(directories: Sequence[Path]) -> list[Run]:
-    """Runs by the names of their directories, with as much of the path as tells them apart."""
+    """Return the runs, named by the shortest ends of their paths that are different."""
     paths = list(dict.fromkeys(directory.resolve() for directory in directories))
     names = short_names(paths)
     return [Run(path, name.replace("/", "-")) for path, name in zip(paths, names, strict=True)]
 
 
 def listening(host: str, port: int | None) -> socket.socket:
-    """A socket that listens at `port`, or at the first free port from `PORT` on. Raises `UserError`
-    if nothing can listen there."""
+    """Return a socket that listens at `port`, or at the first free port from `PORT` on. Raises
+    `UserError` if nothing can listen there."""
     for number in [port] if port is not None else range(PORT, PORT + _PORTS):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        # asyncio sets TCP_NODELAY only on a socket whose protocol is TCP; without it an answer's
-        # body waits 40 ms for the acknowledgement of its head.
+        # asyncio sets TCP_NODELAY only on a socket whose protocol is TCP; without it the
+        # body of a response waits 40 ms for the acknowledgement of its headers.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -126,11 +124,8 @@ def listening(host: str, port: int | None) -> socket.socket:
 @contextlib.contextmanager
 def beside(run_dir: Path) -> Iterator[str]:
     """Serve pages over the run that begins in `run_dir`, in another process, until the block ends.
-    Yields their address, which a browser may open before the process is up.
-
-    Raises:
-        UserError: no port is free.
-    """
+    Yields their URL, which a browser may open before the process is up. Raises `UserError` if no
+    port is free."""
     token = secrets.token_urlsafe(16)
     with contextlib.closing(listening(HERE, None)) as listener:
         process = get_context("spawn").Process(
@@ -142,9 +137,9 @@ def beside(run_dir: Path) -> Iterator[str]:
             process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        found = address(HERE, listener, token)
+        url = address(HERE, listener, token)
     try:
-        yield found
+        yield url
     finally:
         process.terminate()
         process.join(_PATIENCE)
@@ -153,7 +148,7 @@ def beside(run_dir: Path) -> Iterator[str]:
 
 
 def _serve_beside(run_dir: Path, listener: socket.socket, token: str) -> None:
-    """Serve until SIGTERM, or until the run's process is gone."""
+    """Serve until SIGTERM, or until the run's process has ended."""
     os.nice(_NICENESS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while not (run_dir / EVENTS).is_file():

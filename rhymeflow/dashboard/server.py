@@ -1,8 +1,8 @@
 """The web server of the dashboard: access control, routes and parameters.
 
-It answers only `GET`, only with the token of this start, and no pages of other origins. It refuses
-the names of other hosts, which a hostile page could have pointed at this machine. Pages may load
-nothing from elsewhere and send nothing there. A mistake is answered by one line of JSON.
+It accepts only `GET` requests with the token of this start and from its own pages, and only its own
+host names, because a hostile page could point another name at this machine. Its pages cannot load
+from other servers or send data there. The response to a mistake is one line of JSON.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
 class Guard(BaseHTTPMiddleware):
-    """Lets requests pass that have the token and come from these pages."""
+    """Passes on requests that have the token and come from these pages."""
 
     def __init__(self, app: ASGIApp, token: str, hosts: frozenset[str] | None) -> None:
         super().__init__(app)

@@ -1,8 +1,8 @@
-"""The view of time: lanes of the learner and of each instance, how the batches filled, and what
-limits the run. They are folds over the log, kept in memory.
+"""The view of time: lanes of the learner and of each instance, the filling of batches, and what
+limits the run. They are computed from the log and kept in memory.
 
-A lane has at most `PARTS` parts; where it has more spans, a part is a stretch of time with the
-share of it that each kind took.
+A lane in a response has at most `PARTS` parts; if it has more spans, a part is a stretch of time
+with the share of each kind.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from rhymeflow.observe.limits import of_rows
 from rhymeflow.store.reader import TrajectoryReader
 
 PARTS = 400
-"""Of a lane, in one answer."""
+"""Most parts of a lane in a response."""
 BATCHES = 8
-"""The newest that filled in the time that is asked for."""
+"""Most batches in a response: the newest that filled in its time."""
 POINTS = 100
-"""Times at which the filling of a batch is told."""
+"""Number of points of a batch's filling."""
 READING_SECONDS = 0.25
-"""Of the log, within one answer; the page asks again for what is left."""
+"""Time for reading the log in one request; the page asks again for the rest."""
 EVENTS_AT_ONCE = 5_000
 _ROWS = 1_000
-"""The last rows of metrics, from which what limits the run is found."""
+"""Last rows of metrics from which the run's limit is computed."""
 LEARNER, ENVIRONMENTS = "learner", "environments"
 """Lanes besides those of instances."""
 
@@ -53,7 +53,7 @@ _ENDS = {
     "Evaluated": "evaluation",
 }
 _SHOWN = {"accumulating": "training"}
-"""Kinds that go by another's name once they are spans."""
+"""Kinds whose spans are shown as another kind."""
 _LEAVES = ("TrajectoryFinished", "TrajectoryInterrupted", "TurnEnded", "Abort")
 _ANSWERS = ("Observed", "EpisodeEnded", "EnvironmentFailed", "CloseEnvironments")
 _OTHERS = ("Route", "InstanceLeft", "Snapshot", "TrajectoryRewarded", "Drop")
@@ -69,11 +69,11 @@ ORDER BY event, is_command, number"""
 
 Response = tuple[int, int]
 Window: TypeAlias = "Mapping[tuple[str, str], Lane]"
-"""By lane and kind, spans that overlap some time."""
+"""Spans that overlap some time, by lane and kind."""
 
 
 class Body(msgspec.Struct):
-    """Fields of events and commands that say what goes on."""
+    """Fields of events and commands that this view uses."""
 
     instance: str = LEARNER
     version: int | None = None
@@ -92,47 +92,46 @@ class Lane:
         self.starts, self.ends, self.versions = array("d"), array("d"), array("q")
 
     def put(self, start: float, end: float, version: int | None) -> None:
-        """Add a span that ended after all others. `version`: of the weights that were trained to,
-        pulled or evaluated; stored as -1 where there is none."""
+        """Add a span that ended after all others. `version` is that of the weights that were
+        trained, pulled or evaluated; None is stored as -1."""
         self.starts.append(start)
         self.ends.append(end)
         self.versions.append(-1 if version is None else version)
 
     def between(self, start: float, stop: float) -> Lane:
-        """The spans that overlap this time."""
-        those = slice(bisect_left(self.ends, start), bisect_right(self.starts, stop))
-        found = Lane()
-        found.starts, found.ends = self.starts[those], self.ends[those]
-        found.versions = self.versions[those]
-        return found
+        """Return the spans that overlap this time."""
+        part = slice(bisect_left(self.ends, start), bisect_right(self.starts, stop))
+        lane = Lane()
+        lane.starts, lane.ends = self.starts[part], self.ends[part]
+        lane.versions = self.versions[part]
+        return lane
 
     def __len__(self) -> int:
         return len(self.starts)
 
 
 class Fold:
-    """Takes in the log line by line; `lanes` has the spans that have ended, by lane and kind.
+    """Reads the log row by row; `lanes` has the spans that have ended, by lane and kind.
 
-    An instance generates while it has a response, and waits while it has none but the environment
-    of one whose last turn it generated is asked. How long it prefilled is known from one report of
-    it to the next, a quarter of a second later: the span begins with the earlier report.
+    An instance generates while it has a response. It waits while it has none, but an environment is
+    to answer a turn that it generated. Its reports, a quarter of a second apart, say how long it
+    prefilled between them: the span begins with the earlier report.
     """
 
     def __init__(self) -> None:
         self.lanes: dict[tuple[str, str], Lane] = {}
         self.time = 0.0
-        """Of the last event."""
+        """Time of the last event."""
         self._open: dict[tuple[str, str], tuple[float, int | None]] = {}
         self._responses: dict[str, set[Response]] = {}
         self._asked: dict[Response, str] = {}
-        """Responses whose environments are asked, with the instance of their last turn."""
+        """Responses that wait for an environment, with the instance of their last turn."""
         self._num_asked: Counter[str] = Counter()
         self._prefilled: dict[str, tuple[float, float]] = {}
-        """When each instance reported last, and how long it had prefilled."""
+        """Time of each instance's last report, and its seconds of prefilling up to then."""
 
     def within(self, start: float, stop: float) -> dict[tuple[str, str], Lane]:
-        """By lane and kind, the spans that overlap this time; those that are open end with the last
-        event."""
+        """Return the spans that overlap this time, by lane and kind; open ones end now."""
         parts = {key: lane.between(start, stop) for key, lane in self.lanes.items()}
         found = {key: part for key, part in parts.items() if part}
         for (name, kind), (begun, version) in self._open.items():
@@ -221,7 +220,7 @@ class Fold:
         self._prefilled[instance] = self.time, seconds
 
     def _begin(self, lane: str, kind: str, version: int | None) -> None:
-        """Of two that were asked for, the second begins when the first does."""
+        """Begin a span, unless one of this lane and kind is open."""
         self._open.setdefault((lane, kind), (self.time, version))
 
     def _end(self, lane: str, kind: str) -> None:
@@ -234,16 +233,16 @@ class Fold:
 
 
 class Batch(NamedTuple):
-    """A batch that was trained on, and when."""
+    """A batch, and the time when it was trained on."""
 
     version: int
     trained: float
     groups: list[tuple[float, float]]
-    """When each of its groups began, and when it was complete, seconds of the run."""
+    """When each of its groups began and was complete, in seconds of the run."""
 
 
 class Filling:
-    """Takes in the log line by line; `batches` has what was trained on.
+    """Reads the log row by row; `batches` has the batches that were trained on.
 
     A group has an entry of a staleness buffer from its first `Route` on, and an occupied one when
     as many of its responses are rewarded as are trained on (StaleFlow, section 4.2). Entries move
@@ -253,10 +252,10 @@ class Filling:
     def __init__(self) -> None:
         self.batches: list[Batch] = []
         self._open: dict[int, list[float]] = {}
-        """Of a group that has begun: when, and when each of its rewards came."""
+        """For each group in progress, when it began and when each of its rewards came."""
 
     def open(self) -> list[float]:
-        """When the groups began that have not ended."""
+        """Return when each group in progress began."""
         return [times[0] for times in self._open.values()]
 
     def take(self, now: float, kind: str, body: Body) -> None:
@@ -267,7 +266,7 @@ class Filling:
             self._open.pop(body.group, None)
         elif kind in ("Route", "TrajectoryRewarded") and body.trajectory is not None:
             group, _ = body.trajectory
-            if kind == "Route" and group >= 0:  # those below are of suites
+            if kind == "Route" and group >= 0:  # suites have numbers below 0
                 self._open.setdefault(group, [now])
             elif (found := self._open.get(group)) is not None:
                 found.append(now)
@@ -284,17 +283,17 @@ class Filling:
 
 
 class RunTimeline:
-    """Folds of the log as far as it was read."""
+    """Spans and batches of the log as far as it was read."""
 
     def __init__(self, reader: TrajectoryReader) -> None:
         self.reader = reader
         self.spans, self.filling = Fold(), Filling()
         self._done = 0
         self.read = 1.0
-        """The share of the log that has been read."""
+        """Share of the log that was read."""
 
     def follow(self) -> None:
-        """Read on in the log, for about `READING_SECONDS`."""
+        """Continue reading the log, for about `READING_SECONDS`."""
         until = time.monotonic() + READING_SECONDS
         last, _ = self.reader.last_event()
         while self._done < last:
@@ -321,11 +320,8 @@ class RunTimeline:
 
 def found(run: Run, start: float | None = None, end: float | None = None) -> dict[str, Any]:
     """Lanes from `start` to `end`, seconds of the run; None: its beginning and its end. The answer
-    covers `read`, the share of the log that was read so far.
-
-    Raises:
-        UserError: the end is not after the start.
-    """
+    covers `read`, the share of the log that was read so far. Raises `UserError` if the end is not
+    after the start."""
     with run.kept(RunTimeline) as timeline:
         _, last = timeline.reader.last_event()
         begin, stop = start or 0.0, last if end is None else min(end, last)
@@ -343,9 +339,8 @@ def found(run: Run, start: float | None = None, end: float | None = None) -> dic
 
 
 def batches(filling: Filling, start: float, end: float) -> list[dict[str, Any]]:
-    """Of each batch, the oldest first: how many of its groups had begun and how many were complete,
-    at `POINTS` times of the window until it was trained on. The last entry is of groups without a
-    batch yet."""
+    """Return for each batch, oldest first, how many of its groups had begun and were complete at
+    `POINTS` times until it was trained on. The last entry is of groups without a batch yet."""
     edges = np.linspace(start, end, POINTS)
     found: list[dict[str, Any]] = []
     for batch in reversed(filling.batches):
@@ -412,8 +407,7 @@ def shares(lane: Lane, edges: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _latest(run: Run, timeline: RunTimeline) -> dict[str, Any] | None:
-    """What limits the run, as the terminal says it, and the shares of the time of those steps; None
-    before the first step."""
+    """Return the run's limit in the terminal's words and the shares of time, None at first."""
     rows = [row for row in run.metrics.rows()[-_ROWS:] if row.get("step_time")]
     attempts = timeline.reader.attempts()
     limit = of_rows(rows, query.bound(json.loads(attempts[-1].config))) if attempts else None

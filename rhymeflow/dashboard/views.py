@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 # -- curves ----------------------------------------------------------------------------------------
 
 POINTS = 1_000
-"""The most points of a curve. Where there are more rows, a point is the mean of several (weighted
-by their time, if the metric is a share of it), with the least and the greatest value."""
+"""Most points of a curve. If there are more rows, a point is the mean of several (weighted by their
+time, if the metric is a share of time), with their least and greatest values."""
 _NORMAL_95 = 1.96
-"""Standard errors to either side of a mean that a 95% interval has."""
+"""Half the width of a 95% interval, in standard errors."""
 
 # Of a suite, by version: number, sum and sum of squares of the mean rewards of its prompts.
 _EVALUATIONS = """SELECT version, COUNT(*), SUM(mean), SUM(mean * mean) FROM
@@ -49,8 +49,9 @@ _EVALUATIONS = """SELECT version, COUNT(*), SUM(mean), SUM(mean * mean) FROM
 
 
 def metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
-    """Points of each metric: `step`, `time`, `value`, and `low` and `high` where a point is a mean.
-    For up to `POINTS` held-out rewards these are the 95% interval of the mean over prompts."""
+    """Return points of each metric: `step`, `time`, `value`, and `low` and `high` where a point is
+    a mean. For up to `POINTS` held-out rewards these are the 95% interval of the mean over
+    prompts."""
     rows = run.metrics.rows()
 
     def column(name: str) -> NDArray[np.float64]:
@@ -68,7 +69,7 @@ def metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _intervals(points: dict[str, list[float]], reader: TrajectoryReader) -> dict[str, Any]:
-    """`low` and `high` of each point of held-out rewards; empty if answers of a point are not
+    """Return `low` and `high` of each point of held-out rewards; {} if answers of a point are not
     stored, or are to a single prompt."""
     widths = {
         version: _NORMAL_95 * math.sqrt(max(squares - total**2 / count, 0) / (count - 1) / count)
@@ -154,17 +155,18 @@ def drafts(run: Run) -> dict[str, Any]:
 
 def _by_position(stretches: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """(edge, tokens, iterations, drafted tokens) of each interval of `EDGES` that has tokens."""
-    found = {edge: [0, 0.0, 0.0] for edge in EDGES}
+    sums = {edge: [0, 0.0, 0.0] for edge in EDGES}
     for start, length, steps, drafted, accepted in stretches:
         for low, high in pairwise((*EDGES, sys.maxsize)):
             first, last = max(low, start), min(high, start + length)
             if first < last:
-                took = steps * (last - first) / length
+                iterations = steps * (last - first) / length
                 if accepted is not None:
-                    took = accepted[first - start : last - start].count(0)
-                for i, more in enumerate((last - first, took, drafted * took / steps)):
-                    found[low][i] += more
-    return [(edge, *sums) for edge, sums in found.items() if sums[0]]
+                    iterations = accepted[first - start : last - start].count(0)
+                added = last - first, iterations, drafted * iterations / steps
+                for i, value in enumerate(added):
+                    sums[low][i] += value
+    return [(edge, *values) for edge, values in sums.items() if values[0]]
 
 
 def _by_prompt(reader: TrajectoryReader, order: str) -> list[dict[str, Any]]:
@@ -183,7 +185,7 @@ _BATCH = """SELECT group_id, member, reward, components FROM trajectories
 
 
 def response(run: Run, trajectory: TrajectoryId, texts: TokenTexts) -> dict[str, Any]:
-    """`query.response` with texts of tokens, the advantage, and the command that asks the same.
+    """Return `query.response` with texts of tokens, the advantage, and `command` for the prompt.
     Raises `UserError` if there is no such response."""
     with run.reader() as reader:
         found = query.response(run.directory, reader, trajectory)
@@ -196,27 +198,26 @@ def response(run: Run, trajectory: TrajectoryId, texts: TokenTexts) -> dict[str,
 
 
 def command(directory: Path, reader: TrajectoryReader, prompt: Any) -> str | None:
-    """The `rhymeflow generate` line that gives the prompt to the run's newest checkpoint, or to its
-    first model; `None` for a conversation, which one line cannot give."""
+    """Return a `rhymeflow generate` command with the prompt for the run's newest checkpoint, or its
+    initial model; None for a conversation, which the command cannot take."""
     if not isinstance(prompt, str):
         if [message["role"] for message in prompt] != ["user"]:
             return None
         prompt = prompt[0]["content"]
-    there = checkpoints_up_to(directory / CHECKPOINTS, sys.maxsize)
+    checkpoints = checkpoints_up_to(directory / CHECKPOINTS, sys.maxsize)
     model, rollout, data = (section_in_force(reader, n) for n in ("model", "rollout", "data"))
-    asked = str(there[max(there)]) if there else model.name
+    source = str(checkpoints[max(checkpoints)]) if checkpoints else model.name
     options = ["--temperature", f"{rollout.temperature:g}"]
     options += ["--max-tokens", str(rollout.max_completion_length)]
     if data.system_prompt is not None:
         options += ["--system", data.system_prompt]
-    return shlex.join(["rhymeflow", "generate", asked, prompt, *options])
+    return shlex.join(["rhymeflow", "generate", source, prompt, *options])
 
 
 def _advantage(
     reader: TrajectoryReader, trajectory: TrajectoryId, step: int | None
 ) -> float | None:
-    """The advantage of the response's tokens, by the rewards of its batch; `None` if it was not
-    trained on."""
+    """Return the advantage by the rewards of its batch, None if it was not trained on."""
     if step is None:
         return None
     batch = reader.query(_BATCH, step - 1)
@@ -240,31 +241,31 @@ _NICENESS = 10
 
 
 class Advisor:
-    """Asks the simulator what to change about a run. Advice takes seconds of a core, so it is found
-    in another process of low priority, one run at a time."""
+    """Simulates changes of a run's configuration and recommends one. It takes seconds of a core, so
+    another process of low priority computes it, one run at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._asked: dict[str, Future[Advice]] = {}
+        self._futures: dict[str, Future[Advice]] = {}
 
     @cached_property
     def _pool(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(1, get_context("spawn"), os.nice, (_NICENESS,))
 
     def found(self, run: Run, *, anew: bool = False) -> dict[str, Any]:
-        """`{"working": True}`, or the advice; `anew`: find it again. Raises `UserError` if the run
-        cannot be simulated."""
+        """Return the advice, or `{"working": True}` until it is ready; `anew`: compute it again.
+        Raises `UserError` if the run cannot be simulated."""
         with self._lock:
-            asked = self._asked.get(run.name)
-            if asked is None or (anew and asked.done()):
-                asked = self._asked[run.name] = self._pool.submit(_advise, run.directory)
-        if not asked.done():
+            future = self._futures.get(run.name)
+            if future is None or (anew and future.done()):
+                future = self._futures[run.name] = self._pool.submit(_advise, run.directory)
+        if not future.done():
             return {"working": True}
-        advice = asked.result()
+        advice = future.result()
         return vars(advice) | {"recommended": advice.recommended}
 
 
 def _advise(run_dir: Path) -> Advice:
-    from rhymeflow.sim.advice import advise  # loads the simulator, which pages do without
+    from rhymeflow.sim.advice import advise  # not above: pages do not need the simulator
 
     return advise(run_dir)

@@ -1,18 +1,18 @@
-"""What limits a run: its learner, rollout, or the staleness bound, which lets neither continue.
+"""Finds what limits a run: learner, rollout, or the staleness bound, by the shares of idle time.
 
-The rule. Over the last `WINDOW` steps, weighted by their time, r is the share of time for which
+The rule: over the last `WINDOW` steps, weighted by their time, r is the share of time in which
 instances were idle, and l that of the learner. The first step is left out once there is another,
-since it contains the start of everything.
+because it contains starting up.
 
 - r and l below `BUSY`: `balanced`.
 - r - l >= `BUSY`: `learner`; instances wait for it.
 - l - r >= `BUSY`: `rollout`; the learner waits for it.
-- otherwise both idle, about as long. If a response was as old as the bound allows, they take turns:
-  `bound`. If none was, both wait for something else: `elsewhere` (rewards, environments, weights).
+- otherwise both idle for similar times. If a response was as old as the bound allows, they take
+  turns: `bound`. Else both wait for rewards, environments or weights: `elsewhere`.
 
-A verdict is kept if the rule gives it with `MARGIN` more or less than `BUSY`, so that it does not
-flicker near a threshold. At a bound of one or more, long and short steps alternate; a mean over an
-even number of them does not.
+The last verdict stays if the rule gives it with `BUSY` plus or minus `MARGIN`, so that it does not
+flicker near a threshold. `WINDOW` is even because long and short steps alternate at a bound of one
+or more.
 """
 
 from __future__ import annotations
@@ -61,17 +61,16 @@ class Limit:
 
 
 class Limits:
-    """Takes in the metrics of each step; `now` is what limits the run, None before the first."""
+    """Reads the metrics of each step; `now` is the present limit, None before the first step."""
 
     def __init__(self, bound: int) -> None:
-        """`bound`: of the staleness."""
         self._bound = bound
         self._recent: deque[tuple[Any, ...]] = deque(maxlen=WINDOW)
         self._count = 0
         self.now: Limit | None = None
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Take in the metrics of a step; rows without its times are ignored."""
+        """Read the metrics of a step; rows without times are ignored."""
         step = tuple(map(row.get, ("step_time", "idle/rollout", "idle/learner")))
         if None in step:
             return
@@ -79,21 +78,21 @@ class Limits:
         if self._count == 2:
             self._recent.clear()
         self._recent.append((*step, row.get("staleness/max") or 0.0))
-        total = sum(took for took, *_ in self._recent) or 1.0
-        rollout = sum(took * idle for took, idle, _, _ in self._recent) / total
-        learner = sum(took * idle for took, _, idle, _ in self._recent) / total
+        total = sum(seconds for seconds, *_ in self._recent) or 1.0
+        rollout = sum(seconds * idle for seconds, idle, _, _ in self._recent) / total
+        learner = sum(seconds * idle for seconds, _, idle, _ in self._recent) / total
         is_at_bound = max(oldest for *_, oldest in self._recent) >= self._bound
-        found = [
+        verdicts = [
             verdict(rollout, learner, is_at_bound=is_at_bound, busy=busy)
             for busy in (BUSY, BUSY - MARGIN, BUSY + MARGIN)
         ]
-        was = self.now.verdict if self.now is not None else None
-        chosen = was if was in found else found[0]
+        last = self.now.verdict if self.now is not None else None
+        chosen = last if last in verdicts else verdicts[0]
         self.now = Limit(chosen, rollout, learner, len(self._recent))
 
 
 def verdict(rollout: float, learner: float, *, is_at_bound: bool, busy: float = BUSY) -> Verdict:
-    """What limits a run, by the idle shares of instances and learner."""
+    """Return what limits a run with these idle shares of instances and learner."""
     if max(rollout, learner) < busy:
         return "balanced"
     if abs(rollout - learner) >= busy:
@@ -102,7 +101,7 @@ def verdict(rollout: float, learner: float, *, is_at_bound: bool, busy: float = 
 
 
 def of_rows(rows: Iterable[Mapping[str, Any]], bound: int) -> Limit | None:
-    """What limits a run, by the metrics of its steps; None: no step has idle shares."""
+    """Return the limit by the metrics of a run's steps, None if no step has idle shares."""
     limits = Limits(bound)
     for row in rows:
         limits.add(row)

@@ -1,5 +1,4 @@
-"""Formatting for the terminal: text of models and data without control characters and at most as
-wide as allowed, figures, times and tables."""
+"""Formats text for the terminal without control characters, and numbers, times and tables."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def printable(text: str) -> str:
-    """The text with line ends kept and all other unprintable characters escaped."""
+    """Escape unprintable characters other than line ends."""
     return "".join(
         char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
         for char in text.replace("\r\n", "\n").expandtabs(4)
@@ -27,7 +26,7 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """The text on one line of at most `width` columns, with its middle left out if it is longer.
+    """Return the text on one line of at most `width` columns, without its middle if it is longer.
     Wide characters take two columns."""
     is_cut = len(text) > 4 * width
     if is_cut:  # a response can be long
@@ -42,7 +41,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def _start(line: str, width: int) -> str:
-    """The longest beginning that fits."""
+    """Return the longest beginning that fits into `width` columns."""
     taken = 0
     for place, char in enumerate(line):
         taken += cell_len(char)
@@ -52,27 +51,27 @@ def _start(line: str, width: int) -> str:
 
 
 def conversation(prompt: str | list[dict[str, Any]]) -> str:
-    """A prompt, as it is stored or as messages, for reading."""
-    found = codec.prompt_of(prompt) if isinstance(prompt, str) else prompt
-    if isinstance(found, str):
-        return found
-    return "\n".join(f"{each['role']}: {each['content']}" for each in found)
+    """Return a prompt, as it is stored or as messages, as text."""
+    decoded = codec.prompt_of(prompt) if isinstance(prompt, str) else prompt
+    if isinstance(decoded, str):
+        return decoded
+    return "\n".join(f"{each['role']}: {each['content']}" for each in decoded)
 
 
 def number(value: float | None, spec: str) -> str:
-    """The value, or a dash for None."""
+    """Format the value; None becomes a dash."""
     return "-" if value is None else format(value, spec)
 
 
 def clock(seconds: float) -> str:
-    """`1:02:03`, or `2:03` below an hour."""
+    """Format seconds as `1:02:03`, or `2:03` below an hour."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def sparkline(values: Sequence[float], among: Sequence[float] | None = None) -> str:
-    """One bar per value, scaled from the least to the greatest of `among`, or of the values."""
+    """Return a bar per value, scaled to the range of `among`, by default that of the values."""
     low, high = min(among or values), max(among or values)
     if high == low:
         return _SPARKS[0] * len(values)
@@ -80,7 +79,7 @@ def sparkline(values: Sequence[float], among: Sequence[float] | None = None) -> 
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Table:
-    """Labels and texts in two columns."""
+    """Return a table of labels and texts in two columns."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, style="dim")
     grid.add_column(overflow="fold")
@@ -90,10 +89,10 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table of right-aligned text."""
-    found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
+    """Return a table of right-aligned text."""
+    grid = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")
     for heading in headings:
-        found.add_column(heading, justify="right", overflow="fold")
+        grid.add_column(heading, justify="right", overflow="fold")
     for row in rows:
-        found.add_row(*(Text(printable(cell)) for cell in row))
-    return found
+        grid.add_row(*(Text(printable(cell)) for cell in row))
+    return grid

@@ -1,6 +1,6 @@
-"""`rhymeflow runs`: the runs below directories, a line each.
+"""`rhymeflow runs`: lists the runs below directories, one per line.
 
-A run that cannot be read is listed with what is wrong with it, and does not hide the others.
+A run that cannot be read is listed with the problem.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _DEEPEST = 3
 
 
 def find(directories: Sequence[Path]) -> list[Path]:
-    """Return the run directories among and below these, each once. Raises `UserError` if one is not
-    there, or holds no run."""
-    found: dict[Path, None] = {}
+    """Return the run directories among and below these, each once. Raises `UserError` if one is
+    missing, or holds no run."""
+    run_dirs: dict[Path, None] = {}
     for directory in directories:
         if not directory.is_dir():
             raise UserError(f"{directory}: no such directory")
         runs = list(_below(directory, _DEEPEST))
         if not runs:
             raise UserError(f"{directory}: holds no run, at most {_DEEPEST} directories deep")
-        found |= dict.fromkeys(runs)
-    return list(found)
+        run_dirs |= dict.fromkeys(runs)
+    return list(run_dirs)
 
 
 def _below(directory: Path, levels: int) -> Iterator[Path]:
@@ -50,11 +50,8 @@ def _below(directory: Path, levels: int) -> Iterator[Path]:
 
 def read(path: Path) -> Record:
     """Return the figures of the run in `path`. `trajectories`: responses trained on; `seconds`:
-    without the time between attempts; `started`: date and time (UTC) of the first attempt.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    without the time between attempts; `started`: date and time (UTC) of the first attempt. Raises
+    `UserError` if it cannot be read."""
     with open_undamaged(path / EVENTS) as reader:
         attempts = reader.attempts()
         if not attempts:
@@ -81,8 +78,8 @@ def read(path: Path) -> Record:
 
 
 def as_json(directories: Sequence[Path]) -> list[Record]:
-    """Return the runs below these directories, the newest last, and those that cannot be read with
-    the `problem`; none given: those in `runs`."""
+    """Return the runs below these directories, by default below `runs`, with the newest last, then
+    those that cannot be read with their `problem`."""
     runs: list[Record] = []
     unreadable: list[Record] = []
     for path in find(list(directories) or [RUNS]):
@@ -95,11 +92,11 @@ def as_json(directories: Sequence[Path]) -> list[Record]:
 
 
 def show(directories: Sequence[Path], console: Console) -> None:
-    """Print them as a table."""
-    found = as_json(directories)
-    if runs := [run for run in found if "problem" not in run]:
+    """Print `as_json` as a table."""
+    records = as_json(directories)
+    if runs := [run for run in records if "problem" not in run]:
         console.print(_table(runs))
-    for run in found:
+    for run in records:
         if "problem" in run:
             line = printable(f"{run['path']}: {run['problem']}")
             console.print(Text(line), soft_wrap=True)
@@ -108,7 +105,7 @@ def show(directories: Sequence[Path], console: Console) -> None:
 def _table(runs: Sequence[Record]) -> Table:
     paths = [Path(run["path"]).absolute() for run in runs]
     above = Path(os.path.commonpath([path.parent for path in paths]))
-    # Names that fit, and the way to them once.
+    # The common directory is printed once, so that names stay short.
     shortest = min(os.path.relpath(above), str(above), key=len)
     headings = ("run", "recipe", "state", "steps", "held-out\nfirst", "\nbest", "trained\n/s")
     rows = [
@@ -130,6 +127,6 @@ def _table(runs: Sequence[Record]) -> Table:
 
 
 def _steps(run: Record) -> str:
-    """How many of how many."""
+    """Return the steps done, and of how many unless all are."""
     is_all = run["max_steps"] in (None, run["steps"])
     return f"{run['steps']}" if is_all else f"{run['steps']}/{run['max_steps']}"

@@ -1,4 +1,4 @@
-"""Recipes: configurations `NAME.yaml`, with files that a recipe ships in `NAME/`.
+"""Recipes: configurations `NAME.yaml`, with files in `NAME/`.
 
 A recipe's directory may hold a checkpoint (`model.name: recipe:NAME`), a `task.py` (`data.source:
 recipe:NAME`, `reward.functions[].function: recipe:NAME`, and with a class `Environment`
@@ -14,7 +14,7 @@ from rhymeflow.errors import UserError
 
 
 def directory(name: str) -> Path:
-    """The recipe's directory of shipped files; `UserError` if the recipe ships none."""
+    """Return the recipe's directory of files. Raises `UserError` if it has none."""
     path = Path(__file__).parent / name
     if not name.isidentifier() or not path.is_dir():
         raise UserError(f"recipe {name!r} ships no files (there is no directory {path})")

@@ -506,11 +506,8 @@ def _continues(connection: sqlite3.Connection, state: StorePosition) -> bool:
 
 def restore(url: str, run_dir: Path | None = None) -> tuple[Path, list[str]]:
     """Rebuild the run in `run_dir`, by default its old directory, from the newest complete backup.
-    Return the directory, and lines for the user.
-
-    Raises:
-        UserError: there is no run, the storage cannot be read, or no backup is complete.
-    """
+    Return the directory, and lines for the user. Raises `UserError` if there is no run, the storage
+    cannot be read, or no backup is complete."""
     storage, notes, damaged = Storage(url), list[str](), set[str]()
     try:
         known = storage.attempts()

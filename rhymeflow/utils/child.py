@@ -41,10 +41,7 @@ def how_it_ended(exitcode: int | None) -> str:
 
 def apart(function: Callable[..., Any], argument: Any, names: Iterable[str]) -> Any:
     """Return `function(argument)`, called in another process; `function` must be in a module.
-
-    Raises:
-        UserError: the process ended; the message has `names`, which it may have imported.
-    """
+    Raises `UserError` if the process ended; the message has `names`, which it may have imported."""
     context = multiprocessing.get_context("spawn")
     reset_start_method = multiprocessing.set_start_method, (None, True)  # for the user's processes
     try:

@@ -13,11 +13,8 @@ class ConsecutiveFailures:
         self._limit, self._field, self._things, self._count = limit, field, things, count
 
     def count(self, error: str | None) -> None:
-        """Count the end of a call; `error` is the reason if it failed.
-
-        Raises:
-            UserError: `limit` calls in a row have failed.
-        """
+        """Count the end of a call; `error` is the reason if it failed. Raises `UserError` if
+        `limit` calls in a row have failed."""
         if error is None:
             self._count = 0
             return

@@ -16,11 +16,8 @@ def usable_cores() -> int:
 
 
 def can_stay_on(cpus: tuple[int, ...], field: str) -> None:
-    """Check that a process can be pinned to these cores, the value of `field`.
-
-    Raises:
-        UserError: this system cannot pin processes, a core does not exist, or `cpus` is empty.
-    """
+    """Check that a process can be pinned to these cores, the value of `field`. Raises `UserError`
+    if this system cannot pin processes, a core does not exist, or `cpus` is empty."""
     if not hasattr(os, "sched_setaffinity"):
         raise UserError(f"{field}: this system cannot pin a process to cores; leave it out")
     # A process may leave the cores that it was started on, so all cores of the machine count.

@@ -20,10 +20,7 @@ _SQLITE_FULL, _SQLITE_FAULTS = 13, {8, 10, 11, 13, 14, 26}
 
 def check_writable(path: Path, field: str) -> None:
     """Check by a temporary directory that `path`, the value of `field`, can be written or created.
-
-    Raises:
-        UserError: it cannot.
-    """
+    Raises `UserError` if it cannot."""
     existing = next(each for each in (path, *path.absolute().parents) if each.exists())
     try:  # permissions are not enough: root has them even on read-only file systems
         with tempfile.TemporaryDirectory(dir=existing):
@@ -35,10 +32,8 @@ def check_writable(path: Path, field: str) -> None:
 
 def make(path: Path, *, exist_ok: bool) -> list[Path]:
     """Create a directory; return all directories that did not exist, itself first, then parents.
-
-    Raises:
-        OSError: it cannot be created, or it exists and not `exist_ok` (`FileExistsError`).
-    """
+    Raises `OSError` if it cannot be created, or it exists and not `exist_ok`
+    (`FileExistsError`)."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(parents=True, exist_ok=exist_ok)
     return missing

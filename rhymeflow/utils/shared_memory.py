@@ -69,11 +69,8 @@ def create(name: str, size: int, *, what: str, advice: str) -> mmap.mmap:
 
 
 def attach(name: str, *, writable: bool) -> mmap.mmap:
-    """Map memory that another process created.
-
-    Raises:
-        FileNotFoundError: the creator is gone.
-    """
+    """Map memory that another process created. Raises `FileNotFoundError` if the creator is
+    gone."""
     descriptor = open_descriptor(name, os.O_RDWR if writable else os.O_RDONLY)
     try:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)

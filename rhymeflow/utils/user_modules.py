@@ -76,10 +76,7 @@ def names_pickle(spec: str) -> bool:
 
 def dumped(objects: Mapping[str, Any]) -> bytes:
     """Pickle objects with everything that they refer to; functions of modules are pickled by name.
-
-    Raises:
-        UserError: one of them contains an object that cannot leave this process.
-    """
+    Raises `UserError` if one of them contains an object that cannot leave this process."""
     for name, each in objects.items():
         _dumped(each, name)  # alone, so that the error names it
     # Objects that are pickled together share the globals that they use, and `main` brings them.
@@ -92,11 +89,8 @@ def _no_code() -> None:
 
 
 def unpickled(spec: str, where: str) -> Any:
-    """Return the object that `spec` names; `where` begins each error message.
-
-    Raises:
-        UserError: there is no such file or object, or reading it raised.
-    """
+    """Return the object that `spec` names; `where` begins each error message. Raises `UserError` if
+    there is no such file or object, or reading it raised."""
     file, _, name = spec.rpartition(":")
     path = Path(file).expanduser().resolve()
     if not path.is_file():
@@ -124,12 +118,8 @@ def _dumped(value: Any, name: str) -> bytes:
 
 
 def imported(spec: str, where: str) -> Callable[..., Any]:
-    """Return the function that `spec` names; `where` begins each error message.
-
-    Raises:
-        UserError: file, module or function is missing, the object is no function, or importing it
-            raised.
-    """
+    """Return the function that `spec` names; `where` begins each error message. Raises `UserError`
+    if file, module or function is missing, the object is no function, or importing it raised."""
     if names_pickle(spec):
         return _callable(unpickled(spec, where), where)
     if names_file(spec):
@@ -149,11 +139,8 @@ def names_file(spec: str) -> bool:
 
 
 def check_file(spec: str, where: str) -> None:
-    """Check, without running the file, that `path/to/file.py:function` names a function.
-
-    Raises:
-        UserError: there is no such file, it is not Python, or it does not define the name.
-    """
+    """Check, without running the file, that `path/to/file.py:function` names a function. Raises
+    `UserError` if there is no such file, it is not Python, or it does not define the name."""
     path, name = _parts(spec, where)
     names = _defined(Path(path).expanduser(), where)
     if names is not None and name not in names:

@@ -44,11 +44,8 @@ class Arguments:
         return taken | {n: each for n, each in if_named.items() if n in self.names}
 
     def check_options(self, options: Collection[str], where: str, *, only: bool = False) -> None:
-        """Check that it takes these options, and with `only` that it requires no others.
-
-        Raises:
-            UserError: it does not; the message begins with `where`.
-        """
+        """Check that it takes these options, and with `only` that it requires no others. Raises
+        `UserError` if it does not; the message begins with `where`."""
         for option in options:
             if not self.takes_all and option not in self.names:
                 raise UserError(f"{where}: takes no option {option!r}{nearest(option, self.names)}")
@@ -96,11 +93,8 @@ def reward_numbers(result: Any, count: int) -> list[float | None]:
 
 
 def reward_number(value: Any) -> float | None:
-    """Return a reward as a float, or None if it is None.
-
-    Raises:
-        ValueError: it is no reward; the message says what it is.
-    """
+    """Return a reward as a float, or None if it is None. Raises `ValueError` if it is no reward;
+    the message says what it is."""
     try:
         if getattr(value, "shape", None) in ((), (1,)) and hasattr(value, "item"):
             value = value.item()  # NumPy's, PyTorch's

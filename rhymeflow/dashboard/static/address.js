@@ -1,4 +1,4 @@
-// A view is an address: #/RUN/VIEW/PARTS?NAME=VALUE.
+// The address of a view: #/RUN/VIEW/PARTS?NAME=VALUE.
 
 export function read() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
@@ -6,7 +6,7 @@ export function read() {
   return { run, view: view || "run", parts, parameters: new URLSearchParams(query) };
 }
 
-// Parameters as a query: lists name by name, what is empty left out.
+// Parameters as a query; a list repeats the name, and empty values are left out.
 export function search(parameters) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(parameters)) {
@@ -23,7 +23,7 @@ export function to(run, view, parts = [], parameters = {}) {
   return `#/${path}${text ? `?${text}` : ""}`;
 }
 
-// Change parameters of the view that is shown, without a new entry in the history.
+// Changes parameters of the shown view, without a new entry in the browser's history.
 export function change(parameters) {
   const now = read();
   const all = {};

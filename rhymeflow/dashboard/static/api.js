@@ -1,4 +1,4 @@
-// Questions to the server. An answer that comes after a newer question of the same view is dropped.
+// Requests to the server. A response that comes after a newer request of the same view is dropped.
 
 import { search } from "./address.js";
 

@@ -21,7 +21,7 @@ const KEYS = [
 ];
 
 let runs = [];
-let shown = null; // what the view that is shown returned: { keys, refresh, close }
+let shown = null; // returned by the shown view: { keys, refresh, close }
 let prefix = "";
 let timer = 0;
 
@@ -43,7 +43,7 @@ export function say(text, isProblem = false) {
 }
 
 async function show() {
-  if (!runs.length) return; // they are being asked for
+  if (!runs.length) return; // they have been requested
   leave();
   clearTimeout(timer);
   shown?.close?.();
@@ -70,11 +70,11 @@ async function show() {
     if (error.name === "AbortError") return;
     say("");
     fill(main, h("p", { class: "problem" }, error.message));
-    timer = setTimeout(show, 5000); // a run that begins has not all of its files yet
+    timer = setTimeout(show, 5000); // a run that begins does not have all files yet
   }
 }
 
-// A live run is asked again every second, in the view that is shown.
+// The shown view of a live run is refreshed every second.
 function follow() {
   if (!shown?.refresh) return;
   timer = setTimeout(async () => {

@@ -7,7 +7,7 @@ const COLOURS = ["#2a78d6", "#eb6834", "#1baf7a", "#b8860b", "#8050c8", "#d03b6b
 
 const sync = uPlot.sync("curves");
 
-// A canvas takes no variables: what a colour of the style sheet is here and now.
+// The present value of a colour in the style sheet, as a canvas takes no variables.
 export function colour(name) {
   const probe = document.createElement("i");
   probe.style.color = `var(${name})`;
@@ -17,7 +17,7 @@ export function colour(name) {
   return found;
 }
 
-// A number on an axis, where there is room for few characters.
+// Formats a number for an axis, with few characters.
 function short(value) {
   const size = Math.abs(value);
   if (value === 0 || (size >= 0.001 && size < 1e5)) return String(Number(value.toPrecision(4)));
@@ -36,8 +36,8 @@ function smoothed({ value, weight }, width) {
   });
 }
 
-// `series`: [{ label, points }], points as the server gives them. What it returns takes newer points
-// by `update(series)` and keeps the part of the axis that was chosen.
+// `series`: [{ label, points }], with points as the server sends them. `update(series)` of the result
+// shows newer points and keeps the zoom.
 export function chart(element, title, series, { axis = "step", smooth = 1, onstep = null } = {}) {
   let shown = arranged(series, axis, smooth);
   const xs = () => shown.data[0];
@@ -88,7 +88,7 @@ export function chart(element, title, series, { axis = "step", smooth = 1, onste
   };
 }
 
-// What uPlot is given: columns of one length, lines that show them, bands between lines.
+// Data for uPlot: columns of one length, lines that show them, and bands between lines.
 function arranged(series, axis, smooth) {
   const xs = [...new Set(series.flatMap((each) => each.points[axis]))].sort((a, b) => a - b);
   const place = new Map(xs.map((x, i) => [x, i]));

@@ -1,10 +1,10 @@
-// The curves that a view shows, of those that it knows the ones that a run has.
+// The curves of a view for the metrics that a run has.
 
 import { chart } from "./charts.js";
 import { h } from "./dom.js";
 
-// `known`: [[title, [metric, ...]], ...]. `show` takes points by run and metric, draws a curve for each
-// title that some run has points of, and brings those up to date that are drawn already.
+// `known`: [[title, [metric, ...]], ...]. `show` takes points by run and metric, and draws or updates
+// a curve for each title with points.
 export function curves(known, options = {}) {
   const root = h("section", { class: "curves" });
   const made = new Map();

@@ -1,4 +1,4 @@
-// Elements without HTML text: what a policy wrote is only ever the text of a node.
+// Creates elements without parsing HTML: text of a policy can only become a text node.
 
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -14,7 +14,7 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-// In place of what is in it; what is null is left out.
+// Replaces the children of an element; null is left out.
 export function fill(element, ...children) {
   element.replaceChildren(...children.flat(Infinity).filter((each) => each !== null && each !== undefined));
 }

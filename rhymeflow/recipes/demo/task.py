@@ -1,11 +1,11 @@
-"""The demo's task: add up a row of labelled digits, running totals written out.
+"""The demo's task: add up a row of labelled digits, and write out the running totals.
 
     prompt      a3 b9 c4?
     response    a3+0=3 b9+3=12 c4+12=16 =16
 
-One step of about nine characters per term, so a response is 16 to 441 tokens long. The number of
+A term takes about nine characters, so a response is 16 to 441 tokens long. The number of
 terms is log-normal: most sums are short and a few are very long, as with reasoning models. Only
-the final answer is judged; it is right or wrong.
+the final answer is scored, as right or wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 LABELS = string.ascii_lowercase + string.ascii_uppercase[:16]
-"""One label a term, so the longest sum has 42 terms."""
+"""One label per term, so the longest sum has 42 terms."""
 
 ALPHABET = string.digits + LABELS + " +=?"
 _ANSWER = re.compile(r" =(\d+)$")
@@ -52,17 +52,17 @@ def problems(
 
 
 def write_prompt(digits: Sequence[int]) -> str:
-    """The problem as the model reads it."""
+    """Return the problem as the model reads it."""
     return " ".join(f"{label}{digit}" for label, digit in zip(LABELS, digits, strict=False)) + "?"
 
 
 def read_prompt(prompt: str) -> list[int]:
-    """The digits of a prompt that `write_prompt` made."""
+    """Return the digits of a prompt of `write_prompt`."""
     return [int(term[1:]) for term in prompt.removesuffix("?").split(" ")]
 
 
 def solution(digits: Sequence[int], forgets: Callable[[], bool] = lambda: False) -> str:
-    """The reference response, all running totals written out.
+    """Return the reference response with all running totals.
 
     `forgets` is called at each carry; if it returns true the carry is left out: 7 + 5 is 2, and
     17 + 5 is 12.
@@ -79,7 +79,7 @@ def solution(digits: Sequence[int], forgets: Callable[[], bool] = lambda: False)
 def reward(
     prompts: Sequence[Any], completions: Sequence[str], answer: Sequence[str], **_: Any
 ) -> list[float]:
-    """1 for each completion that ends in the right answer, else 0."""
+    """Return 1 for each completion that ends with the right answer, else 0."""
     return [
         float((found := _ANSWER.search(completion)) is not None and found[1] == right)
         for completion, right in zip(completions, answer, strict=True)

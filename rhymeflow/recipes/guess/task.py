@@ -25,7 +25,7 @@ LARGEST = 63
 """The hidden number is from 1 to this one."""
 
 MAX_TURNS = 6
-"""2^6 - 1 = 63: halving finds every number within so many turns."""
+"""2^6 - 1 = 63: halving finds every number within this many turns."""
 
 UNREADABLE = "?"
 _GUESS = re.compile(r"[1-9]\d{0,2}")
@@ -48,7 +48,7 @@ def problems(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def hint(guess: int, hidden: int) -> str:
-    """Whether the hidden number is smaller (`<`) or greater (`>`) than a wrong guess."""
+    """Return `<` if the hidden number is smaller than a wrong guess, else `>`."""
     return "<" if hidden < guess else ">"
 
 
@@ -62,7 +62,7 @@ class Environment:
         self._reward = 0.0
 
     def step(self, messages: Sequence[Mapping[str, Any]]) -> str | None:
-        """Answer the last message, the policy's turn; `None`: the game is over."""
+        """Answer the last message, the policy's turn; None ends the game."""
         turn = messages[-1]["content"]
         self._turns += 1
         is_number = _GUESS.fullmatch(turn) is not None

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 LABELS = string.ascii_lowercase[:7]
-"""One label a number, so there are seven at most."""
+"""One label per number, so there are at most seven."""
 
 ALPHABET = string.digits + LABELS + " +-[]=?\n"
 MOST_DIGITS = 5  # of each number
@@ -34,9 +34,9 @@ def problems(
 ) -> list[dict[str, Any]]:
     """Draw `count` distinct problems: `prompt`, `answer` (a decimal string) and `calls`.
 
-    Short sums are somewhat likelier than long ones. Of the numbers that would not make the running
-    total negative two thirds are subtracted. The same arguments give the same list, and a shorter
-    list is its beginning. Raises `ValueError` if the bounds are impossible.
+    Short sums are somewhat likelier than long ones. A number is subtracted with probability 2/3, if
+    that does not make the running total negative. The same arguments give the same list, and a
+    shorter list is its beginning. Raises `ValueError` if the bounds are impossible.
     """
     if not 2 <= min_numbers <= max_numbers <= len(LABELS):
         raise ValueError(
@@ -60,24 +60,24 @@ def problems(
 
 
 def _number(noise: random.Random) -> int:
-    """A number of three to five digits, each length equally likely."""
+    """Draw a number of three to five digits, each length equally likely."""
     return noise.randrange(10 ** (digits := noise.randint(2, MOST_DIGITS - 1)), 10 * 10**digits)
 
 
 def write_prompt(terms: Sequence[int]) -> str:
-    """The problem as the policy reads it."""
+    """Return the problem as the policy reads it."""
     first, *others = terms
     rest = "".join(f" {write_term(label, n)}" for label, n in zip(LABELS[1:], others, strict=False))
     return f"a{first}{rest}?"
 
 
 def write_term(label: str, number: int) -> str:
-    """A number that is added or subtracted, in prompts and in calls."""
+    """Return a number to be added or subtracted, as prompts and calls write it."""
     return f"{label}{number:+d}"
 
 
 def read_prompt(prompt: str) -> list[int]:
-    """The numbers of a prompt that `write_prompt` made, with their signs."""
+    """Return the numbers of a prompt of `write_prompt`, with their signs."""
     return [int(term[1:]) for term in prompt.removesuffix("?").split(" ")]
 
 

@@ -1,4 +1,4 @@
-// Groups: those of a step, a prompt or the whole run, chosen and sorted, members side by side.
+// Groups of a step, a prompt or the whole run, filtered and sorted, with members side by side.
 
 import { change, to } from "../address.js";
 import { ask } from "../api.js";

@@ -1,4 +1,4 @@
-// The log: events, and under each the commands that were given upon it.
+// The log: events, and under each the commands that it caused.
 
 import { change, to } from "../address.js";
 import { ask } from "../api.js";

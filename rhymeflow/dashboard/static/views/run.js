@@ -1,5 +1,5 @@
-// A run: what it is, how far it has come, its curves, beside those of other runs if asked. A click on
-// a curve opens the step's groups.
+// A run: its configuration, progress and curves, with those of other runs on request. A click on a
+// curve opens the step's groups.
 
 import { change, to } from "../address.js";
 import { ask } from "../api.js";

@@ -5,7 +5,7 @@ import { ask } from "../api.js";
 import { colour } from "../charts.js";
 import { duration, fill, h, number, table } from "../dom.js";
 
-const KINDS = { // colour, height within a lane, and what it is called; the first is drawn first
+const KINDS = { // colour, height within a lane, and label, in the order of drawing
   there: ["--raised", 1, "is there"],
   generating: ["--good", 0.8, "generates"],
   prefill: ["--text", 0.25, "prefills, within a quarter second"],
@@ -16,7 +16,7 @@ const KINDS = { // colour, height within a lane, and what it is called; the firs
   pull: ["--hot", 0.8, "pulls weights"],
 };
 const LANE = 24, NAMES = 110, AXIS = 22;
-const POINTS = 100; // at which the server tells how a batch filled
+const POINTS = 100; // of a batch's filling, as the server sends them
 
 export async function show(main, now) {
   const from = now.parameters.get("from"), to = now.parameters.get("to");
@@ -33,7 +33,7 @@ export async function show(main, now) {
     fill(limits, sentence(found.limits), read);
     draw(canvas, found);
   }
-  // A long log is read in parts, each as long as an answer may take.
+  // The server reads a long log in parts, one for each request.
   async function readOn() {
     while (found.read < 1) await refresh();
   }
@@ -61,7 +61,7 @@ export async function show(main, now) {
   const resized = () => draw(canvas, found);
   window.addEventListener("resize", resized);
   await refresh();
-  readOn().catch(() => {}); // who leaves the view asks no more
+  readOn().catch(() => {}); // fails if the view was left
   return {
     refresh: from || to ? null : refresh,
     close: () => window.removeEventListener("resize", resized),
@@ -84,7 +84,7 @@ function sentence(limits) {
   return [h("p", {}, h("b", {}, `Pace: ${limits.line}`), ` (last ${limits.steps} steps)`), bar];
 }
 
-// What the simulator would change; it is asked by a click, for it takes seconds of a core.
+// Advice of the simulator, on a click only, because it takes seconds of a core.
 function advice(run) {
   const told = h("div", { "aria-live": "polite" });
   const button = h("button", { type: "button", onclick: () => work() }, "What would the simulator change?");
@@ -167,7 +167,7 @@ function draw(canvas, found) {
   found.batches.forEach((batch, i) => fillings(context, batch, AXIS + (found.lanes.length + i) * LANE, width));
 }
 
-// How a batch filled: begun entries behind complete ones, until it was trained on.
+// The filling of a batch: groups that began, behind complete ones, until it was trained on.
 function fillings(context, batch, y, width) {
   context.fillStyle = colour("--text");
   context.fillText(named(batch), 0, y + LANE / 2);

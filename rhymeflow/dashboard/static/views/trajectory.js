@@ -1,4 +1,4 @@
-// One response: the conversation, and each token with what is known of it.
+// One response: the conversation, and its tokens with their details.
 
 import { change, to } from "../address.js";
 import { ask } from "../api.js";
@@ -7,7 +7,7 @@ import { columns, conversation } from "./group.js";
 
 const CLIPPED = 1, CAPPED = 2, MASKED = 4;
 
-// Name, what a value from 0 to 1 is made of, and the words of the legend's two ends.
+// Name, function of a token that gives a value from 0 to 1, and labels of the legend's two ends.
 const COLOURINGS = {
   "log-probability": [(t) => t.logprob === null ? null : Math.min(-t.logprob / 5, 1), "certain", "unlikely"],
   "learner − sampler": [(t) => t.learner === null || t.logprob === null ? null
@@ -166,8 +166,8 @@ function loss(flags) {
   return found.length ? found.map(([, name]) => name).join(", ") : "in it";
 }
 
-// Positions of `tokens` that are in no longest common subsequence with `others`, after equal ends
-// are set aside; of more than two thousand left on a side, those from the first difference on.
+// Positions of `tokens` that are not in the longest common subsequence with `others`. Equal beginnings
+// and ends are removed before; if more than two thousand are left, all from the first difference on.
 function different(tokens, others) {
   let begin = 0;
   while (begin < tokens.length && begin < others.length && tokens[begin] === others[begin]) begin += 1;
