@@ -2,7 +2,7 @@
 
 Starts nothing. The plan places workers on GPUs and estimates memory by `memory.py`. With `runtime:
 ray` each rank has a GPU, and each instance `vllm_tensor_parallel_size` GPUs of one node; with
-`runtime: local` both share the first GPU (docs/cluster.md).
+`runtime: local` the rank and the instance share the first GPU (docs/cluster.md).
 """
 
 from __future__ import annotations
@@ -165,14 +165,15 @@ def _check_gpus(
         needed, who = needed + total(instance), "learner and engine take"
     elif rollout.engine == "native" and total(instance) > gpu_gb * GB:
         raise UserError(
-            f"rollout.max_num_seqs = {rollout.max_num_seqs}: an instance takes "
-            f"{size_text(total(instance))}, and cluster.gpu_memory_gb = {gpu_gb:g}"
+            f"rollout.max_num_seqs = {rollout.max_num_seqs}: an instance needs "
+            f"{size_text(total(instance))}, more than cluster.gpu_memory_gb = {gpu_gb:g}"
         )
     if needed > gpu_gb * GB:
         most = max(rank, key=lambda part: part.num_bytes)
         raise UserError(
             f"learner.num_ranks = {config.learner.num_ranks}: {who} {size_text(needed)}, "
-            f"{size_text(most.num_bytes)} of it {most.what}, and cluster.gpu_memory_gb = {gpu_gb:g}"
+            f"{size_text(most.num_bytes)} of it {most.what}: more than cluster.gpu_memory_gb = "
+            f"{gpu_gb:g}"
         )
 
 
@@ -192,7 +193,7 @@ class Rates(NamedTuple):
     profile: str
     rollout: float  # all instances
     learner: float
-    both: float  # generated and trained on: the slower of both, or in turns on a shared GPU
+    both: float  # the lower of the two, or what they reach in turns on a shared GPU
     store_day: float  # bytes that the store grows in a day
     mean_length: float  # tokens of a response
 

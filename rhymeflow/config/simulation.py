@@ -30,8 +30,8 @@ class WorkloadConfig(Section):
     epoch_correlation: Annotated[float, Field(ge=0, le=1)] = 0.98
     """Correlation of a prompt's mean between one epoch and the next; below 1 it drifts."""
     mean_turns: Annotated[float, Field(ge=1, le=10_000)] = 1.0
-    """Mean number of turns of the policy in a response, which share its length. It is geometrically
-    distributed, up to eight times the mean. 1: no environment."""
+    """Mean number of the policy's turns in a response; they divide its length among them.
+    Geometric, at most eight times the mean. 1: no environment."""
     observation_tokens: NonNegative = 64
     """Length of the environment's answer between two turns, in tokens."""
     environment_seconds: NonNegativeFloat = 0.5
@@ -47,18 +47,18 @@ class FaultsConfig(Section):
     """
 
     device_mtbf_hours: PositiveFloat | None = None
-    """Mean hours between two failures of a device (MTBF); `None`: none fails. One of n devices
-    fails n times as often. Llama 3's authors report 419 unexpected interruptions in 54 days on
-    16,384 devices: 50,700 hours."""
+    """Mean hours between two failures of a device (MTBF); `None`: none fails. With n devices some
+    device fails n times as often. Llama 3's authors report 419 unexpected interruptions in 54 days
+    on 16,384 devices: 50,700 hours."""
     controller_mtbf_hours: PositiveFloat | None = None
-    """Mean hours between two failures of the controller's machine. One ends all processes of the
-    run, which is then resumed. `None`: it does not fail."""
+    """Mean hours between two failures of the controller's machine. Such a failure ends every
+    process of the run, which is then resumed. `None`: it does not fail."""
     instance_seconds: NonNegativeFloat = 120.0
     """Seconds from noticing a lost instance, ten seconds after the failure, until a new one has
     loaded. It then takes over the responses by recomputing their stored tokens."""
     learner_seconds: NonNegativeFloat = 180.0
     """Seconds from noticing the loss until a new learner has loaded a checkpoint, or the controller
-    has resumed. Training the batches since the checkpoint again comes on top."""
+    has resumed. Retraining the batches since the checkpoint takes extra time."""
 
 
 class SimulationConfig(Section):
@@ -70,8 +70,8 @@ class SimulationConfig(Section):
     `schedule.cost_model`, so that routing knows the true costs. If neither is given, the one that
     Rhymeflow has for the same model and GPUs."""
     colocated: bool = False
-    """Whether the same devices generate and train in turn. The schedule's bound must be 0, because
-    with others rollout and training run at the same time."""
+    """Whether the same devices generate and train in turn. Requires a staleness bound of 0: with
+    any other, rollout and training overlap."""
     workload: WorkloadConfig = WorkloadConfig()
     faults: FaultsConfig = FaultsConfig()
     skip_steps: NonNegative = 1

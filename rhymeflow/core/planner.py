@@ -19,7 +19,7 @@ from rhymeflow.core.strategies.base import (
     FleetView,
     InstanceView,
     TrajectoryView,
-    most_assignments,
+    assignment_limit,
 )
 from rhymeflow.core.types import EvaluationId, SuiteName, TrajectoryId, Version
 
@@ -124,10 +124,10 @@ def _is_over(state: State) -> bool:
 
 
 def _pull(state: State, published: Version) -> Iterator[Command]:
-    """Have instances pull. Once about `most_assignments` trajectories are interrupted, the other
+    """Have instances pull. Once about `assignment_limit` trajectories are interrupted, the other
     instances stay in `state.pulling`: the next ticks, which follow at once, begin with these."""
     names = state.pulling or tuple(i.name for i in _to_pull(state, published))
-    most = most_assignments(len(state.instances))
+    most = assignment_limit(len(state.instances))
     num_interrupted = 0
     for done, name in enumerate(names):
         if num_interrupted >= most and not state.schedule.is_replayed:
@@ -237,7 +237,7 @@ def _route(state: State, view: FleetView) -> Iterator[Command]:
         instance = state.instances[name]
         if state.accepts(instance):
             for command in state.start(trajectory, instance):
-                state.has_more = len(proposals) >= most_assignments(len(state.instances))
+                state.has_more = len(proposals) >= assignment_limit(len(state.instances))
                 yield command
 
 

@@ -50,7 +50,7 @@ OF_COMPONENT = {
 
 _TABLES = (
     "PRAGMA temp_store = MEMORY",
-    f"CREATE TEMP TABLE summaries AS {GROUPS.format(those='IS NULL')}",
+    f"CREATE TEMP TABLE summaries AS {GROUPS.format(those='IS NULL')}",  # columns, and no row
     "CREATE UNIQUE INDEX temp.summaries_by_group ON summaries (group_id)",
     "CREATE TEMP TABLE components (name, group_id, least, most)",
     "CREATE INDEX temp.components_by_group ON components (group_id)",
@@ -86,7 +86,9 @@ class Summaries:
             rows = self.reader.query("SELECT group_id FROM groups ORDER BY 1")
         else:
             rows = self.reader.query(_TOUCHED, *self._marks)
-        touched = [group for (group,) in rows if group >= 0]  # suites have numbers below 0
+        touched = [
+            group for (group,) in rows if group >= 0
+        ]  # answers of suites have negative group numbers
         for start in range(0, len(touched), GROUPS_AT_ONCE):
             self._put(json.dumps(touched[start : start + GROUPS_AT_ONCE]))
         self._marks = marks[0], marks[1]
@@ -104,6 +106,7 @@ class GroupQuery(NamedTuple):
 
     step: int | None = None
     row: int | None = None
+    """Of the data: the prompt's."""
     filters: tuple[str, ...] = ()
     text: str = ""
     """Part of the prompt; ASCII letters match in either case."""
@@ -116,8 +119,8 @@ class GroupQuery(NamedTuple):
 
 
 def listed(run: Run, asked: GroupQuery) -> dict[str, Any]:
-    """Return `PAGE` matching groups from `offset` on, and the number of all. Equal ones are ordered
-    by their numbers, in the same direction; those without a value come last.
+    """Return `PAGE` matching groups from `offset` on, and the total count. Ties are broken by group
+    number, in the same direction; groups without a value come last.
 
     Raises:
         UserError: there is no such filter, order or reward function.

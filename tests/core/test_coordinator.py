@@ -110,7 +110,7 @@ def routes(commands):
             "disorder": st.sampled_from([0.0, 0.1, 0.5]),
         }
     ),
-    most=st.sampled_from([base.MAX_ASSIGNMENTS, 1]),
+    most=st.sampled_from([base.LEAST_LIMIT, 1]),
 )
 def test_any_order_of_events_ends_with_every_batch_trained_within_the_bound(
     scenario, capacities, options, most
@@ -120,7 +120,7 @@ def test_any_order_of_events_ends_with_every_batch_trained_within_the_bound(
     """
     plan, schedule, choose = scenario
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "MAX_ASSIGNMENTS", most)
+        patch.setattr(base, "LEAST_LIMIT", most)
         runtime = run(plan, schedule, capacities, choose=choose, **options)
     evaluated = runtime.evaluated
     ended = [group for batch in runtime.batches for group in batch] + list(runtime.dropped)

@@ -68,7 +68,7 @@ class Settings:
 
 
 class Layout(Protocol):
-    """A schedule's memory of where trajectories are to run, which its rules read.
+    """A schedule's record of where trajectories are to run, which its rules read.
 
     The coordinator creates one when it starts, and uses only these methods.
     """
@@ -84,7 +84,7 @@ class Layout(Protocol):
 
 
 class NoLayout(Layout):
-    """No memory: groups go wherever routing sends them."""
+    """Keeps no record: groups go wherever routing sends them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,23 +135,23 @@ def fits(kv_tokens: int, tokens: int, instance: InstanceView) -> bool:
 
 
 def weighed(tokens: int) -> int:
-    """Round down to a power of two (or 0): the number of tokens at which instances are compared."""
+    """Round down to a power of two, or 0, so that instances are compared at few sizes."""
     return 1 << tokens.bit_length() >> 1
 
 
 Routing = Callable[[FleetView], Iterable[Assignment]]
 """Assigns waiting trajectories, in the order in which they are to be routed. A rule may stop after
-`most_assignments`: another tick follows at once and calls it again."""
+`assignment_limit`: another tick follows at once and calls it again."""
 
-MAX_ASSIGNMENTS = 128
+LEAST_LIMIT = 128
 """Keeps a tick short even if it has to fill a whole fleet of up to 1,024 instances."""
 INSTANCES_PER_ASSIGNMENT = 8
-"""In a larger fleet a tick assigns more, since each tick looks at every instance once."""
+"""Above 1,024 instances the limit grows with the fleet, since every tick looks at each of them."""
 
 
-def most_assignments(num_instances: int) -> int:
+def assignment_limit(num_instances: int) -> int:
     """Most trajectories that one tick routes, or interrupts before it stops."""
-    return max(MAX_ASSIGNMENTS, num_instances // INSTANCES_PER_ASSIGNMENT)
+    return max(LEAST_LIMIT, num_instances // INSTANCES_PER_ASSIGNMENT)
 
 
 Sync = Callable[[InstanceView, FleetView], bool]

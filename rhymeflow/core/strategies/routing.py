@@ -28,8 +28,8 @@ from rhymeflow.core.strategies.base import (
     FleetView,
     InstanceView,
     TrajectoryView,
+    assignment_limit,
     fits,
-    most_assignments,
     weighed,
 )
 from rhymeflow.core.types import InstanceId, Version
@@ -47,7 +47,7 @@ def fewest_requests(view: FleetView) -> list[Assignment]:
         has_place=lambda load, tokens: True,
     )
     proposals: list[Assignment] = []
-    most = most_assignments(len(view.instances))
+    most = assignment_limit(len(view.instances))
     if not fleet.num_open:
         return proposals
     for trajectory in view.queue:
@@ -82,7 +82,7 @@ def waterfall(view: FleetView) -> list[Assignment]:
         has_place=lambda load, tokens: fits(load.kv_tokens, tokens, load.instance),
     )
     proposals: list[Assignment] = []
-    most = most_assignments(len(view.instances))
+    most = assignment_limit(len(view.instances))
     for trajectory in view.queue:
         if trajectory.version is None and view.num_returning:
             break

@@ -30,14 +30,15 @@ def when_version_unusable(instance: InstanceView, view: FleetView) -> bool:
     """Pull when nothing more can start at the instance's version (StaleFlow, synchronisation).
 
     The instance does not pull while trajectories wait on it, while one in the queue may be routed
-    to it, or, if the queue is empty, while the protocol has an entry for a new group at its
-    version. New groups do not count while older trajectories wait: those go first, and if they may
-    not run here, nothing will (a block ends the tick). An empty instance loses nothing by a pull.
+    to it, or, if the queue is empty or the instance has no room, while the protocol has an entry
+    for a new group at its version. If it has room, new groups do not count while older trajectories
+    wait: those are routed first, and routing stops at the first that has no place. An empty
+    instance loses nothing by a pull.
 
     Why it pulls eventually. Until it does, it stays at one version v. It can be given only what may
     run at v: trajectories of groups started at v or below, and new groups while a buffer up to v +
     bound is open, that is until batch v + bound is consumed. These are finitely many and each ends,
-    so the instance pulls before they do, or runs empty and then pulls.
+    so the instance pulls before they have all ended, or at the latest when it is empty.
     """
     if not instance.assigned:
         return True
@@ -52,10 +53,10 @@ def gather_stragglers(instance: InstanceView, view: FleetView) -> bool:
     """Pull when nothing more can start at the instance's version and others can finish its work.
 
     The instance does not pull while a trajectory may start or continue at its version: a pull makes
-    it recompute its cache. After that it could only drain. So of all instances in this state the
-    fullest stay, just enough that no response there is decoded more than `max_slowdown` times
-    slower than alone. The others pull at once, and their trajectories are routed to those that stay
-    (`on_pull: reroute`). An empty instance pulls.
+    it recompute its cache. Once nothing more may start or continue there, it can only drain. Of
+    such instances the fullest stay, as few as possible so that no response is decoded more than
+    `max_slowdown` times slower than alone. The others pull at once, and their trajectories are
+    routed to those that stay (`on_pull: reroute`). An empty instance pulls.
 
     Why it pulls eventually. An instance that stays can be given only what may run at its version,
     which is finite (see `when_version_unusable`) and ends; it pulls once it is empty.
@@ -67,11 +68,11 @@ def gather_stragglers(instance: InstanceView, view: FleetView) -> bool:
     lowest = view.lowest_waiting
     if lowest is not None and lowest <= instance.version and instance.has_room():
         return False
-    return instance.name not in _stay(view)
+    return instance.name not in _keepers(view)
 
 
 @lru_cache(maxsize=1)  # called for each lagging instance in turn
-def _stay(view: FleetView) -> frozenset[InstanceId]:
+def _keepers(view: FleetView) -> frozenset[InstanceId]:
     """Choose the instances that keep an unusable version and take over the others' trajectories."""
     draining = [
         (-len(x.assigned), place, x)
