@@ -73,6 +73,11 @@ def test_the_page_has_every_table_view_and_column(db):
     assert described == stored
 
 
+def test_the_page_has_every_file(run_dir):
+    named = set(re.findall(r"`([\w.-]+)/?(?:step-N/|attempt-N/)?`", PAGE.split("\n\n")[2]))
+    assert {path.name for path in run_dir.iterdir()} <= named
+
+
 def test_the_page_has_every_event_and_command_with_its_fields(db):
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| (.*)\|$", PAGE, re.MULTILINE)
     described = {name: re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", cell)) for name, cell in rows}
