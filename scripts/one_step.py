@@ -1,7 +1,8 @@
 """Which files of the package one training step of the demo enters: `python scripts/one_step.py`.
 
-A short run is traced in all its processes. The files entered between two published versions are
-compared with docs/one-step.md, which names each: on the main path, or beside it with the reason.
+A short run is traced in all its processes. The files entered between its first and its last
+published version are compared with docs/one-step.md, which names each: on the main path, or beside
+it with the reason.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ else:
 
 
 def traced() -> list[str]:
-    """The files that the last whole step entered, by their paths in the package, sorted."""
+    """The files that whole steps entered, by their paths in the package, sorted."""
     with tempfile.TemporaryDirectory() as name:
         there = Path(name)
         (there / "sitecustomize.py").write_text(TRACER)
@@ -77,7 +78,7 @@ def traced() -> list[str]:
             for tick, path, function in map(str.split, each.read_text().splitlines())
         ]
     ends = sorted({tick for tick, path, function in entered if (path, function) == STEP_ENDS})
-    *_, begin, end = ends
+    begin, *_, end = ends  # of several steps: one may begin with all its responses rewarded
     return sorted({path for tick, path, _ in entered if begin < tick <= end})
 
 

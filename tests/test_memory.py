@@ -160,5 +160,5 @@ def test_what_there_is_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     check.check_machine(parse_config("", history))
     monkeypatch.delattr(os, "sched_setaffinity")
     check.check_machine(Config())
-    with pytest.raises(UserError, match=r"rollout\.cpus\.0: this system cannot keep"):
+    with pytest.raises(UserError, match=r"rollout\.cpus\.0: this system cannot pin"):
         check.check_machine(parse_config("", {"rollout.cpus": "[[0]]"}))

@@ -156,7 +156,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path, straight, damage
     there = {each.name for each in (run_dir / "checkpoints").iterdir()}
     for version, damage in damages.items():
         assert f"damaged-step-{version}" in there
-        said = ": cannot be read" if damage is cut_short else ": its weights have not"
+        said = ": cannot be read" if damage is cut_short else ": the checksum of its weights"
         assert f"step-{version}{said}" in out.getvalue()
     with closing(sqlite3.connect(run_dir / "events.db")) as log:
         query = """SELECT COUNT(*), COUNT(DISTINCT json_extract(body, '$.checksum')) FROM events

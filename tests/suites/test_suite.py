@@ -122,7 +122,7 @@ def test_those_that_say_how_often_and_the_held_out_prompts() -> None:
 
 
 def test_the_held_out_prompts_are_not_evaluated_twice() -> None:
-    with pytest.raises(ValidationError, match=r"held_out, the run's own suite, run\.eval_steps"):
+    with pytest.raises(ValidationError, match=r"run\.eval_steps .* own suite held_out"):
         config({"name": "held_out", "steps": 1})
     assert [each.name for each in of_run(config({"name": "held_out"}))] == ["held_out"]
 

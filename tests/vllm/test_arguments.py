@@ -102,7 +102,7 @@ def test_this_python_is_asked():
     ("fields", "message"),
     [
         ({"rollout": {"engine": "vllm"}, "drafting": {"shape": "tree"}}, "linear drafts only"),
-        ({"rollout": {"vllm_tensor_parallel_size": 2}}, "on one device"),
+        ({"rollout": {"vllm_tensor_parallel_size": 2}}, "uses one device"),
     ],
 )
 def test_what_does_not_go_together_is_refused(fields, message):
