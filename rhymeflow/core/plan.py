@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,11 +68,12 @@ class Plan:
         every = self.eval_steps[suite]
         return version in (0, self.num_batches) or (every > 0 and version % every == 0)
 
-    def evaluations(self, versions: Iterable[Version]) -> set[EvaluationId]:
+    def evaluations(self, versions: Collection[Version]) -> set[EvaluationId]:
         """Return the evaluations that are due for these versions."""
+        last = self.num_batches
         return {
             EvaluationId(version, suite)
-            for version in versions
-            for suite in self.eval_steps
-            if self.evaluates(suite, version)
+            for suite, every in self.eval_steps.items()
+            for version in (*range(0, last + 1, every or max(last, 1)), last)
+            if version in versions
         }
