@@ -72,8 +72,7 @@ def enter(connection: Connection, setup: WorkerSetup, environment: Mapping[str, 
 def work(connection: Connection, setup: WorkerSetup) -> None:
     """Run the role's `main`, and report its failure."""
     redirect_output(Path(setup.log))
-    for library in ("OMP", "MKL"):  # torch takes what MKL is told over what OpenMP is
-        os.environ[f"{library}_NUM_THREADS"] = str(setup.num_threads)
+    set_num_threads(setup.num_threads)
     channel = Channel(connection)
     try:
         if setup.cpus is not None:
@@ -89,6 +88,12 @@ def work(connection: Connection, setup: WorkerSetup) -> None:
     except Exception:  # noqa: BLE001 - the boundary of the worker: every defect must be reported
         traceback.print_exc()  # to its log
         send(channel, Failed(traceback.format_exc(), user_error=False))
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Set the variables from which torch takes its number of threads when it is imported."""
+    for library in ("OMP", "MKL"):  # torch prefers MKL's number to OpenMP's
+        os.environ[f"{library}_NUM_THREADS"] = str(num_threads)
 
 
 def end_with(controller: int) -> None:

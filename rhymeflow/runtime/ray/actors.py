@@ -122,8 +122,7 @@ class WorkerActor:
     each in a thread, carry its messages. Its last messages are collected before its end."""
 
     def __init__(self, setup: entry.WorkerSetup, namespace: str) -> None:
-        for library in ("OMP", "MKL"):  # torch reads them when it is imported
-            os.environ[f"{library}_NUM_THREADS"] = str(setup.num_threads)
+        entry.set_num_threads(setup.num_threads)
         assert "torch" not in sys.modules
         # Spawned processes would import the main module, Ray's program, which takes seconds.
         sys.modules["__main__"] = ModuleType("__main__")
