@@ -74,9 +74,9 @@ def _dispatch(arguments: list[str]) -> None:
         parser.print_help()
         return
     args, unknown = parser.parse_known_args(rest)
-    late = next((name for name in ("prompt", "recipe") if getattr(args, name, "") is None), None)
-    if late and unknown and not unknown[0].startswith("-"):
-        setattr(args, late, unknown.pop(0))  # argparse does not see it after options
+    absent = next((name for name in ("prompt", "recipe") if getattr(args, name, "") is None), None)
+    if absent and unknown and not unknown[0].startswith("-"):
+        setattr(args, absent, unknown.pop(0))  # argparse takes no optional argument after options
     if unknown or (overrides and not args.takes_fields):
         given = unknown[0] if unknown else f"--{next(iter(overrides))}"
         hint = _hint(given, args, parser.commands)
@@ -86,7 +86,8 @@ def _dispatch(arguments: list[str]) -> None:
 
 
 def _add_all(add: Add, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Add all commands; return other arguments, and fields of the configuration with values."""
+    """Add all commands; return (arguments, overrides), with the overrides of the configuration's
+    fields taken out of the arguments."""
     from rhymeflow.cli import training
     from rhymeflow.config import Config
     from rhymeflow.config.load import split_overrides
@@ -100,7 +101,7 @@ def _add_all(add: Add, arguments: list[str]) -> tuple[list[str], dict[str, str]]
         options = _WITHOUT_VALUE if arguments[0] == "train" else _HELP
         arguments = [options.get(each, each) for each in arguments]
         if arguments[1:2] == ["--help=common"] and {*arguments[2:3]} & {*Config.model_fields}:
-            arguments = [arguments[0], f"--help={arguments[2]}"]
+            arguments = [arguments[0], f"--help={arguments[2]}"]  # given as `--help SECTION`
     return split_overrides(arguments)
 
 
@@ -121,10 +122,10 @@ def _hint(
     if not args.takes_fields:
         return suggestion(option, args.options) or wrong_command
     from rhymeflow.config import Config, fields
-    from rhymeflow.config.help import WHOLE
+    from rhymeflow.config.help import SECTION_IN_FULL
     from rhymeflow.config.load import SHORT
 
-    section = WHOLE.get(args.called, "")
+    section = SECTION_IN_FULL.get(args.called, "")
     if not option.startswith("-"):
         if name == "plan" and getattr(args, "dry_run", None):
             return "; did you mean --dry-run=plan?"
@@ -141,7 +142,7 @@ def _hint(
     nearest = suggestion(option, [*args.options, *(f"--{name}" for name in SHORT)])
     if wrong_command or nearest:
         return wrong_command or nearest
-    return fields.nearest_field(name, section).replace("mean ", "mean --")
+    return fields.nearest_field(name, section).replace("did you mean ", "did you mean --")
 
 
 def recipes(args: argparse.Namespace) -> None:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rhymeflow.learner.sample import Sample
     from rhymeflow.memory import ModelSize
 
-_LINES, _WIDTH = 24, 300
-"""Most lines of a text that are shown (its first and last ones), and their width."""
+_MAX_LINES, _MAX_WIDTH = 24, 300
+"""Most lines of a text that are shown (its first and last ones), and most characters of a line."""
 
 
 def dry_run(config: Config, *, is_full: bool) -> None:
@@ -89,7 +89,7 @@ def _needs(config: Config, model: ModelSize, longest_prompt: int | None) -> str:
 def placement(config: Config, device: str) -> list[tuple[str, str]]:
     """Return (name, text about device, threads and cores) of each process that computes."""
     rollout, learner = config.rollout, config.learner
-    share = max(1, usable_cores() // (learner.num_ranks + rollout.num_instances))
+    default_threads = max(1, usable_cores() // (learner.num_ranks + rollout.num_instances))
     cores = rollout.cpus or (None,) * rollout.num_instances
     ranks = cores_of_ranks(learner.cpus, learner.num_ranks)
     names = ["learner", *(f"learner rank {rank}" for rank in range(1, learner.num_ranks))]
@@ -97,7 +97,7 @@ def placement(config: Config, device: str) -> list[tuple[str, str]]:
     workers += [(f"rollout-{n}", rollout.num_threads, each) for n, each in enumerate(cores)]
     places = []
     for name, threads, cpus in workers:
-        count = threads or (len(cpus) if cpus else share)
+        count = threads or (len(cpus) if cpus else default_threads)
         pinned = f", pinned to cores {', '.join(map(str, cpus))}" if cpus else ""
         places.append((name, f"{device}, {counted(count, 'thread')}{pinned}"))
     places.append(("reward functions", f"cpu, {counted(config.reward.num_workers, 'process')}"))
@@ -118,15 +118,15 @@ def _check_room(config: Config, model: ModelSize, run_dir: Path) -> None:
     from rhymeflow.utils import shared_memory
     from rhymeflow.workers.learner import STATE_BYTES
 
-    checkpoint = model.num_parameters * (model.bytes_per_value + STATE_BYTES)
+    checkpoint_bytes = model.num_parameters * (model.bytes_per_value + STATE_BYTES)
     existing = next(each for each in (run_dir, *run_dir.parents) if each.exists())
-    disk_space.DiskSpace(existing, checkpoint).check(config.run.save_total_limit, 0)
-    shared, directory = memory.shared(config, model), shared_memory.DIRECTORY
-    if directory.is_dir() and disk_space.free_bytes(directory) < shared:
+    disk_space.DiskSpace(existing, checkpoint_bytes).check(config.run.save_total_limit, 0)
+    shared_bytes, directory = memory.shared(config, model), shared_memory.DIRECTORY
+    if directory.is_dir() and disk_space.free_bytes(directory) < shared_bytes:
         raise UserError(
             f"{directory} has {memory.size_text(disk_space.free_bytes(directory))} free, and "
             "weights and the index of history (drafting.history_tokens) take "
-            f"{memory.size_text(shared)} there"
+            f"{memory.size_text(shared_bytes)} there"
         )
 
 
@@ -144,13 +144,13 @@ def _training_data(config: Config, loaded: Checked) -> list[str]:
         f"# each prompt comes {steps * batch / len(train):,.2f} times (epochs){in_batch}",
         f"# the first prompt, {train[0].where}, as the policy reads it ({len(ids):,} tokens):",
         *_comments(loaded.tokenizer, [("", ids)]),
-        *(f"# reward {shortened(each, _WIDTH)}" for each in loaded.rewards),
-        *([] if loaded.unseen is None else [f"# {shortened(loaded.unseen, _WIDTH)}"]),
+        *(f"# reward {shortened(each, _MAX_WIDTH)}" for each in loaded.rewards),
+        *([] if loaded.unseen is None else [f"# {shortened(loaded.unseen, _MAX_WIDTH)}"]),
     ]
 
 
 def sft_dry_run(config: Config) -> None:
-    """Print what `sft` would train on. Raises what `sft` would before its first step."""
+    """Print what `sft` would train on. Raises the `UserError` of `sft` before its first step."""
     from rhymeflow import memory  # loads torch
     from rhymeflow.check import prove
     from rhymeflow.models.tokenizer import load_tokenizer
@@ -163,6 +163,7 @@ def sft_dry_run(config: Config) -> None:
     samples, held_out = load(config, tokenizer)
     tokens = sum(len(each.prompt_ids) + len(each.completion_ids) for each in samples)
     epochs = config.sft.max_steps * config.sft.tokens_per_batch / tokens
+    state_bytes = 4 * memory.MASTER * model.num_parameters  # weights, gradients and two moments
     lines = [
         f"# rows: {len(samples):,} to learn, of {tokens:,} tokens; {len(held_out):,} held out",
         f"# {config.sft.max_steps:,} steps of {config.sft.tokens_per_batch:,} tokens: about "
@@ -171,7 +172,7 @@ def sft_dry_run(config: Config) -> None:
         *_comments(tokenizer, _parts(samples[0])),
         f"# {config.model.name}: {model.num_parameters:,} parameters, computed in "
         f"{model.name_of_dtype} on {model.device}; weights, gradients and AdamW's moments take "
-        f"{memory.size_text(4 * memory.MASTER * model.num_parameters)}, besides activations",
+        f"{memory.size_text(state_bytes)}, besides activations",
     ]
     print("\n".join([*lines, dump_config(config)]), end="")
 
@@ -191,10 +192,10 @@ def _comments(tokenizer: Any, parts: Iterable[tuple[str, Sequence[int]]]) -> lis
     parts = list(parts)
     width = max(len(name) for name, _ in parts)
     lines = [
-        f"#   {name:<{width}}| {line if len(line) <= _WIDTH else line[:_WIDTH] + ' ...'}"
+        f"#   {name:<{width}}| {line if len(line) <= _MAX_WIDTH else line[:_MAX_WIDTH] + ' ...'}"
         for name, ids in parts
         for line in printable(tokenizer.decode(ids, skip_special_tokens=False)).split("\n")
     ]
-    if (left_out := len(lines) - _LINES) > 0:
-        lines[_LINES // 2 : -_LINES // 2] = [f"#   ({left_out:,} more lines)"]
+    if (left_out := len(lines) - _MAX_LINES) > 0:
+        lines[_MAX_LINES // 2 : -_MAX_LINES // 2] = [f"#   ({left_out:,} more lines)"]
     return lines

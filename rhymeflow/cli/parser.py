@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Prints the version, which is looked up only then."""
+    """Prints the version, and looks it up only when it is asked for."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(nargs=0, **options)
@@ -59,8 +59,8 @@ def with_commands() -> tuple[Parser, Add]:
         name: str, command: object, *, takes_fields: bool = False, **options: Any
     ) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, allow_abbrev=False, **options)
-        known = sub._option_string_actions
-        sub.set_defaults(command=command, takes_fields=takes_fields, options=known, called=name)
+        by_option = sub._option_string_actions
+        sub.set_defaults(command=command, takes_fields=takes_fields, options=by_option, called=name)
         return sub
 
     return parser, add
@@ -86,7 +86,7 @@ def as_number(text: str) -> float:
 
 def temperature(text: str) -> float:
     """Parse a temperature with the configuration's limits, for argparse."""
-    from rhymeflow.config.section import LEAST_TEMPERATURE  # not above: it is slow
+    from rhymeflow.config.section import LEAST_TEMPERATURE  # not above: importing it is slow
 
     value = as_number(text)
     if value != 0 and not LEAST_TEMPERATURE <= value < math.inf:

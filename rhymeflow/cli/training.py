@@ -49,7 +49,7 @@ nothing; --run.output_dir DIR keeps its directory.
   rhymeflow eval MODEL demo                        # another model, likewise
   rhymeflow eval MODEL --data FILE --reward FILE.py:FUNCTION
 
-Figures: mean reward (avg@k), the chance that one of k answers passes (pass@k),
+Figures: mean reward (avg@k), the chance that one of k responses passes (pass@k),
 reward of the majority's answer (maj@k), sampled tokens, share cut by length.
 """
 
@@ -59,7 +59,7 @@ Answers a prompt, or with --chat converses, and prints text as it is generated.
 --section.field VALUE sets fields of the configuration, as in `train`.
 """
 
-_SHORT = {
+_SHORT_HELP = {
     "model": ("M", "a local directory or a hub name"),
     "data": ("FILE", "CSV, JSON, JSONL or Parquet; text also compressed"),
     "reward": ("F", "file.py:function, or a built-in; several are added up"),
@@ -75,9 +75,8 @@ def add_commands(add: Add) -> None:
     _add_train(add)
     _add_resume(add)
     _add_simulated(add)
-    sub = _add_configured(
-        add, "sft", sft, help="supervised fine-tuning: a checkpoint to begin from", description=_SFT
-    )
+    what = "supervised fine-tuning: a checkpoint to begin from"
+    sub = _add_configured(add, "sft", sft, help=what, description=_SFT)
     what = "read all rows, show the first as it is learnt and the whole configuration, and stop"
     sub.add_argument("--dry-run", action="store_true", help=what)
     _add_evaluation(add)
@@ -86,7 +85,7 @@ def add_commands(add: Add) -> None:
 def _add_configured(
     add: Add, name: str, command: object, first: str | None = None, **options: Any
 ) -> argparse.ArgumentParser:
-    """Add a command that takes a recipe or a file, and fields; `first`: what comes before them."""
+    """Add a command that takes a recipe or a file, and fields. `first`: an argument before them."""
     sub = add(
         name, command, takes_fields=True, formatter_class=pages.Page, add_help=False, **options
     )
@@ -126,7 +125,7 @@ def _add_train(add: Add) -> None:
         help="load all but the weights, show the whole configuration and what it needs, and stop; "
         "=plan loads nothing: sizes, memory and placement only",
     )
-    for option, (metavar, what) in _SHORT.items():
+    for option, (metavar, what) in _SHORT_HELP.items():
         sub.add_argument(f"--{option}", metavar=metavar, help=f"{what} ({SHORT[option]})")
     what = "serve a dashboard of the run while it lasts, and print its address"
     sub.add_argument("--dashboard", action="store_true", help=what)
@@ -154,13 +153,11 @@ def _add_resume(add: Add) -> None:
 
 
 def _add_simulated(add: Add) -> None:
-    sub = _add_configured(
-        add, "simulate", simulate, help="run a configuration on a simulated cluster"
-    )
+    what = "run a configuration on a simulated cluster"
+    sub = _add_configured(add, "simulate", simulate, help=what)
     sub.add_argument("--output", metavar="DIR", type=Path, help="where the timeline goes")
-    sub.add_argument(
-        "--workload", metavar="RUN_DIR", type=Path, help="response lengths from a real run"
-    )
+    what = "response lengths from a real run"
+    sub.add_argument("--workload", metavar="RUN_DIR", type=Path, help=what)
     what = "fit the cost model of this machine to the log of a run on it"
     sub = add("calibrate", calibrate, help=what, epilog=_CALIBRATE)
     what = "trained with --drafting.window off, 20 steps or more"
@@ -169,18 +166,11 @@ def _add_simulated(add: Add) -> None:
 
 
 def _add_evaluation(add: Add) -> None:
-    sub = _add_configured(
-        add,
-        "eval",
-        evaluate,
-        first="MODEL",
-        help="evaluate a model on suites: avg@k, pass@k, maj@k",
-        description=_EVAL,
-    )
-    sub.add_argument(
-        "--suite", metavar="NAME", nargs="+", action="extend", help="only these of eval.suites"
-    )
-    what = "answers to each prompt, instead of the suites' own number; likewise the next two"
+    what = "evaluate a model on suites: avg@k, pass@k, maj@k"
+    sub = _add_configured(add, "eval", evaluate, first="MODEL", help=what, description=_EVAL)
+    what = "only these of eval.suites"
+    sub.add_argument("--suite", metavar="NAME", nargs="+", action="extend", help=what)
+    what = "responses to each prompt, instead of the suites' own number; likewise the next two"
     sub.add_argument("--n", metavar="N", type=positive, help=what)
     sub.add_argument("--size", metavar="N", type=positive, help="prompts of each suite")
     sub.add_argument("--temperature", metavar="T", type=temperature, help="0 is greedy")
@@ -219,7 +209,7 @@ def train(args: argparse.Namespace) -> None:
     if config.runtime == "local":
         from rhymeflow.runtime import processes
 
-        processes.prepare()  # imports in another process, during those that follow
+        processes.prepare()  # begins imports in another process, beside the one below
         with processes.ended_by_interrupt():
             import rhymeflow.runtime.train  # noqa: F401 - takes long
     from rhymeflow.runtime.train import train
@@ -245,7 +235,7 @@ def resume(args: argparse.Namespace) -> None:
 
 
 def _with_dashboard(run: Callable[[Callable[[Path], None]], object], has_dashboard: bool) -> None:
-    """Call `run(begin)`; `begin(run_dir)`, which it calls, starts the dashboard if there is one."""
+    """Call `run(begin)`; it calls `begin(run_dir)`, which starts the dashboard, if there is one."""
     with ExitStack() as stack:
 
         def begin(run_dir: Path) -> None:
@@ -270,13 +260,13 @@ def simulate(args: argparse.Namespace) -> None:
     is_off = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=is_off) as bar:
         task = bar.add_task("", total=config.learner.max_steps)
-        found = run(
+        result = run(
             config,
             output=args.output,
             workload=args.workload,
             on_step=lambda step: bar.update(task, completed=step),
         )
-    print(found.text())
+    print(result.text())
 
 
 def calibrate(args: argparse.Namespace) -> None:
@@ -309,8 +299,8 @@ def evaluate(args: argparse.Namespace) -> None:
     config = _evaluation_config(args)
     from rhymeflow.evaluation import evaluate as evaluation
 
-    named = args.overrides.get("run.output_dir")
-    results = evaluation.evaluate(config, args.suite or (), named and Path(named))
+    run_dir = args.overrides.get("run.output_dir")
+    results = evaluation.evaluate(config, args.suite or (), run_dir and Path(run_dir))
     figures = evaluation.as_json(config, results)
     print(json.dumps(figures) if args.json else evaluation.table(results))
     if args.output is not None:
@@ -320,7 +310,7 @@ def evaluate(args: argparse.Namespace) -> None:
 def _evaluation_config(args: argparse.Namespace) -> Config:
     """Return the configuration to evaluate a model with. By default a run's checkpoint is evaluated
     as the run evaluates, and a recipe's model as the recipe does."""
-    model = _model(args.model)
+    model = _resolved_model(args.model)
     if "model.name" in args.overrides:
         raise UserError(f"--model: the model is {model!r} already")
     overrides = {**args.overrides, "model.name": model}
@@ -332,9 +322,9 @@ def _evaluation_config(args: argparse.Namespace) -> Config:
     data, suites = config.data, config.eval.suites
     if not suites and source:
         suites = (EvalSuite(name=HELD_OUT),)
-    elif not suites:  # all rows of `data`
-        own = EvalSuite(name="data", source=data.source, options=data.options, size=data.size)
-        suites = (own,)
+    elif not suites:  # all rows of section `data`
+        size = data.size
+        suites = (EvalSuite(name="data", source=data.source, options=data.options, size=size),)
     given = {"n": args.n, "size": args.size, "temperature": args.temperature}
     changes = {name: value for name, value in given.items() if value is not None}
     changed = tuple(each.model_copy(update=changes) for each in suites)
@@ -349,11 +339,11 @@ def _own_configuration(model: str) -> str | None:
             raise UserError(f"{model}: there is no such recipe{nearest(name, list_recipes())}")
         return name
     path = Path(model).expanduser()
-    written = path.parent.parent / "config.yaml"
-    return str(written) if path.parent.name == "checkpoints" and written.is_file() else None
+    run_config = path.parent.parent / "config.yaml"
+    return str(run_config) if path.parent.name == "checkpoints" and run_config.is_file() else None
 
 
-def _model(given: str) -> str:
+def _resolved_model(given: str) -> str:
     """Return a run directory's newest checkpoint, and print its path; else return `given`. Raises
     `UserError` if the run has no checkpoint yet, or `given` is a recipe."""
     from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
@@ -362,10 +352,10 @@ def _model(given: str) -> str:
     path = Path(given).expanduser()
     is_run = (path / CHECKPOINTS).is_dir() or (path / EVENTS).is_file()
     if is_run and not (path / "config.json").exists():  # else a model was saved there, too
-        there = checkpoints_up_to(path / CHECKPOINTS, sys.maxsize)
-        if not there:
+        checkpoints = checkpoints_up_to(path / CHECKPOINTS, sys.maxsize)
+        if not checkpoints:
             raise UserError(f"{given}: the run has no checkpoint yet")
-        newest = there[max(there)]
+        newest = checkpoints[max(checkpoints)]
         print(f"rhymeflow: {newest}, the newest checkpoint", file=sys.stderr)
         return str(newest)
     if not path.exists() and given in list_recipes():
@@ -386,7 +376,7 @@ def generate(args: argparse.Namespace) -> None:
     """Answer a prompt, or converse, with a model."""
     if args.chat and args.prompt is not None:
         raise UserError("--chat: prompts are read from the terminal; leave PROMPT out")
-    overrides = {"model.name": _model(args.model)}
+    overrides = {"model.name": _resolved_model(args.model)}
     for option, field in _GENERATE_FIELDS.items():
         if (value := getattr(args, option)) is not None:
             overrides[field] = value

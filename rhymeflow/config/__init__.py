@@ -1,6 +1,6 @@
 """The configuration of a run, in sections, with a docstring below each field.
 
-Importing it loads neither torch nor YAML: `load` reads files, and `fields` validates them.
+Importing this package loads neither torch nor YAML: `load` reads files, `fields` validates values.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Config(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
         checks = self._process_mistakes(), self._reward_mistakes(), self._training_mistakes()
-        for mistake in itertools.chain(*checks):
-            raise ValueError(mistake)
+        if (first := next(itertools.chain(*checks), None)) is not None:
+            raise ValueError(first)
         return self
 
     def _process_mistakes(self) -> Iterator[str]:

@@ -13,7 +13,7 @@ _NO_VARIABLES = {
     "continue_final_message", "padding", "truncation", "max_length", "return_tensors",
     "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
 }  # fmt: skip
-"""Arguments of transformers' `apply_chat_template` that are no variables of the template."""
+"""Arguments of transformers' `apply_chat_template` that are not template variables."""
 
 
 class ExampleMessage(Section):
@@ -37,13 +37,14 @@ class DataConfig(Section):
     options: dict[str, Any] = {}
     """Keyword arguments of a task generator, such as `{min_terms: 2}`."""
     size: Positive | None = None
-    """Number of training prompts, for generators at most a million. `None` takes all of a file."""
+    """Number of training prompts; generators need it, at most a million. `None`: the whole file."""
     eval_source: str | None = None
     """Source of held-out prompts. `None`: other problems of the same generator, or the last
     `eval_size` rows of the file, which are then not trained on."""
     eval_size: NonNegative | None = None
-    """Number of held-out prompts; 0 switches evaluation off. `None`: 64, but at most a tenth of the
-    training file's rows, or all rows of `eval_source`."""
+    """Number of held-out prompts; 0 switches evaluation off. `None`: 64, or fewer: at most a tenth
+    of the rows if they are held out of the training file, at most all rows of an `eval_source`
+    file."""
     prompt_column: str = "prompt"
     """Column with the prompt: a string or a list of chat messages."""
     system_prompt: str | None = None
@@ -52,18 +53,20 @@ class DataConfig(Section):
     """Chat messages with worked examples, put before every prompt and after its system message
     (chat models only). The last must be the assistant's. Reward functions do not see them."""
     assistant_prefix: str | None = None
-    """Beginning of the answer, put after every prompt. It is part of the prompt: rewards see what
-    the policy adds to it."""
+    """Beginning of the response, put after every prompt. It is part of the prompt: reward functions
+    see only what the policy adds to it."""
     max_prompt_length: Positive | None = None
-    """Longest prompt in tokens; a longer one is an error that names its row. A model with LongRoPE
-    chooses its factors once for the run, by the sum of this and the longest response; `None`: by
-    its whole context."""
+    """Longest prompt in tokens; a longer one is an error that names its row. `None`: what the
+    model's context leaves beside the longest response. A model with LongRoPE chooses its factors
+    once for the run: by the sum of this and the longest response, or if this is `None`, by its
+    whole context."""
     shuffle: bool = True
     """Whether each epoch has a new order, drawn from `run.seed`."""
     chat_template: bool | None = None
-    """Whether string prompts become user messages. `None`: if the tokenizer has a template."""
+    """Whether string prompts become user messages. `None`: only if the tokenizer has a template."""
     chat_template_kwargs: dict[str, Any] = {}
-    """Variables of the template, as `{enable_thinking: false}`; `chat_template` selects one."""
+    """Variables passed to the chat template, such as `{enable_thinking: false}`. The key
+    `chat_template` selects one of a tokenizer's several templates, unlike `data.chat_template`."""
 
     @field_validator("chat_template_kwargs")
     @classmethod

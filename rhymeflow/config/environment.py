@@ -17,15 +17,15 @@ class EnvironmentClass(Section):
     environment: str
     """`path/to/file.py:Class`, a dotted name, or `recipe:NAME`."""
     name: str | None = None
-    """Name in metrics and of its reward. `None`: the class's name. With several classes, column
-    `environment` of the data names the one for each row."""
+    """Name of the environment in metrics, and of its reward. `None`: the class's name. With several
+    classes, column `environment` of the data names the one for each row."""
     options: dict[str, Any] = {}
     """Keyword arguments of the class."""
     weight: float = 1.0
     """Factor of its reward in the weighted sum with those of `reward.functions`."""
     share: PositiveFloat | None = None
-    """Share of the drawn prompts that are of this class, relative to the shares of the other
-    classes, which all need one then. `None`: by the number of its rows in the data."""
+    """How often prompts of this class are drawn, relative to the other classes' shares. If one
+    class sets it, all must. `None`: in proportion to its rows in the data."""
 
     @property
     def reward_name(self) -> str:
@@ -46,23 +46,25 @@ class EnvironmentConfig(Section):
     """Functions that the policy may call, named as in `classes`. The chat template describes them
     to the policy."""
     on_tool_error: Literal["observe", "fail"] = "observe"
-    """What an exception inside a tool does. `observe`: the policy reads it as the tool's answer.
+    """What an exception inside a tool does. `observe`: the policy reads it as the observation.
     `fail`: the response fails, as it always does when something else raises, hangs or dies."""
     max_turns: Positive = 10
     """Most turns of the policy in a response. One that would have more ends with reason
     `max_turns`, and does not count as truncated."""
     max_observation_chars: Positive = 10_000
-    """Longest answer in characters; a longer one is cut, with a note to the policy."""
+    """Longest observation (an environment's or tool's answer) in characters; a longer one is cut,
+    with a note to the policy."""
     num_workers: Positive = 1
-    """Processes that run environments. One is enough for many that mostly wait, as for a server."""
+    """Processes that run environments. One process is enough for many environments that mostly
+    wait, for example for a server."""
     timeout: PositiveFloat = 60.0
-    """Longest time in seconds for `reset`, an answer, or a reward."""
+    """Longest time in seconds for `reset`, an observation, or a reward."""
     retries: NonNegative = 1
     """Further tries after an environment raised, hung or died. A new one replays the earlier turns,
-    and must give the same answers."""
+    and must give the same observations."""
     on_failure: Literal["stop", "drop"] = "stop"
     """What happens after the last failed try. `stop`: the run stops with the error. `drop`: the
-    group is dropped and counted under `endings/aborted`, or the held-out answer under
+    group is dropped and counted under `endings/aborted`, or the held-out response under
     `eval/SUITE/failed`. A failure never becomes a reward."""
     max_consecutive_failures: Positive = 10
     """With `on_failure: drop`, number of environments failing in a row at which the run stops."""
@@ -120,7 +122,7 @@ class RewardConfig(Section):
     """Further tries after a call that raised, hung, or did not return rewards."""
     on_failure: Literal["stop", "drop"] = "stop"
     """What happens after the last failed try. `stop`: the run stops with the error. `drop`: the
-    group is dropped and counted under `endings/aborted`, or the held-out answer under
+    group is dropped and counted under `endings/aborted`, or the held-out response under
     `eval/SUITE/failed`. A failure never becomes a reward."""
     max_consecutive_failures: Positive = 10
     """With `on_failure: drop`, number of calls failing in a row at which the run stops."""

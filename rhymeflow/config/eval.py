@@ -12,7 +12,7 @@ from rhymeflow.config.section import Fraction, NonNegative, Positive, Section, T
 
 
 class EvalSuite(Section):
-    """Prompts, sampling parameters, and functions that score the answers."""
+    """Prompts, sampling parameters, and functions that score the responses."""
 
     name: str
     """Name in tables and metrics, as in `eval/NAME/avg@k`."""
@@ -25,7 +25,7 @@ class EvalSuite(Section):
     """Number of prompts, from the first one; `None`: all of a file or of the held-out prompts, 64
     of a generator."""
     n: Positive = 1
-    """Answers to each prompt: the k of avg@k, maj@k and of the largest pass@k."""
+    """Responses to each prompt: the k of avg@k, maj@k and of the largest pass@k."""
     temperature: Temperature | None = None
     """`None`: `run.eval_temperature` if n is 1, else `rollout.temperature`."""
     top_p: Fraction | None = None
@@ -33,17 +33,17 @@ class EvalSuite(Section):
     top_k: NonNegative | None = None
     """Sample among the k likeliest tokens. `None`: `rollout.top_k`."""
     max_completion_length: Positive | None = None
-    """Longest answer in tokens. `None`: `rollout.max_completion_length`."""
+    """Longest response in tokens. `None`: `rollout.max_completion_length`."""
     functions: tuple[RewardFunction, ...] | None = None
     """Reward functions; `None`: `reward.functions`."""
     environments: tuple[EnvironmentClass, ...] | None = None
     """Environment classes. `None`: `environment.classes` and `environment.tools`. If given, they
     replace both; the other fields of section `environment` apply."""
     pass_threshold: float = 1.0
-    """Smallest reward with which an answer passes, for pass@k."""
+    """Smallest reward with which a response passes, for pass@k."""
     answer_pattern: str | None = None
-    """Regular expression that finds the answer to vote on, for maj@k: its last match in the text of
-    the last turn, or that match's first group. `None`: the whole text."""
+    """Regular expression that finds a response's answer, on which maj@k votes: its last match in
+    the text of the last turn, or the first group of that match. `None`: the whole text."""
     steps: NonNegative = 0
     """Versions of a run between two evaluations, besides those at its start and end; 0: the run
     does not evaluate this suite, only `rhymeflow eval` does."""

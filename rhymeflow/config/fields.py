@@ -29,7 +29,7 @@ class Origin:
     overridden: frozenset[str] = frozenset()
 
     def place(self, path: str) -> str:
-        """Return `--path` or `file:line: path`."""
+        """Return where the field `path` was given, for messages: `--path` or `file:line: path`."""
         if any(path == name or path.startswith(f"{name}.") for name in self.overridden):
             return f"--{path}"
         if not path:
@@ -42,6 +42,7 @@ class Origin:
         return f"{self.name}:{line}: {path}" if line else f"{self.name}: {path}"
 
     def _line(self, path: str) -> int | None:
+        """Return the line of the field, or of the innermost of its parents that the text has."""
         node, line = self.node, None
         for part in path.split("."):
             if isinstance(node, MappingNode):
@@ -119,7 +120,7 @@ def is_field_like(name: str) -> bool:
 
 
 def takes_text(name: str) -> bool:
-    """Whether the field can be text, so that its value on the command line is not YAML."""
+    """Whether the field can be text: its value on the command line is then not parsed as YAML."""
     field = dict(every_field()).get(name)
     kind = None if field is None else field.annotation
     is_union = get_origin(kind) in (Union, UnionType)
@@ -131,14 +132,16 @@ def only_path(name: str, where: str) -> str:
     no field has this name, or several do; the message begins with `where`."""
     paths = [path for path in field_paths() if not path.startswith("sft.")]
     matches = [path for path in paths if path.rpartition(".")[2] == name]
+    if name in matches:  # a field outside of sections
+        return name
     if not matches:
         raise UserError(f"{where}: there is no field {name!r}{nearest_field(name)}")
-    if len(matches) > 1 and name not in matches:
+    if len(matches) > 1:
         raise UserError(f"{where}: {name!r} could be {' or '.join(matches)}; give the whole name")
-    return name if name in matches else matches[0]
+    return matches[0]
 
 
-_OTHERS = {
+_OTHER_NAMES = {
     "learning_rate": "lr", "lr_scheduler_type": "lr_scheduler", "warmup_steps": "warmup",
     "groups_per_batch": "bs batch_size train_batch_size per_device_train_batch_size",
     "max_steps": "epochs num_epochs num_train_epochs steps num_steps total_steps",
@@ -150,7 +153,7 @@ _OTHERS = {
     "reward.functions": "reward_funcs reward_fn", "output_dir": "output out save_dir",
     "report_to": "logger wandb", "save_steps": "save_freq", "eval_steps": "eval_freq",
 }  # fmt: skip
-USUAL = {other: name for name, others in _OTHERS.items() for other in others.split()}
+USUAL = {other: name for name, others in _OTHER_NAMES.items() for other in others.split()}
 """Other trainers' names for fields; suggested in messages, never accepted."""
 
 
@@ -170,7 +173,7 @@ def named(name: str, section: str = "") -> str | None:
 def nearest_field(path: str, preferred: str = "") -> str:
     """Return `; did you mean X?`, or "" if no field is similar.
 
-    X has the same name in another section, of which `preferred` comes first, or a similar name.
+    X has the same name in another section, in `preferred` if that has it, or a similar name.
     """
     paths = field_paths()
     section, _, name = path.rpartition(".")
@@ -180,7 +183,7 @@ def nearest_field(path: str, preferred: str = "") -> str:
         siblings = [known for known in paths if known.rpartition(".")[0] == section]
         if hint := suggestion(path, siblings) or suggestion(path, paths):
             return hint
-    # Reversed, because the first field with a last name should win: sections of a run come first.
+    # Reversed, so that the first of several fields with one last name stays: a run's own.
     last_names = {path.rpartition(".")[2]: path for path in reversed(paths)}
     similar = closest(name, last_names)
     return f"; did you mean {last_names[similar]}?" if similar else ""
@@ -196,16 +199,16 @@ def message(details: dict[str, Any], origin: Origin) -> str:
     """Return one of pydantic's errors as a line for the user."""
     path = ".".join(str(part) for part in details["loc"])
     place = origin.place(path)
-    kind, given = details["type"], brief(details["input"])
-    if kind == "extra_forbidden":
+    mistake, given = details["type"], brief(details["input"])
+    if mistake == "extra_forbidden":
         return f"{place}: there is no such field (given {given}){nearest_field(path)}"
-    if kind == "missing":
+    if mistake == "missing":
         return f"{place}: is missing"
-    if kind == "value_error":
+    if mistake == "value_error":
         return f"{place}: {details['ctx']['error']}"
-    if kind == "model_type":
+    if mistake == "model_type":
         return f"{place}: given {given}, should be a section: a mapping of fields"
-    if kind == "literal_error":
+    if mistake == "literal_error":
         names = re.findall(r"'([^']*)'", details["ctx"]["expected"])
         hint = suggestion(str(details["input"]), names)
         return f"{place}: given {given}, allowed: {', '.join(names)}{hint}"
@@ -213,7 +216,7 @@ def message(details: dict[str, Any], origin: Origin) -> str:
 
 
 def _allowed(message: str) -> str:
-    """pydantic's sentence in YAML's terms."""
+    """Return pydantic's sentence in YAML's terms."""
     for jargon, plain in (
         ("Input ", ""),
         ("String ", ""),

@@ -39,10 +39,10 @@ their [defaults]; --help=all describes every field in full, --help=learner those
 of a section, --help=learner.beta one field."""
 
 SHOWN_ALONE = ("simulation", "cluster", "sft", "eval")
-"""Sections that training does not use: `--help` shows them only for the commands in `WHOLE`."""
+"""Sections that training does not use: shown only by the commands in `SECTION_IN_FULL`."""
 
-WHOLE = {"simulate": "simulation", "sft": "sft", "eval": "eval"}
-"""The section that a command's help shows in full, by command."""
+SECTION_IN_FULL = {"simulate": "simulation", "sft": "sft", "eval": "eval"}
+"""By command, the section of which its help shows all fields."""
 
 
 class Page(argparse.RawDescriptionHelpFormatter):
@@ -60,24 +60,24 @@ class Help(argparse.Action):
     ) -> None:
         """Print, then exit with code 0."""
         if values == "common":
-            whole = WHOLE.get(parser.prog.rpartition(" ")[2])
-            text = f"{parser.format_help()}\n{INTRODUCTION}\n\n{common(whole)}"
+            in_full = SECTION_IN_FULL.get(parser.prog.rpartition(" ")[2])
+            text = f"{parser.format_help()}\n{INTRODUCTION}\n\n{common(in_full)}"
         else:
             text = all_fields(None if values == "all" else values)
         print(text, flush=True)
         parser.exit()
 
 
-def common(whole: str | None = None) -> str:
+def common(in_full: str | None = None) -> str:
     """Return the fields in `COMMON` by section, each with the first sentence of its docstring.
 
-    The section `whole` is shown with all its fields; others in `SHOWN_ALONE` are left out.
+    The section `in_full` is shown with all its fields; others in `SHOWN_ALONE` are left out.
     """
     parts = []
     for name, heading, fields in _sections():
-        if name not in SHOWN_ALONE or name == whole:
+        if name not in SHOWN_ALONE or name == in_full:
             text = _short_text if name else _full_text
-            chosen = [each for each in fields if each[0] in COMMON or name == whole]
+            chosen = [each for each in fields if each[0] in COMMON or name == in_full]
             parts.append("\n".join([*heading, *(_entry(path, f, text(f)) for path, f in chosen)]))
     return "\n\n".join(parts)
 
@@ -88,16 +88,17 @@ def all_fields(only: str | None = None) -> str:
     parts, names = [], []
     for name, heading, fields in _sections():
         names.append(name)
-        is_whole = only is None or name == only != ""
+        is_whole = only is None or (name == only and name != "")
         shown = [_entry(path, f, _full_text(f)) for path, f in fields if is_whole or path == only]
         if shown:
             parts.append("\n".join([*heading, *shown]))
     if not parts:
         assert only is not None
-        hint = suggestion(only, [*names[1:], "all"]) or nearest_field(only)
+        names.remove("")  # the fields outside of sections
+        hint = suggestion(only, [*names, "all"]) or nearest_field(only)
         raise UserError(
             f"--help={only}: there is no such section or field{hint} "
-            f"(--help=all, or one of {', '.join(names[1:])})"
+            f"(--help=all, or one of {', '.join(names)})"
         )
     return "\n\n".join(parts)
 
@@ -142,6 +143,7 @@ def _short_text(field: FieldInfo) -> str:
 
 
 def _choices(annotation: Any) -> tuple[str, ...]:
+    """Return the values of the `Literal` in the annotation, or () if there is none."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
     return next((names for each in get_args(annotation) if (names := _choices(each))), ())

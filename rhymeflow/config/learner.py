@@ -46,22 +46,23 @@ class LearnerConfig(Section):
     `dapo`: sum over the step, divided by the mean number of tokens of the batch's steps (`bnpo` if
     there is one minibatch). `dr_grpo`: sum divided by responses times `max_completion_length`."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """Responses whose standard deviation divides the advantage."""
+    """Responses whose rewards' standard deviation divides an advantage: those of its `group` or
+    `batch`. `none`: it is not divided."""
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = (
         "sum_then_normalize"
     )
     """How several rewards make an advantage. `sum_then_normalize`: sum them by their weights, and
     compare the sums in each group. `normalize_then_sum` (GDPO, arXiv 2601.05242): scale each to
     mean 0 and standard deviation 1 in its group, so that a large one does not hide the others, sum
-    these by the weights, and divide by the batch's standard deviation; `scale_rewards` is not used
-    then."""
+    these by the weights, and divide the sums by the batch's standard deviation. `scale_rewards` is
+    then not used."""
     epsilon: PositiveFloat = 0.2
     """The probability ratio is clipped below at 1 minus this."""
     epsilon_high: PositiveFloat | None = 0.28
     """The ratio is clipped above at 1 plus this (clip-higher, DAPO); `None` takes `epsilon`."""
     beta: NonNegativeFloat = 0.0
     """Weight of the KL divergence from the reference, the model that the run started from; 0 keeps
-    no reference. Estimated per token by k3 times the probability ratio, as in TRL."""
+    no reference. It is estimated per token by k3 times the probability ratio, as in TRL."""
     off_policy_correction: Literal["none", "tis", "decoupled"] = "tis"
     """Correction for tokens that an older policy mu sampled. `tis` and `decoupled` clip around
     pi_prox, the learner's policy before the batch's first optimizer step, and multiply each token's
@@ -142,17 +143,17 @@ class SftConfig(Section):
     """Training rows: a file as in `data.source`, or `warm_start:NAME` (the rows that a recipe's
     checkpoint was trained on). `None`: the rows of section `data`."""
     size: Positive | None = None
-    """Number of training rows of `sft.source`; `None` takes all of a file."""
+    """Number of training rows of `sft.source`. `None`: all rows of a file."""
     eval_size: NonNegative | None = None
     """Number of rows of `sft.source` that are held out for evaluating the loss; `None`: 64, but at
     most a tenth of a file."""
     completion_column: str = "completion"
-    """Column with the completion to `data.prompt_column`: a string, or a list of messages of which
-    the assistant's are trained on."""
+    """Column with the completion of the prompt in `data.prompt_column`: a string, or a list of
+    messages of which the assistant's are trained on."""
     messages_column: str = "messages"
     """Column with a whole conversation, in rows without a prompt; all turns of the assistant are
-    trained on. Column `tools` has its tools as a list of JSON schemas, or that list as JSON text,
-    which the chat template describes as it does `environment.tools`."""
+    trained on. Column `tools` may hold the conversation's tools, as a list of JSON schemas or as
+    that list's JSON text; the chat template describes them as it does `environment.tools`."""
     init: Literal["weights", "config"] = "weights"
     """Initial weights. `weights`: the model's own. `config`: random ones, drawn from `run.seed`,
     for the architecture in the model's `config.json`."""

@@ -25,8 +25,8 @@ SHORT = {
 NEEDED = ("model", "data", "reward")
 """Options that training needs if neither a recipe nor a file is given."""
 
-_DATA = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
-"""Suffixes of data files, which users give by mistake in place of a configuration."""
+_DATA_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+"""Suffixes of data files; a user may give one by mistake in place of a configuration."""
 
 Overrides = Mapping[str, str]
 """Field paths with their values as YAML text, such as `{"learner.learning_rate": "1e-5"}`."""
@@ -75,7 +75,7 @@ def parse_config(text: str, overrides: Overrides | None = None, *, where: str = 
     overrides = overrides or {}
     _drop_replaced(values, overrides)
     for name, value in overrides.items():
-        _put(values, name, _value(value, name), f"--{name}")
+        _put(values, name, _parsed(value, name), f"--{name}")
     return fields.validate(values, fields.Origin(where, node, frozenset(overrides)))
 
 
@@ -88,13 +88,13 @@ def config_from_json(text: str, *, where: str) -> Config:
     return fields.validate(values, fields.Origin(where))
 
 
-def build_config(given: Mapping[str, Any], over: Config | None = None, *, where: str) -> Config:
-    """Return the configuration `over`, or the default one, with fields replaced.
+def build_config(given: Mapping[str, Any], base: Config | None = None, *, where: str) -> Config:
+    """Return the configuration `base`, by default `Config()`, with fields replaced.
 
     A name is a path, `learner.beta`, or its last part if that is unique, `beta`. Raises `UserError`
     if fields are wrong; `where` names the mapping in the message.
     """
-    values = (over or Config()).model_dump(mode="json")
+    values = (base or Config()).model_dump(mode="json")
     for name, value in given.items():
         path = name if "." in name else fields.only_path(name, where)
         _put(values, path, value, f"{where}: {path}")
@@ -155,7 +155,7 @@ def _locate(recipe_or_file: str) -> Path:
             f"{recipe_or_file}: is a directory; give a recipe's name or a YAML file (a model is "
             f"given as --model {path})"
         )
-    if path.is_file() and any(f"{each}." in f"{path.name}.".lower() for each in _DATA):
+    if path.is_file() and any(f"{each}." in f"{path.name}.".lower() for each in _DATA_SUFFIXES):
         raise UserError(f"{recipe_or_file}: is not YAML; prompts are given as --data {path}")
     if path.is_file() and path.suffix == ".py":
         raise UserError(
@@ -200,8 +200,8 @@ def _check_complete(overrides: Overrides, needed: Sequence[str]) -> None:
 
 
 def _drop_replaced(values: dict[str, Any], overrides: Overrides) -> None:
-    """Drop fields that describe the file's source or model if an override replaces that."""
-    for path, names in (
+    """Drop the file's fields about its data source or model if an override names another one."""
+    for path, dependent in (
         ("data.source", ("size", "options", "eval_size")),
         ("model.name", ("gguf_file",)),
     ):
@@ -212,7 +212,7 @@ def _drop_replaced(values: dict[str, Any], overrides: Overrides) -> None:
         source = fields_in_file.get(field)
         if overrides.get(path, source) == source:
             continue
-        for name in names:
+        for name in dependent:
             # `eval_source` stays, and so does its size.
             if name != "eval_size" or not fields_in_file.get("eval_source"):
                 fields_in_file.pop(name, None)
@@ -237,8 +237,9 @@ def _index(node: Any, key: str, where: str) -> int:
     return int(key)
 
 
-def _value(text: str, name: str) -> Any:
-    """Parse the value of an override as YAML; fields that can be text keep it, except `null`."""
+def _parsed(text: str, name: str) -> Any:
+    """Return the value of an override: parsed as YAML, or for a field that can be text, the text
+    itself, unless it is `null`."""
     if fields.takes_text(name) and text != "null":
         return text
     return yaml.read(text, f"--{name}")[1]

@@ -55,23 +55,23 @@ class RolloutConfig(Section):
     top_k: NonNegative = 0
     """Sample among the k likeliest tokens; 0 is off."""
     rhyming_noise: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of a group's responses that use the same sampling noise in every epoch. They are far
-    better drafted from history, and exact samples of weights that have not been trained on that
-    noise; the price is less exploration (docs/drafting.md)."""
+    """Share of a group's responses that use the same sampling noise in every epoch. Far more of
+    their tokens can be drafted from history. They are exact samples of weights that have not been
+    trained on that noise; the price is less exploration (docs/drafting.md)."""
     num_instances: Positive = 1
     """Number of rollout instances; each is a process."""
     max_instances: Positive | None = None
-    """With `runtime: ray`, most instances. A run begins with `num_instances`, and adds one whenever
-    the cluster has room for it. When nodes leave, it restores `num_instances` at once, and the
-    others when there is room. `None`: it does not add any."""
+    """With `runtime: ray`, the largest number of instances. A run begins with `num_instances`, and
+    adds one whenever the cluster has room for it. When nodes leave, it restores `num_instances` of
+    them at once, and the others when there is room. `None`: it does not add any."""
     max_num_seqs: Positive = 64
     """Responses that one instance decodes at a time."""
     max_prefill_tokens: Positive = 4096
     """Most tokens that one iteration prefills."""
     kv_cache_on_pull: Literal["recompute", "keep"] = "recompute"
     """KV cache of a response that continues under new weights. `recompute`: computed anew. `keep`:
-    old keys and values stay, which costs nothing, but its log-probabilities are those of no single
-    version."""
+    old keys and values stay, which costs nothing, but the response's log-probabilities are then
+    those of no single version."""
     max_kv_tokens: Positive | None = None
     """Tokens in the KV cache of one instance above which no responses are routed to it; `None`: as
     many as `max_num_seqs` of the longest responses need."""
@@ -100,8 +100,8 @@ class DraftingConfig(Section):
 
     window: Literal["off", "aimd", "cost"] = "cost"
     """How many tokens are drafted. `aimd`: two more after a fully accepted draft, back to two after
-    a rejection (RhymeRL). `cost`: for each response as many, or none, as give the most accepted
-    tokens per second by the engine's measured iteration times. `off`: no drafts."""
+    a rejection (RhymeRL). `cost`: for each response the number, perhaps none, that gives the most
+    accepted tokens per second by the engine's measured iteration times. `off`: no drafts."""
     max_draft: Positive = 16
     """Most tokens that are drafted for one response in one iteration."""
     shape: Literal["linear", "tree"] = "linear"
@@ -116,5 +116,5 @@ class DraftingConfig(Section):
 
     @property
     def history_responses(self) -> int:
-        """Most responses in the history: `history_tokens` in responses of 64 tokens."""
+        """Most responses in the history: as many of 64 tokens as `history_tokens` has room for."""
         return -(-self.history_tokens // 64)

@@ -33,11 +33,11 @@ class RunConfig(Section):
     eval_temperature: Temperature = 0.0
     """Temperature of held-out evaluation; 0 is greedy."""
     save_seconds: NonNegativeFloat = 120.0
-    """Training time in seconds between two checkpoints, at most; a resumed run trains no more than
-    this again. A version that is evaluated by `best_metric` is saved after two thirds of it, so
-    that the best is among the checkpoints. 0: no limit. The last version is always saved."""
+    """Longest training time in seconds between two checkpoints: a resumed run repeats no more than
+    this. After two thirds of it, the next version that gets `best_metric` is saved, so that the
+    best one is among the checkpoints. 0: no limit. The last version is always saved."""
     save_steps: NonNegative = 0
-    """Steps between two checkpoints, at most; 0: no limit."""
+    """Most steps between two checkpoints; 0: no limit."""
     save_total_limit: NonNegative = 2
     """Newest checkpoints that are kept, besides the best one by `best_metric`; 0 keeps all."""
     best_metric: str = "eval/reward"
@@ -48,9 +48,9 @@ class RunConfig(Section):
     """Trackers that get the metrics, besides `metrics.jsonl`."""
     keep_tokens: NonNegative | None = None
     """Versions whose responses keep tokens, log-probabilities and text in `events.db`, counted from
-    the newest; 0: only what resuming and drafting may still read. Those of older versions are
+    the newest; 0: only what resuming and drafting may still read. What belongs to older versions is
     deleted during the run, so that the size of `events.db` depends on the run's rate and not on its
-    length. How many tokens each instance generated stays. `None`: all are kept."""
+    length. The number of tokens that each instance generated stays. `None`: all are kept."""
     backup: str | None = None
     """Directory or URL that fsspec knows (`s3://bucket/run`), to which the run is copied at each
     checkpoint, so that `rhymeflow resume URL` continues it if the machine is lost. Each run needs
@@ -66,11 +66,11 @@ class RunConfig(Section):
     environments have their own `timeout`. Work before the first piece (loading the model,
     compiling, vLLM's start) may take an hour."""
     instance_restarts: NonNegative = 3
-    """Number of rollout instances of a run that are replaced when they die or hang, while their
-    responses continue elsewhere; one more stops the run. The same number of times each, the
-    learner is restored from its checkpoint, and the reward worker and the history worker are
-    started again; after that, the run continues without the history worker. An error (not a death)
-    in any worker but the history worker stops the run at once."""
+    """How many rollout instances of a run are replaced after they died or hung, while their
+    responses continue elsewhere; one more stops the run. It is also how often the learner is
+    restored from its checkpoint, and the reward worker and the history worker are started again,
+    each counted by itself; without a history worker the run continues. An error (not a death) in
+    any worker but the history worker stops the run at once."""
 
     @property
     def best_suite(self) -> str:
@@ -121,6 +121,6 @@ class WeightsConfig(Section):
 
     transport: Literal["shared_memory", "delta"] = "shared_memory"
     """What an instance copies. `shared_memory`: all weights of a version. `delta`: only what
-    changed since its own version, if that is little, and it pauses for a shorter time; the weights
-    are bit for bit the same. `delta` pays off in bfloat16 at small learning rates
+    changed since the version that it has, if that is little, so that it pauses for a shorter time;
+    the weights are bit for bit the same. `delta` pays off in bfloat16 at small learning rates
     (docs/weights.md)."""

@@ -35,16 +35,16 @@ class ScheduleConfig(Section):
     """The staleness bound: how many versions old a trajectory may be when it is trained on. `None`:
     0 for `synchronous`, 1 for the others."""
     routing: str | None = None
-    """How instances are chosen: `fewest_requests`, `waterfall`, `planned`; `None`: as `name`."""
+    """How instances are chosen: `fewest_requests`, `waterfall`, `planned`; `None`: by `name`."""
     sync: str | None = None
     """When an instance pulls: `when_idle`, `greedy`, `when_version_unusable` or
-    `gather_stragglers`; `None`: as `name`."""
+    `gather_stragglers`; `None`: by `name`."""
     migration: str | None = None
     """Which running responses change instances: `none`, `rebalance`, `skip_nearly_done` or
-    `migrate_outliers`; `None`: as `name`."""
+    `migrate_outliers`; `None`: by `name`."""
     on_pull: Literal["drain", "keep", "reroute"] | None = None
     """Running responses of an instance that pulls: `drain` lets them finish first, `keep` continues
-    them there, `reroute` routes them anew; `None`: as `name`."""
+    them there, `reroute` routes them anew; `None`: by `name`."""
     batch_order: Literal["requested", "finished"] | None = None
     """Which groups make up the next batch. `requested`: those that were admitted first, so that the
     order of finishing does not matter. `finished`: those that finish first, which are shorter than
@@ -58,9 +58,9 @@ class ScheduleConfig(Section):
     `multi_objective_aggregation: normalize_then_sum`). `None`: yes for `rhymeflow` where this is
     possible, no for the others."""
     max_inflight_batches: PositiveFloat | None = None
-    """Groups in flight at a time, in batches: with fewer, those that the learner waits for are
-    faster; more fill the instances better. `None`: 1 for `staleflow`, 1.5 for `rhymeflow`, as many
-    as the bound allows for the others."""
+    """Most groups in flight at a time, counted in batches. With fewer, those that the learner waits
+    for finish sooner; with more, the instances are better filled. `None`: 1 for `staleflow`, 1.5
+    for `rhymeflow`, as many as the bound allows for the others."""
     cost_model: str = "demo-cpu"
     """Cost model of routing: a profile's name, or a file that `rhymeflow calibrate` wrote."""
     extra_groups: NonNegative = 0

@@ -18,7 +18,7 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 LEAST_TEMPERATURE = 1e-6
-"""Logits divided by less may exceed float32's range."""
+"""Smallest temperature except 0: logits divided by a smaller one may exceed float32's range."""
 
 
 def _can_divide(temperature: float) -> float:
@@ -36,13 +36,14 @@ class Section(BaseModel):
     """Base of every section: immutable; unknown fields are errors; defaults are validated."""
 
     by_name: ClassVar[str | None] = None
-    """The field that text sets if it is given in place of this section; None: no text may be."""
+    """The field to set if text is given in place of the section, as in `schedule: synchronous`.
+    `None`: text is a mistake."""
 
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
         validate_default=True,
         allow_inf_nan=False,
-        ser_json_inf_nan="constants",  # `options` may hold them
+        ser_json_inf_nan="constants",  # `options` may hold infinity and NaN
         use_attribute_docstrings=True,
     )

@@ -30,12 +30,12 @@ class WorkloadConfig(Section):
     epoch_correlation: Annotated[float, Field(ge=0, le=1)] = 0.98
     """Correlation of a prompt's mean between one epoch and the next; below 1 it drifts."""
     mean_turns: Annotated[float, Field(ge=1, le=10_000)] = 1.0
-    """Mean number of the policy's turns in a response; they divide its length among them.
-    Geometric, at most eight times the mean. 1: no environment."""
+    """Mean number of the policy's turns in a response, which divide its length among them. The
+    number is geometric, at most eight times the mean. 1: no environment."""
     observation_tokens: NonNegative = 64
-    """Length of the environment's answer between two turns, in tokens."""
+    """Length in tokens of an observation, the environment's answer between two turns."""
     environment_seconds: NonNegativeFloat = 0.5
-    """Mean time of an answer in seconds; lognormal."""
+    """Mean time in seconds until the environment answers; lognormal."""
 
 
 class FaultsConfig(Section):
@@ -54,8 +54,8 @@ class FaultsConfig(Section):
     """Mean hours between two failures of the controller's machine. Such a failure ends every
     process of the run, which is then resumed. `None`: it does not fail."""
     instance_seconds: NonNegativeFloat = 120.0
-    """Seconds from noticing a lost instance, ten seconds after the failure, until a new one has
-    loaded. It then takes over the responses by recomputing their stored tokens."""
+    """Seconds until a new instance has loaded, from when the loss is noticed: ten seconds after the
+    failure. It then takes over the responses by recomputing their stored tokens."""
     learner_seconds: NonNegativeFloat = 180.0
     """Seconds from noticing the loss until a new learner has loaded a checkpoint, or the controller
     has resumed. Retraining the batches since the checkpoint takes extra time."""
@@ -75,7 +75,7 @@ class SimulationConfig(Section):
     workload: WorkloadConfig = WorkloadConfig()
     faults: FaultsConfig = FaultsConfig()
     skip_steps: NonNegative = 1
-    """First steps, which throughput and idle shares leave out."""
+    """Number of first steps that throughput and idle shares leave out."""
     acceptance: Annotated[float, Field(ge=0, lt=1)] = 0.7
     """Probability that a drafted token is accepted if those before it were, for a prompt that was
     answered in an earlier epoch; for others it is 0.3, as drafts come from the same group.

@@ -146,4 +146,4 @@ def _configured(config: Config, changes: Mapping[str, int]) -> Config:
         "simulation.skip_steps": SKIPPED,
         "simulation.colocated": False,
     }
-    return build_config(fields, over=config, where="advice")
+    return build_config(fields, base=config, where="advice")
