@@ -1,6 +1,6 @@
 """Encodes a prompt as token ids.
 
-The text, from the first system message to the beginning of the answer, is tokenized in one call.
+The text, from the first system message to where the response begins, is tokenized in one call.
 Nothing is truncated or dropped; there is at most one beginning of sequence, and no end is added.
 """
 
@@ -36,8 +36,8 @@ class PromptEncoder:
     """Encodes the prompts of one run. Messages go through the chat template, and so do strings if
     `data.chat_template` says so; other strings are encoded as they are.
 
-    If the last message is the assistant's, the answer continues it. `room` is the most tokens of a
-    prompt (None: any number). The chat template describes `tools` to the policy.
+    If the last message is the assistant's, the response continues it. `room` is the most tokens of
+    a prompt (None: any number). The chat template describes `tools` to the policy.
     """
 
     def __init__(
@@ -60,22 +60,22 @@ class PromptEncoder:
     def encode(self, prompt: Prompt, tools: list[Schema] | None = None) -> list[int]:
         """Return the prompt's token ids, at least one; `tools` are for this prompt alone. Raises
         `UserError` if the prompt does not fit the chat template, or is too long."""
-        is_rendered = self.wraps(prompt.prompt)
-        text = self._rendered(prompt, tools) if is_rendered else self._bare(prompt)
+        uses_template = self.wraps(prompt.prompt)
+        text = self._rendered(prompt, tools) if uses_template else self._bare(prompt)
         text += self._config.assistant_prefix or ""
         try:
             # A chat template writes the beginning of the sequence itself.
-            ids = self._ids(text) if is_rendered else self._ids.begun(text)
+            ids = self._ids(text) if uses_template else self._ids.begun(text)
         except Unwritable as error:
             raise UserError(f"{prompt.where}: {error}") from None
         if not ids:
             raise UserError(f"{prompt.where}: the prompt has no tokens")
-        limit, long = self._config.max_prompt_length, f"the prompt is {len(ids)} tokens long"
+        limit, length = self._config.max_prompt_length, f"the prompt is {len(ids)} tokens long"
         if limit is not None and len(ids) > limit:
-            raise UserError(f"{prompt.where}: {long}, data.max_prompt_length = {limit}")
+            raise UserError(f"{prompt.where}: {length}, data.max_prompt_length = {limit}")
         if self._room is not None and len(ids) > self._room:
             raise UserError(
-                f"{prompt.where}: {long}; the model's context, less "
+                f"{prompt.where}: {length}; the model's context, less "
                 f"rollout.max_completion_length, leaves {self._room}"
             )
         return ids
@@ -87,7 +87,8 @@ class PromptEncoder:
         return messages_of(prompt, self._config)
 
     def seen(self, prompt: str | list[Message]) -> str | list[Message]:
-        """Return the prompt with `data.assistant_prefix`, as text or as template messages."""
+        """Return what the policy reads, `data.assistant_prefix` included: text, or messages for the
+        chat template."""
         prefix = self._config.assistant_prefix or ""
         messages = self.conversation(Prompt(0, prompt, {}))
         if messages is None:
@@ -114,7 +115,7 @@ class PromptEncoder:
                 f"{prompt.where}: the prompt is a list of messages, but the model's tokenizer has "
                 "no chat template"
             )
-        if self._is_rendered(prompt.prompt):
+        if self._looks_rendered(prompt.prompt):
             raise UserError(
                 f"{prompt.where}: the text has {self._marks[0]!r}, as if the chat template had "
                 "written it, and would be wrapped again; data.chat_template = false takes text as "
@@ -128,9 +129,9 @@ class PromptEncoder:
                 "(add_generation_prompt), so the policy would have to; give the tokenizer one that "
                 f"does or, except for sft, data.assistant_prefix: {json.dumps(self._left_to_begin)}"
             )
-        tools, extra = tools or self._tools_of(prompt), self._config.chat_template_kwargs
+        tools, given = tools or self._tools_of(prompt), self._config.chat_template_kwargs
         try:
-            text = rendered(self._tokenizer, messages, tools, continues=continues, variables=extra)
+            text = rendered(self._tokenizer, messages, tools, continues=continues, variables=given)
         except TemplateError as error:
             raise UserError(
                 f"{prompt.where}: the model's chat template refuses the prompt: {error}"
@@ -138,7 +139,7 @@ class PromptEncoder:
         _check_complete(prompt.where, text, messages, tools or [])
         return text
 
-    def _is_rendered(self, prompt: str | list[Message]) -> bool:
+    def _looks_rendered(self, prompt: str | list[Message]) -> bool:
         """Return whether a string looks like the template's output, unless it is to be wrapped."""
         if self._config.chat_template or not isinstance(prompt, str) or not self._marks:
             return False
@@ -189,7 +190,7 @@ def messages_of(prompt: Prompt, config: DataConfig) -> list[Message]:
         return [*system_messages, *few_shot, *messages[len(system_messages) :]]
     if system_messages:
         raise UserError(
-            f"{prompt.where}: the prompt has a system message of its system_messages, and "
+            f"{prompt.where}: the prompt has a system message of its own, and "
             "data.system_prompt gives another"
         )
     return [{"role": "system", "content": config.system_prompt}, *few_shot, *messages]

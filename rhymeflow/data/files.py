@@ -121,6 +121,7 @@ def _json_document(contents: bytes, path: Path) -> list[Row]:
 
 
 def _list_of_rows(value: Any, path: Path) -> list[Any]:
+    """Return the document if it is a list, else its list `data`, or its only list of objects."""
     if isinstance(value, list):
         return value
     lists: dict[str, list[Any]] = {}
@@ -129,7 +130,7 @@ def _list_of_rows(value: Any, path: Path) -> list[Any]:
             lists[name] = each
     if "data" in lists or len(lists) == 1:
         return lists.get("data") or next(iter(lists.values()))
-    problem = f"holds several ({', '.join(lists)})" if lists else f"is {shown(value)}"
+    problem = f"but holds several ({', '.join(lists)})" if lists else f"is {shown(value)}"
     raise UserError(
         f"{path}: should be a list of objects, one a row, or an object that holds one such list "
         f'(as {{"data": [...]}}), {problem}'

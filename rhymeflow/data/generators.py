@@ -36,8 +36,9 @@ def is_generator(source: str) -> bool:
 def generate(
     source: str, options: dict[str, Any], seed: int, num_train: int, num_held_out: int, field: str
 ) -> tuple[list[Row], list[Row]]:
-    """Generate training problems and distinct held-out ones. Raises `UserError` if the generator or
-    its options are unknown, or it has too few distinct problems."""
+    """Generate training problems and distinct held-out ones; the configuration's `field` names the
+    source in messages. Raises `UserError` if the generator or its options are unknown, or it has
+    too few distinct problems."""
     attempts = ATTEMPTS_PER_PROBLEM * num_held_out
     make = _of_gym if source.startswith("reasoning_gym:") else _of_task
     rows = make(source, options, seed, num_train, attempts, field)
@@ -68,6 +69,7 @@ def task_module(name: str, field: str) -> ModuleType:
 def _of_recipe(
     name: str, field: str, modules: tuple[str, ...], function: str, what: str
 ) -> ModuleType:
+    """Import the first of `modules` that has `function`, which a `UserError` calls `what`."""
     if not name.isidentifier():
         raise UserError(f"{field}: {name!r} is no name of a recipe")
     for module in (f"rhymeflow.recipes.{each}" for each in modules):
@@ -101,8 +103,8 @@ def derived_seed(*parts: object) -> int:
 
 
 def exact_entry(item: dict[str, Any]) -> str | None:
-    """Write a reasoning-gym item as Python literals; None if it holds anything else. JSON would
-    turn tuples into lists and numeric keys into text, which its scorers distinguish."""
+    """Write a reasoning-gym item as Python literals; None if it holds values that have none. JSON
+    would turn tuples into lists and numeric keys into text, which its scorers distinguish."""
     text = repr(_builtin(item))
     try:
         same = ast.literal_eval(text) == item
@@ -121,8 +123,8 @@ def _of_gym(
         entry = exact_entry(item)
         if entry is None:
             raise UserError(f"{where}: holds values that cannot be passed to its scorer")
-        shared = {"answer": item["answer"], "data_source": source, "entry": entry}
-        yield Row(where, {"prompt": item["question"], **shared})
+        columns = {"answer": item["answer"], "data_source": source, "entry": entry}
+        yield Row(where, {"prompt": item["question"], **columns})
 
 
 def _gym_dataset(name: str, options: dict[str, Any], seed: int, size: int, field: str) -> Any:
@@ -174,13 +176,13 @@ def _of_task(
     else:
         what = f"rows (recipes/{name}/warm_start.py)"
         make = _of_recipe(name, field, (f"{name}.warm_start",), "rows", what).rows
-    takes = Arguments(make)
-    takes.names = takes.names[2:]  # after count and seed
-    takes.check_options(options, f"data.options: {source}")
+    arguments = Arguments(make)
+    arguments.names = arguments.names[2:]  # options come after count and seed
+    arguments.check_options(options, f"data.options: {source}")
     # Separate calls: a task's longer list need not begin with its shorter one.
     calls = [(num_train, seed)] if num_train else []
-    step = attempts // ATTEMPTS_PER_PROBLEM
-    calls += [(step, derived_seed("held out", seed, n)) for n in range(ATTEMPTS_PER_PROBLEM)]
+    held_out = attempts // ATTEMPTS_PER_PROBLEM
+    calls += [(held_out, derived_seed("held out", seed, n)) for n in range(ATTEMPTS_PER_PROBLEM)]
     for count, call_seed in calls:
         try:
             problems = make(count, call_seed, **options)

@@ -21,8 +21,8 @@ from rhymeflow.data.prompts import Prompt, Row, checked, kind_of
 from rhymeflow.data.stream import MixedStream, PromptStream
 from rhymeflow.errors import UserError
 
-LOOKED_AT = 10_000
-"""Prompts that are encoded, and so checked, before a run begins, which takes about a second."""
+NUM_CHECKED = 10_000
+"""Prompts that are encoded, and so checked, before a run begins; that takes about a second."""
 
 GENERATED_COLUMN = "prompt"
 """The prompt's column in a generator's rows; `data.prompt_column` is for files."""
@@ -34,7 +34,7 @@ the held-out ones must differ from all others: half a minute and 1 GB for the de
 EVAL_SIZE = 64
 """Default number of held-out prompts."""
 
-EVAL_SHARE = 10
+ROWS_PER_HELD_OUT = 10
 """By default at most one in this many rows of a file is held out."""
 
 
@@ -66,7 +66,7 @@ class RunPrompts(NamedTuple):
             )
         encoder = PromptEncoder(tokenizer, config.data, room, tools)
         train, held_out = load_prompts(config.data, config.run.seed)
-        for prompt in train[:LOOKED_AT]:
+        for prompt in train[:NUM_CHECKED]:
             encoder.encode(prompt)
         return cls(train, _stream(train, config), encoder, held_out)
 
@@ -121,12 +121,12 @@ def load_rows(config: DataConfig, seed: int) -> tuple[list[Row], list[Row]]:
     """Return the rows of `load_prompts` as they were read, unchecked."""
     _check_numbers(config)
     source, eval_source = config.source, config.eval_source
-    is_apart = eval_source not in (None, source)
+    has_eval_source = eval_source not in (None, source)
     if is_generator(source):
         assert config.size is not None
-        num_inner = 0 if is_apart else _eval_size(config)
+        num_held_out = 0 if has_eval_source else _eval_size(config)
         train, held_out = generate(
-            source, config.options, seed, config.size, num_inner, "data.source"
+            source, config.options, seed, config.size, num_held_out, "data.source"
         )
     elif eval_source == source and config.eval_size != 0:
         raise UserError(
@@ -134,8 +134,10 @@ def load_rows(config: DataConfig, seed: int) -> tuple[list[Row], list[Row]]:
             "rows"
         )
     else:
-        train, held_out = _split(config, is_apart)
-    return train, _held_out(config, seed) if is_apart and config.eval_size != 0 else held_out
+        train, held_out = _split(config, has_eval_source)
+    if has_eval_source and config.eval_size != 0:
+        held_out = _held_out(config, seed)
+    return train, held_out
 
 
 def check_sources(config: DataConfig) -> None:
@@ -167,15 +169,16 @@ def _check_numbers(config: DataConfig) -> None:
 
 
 def _eval_size(config: DataConfig, most: int | None = None) -> int:
+    """Return `data.eval_size`, or by default `EVAL_SIZE`, at most `most`."""
     if config.eval_size is not None:
         return config.eval_size
     return EVAL_SIZE if most is None else min(EVAL_SIZE, most)
 
 
-def _split(config: DataConfig, is_apart: bool) -> tuple[list[Row], list[Row]]:
-    """Return a file's training rows, and its last rows to hold out; none of these if `is_apart`."""
+def _split(config: DataConfig, has_eval_source: bool) -> tuple[list[Row], list[Row]]:
+    """Return a file's training rows, and its last rows to hold out (none with an `eval_source`)."""
     rows = read_rows(Path(config.source), "data.source")
-    num_held_out = 0 if is_apart else _eval_size(config, -(-len(rows) // EVAL_SHARE))
+    num_held_out = 0 if has_eval_source else _eval_size(config, -(-len(rows) // ROWS_PER_HELD_OUT))
     remaining = len(rows) - num_held_out
     if remaining <= 0:
         raise UserError(

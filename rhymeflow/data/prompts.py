@@ -98,8 +98,8 @@ def _message(value: Any, where: str) -> Message:
             raise UserError(f"{where}: has no {key!r}{nearest(key, message)}")
         if not isinstance(message[key], str):
             raise UserError(f"{where}: {key!r} should be text, is {shown(message[key])}")
-    checked: Message = plain(message, where)
-    return checked
+    converted: Message = plain(message, where)
+    return converted
 
 
 def _tool_calls(value: Any, where: str) -> list[dict[str, Any]]:
@@ -171,14 +171,14 @@ def opened(prompt: str | list[Message], text: str) -> str | list[Message]:
 
 
 def opening_of(prompt: str | list[Message], stored: str) -> str | None:
-    """Return the text with which `opened` turns the prompt into the stored one (text, or messages
-    as JSON), or None."""
+    """Return the text with which `opened` turns the prompt into the `stored` one (text, or messages
+    as JSON), or None if there is no such text."""
     if isinstance(prompt, str):
         return stored[len(prompt) :] if stored.startswith(prompt) else None
-    whole: list[Message] = msgspec.json.decode(stored)
-    pairs = zip(prompt, whole, strict=False)
-    texts = ["", *(after["content"][len(before["content"]) :] for before, after in pairs)]
-    return next((text for text in texts if opened(prompt, text) == whole), None)
+    messages: list[Message] = msgspec.json.decode(stored)
+    pairs = zip(prompt, messages, strict=False)
+    added = ["", *(after["content"][len(before["content"]) :] for before, after in pairs)]
+    return next((text for text in added if opened(prompt, text) == messages), None)
 
 
 def plain(value: Any, where: str) -> Any:
@@ -187,7 +187,7 @@ def plain(value: Any, where: str) -> Any:
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise UserError(f"{where}: holds {value}, which is no number; null says that none is")
+            raise UserError(f"{where}: holds {value}; null stands for a missing number")
         return value
     if isinstance(value, int):
         if not -(2**63) <= value < 2**64:

@@ -32,11 +32,12 @@ class PromptStream:
 
 
 def order(size: int, seed: int, epoch: int) -> list[int]:
-    """Sort rows by a 64-bit hash of (seed, epoch, row); equal hashes keep the rows' order."""
-    return _sorted(size, f"prompt order {seed} {epoch} ")
+    """Return the rows 0 to `size` - 1 in the order of an epoch."""
+    return _by_hash(size, f"prompt order {seed} {epoch} ")
 
 
-def _sorted(size: int, salt: str) -> list[int]:
+def _by_hash(size: int, salt: str) -> list[int]:
+    """Sort rows by a 64-bit hash of salt and row; equal hashes keep the rows' order."""
     key = salt.encode()
     hashes = [xxhash.xxh3_64_intdigest(key + struct.pack("<Q", row)) for row in range(size)]
     return sorted(range(size), key=hashes.__getitem__)
@@ -53,41 +54,38 @@ class MixedStream:
     """
 
     def __init__(
-        self,
-        kinds: Iterable[Sequence[Prompt]],
-        shares: Sequence[float],
-        seed: int,
-        shuffle: bool,
+        self, kinds: Iterable[Sequence[Prompt]], shares: Sequence[float], seed: int, shuffle: bool
     ) -> None:
         self._seed, self._counts = seed, counts(shares)
         self._streams = [PromptStream(prompts, seed, shuffle) for prompts in kinds]
-        self._order = lru_cache(1)(self._ordered)
+        self._kinds_of = lru_cache(1)(self._mixed)
 
     def at(self, number: int) -> tuple[int, Prompt]:
         """Return (epoch of its kind, prompt) of a request; all count from 0."""
         assert number >= 0
         block, index = divmod(number, BLOCK)
-        order = self._order(block)
-        kind, before = order[index], order[:index].count(order[index])
+        kinds = self._kinds_of(block)
+        kind, before = kinds[index], kinds[:index].count(kinds[index])
         return self._streams[kind].at(block * self._counts[kind] + before)
 
-    def _ordered(self, block: int) -> list[int]:
+    def _mixed(self, block: int) -> list[int]:
+        """Return the kind of each prompt of a block."""
         kinds = [kind for kind, count in enumerate(self._counts) for _ in range(count)]
-        return [kinds[slot] for slot in _sorted(BLOCK, f"mix {self._seed} {block} ")]
+        return [kinds[slot] for slot in _by_hash(BLOCK, f"mix {self._seed} {block} ")]
 
 
 def counts(shares: Sequence[float]) -> list[int]:
-    """Return how many prompts of a block are of each kind: at least 1, as near as possible."""
+    """Return how many prompts of a block are of each kind: at least 1, else near its share."""
     total = sum(shares)
     exact = [share / total * BLOCK for share in shares]
     rounded = [max(1, int(each)) for each in exact]
     while sum(rounded) < BLOCK:
-        short = max(range(len(rounded)), key=lambda kind: exact[kind] - rounded[kind])
-        rounded[short] += 1
+        most_below = max(range(len(rounded)), key=lambda kind: exact[kind] - rounded[kind])
+        rounded[most_below] += 1
     while sum(rounded) > BLOCK:  # since some kinds were raised to 1
-        large = max(
+        most_above = max(
             (kind for kind, count in enumerate(rounded) if count > 1),
             key=lambda kind: rounded[kind] - exact[kind],
         )
-        rounded[large] -= 1
+        rounded[most_above] -= 1
     return rounded

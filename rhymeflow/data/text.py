@@ -30,7 +30,7 @@ def rendered(
     variables: Mapping[str, Any] = NOTHING,
 ) -> str:
     """Render the conversation with the template and its `variables`. With `opens`, the text ends
-    where the answer begins; with `continues`, the answer continues the last message. Raises
+    where a response begins; with `continues`, the response continues the last message. Raises
     `TemplateError`."""
     import jinja2  # the tokenizer's template engine, for its error below
 
@@ -49,8 +49,8 @@ def rendered(
         raise TemplateError(_why(error, tokenizer.chat_template, continues)) from None
     assert isinstance(text, str)
     if continues and not text.endswith(begun := messages[-1]["content"]):
-        kept = begun.rstrip()  # some templates trim the blanks before the answer
-        text += begun[len(kept) :] if text.endswith(kept) else ""
+        trimmed = begun.rstrip()  # some templates remove the blanks before the response
+        text += begun[len(trimmed) :] if text.endswith(trimmed) else ""
     return text
 
 
@@ -62,7 +62,7 @@ def _why(error: Exception, template: Any, continues: bool) -> str:
             "{chat_template: NAME} chooses one"
         )
     if continues and "continue_final_message" in str(error):
-        return "it leaves out the assistant's message that the answer continues"
+        return "it leaves out the assistant's message that the response continues"
     return f"{type(error).__name__}: {_line(error)}"
 
 
@@ -79,12 +79,12 @@ def marks(tokenizer: Any, variables: Mapping[str, Any]) -> list[str]:
         return []  # the first prompt raises it again
     after = asked.rpartition(_MARKER)[2].strip()
     special = [each for each in special_tokens(tokenizer) if each in after]
-    return special or [after] * bool(after)
+    return special or ([after] if after else [])
 
 
 def left_to_begin(tokenizer: Any, variables: Mapping[str, Any]) -> str:
-    """Return what the template writes before an assistant's answer but not before one that is to be
-    generated, so that the policy would have to write it; empty if there is nothing."""
+    """Return what the template writes before an assistant's message but not at the end of a prompt,
+    so that the policy would have to write it; "" if there is nothing."""
     said = [*_QUESTION, {"role": "assistant", "content": _MARKER}]
     try:
         asked = rendered(tokenizer, _QUESTION, variables=variables)
@@ -93,8 +93,8 @@ def left_to_begin(tokenizer: Any, variables: Mapping[str, Any]) -> str:
             return ""
     except TemplateError:
         return ""
-    before, found, _ = whole.partition(_MARKER)
-    begin = before.removeprefix(asked) if found and before.startswith(asked) else ""
+    before, marker, _ = whole.partition(_MARKER)
+    begin = before.removeprefix(asked) if marker and before.startswith(asked) else ""
     return begin if begin.strip() else ""
 
 
@@ -125,6 +125,7 @@ class TokenIds:
         return ids if not begin or ids[: len(begin)] == begin else self._known([*begin, *ids])
 
     def _known(self, ids: list[int]) -> list[int]:
+        """Return the ids if the model has an embedding for each. Raises `Unwritable`."""
         count, largest = getattr(self._tokenizer, "num_embeddings", None), max(ids, default=0)
         if count is not None and largest >= count:
             token = self._tokenizer.decode([largest])
@@ -151,9 +152,10 @@ class TokenIds:
             return False  # the tokenizer raises instead
 
     def _encoded(self, text: str, *, checks: bool) -> tuple[list[int], str | None]:
-        more = {"return_offsets_mapping": True} if checks else {}
+        """Return the ids and, with `checks`, the first character but blanks that has no token."""
+        options = {"return_offsets_mapping": True} if checks else {}
         try:
-            encoded = self._tokenizer(text, add_special_tokens=False, **more)
+            encoded = self._tokenizer(text, add_special_tokens=False, **options)
         except Exception as error:
             if type(error) is not Exception:  # `tokenizers` raises nothing narrower
                 raise
@@ -161,14 +163,14 @@ class TokenIds:
         ids = [int(token) for token in encoded["input_ids"]]
         if not checks:
             return ids, None
-        written = bytearray(len(text))
+        covered = bytearray(len(text))
         for begin, end in encoded["offset_mapping"]:
-            written[begin:end] = b"\1" * (end - begin)
-        lost = (each for each, is_in in zip(text, written, strict=True) if not is_in)
+            covered[begin:end] = b"\1" * (end - begin)
+        lost = (each for each, is_covered in zip(text, covered, strict=True) if not is_covered)
         return ids, next((each for each in lost if not each.isspace()), None)
 
 
 def special_tokens(tokenizer: Any) -> list[str]:
-    """Every special token as text, including those that the configuration does not name."""
+    """Return every special token as text, including those that the configuration does not name."""
     added = [str(each) for each in tokenizer.added_tokens_decoder.values() if each.special]
     return list(dict.fromkeys([*tokenizer.all_special_tokens, *added]))

@@ -22,7 +22,7 @@ from rhymeflow import build
 from rhymeflow.config import Config
 from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import Tokenizer
-from rhymeflow.data.load import LOOKED_AT, RunPrompts, check_same, digest
+from rhymeflow.data.load import NUM_CHECKED, RunPrompts, check_same, digest
 from rhymeflow.environments import check_calls, check_rows, tool_schemas_apart
 from rhymeflow.errors import StorageError, UserError, to_resume
 from rhymeflow.observe import metrics, summary
@@ -154,10 +154,10 @@ def load_while(start: Callable[[], None], config: Config, reporter: Reporter) ->
             prompts = RunPrompts.load(config, tokenizer, longest, tools.get(RUN))
             held_out = prompts.held_out
             check_calls(config, tokenizer, prompts.train, tools.get(RUN))
-            check_rows(config, prompts.train[:LOOKED_AT])
+            check_rows(config, prompts.train[:NUM_CHECKED])
         suites = load_suites(config, held_out, tokenizer, longest, tools)
         for name, suite in suites.items():
-            check_rows(suite.config, suite.prompts[:LOOKED_AT])
+            check_rows(suite.config, suite.prompts[:NUM_CHECKED])
             check_calls(config, tokenizer, suite.prompts, tools.get(name))
         started.result()
     if unseen := tokenizers.unseen_tokens(config.model, tokenizer):
