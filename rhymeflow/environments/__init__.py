@@ -32,7 +32,7 @@ class Environment:
         """Begin an episode. Arguments are columns of the prompt's row (`**` takes all).
 
         An argument `seed` gets an int made of `run.seed`, the row and the epoch, the same for all
-        responses to the prompt; an argument `prompt` gets the prompt. A column of such a name takes
+        responses to the prompt; an argument `prompt` gets the prompt. A column of either name takes
         precedence. Returned text is put after the prompt (after its last message of the user).
         """
         return None
@@ -105,6 +105,7 @@ def check_calls(config: Config, tokenizer: Any, prompts: Sequence[Prompt], tools
 
     schemas = tools.values() if isinstance(tools, dict) else [tools]
     wraps, variables = PromptEncoder(tokenizer, config.data).wraps, config.data.chat_template_kwargs
+    # A file's prompts are mostly of one form, so the first ones are enough.
     if any(schemas) and any(wraps(each.prompt) for each in prompts[:100]):
         for each in filter(None, schemas):
             ChatRenderer(tokenizer, each, reads_users=False, variables=variables)

@@ -1,4 +1,4 @@
-"""Tasks for environments about an episode, and their answers as tokens.
+"""Tasks that bring an environment to the present turn of an episode, and its answers as tokens.
 
 Sampled tokens are decoded and never encoded again. An answer is encoded once; the answers of an
 environment that replaces a lost one are compared with the earlier tokens.
@@ -45,7 +45,7 @@ NOT_REPRODUCIBLE = (
 )
 
 End = Literal["stop", "length", "max_turns"]
-"""Why an episode ends: the environment ended it, the answer is too long, or it has `max_turns`."""
+"""Why an episode ends: the environment ended it, its answer is too long, or all turns are used."""
 
 Wanted = Literal["opening", "answer", "reward"]
 """The text of `reset`, the answer to the last turn, or the reward."""
@@ -59,37 +59,38 @@ class EpisodeTask(Task):
     """
 
     def __init__(
-        self, episode: Episode, wants: Wanted, kind: _Kind, seed: int, is_text: bool, room: int
+        self, episode: Episode, wants: Wanted, kind: _Rendered, seed: int, is_text: bool, room: int
     ) -> None:
         super().__init__(episode.key)
         self.episode, self.environment = episode, kind.kind.name
-        self._opening = Opening(kind.number, seed, episode.prompt, episode.columns)
+        self._opening = Opening(kind.index, seed, episode.prompt, episode.columns)
         self._renderer = kind.text if is_text else kind.chat
         self._wants, self._room = wants, room
         self._max_turns = kind.config.environment.max_turns
         self.stays = wants != "reward"
-        self._stepped, self._doing = 0, "reset"
+        self._num_answered = 0  # turns that the environment has answered
+        self._doing = "reset"
 
     def begin(self, earlier: EpisodeTask | None) -> PoolMessage:
         """Return the first message: continue the environment of `earlier`, or open a new one."""
         if earlier is not None:
-            self._stepped = earlier._stepped
+            self._num_answered = earlier._num_answered
             return self._next()
-        self._stepped, self._doing = 0, "reset"
+        self._num_answered, self._doing = 0, "reset"
         return Open(self.id, self._opening)
 
     def continues(self, earlier: EpisodeTask) -> bool:
         """Whether the environment of `earlier` lacks only this turn, or only the reward."""
-        missing = len(self.episode.turns) - earlier._stepped
+        missing = len(self.episode.turns) - earlier._num_answered
         return missing == 1 or (missing == 0 and self._wants == "reward")
 
     def _next(self) -> PoolMessage:
         turns = self.episode.turns
-        if self._stepped == len(turns):
+        if self._num_answered == len(turns):
             self._doing = "reward"
             return GiveReward(self.id)
-        self._doing = f"turn {self._stepped + 1}"
-        return Step(self.id, self._renderer.said(turns[self._stepped]))
+        self._doing = f"turn {self._num_answered + 1}"
+        return Step(self.id, self._renderer.said(turns[self._num_answered]))
 
     def take(self, reply: Reply) -> PoolMessage | None:
         """Check the reply; return the next message, or set the result and return None."""
@@ -98,8 +99,8 @@ class EpisodeTask(Task):
                 self._check_opening(text)
                 return self._next()
             case Answered(answer=answer):
-                self._stepped += 1
-                if self._wants != "answer" or self._stepped < len(self.episode.turns):
+                self._num_answered += 1
+                if self._wants != "answer" or self._num_answered < len(self.episode.turns):
                     self._check_answer(answer)
                     return self._next()
         self.result = reply
@@ -113,7 +114,7 @@ class EpisodeTask(Task):
         raise Refused(f"returned {shown(text)}, which is not in the prompt")
 
     def _check_answer(self, answer: Answer) -> None:
-        turn, observed = self._stepped, self.episode.observed
+        turn, observed = self._num_answered, self.episode.observed
         if turn <= len(observed) and self._tokens(answer, turn) != observed[turn - 1]:
             raise Refused(NOT_REPRODUCIBLE.format(turn=turn))
 
@@ -144,11 +145,11 @@ class EpisodeTask(Task):
 
 
 @dataclass
-class _Kind:
-    """A kind of environment, its index in all sections, and its renderers."""
+class _Rendered:
+    """A kind of environment, its index among those of all sections, and its renderers."""
 
     kind: Kind
-    number: int
+    index: int
     tokenizer: Any
     schemas: list[Schema]
     config: Config
@@ -174,11 +175,11 @@ class Episodes:
         self._sections, self._seed = list(sections.values()), config.run.seed
         self._encoder = PromptEncoder(tokenizer, config.data)
         self._schemas: list[list[Schema]] = []
-        self._kinds: dict[SuiteName, list[_Kind]] = {suite: [] for suite in sections}
+        self._kinds: dict[SuiteName, list[_Rendered]] = {suite: [] for suite in sections}
         for suite, section in sections.items():
             for kind in load_kinds(section):
                 schemas = kind.schemas()
-                rendered = _Kind(kind, len(self._schemas), tokenizer, schemas, config)
+                rendered = _Rendered(kind, len(self._schemas), tokenizer, schemas, config)
                 if self._encoder.wraps("text"):
                     _ = rendered.chat  # an unusable chat template raises here
                 self._kinds[suite].append(rendered)
@@ -194,10 +195,10 @@ class Episodes:
         return Pool(config, description, imported, arguments, Reply, log, MAX_CONCURRENT)
 
     def task(self, episode: Episode, wants: Wanted, room: int = 0) -> EpisodeTask:
-        """Return a task for the pool; an answer may have `room` tokens."""
+        """Return a task for the pool; the wanted answer may have at most `room` tokens."""
         kinds = self._kinds.get(episode.suite, self._kinds[RUN])
         names = [each.kind.name for each in kinds]
-        kind = kinds[kind_of(names, episode.columns, f"environment of {episode.key}")]
+        rendered = kinds[kind_of(names, episode.columns, f"environment of {episode.key}")]
         seed = derived_seed(self._seed, episode.row, episode.epoch)
         is_text = not self._encoder.wraps(episode.prompt)
-        return EpisodeTask(episode, wants, kind, seed, is_text, room)
+        return EpisodeTask(episode, wants, rendered, seed, is_text, room)

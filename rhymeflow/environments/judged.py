@@ -1,7 +1,7 @@
 """TRL's reward functions that take environment objects.
 
 They are called in the process of the environment, each with the object of one response, and their
-reward is part of the environment's. `judged_by` makes a class that does this, with the same tools.
+rewards are added to the environment's. `judged_by` makes a class that does so, with the same tools.
 """
 
 from __future__ import annotations

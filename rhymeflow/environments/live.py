@@ -44,16 +44,7 @@ from rhymeflow.environments.messages import (
 )
 from rhymeflow.environments.tools import CallRefused, arguments_of
 from rhymeflow.errors import UserError, nearest
-from rhymeflow.pool import (
-    GRACE_SECONDS,
-    Begun,
-    Close,
-    Failure,
-    Late,
-    clipped,
-    encodable,
-    encode,
-)
+from rhymeflow.pool import GRACE_SECONDS, Begun, Close, Failure, Late, clipped, encodable, encode
 from rhymeflow.utils.user_values import Arguments, described, reward_number, shown
 
 
@@ -136,7 +127,7 @@ class LiveEnvironment:
         elif said.calls:
             answer = []
             for call in said.calls:
-                content, is_failed = await self._use(call)
+                content, is_failed = await self._use_tool(call)
                 failed += is_failed
                 answer.append({"role": "tool", "name": call.name or "unknown", "content": content})
         else:
@@ -169,7 +160,7 @@ class LiveEnvironment:
         finally:
             self._thread.shutdown(wait=False)
 
-    async def _use(self, call: Call) -> tuple[str, bool]:
+    async def _use_tool(self, call: Call) -> tuple[str, bool]:
         """Call a tool; return what the policy reads, and whether the call failed."""
         try:
             arguments = arguments_of(call, self._schemas)

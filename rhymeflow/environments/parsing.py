@@ -3,7 +3,7 @@
     <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>
     <tool_call><function=add><parameter=a>1</parameter></function></tool_call>
 
-Every `<tool_call>` gives one `Call`, which has an `error` if it is malformed. Nothing raises.
+Every `<tool_call>` gives one `Call`, a malformed one a `Call` with an `error`; nothing raises.
 """
 
 from __future__ import annotations

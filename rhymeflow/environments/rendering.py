@@ -30,8 +30,8 @@ from rhymeflow.pool import Refused
 INVISIBLE = "\u200b"
 _MARK = "rhymeflow-said-this"
 _THOUGHT = "<think>\nit is so\n</think>\n\n"
-_ASKED = {"role": "user", "content": "a question"}
-_WAY_OUT = (
+_QUESTION = {"role": "user", "content": "a question"}
+_REMEDY = (
     "the policy would read its earlier turns differently than it wrote them; give the tokenizer a "
     "template for training, which only appends"
 )
@@ -93,13 +93,14 @@ class ChatRenderer(TextRenderer):
         thoughts = _thoughts(self._write, str(tokenizer.chat_template))
         check_appends(self._write, thoughts, reads_tools=bool(tools), reads_users=reads_users)
         self._thought = thoughts[0]
-        said = self._write([_ASKED, _said(self._thought + _MARK)], opens=False)
-        _, found, self._closing = said.rpartition(_MARK)
+        said = self._write([_QUESTION, _assistant(self._thought + _MARK)], opens=False)
+        _, mark, self._closing = said.rpartition(_MARK)
         """The template's text after a turn of the assistant."""
-        if not found:
+        if not mark:
             raise UserError("the chat template does not write what the assistant says, as text")
-        asked, begun = self._write([_ASKED], opens=False), self._write([_ASKED])
+        asked, begun = self._write([_QUESTION], opens=False), self._write([_QUESTION])
         self._opening = begun[len(asked) :] if begun.startswith(asked) else begun
+        """The template's text before a turn of the assistant."""
         for tool in self._tools:
             self._check_read(tool, begun)
 
@@ -107,9 +108,9 @@ class ChatRenderer(TextRenderer):
         """Raise `UserError` if a call of the tool, as the template writes it, is not parsed as
         that call. A template without tools need not write calls: the prompt describes them."""
         name, arguments = tool["function"]["name"], example(tool["function"]["parameters"])
-        asked = [_ASKED, _dummy([{"role": "tool", "name": name}], 0, self._thought, arguments)]
+        asked = [_QUESTION, _dummy([{"role": "tool", "name": name}], 0, self._thought, arguments)]
         said = self._write(asked, opens=False).removeprefix(begun)
-        is_told = name in begun and begun != self._write([_ASKED], tools=None)
+        is_told = name in begun and begun != self._write([_QUESTION], tools=None)
         if name not in said and not is_told:
             return
         calls = self._calls(self._ids(said))
@@ -133,7 +134,7 @@ class ChatRenderer(TextRenderer):
         if isinstance(answer, str):
             answer = [{"role": "user", "content": answer}]
         answer = [each | {"content": self._harmless(each["content"])} for each in answer]
-        before = [_ASKED, _dummy(answer, 0, self._thought)]
+        before = [_QUESTION, _dummy(answer, 0, self._thought)]
         try:
             ended = self._write(before, opens=False)
             full = self._write([*before, *_with_ids(answer, 0)])
@@ -143,10 +144,11 @@ class ChatRenderer(TextRenderer):
             roles = ", ".join(each["role"] for each in answer)
             raise Refused(f"the chat template rewrites the turn before answers of {roles}")
         stop = self._stop_text(turn)
-        _, found, rest = self._closing.partition(stop) if stop else ("", "", "")
-        text = (rest if found else self._closing) + full[len(ended) :]
+        # The policy has sampled the stop token: only what follows it in the closing is appended.
+        _, stop_found, rest = self._closing.partition(stop) if stop else ("", "", "")
+        text = (rest if stop_found else self._closing) + full[len(ended) :]
         # In some templates, a turn ends with the token that the next message begins with.
-        return self._after(stop, text if found else text.removeprefix(stop))
+        return self._after(stop, text if stop_found else text.removeprefix(stop))
 
     def _stop_text(self, turn: list[int]) -> str:
         """Return the special token at the end of the turn as text, "" if there is none."""
@@ -169,10 +171,10 @@ class ChatRenderer(TextRenderer):
 def check_appends(
     write: Callable[..., str], thoughts: Sequence[str], *, reads_tools: bool, reads_users: bool
 ) -> None:
-    """Check that the template's text of a conversation's first messages begins its text of the
-    whole conversation, and that it accepts messages of tools and of users. Raises `UserError`."""
-    for shape, messages in _conversations(thoughts, reads_tools, reads_users):
-        where = f"the chat template, in a conversation with {shape}"
+    """Check that the template's text of the whole conversation begins with its text of the first
+    messages alone, and that it accepts messages of tools and of users. Raises `UserError`."""
+    for description, messages in _conversations(thoughts, reads_tools, reads_users):
+        where = f"the chat template, in a conversation with {description}"
         try:
             whole = write(messages, opens=False)
             for place, message in enumerate(messages):
@@ -186,7 +188,7 @@ def check_appends(
                 ):
                     if not text.startswith(begin):
                         seen = _difference(text, begin)
-                        raise UserError(f"{where}: {what} ({seen}); {_WAY_OUT}")
+                        raise UserError(f"{where}: {what} ({seen}); {_REMEDY}")
         except TemplateError as error:
             raise UserError(f"{where}: refuses it: {error}") from None
 
@@ -194,27 +196,27 @@ def check_appends(
 def _conversations(
     thoughts: Sequence[str], reads_tools: bool, reads_users: bool
 ) -> list[tuple[str, list[Message]]]:
-    found = []
+    conversations = []
     for thought in thoughts:
         reasoning = "reasoning and " if thought else ""
         if reads_users:
             messages: list[Message] = []
             for turn in "abc":
                 messages.append({"role": "user", "content": f"question {turn}"})
-                messages.append(_said(f"{thought}answer {turn}"))
-            found.append((f"{reasoning}turns of the user", messages))
+                messages.append(_assistant(f"{thought}answer {turn}"))
+            conversations.append((f"{reasoning}turns of the user", messages))
         if reads_tools:
-            messages = [_ASKED]
+            messages = [_QUESTION]
             for number in range(3):
                 answer = [{"role": "tool", "name": "add", "content": "3"}] * (number % 2 + 1)
                 messages.append(_dummy(answer, number, thought))
                 messages += _with_ids(answer, number)
-            messages.append(_said(f"{thought}it is done"))
-            found.append((f"{reasoning}calls of tools", messages))
-    return found
+            messages.append(_assistant(f"{thought}it is done"))
+            conversations.append((f"{reasoning}calls of tools", messages))
+    return conversations
 
 
-def _said(content: str) -> Message:
+def _assistant(content: str) -> Message:
     return {"role": "assistant", "content": content}
 
 
@@ -226,7 +228,7 @@ def _thoughts(write: Callable[..., str], template: str) -> tuple[str, ...]:
     if "think>" not in template and "reasoning" not in template:
         return ("",)
     try:
-        begun = write([_ASKED]).rstrip()
+        begun = write([_QUESTION]).rstrip()
     except TemplateError as error:
         raise UserError(f"the chat template refuses a question: {error}") from None
     if begun.endswith("<think>"):
@@ -242,7 +244,7 @@ def _dummy(
     It has at most one call, because some templates allow no more, and the text after the turn does
     not depend on it.
     """
-    message = _said(f"{thought}well")
+    message = _assistant(f"{thought}well")
     called = next((each for each in answer if each["role"] == "tool"), None)
     if called is None:
         return message

@@ -18,23 +18,17 @@ from rhymeflow.errors import UserError, nearest
 
 def schema_of(tool: Callable[..., Any], where: str) -> Schema:
     """Return the schema of a tool. Raises `UserError` if signature or docstring are incomplete."""
-    from transformers.utils import chat_template_utils as templates  # loads torch
+    from transformers.utils import chat_template_utils as schemas  # loads torch
 
     for name, parameter in inspect.signature(tool).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise UserError(f"{where}: parameter {name!r} cannot be given by name")
     try:
-        schema: Schema = templates.get_json_schema(tool)
+        schema: Schema = schemas.get_json_schema(tool)
         json.dumps(schema)
-    except templates.DocstringParsingException as error:
+    except schemas.DocstringParsingException as error:
         raise UserError(f"{where}: {error} (Google style: `Args:` and a line for each)") from None
-    except (
-        templates.TypeHintParsingException,
-        NameError,
-        TypeError,
-        ValueError,
-        KeyError,
-    ) as error:
+    except (schemas.TypeHintParsingException, NameError, TypeError, ValueError, KeyError) as error:
         raise UserError(f"{where}: {error}; the policy is told the types of arguments") from None
     return schema
 
@@ -50,21 +44,21 @@ def arguments_of(call: Call, schemas: dict[str, Schema]) -> dict[str, Any]:
     if call.name not in schemas:
         raise CallRefused(f"there is no tool {call.name!r}{nearest(call.name, schemas)}")
     parameters = schemas[call.name]["function"]["parameters"]
-    wanted = parameters["properties"]
+    known = parameters["properties"]
     given: dict[str, Any] = json.loads(call.arguments)
     for name in given:
-        if name not in wanted:
-            raise CallRefused(f"{call.name} takes no argument {name!r}{nearest(name, wanted)}")
+        if name not in known:
+            raise CallRefused(f"{call.name} takes no argument {name!r}{nearest(name, known)}")
     for name in parameters.get("required", ()):
         if name not in given:
             raise CallRefused(f"{call.name} needs the argument {name!r}")
     for name, value in given.items():
         if call.is_text:
-            given[name] = value = _meant(value, wanted[name])
-        if not fits(value, wanted[name]):
+            given[name] = value = _converted(value, known[name])
+        if not fits(value, known[name]):
             raise CallRefused(
                 f"{call.name}: argument {name!r} is {_shown(value)}, should be "
-                f"{_described(wanted[name])}"
+                f"{_described(known[name])}"
             )
     return given
 
@@ -75,14 +69,14 @@ def example(schema: Schema) -> Any:
         return schema["enum"][0]
     if "anyOf" in schema:
         return example(min(schema["anyOf"], key=lambda each: each.get("type") != "string"))
-    named = schema.get("type", "string")
-    named = min(named, key=lambda each: each != "string") if isinstance(named, list) else named
-    if named == "object" and "properties" in schema:
+    kind = schema.get("type", "string")
+    kind = min(kind, key=lambda each: each != "string") if isinstance(kind, list) else kind
+    if kind == "object" and "properties" in schema:
         return {name: example(each) for name, each in schema["properties"].items()}
-    if named == "array":
+    if kind == "array":
         return [example(each) for each in schema.get("prefixItems", [schema.get("items", {})])]
-    known: Schema = {"integer": 3, "number": 2.5, "boolean": True, "object": {}, "null": None}
-    return known.get(named, "some text")
+    examples: Schema = {"integer": 3, "number": 2.5, "boolean": True, "object": {}, "null": None}
+    return examples.get(kind, "some text")
 
 
 def fits(value: Any, schema: Schema) -> bool:
@@ -97,7 +91,7 @@ def fits(value: Any, schema: Schema) -> bool:
         return any(fits(value, each) for each in schema["anyOf"])
     types = schema.get("type", [])
     types = [types] if isinstance(types, str) else types
-    if types and not any(_is(value, name) for name in types):
+    if types and not any(_is_of_type(value, name) for name in types):
         return False
     if isinstance(value, list):
         if "prefixItems" in schema:
@@ -109,20 +103,20 @@ def fits(value: Any, schema: Schema) -> bool:
     return True
 
 
-def _is(value: Any, name: str) -> bool:
-    if name == "boolean" or isinstance(value, bool):
+def _is_of_type(value: Any, name: str) -> bool:
+    if name == "boolean" or isinstance(value, bool):  # a bool is an int in Python
         return name == "boolean" and isinstance(value, bool)
-    wanted: dict[str, Any] = {
+    types: dict[str, Any] = {
         "string": str, "integer": int, "number": (int, float), "array": list, "object": dict,
         "null": type(None),
     }  # fmt: skip
-    return name not in wanted or isinstance(value, wanted[name])
+    return name not in types or isinstance(value, types[name])
 
 
 _OF_PYTHON = {"True": True, "False": False, "None": None}
 
 
-def _meant(text: str, schema: Schema) -> Any:
+def _converted(text: str, schema: Schema) -> Any:
     """Return the text itself if the schema allows text, else its value as JSON."""
     if fits(text, schema):
         return text

@@ -23,7 +23,7 @@ from rhymeflow.reward.messages import RewardRequest
 
 
 class RewardCall(PoolMessage):
-    """Call these functions (by index, in this order) until one fails."""
+    """Call these functions, given by index, in this order, until one fails."""
 
     request: RewardRequest
     functions: list[int]
@@ -40,8 +40,8 @@ class Value(PoolMessage):
 
 @dataclass(slots=True)
 class FunctionRewards:
-    """Results of all functions of a request; `components` has for each response the rewards by the
-    name of the function, without functions that do not apply."""
+    """Results of all functions of a request. `components[i]` maps the names of functions to their
+    rewards for response i, without functions that do not apply to it."""
 
     components: list[dict[str, float]]
     noted: list[tuple[str, float]] = field(default_factory=list)
@@ -53,11 +53,7 @@ class RewardTask(Task):
     `key` names the responses in errors."""
 
     def __init__(
-        self,
-        key: Hashable,
-        request: RewardRequest,
-        functions: Sequence[int],
-        names: Sequence[str],
+        self, key: Hashable, request: RewardRequest, functions: Sequence[int], names: Sequence[str]
     ) -> None:
         assert functions, f"{key}: no function is given"
         super().__init__(key)
@@ -103,9 +99,8 @@ def _imported(config_json: str) -> Callable[[Connection], None]:
 
 def _serve(judges: list[Judge], connection: Connection) -> None:
     decode = msgspec.msgpack.Decoder(RewardCall).decode
-    with (
-        asyncio.Runner() as runner
-    ):  # one event loop for all calls, so that HTTP clients stay connected
+    # One event loop for all calls, so that HTTP clients stay connected.
+    with asyncio.Runner() as runner:
         while True:
             call = decode(connection.recv_bytes())
             for index in call.functions:

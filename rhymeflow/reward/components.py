@@ -42,7 +42,7 @@ class WeightedSum:
         """Weights by name, in the order of the configuration."""
 
     def problem(self, name: str, rewards: Sequence[float | None]) -> str | None:
-        """Return why the rewards of responses `name` are not usable, or None."""
+        """Return why the rewards are not usable, or None; `name` names the responses in it."""
         where = f"reward functions {', '.join(self.weights)}, {name}"
         if None in rewards:
             return f"{where}: all returned None: none applies to this sample"

@@ -76,6 +76,7 @@ class Judge:
         """Metrics and columns of the last call."""
         self._options: dict[str, Any] = {}
         self._adds: tuple[str, ...] = ()
+        """Arguments that are not from the data, and whose names no column may have."""
         if self._name in BUILT_IN:
             self._function = _built_in(config, where)
             self._takes = Arguments(self._function)
@@ -87,7 +88,7 @@ class Judge:
             known = ("solution_str", *ABSENT, *config.options)
             needed = [name for name in self._takes.needed if name not in known]
             self._function = _as_trl_calls(self._function, self._takes, config.options)
-            self._takes = Arguments(self._function)
+            self._takes = Arguments(self._function)  # of the wrapper, which takes any column
             self._takes.needed += needed
             self._adds = ("solution_str",)
         else:
@@ -184,11 +185,12 @@ def _as_trl_calls(
 
 
 def _conversation(prompt: str | list[dict[str, Any]], request: RewardRequest) -> dict[str, Any]:
-    """Return TRL's arguments `prompts` and `completions`. If the prompt is a list of messages, both
-    are; if there are environments, responses are lists of messages even to text.
+    """Return TRL's arguments `prompts` and `completions`, each with an entry for every response.
 
-    If the prompt ends with the beginning of the answer, the response gets that. Environments'
-    answers are messages of the role `tool`, as the policy read them but without special tokens.
+    A completion is text if the prompt is text and there are no environments, else a list of
+    messages. If the prompt ends with the beginning of the response, that goes to the completion.
+    Environments' answers are messages of the role `tool`, as the policy read them but without
+    special tokens.
     """
     texts, begun = request.completions, ""
     if isinstance(prompt, str) and not request.turns:
@@ -196,7 +198,7 @@ def _conversation(prompt: str | list[dict[str, Any]], request: RewardRequest) ->
     if not isinstance(prompt, str) and prompt and prompt[-1]["role"] == "assistant":
         begun, prompt = prompt[-1]["content"], prompt[:-1]
     turns = request.turns or [[text] for text in texts]
-    answers = [
+    completions = [
         [
             {
                 "role": "tool" if number % 2 else "assistant",
@@ -206,7 +208,7 @@ def _conversation(prompt: str | list[dict[str, Any]], request: RewardRequest) ->
         ]
         for parts in turns
     ]
-    return {"prompts": _repeated(prompt, len(texts)), "completions": answers}
+    return {"prompts": _repeated(prompt, len(texts)), "completions": completions}
 
 
 def _repeated(value: Any, count: int) -> list[Any]:

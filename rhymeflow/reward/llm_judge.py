@@ -26,7 +26,7 @@ from rhymeflow.reward.builtin import content
 WAIT_SECONDS = 0.5
 """Waiting time before the second try; doubled before each further one."""
 
-WORTH_A_TRY = (408, 409, 429, 500, 502, 503, 504)
+RETRIED_CODES = (408, 409, 429, 500, 502, 503, 504)
 """HTTP status codes after which another try may succeed."""
 
 
@@ -71,24 +71,21 @@ def llm_judge(
     if key := os.environ.get(api_key_variable, ""):
         headers["Authorization"] = f"Bearer {key}"
     ask = partial(_ask, url.rstrip("/") + "/chat/completions", headers, timeout, retries)
-    known: dict[str, float] = {}
+    rewards: dict[str, float] = {}  # by question
     pool = ThreadPoolExecutor(concurrency, "judge")
 
     def judge(question: str) -> float:
-        if question not in known:
+        if question not in rewards:
             messages = [{"role": "user", "content": question}]
             answer = ask(model=model, messages=messages, temperature=0, max_tokens=max_tokens)
             match = compiled.search(answer)
             if match is None:
                 raise ValueError(f"the judge's answer has no reward: {answer[:200]!r}")
-            known[question] = float(match[1]) / scale
-        return known[question]
+            rewards[question] = float(match[1]) / scale
+        return rewards[question]
 
     def score(
-        completions: list[Any],
-        prompts: list[Any],
-        completion_ids: list[list[int]],
-        **columns: Any,
+        completions: list[Any], prompts: list[Any], completion_ids: list[list[int]], **columns: Any
     ) -> list[float]:
         questions = []
         for number, completion in enumerate(completions):
@@ -109,7 +106,7 @@ def _ask(url: str, headers: dict[str, str], timeout: float, retries: int, **requ
                 return str(json.load(response)["choices"][0]["message"]["content"])
         except urllib.error.HTTPError as error:
             what = f"HTTP {error.code}: {error.read(200).decode(errors='replace')}"
-            is_last = error.code not in WORTH_A_TRY
+            is_last = error.code not in RETRIED_CODES
         except (OSError, http.client.HTTPException) as error:
             what, is_last = str(error) or type(error).__name__, False
         if is_last or attempt == retries:

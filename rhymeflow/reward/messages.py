@@ -24,7 +24,7 @@ class RewardRequest(msgspec.Struct, frozen=True):
     columns: dict[str, Any]
     trainer_state: TrainerState
     turns: list[list[str]] = []
-    """With environments, for each response: texts of policy and environment, in turn."""
+    """With environments, for each response: texts of policy and environment, alternating."""
     seen: str | list[dict[str, Any]] | None = None
     """For reward models: the prompt as the policy read it, text or messages, with
     `data.assistant_prefix`."""

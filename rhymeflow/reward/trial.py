@@ -1,5 +1,5 @@
-"""Tries reward functions on a short response before a run, in a process and with `reward.timeout`
-as in the run. Functions that ask a server or run a model are not tried.
+"""Tries reward functions on a short response before a run, as the run calls them: in a process,
+and with `reward.timeout`. Functions that ask a server or run a model are not tried.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def tried(
     function fails so that a run would stop.
     """
     names = component_names(functions)
-    to_call = [index for index, each in enumerate(functions) if each.function not in _NOT_TRIED]
-    said = [f"{name}: not tried, {_NOT_TRIED.get(each.function)}"
-            for name, each in zip(names, functions, strict=True)]  # fmt: skip
+    reasons = [_NOT_TRIED.get(each.function) for each in functions]
+    lines = [f"{name}: not tried, {reason}" for name, reason in zip(names, reasons, strict=True)]
+    to_call = [index for index, reason in enumerate(reasons) if reason is None]
     if not to_call:
-        return said
+        return lines
     called = tuple(functions[index] for index in to_call)
     reward = config.reward.model_copy(update={"functions": called, "num_workers": 1, "retries": 0})
     key = f"on a response {RESPONSE!r} to {prompt.where}"
@@ -55,14 +55,15 @@ def tried(
                 state = TrainerState(0, config.learner.max_steps)
                 request = RewardRequest(prompt.prompt, responses, ids, prompt.columns, state)
                 pool.submit(RewardTask(key, request, [place], called_names))
-                said[index] = f"{names[index]}: {_value(pool, config.reward.on_failure)} {key}"
+                lines[index] = f"{names[index]}: {_outcome(pool, config.reward.on_failure)} {key}"
         finally:
             pool.close()
             say(log.read())
-    return said
+    return lines
 
 
-def _value(pool: Pool, on_failure: str) -> str:
+def _outcome(pool: Pool, on_failure: str) -> str:
+    """Wait for the pool's only task; return its reward, or that it has none and why."""
     while not (tasks := pool.poll(time.monotonic())):
         pool.wait(1.0)
     [task] = tasks
