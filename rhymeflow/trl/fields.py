@@ -40,8 +40,8 @@ class GRPOConfig(trl.GRPOConfig):  # type: ignore[misc]
         known = [field.name for field in dataclasses.fields(self)]
         for name in named:
             if name in REMOVED:
-                gone = f"{name}: TRL has no such field any more; {REMOVED[name]}"
-                raise UserError(f"GRPOConfig: {gone}")
+                problem = f"{name}: TRL has no such field any more; {REMOVED[name]}"
+                raise UserError(f"GRPOConfig: {problem}")
             if name not in known:
                 raise UserError(f"GRPOConfig: there is no field {name!r}{suggestion(name, known)}")
         self.rhymeflow = rhymeflow
@@ -140,7 +140,7 @@ PASSED_OVER: Mapping[str, str] = {
         "vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min "
         "vllm_importance_sampling_cap",
     "it belongs to fsdp, sync_ref_model, use_adaptive_entropy or another loss_type, which are not "
-    "there": "fsdp_config ref_model_mixup_alpha ref_model_sync_steps entropy_coef_min "
+    "supported": "fsdp_config ref_model_mixup_alpha ref_model_sync_steps entropy_coef_min "
         "entropy_coef_max entropy_coef_delta entropy_target sapo_temperature_neg "
         "sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
 }  # fmt: skip
@@ -172,14 +172,14 @@ REFUSED: Mapping[str, str] = {
 }  # fmt: skip
 """By what to do instead, fields that are refused unless they have their default."""
 
-_SAME: Mapping[str, tuple[Any, ...]] = {
+_LIKE_DEFAULT: Mapping[str, tuple[Any, ...]] = {
     "disable_dropout": (True,), "disable_tqdm": (False,), "log_completions": (True,),
     "trackio_space_id": ("trackio",), "hub_strategy": ("end",), "local_rank": (0,),
     "do_train": (True,), "do_eval": (True,), "do_predict": (True,),
     "lr_scheduler_kwargs": ({},), "optim_args": ("",), "fsdp": ("", []), "min_p": (0.0,),
     "router_aux_loss_coef": (0.0,), "generation_kwargs": ({},),
 }  # fmt: skip
-"""Values that mean the same as TRL's default."""
+"""By field, values that mean the same as TRL's default."""
 
 
 def check_one_process() -> None:
@@ -212,7 +212,7 @@ def values_of(args: Any) -> tuple[dict[str, Any], list[str]]:
         name, value = field.name, plain(getattr(args, field.name))
         values[name] = value
         computed = plain(getattr(filled_in, name, field.default))
-        defaults = (plain(field.default), computed, *_SAME.get(name, ()))
+        defaults = (plain(field.default), computed, *_LIKE_DEFAULT.get(name, ()))
         is_default = any(
             value == each and isinstance(value, bool) == isinstance(each, bool) for each in defaults
         )
@@ -222,13 +222,13 @@ def values_of(args: Any) -> tuple[dict[str, Any], list[str]]:
             notices.append(f"{name} = {value!r} has no effect: {why[name]}")
             continue
         unknown = "is not known to this version of Rhymeflow, which knows the fields of TRL 1.16"
-        text = f"is not there: {instead[name]}" if name in instead else unknown
-        raise UserError(f"GRPOConfig: {name} = {value!r} {text}")
+        problem = f"is not supported: {instead[name]}" if name in instead else unknown
+        raise UserError(f"GRPOConfig: {name} = {value!r} {problem}")
     return values, notices
 
 
 def ours(args: Any) -> dict[str, Any]:
-    """Return the field `rhymeflow`, a mapping. Text, from a command line, is read as JSON."""
+    """Return the value of the field `rhymeflow`, a mapping; text, from a command line, is JSON."""
     fields = getattr(args, "rhymeflow", None)
     if isinstance(fields, str):
         try:

@@ -20,20 +20,20 @@ from rhymeflow.trainer.trainer import beside, latest
 from rhymeflow.trl.fields import GRPOConfig, check_one_process, ours, values_of
 from rhymeflow.trl.translate import (
     UNLIMITED_TURNS,
-    Steps,
+    RunLength,
     Values,
     optimizer_steps,
     run_fields,
     steps_in,
 )
 
-NOT_THERE: Mapping[str, str] = {
+UNSUPPORTED: Mapping[str, str] = {
     "optimizers": "the learner makes its own AdamW; adam_*, learning_rate and lr_scheduler_type "
     "say how it steps",
     "quantization_config": "weights are trained in full precision (model.dtype)",
-    "peft_config": "LoRA is not there: all weights are trained. Leave peft_config out; "
+    "peft_config": "there is no LoRA, all weights are trained. Leave peft_config out; "
     "learner.num_ranks spreads a model over several GPUs",
-    "rollout_func": "responses with turns are what environment_factory and tools are for "
+    "rollout_func": "environment_factory and tools make responses of several turns "
     "(docs/environments.md)",
 }
 """Arguments of TRL's trainer that are refused, and what to do instead."""
@@ -64,10 +64,13 @@ class GRPOTrainer(Trainer):
         environment_factory: Any = None,
         **unknown: Any,
     ) -> None:
-        absent = (any(optimizers or ()) or None, quantization_config, peft_config, rollout_func)
-        for (name, instead), value in zip(NOT_THERE.items(), absent, strict=True):
+        unsupported = {
+            "optimizers": any(optimizers or ()) or None, "quantization_config": quantization_config,
+            "peft_config": peft_config, "rollout_func": rollout_func,
+        }  # fmt: skip
+        for name, value in unsupported.items():
             if value is not None:
-                raise UserError(f"GRPOTrainer: {name} is not there: {instead}")
+                raise UserError(f"GRPOTrainer: {name} is not supported: {UNSUPPORTED[name]}")
         if unknown:
             raise UserError(f"GRPOTrainer: takes no argument {', '.join(unknown)}")
         if train_dataset is None:
@@ -77,7 +80,8 @@ class GRPOTrainer(Trainer):
         given, notices = values_of(args)
         steps, num_rows = steps_in(given), _num_rows(train_dataset)
         max_steps = optimizer_steps(given, steps, num_rows)
-        fields = run_fields(given, steps, max_steps, num_rows)
+        length = RunLength(steps, max_steps, num_rows)
+        fields = run_fields(given, length)
         actual_steps = fields["learner.max_steps"] * steps.per_version
         if actual_steps != max_steps:
             notices.append(
@@ -85,8 +89,8 @@ class GRPOTrainer(Trainer):
                 f"{actual_steps} steps"
             )
         if tools or environment_factory is not None:
-            most = given["max_tool_calling_iterations"]
-            fields["max_turns"] = UNLIMITED_TURNS if most is None else most + 1
+            max_calls = given["max_tool_calling_iterations"]
+            fields["max_turns"] = UNLIMITED_TURNS if max_calls is None else max_calls + 1
         fields |= ours(args)
         super().__init__(
             model=model,
@@ -114,7 +118,7 @@ class GRPOTrainer(Trainer):
             suites = [suite.model_copy(update={"steps": 0}) for suite in self.config.eval.suites]
             never = {"suites": tuple(suites)}
             self.config = self.config.changed(data={"eval_size": 0}, eval=never)
-        self.rhythm = _rhythm(given, steps, max_steps, num_rows)
+        self.rhythm = _rhythm(given, length)
         for notice in [*notices, *self._differences()]:
             print(f"rhymeflow: {notice}")
 
@@ -147,7 +151,7 @@ class GRPOTrainer(Trainer):
         return True
 
     def _differences(self) -> list[str]:
-        """Notices of how this run differs from one of TRL."""
+        """Return notices of how this run differs from one of TRL."""
         notices = []
         if bound := self.config.schedule.bound:
             notices.append(
@@ -163,7 +167,7 @@ class GRPOTrainer(Trainer):
         return notices
 
     def _choose_run_dir(self, resumes: bool) -> None:
-        """Choose the newest run beside `output_dir`, or a new directory: scripts keep the name."""
+        """Go to the newest run beside `output_dir` if `resumes`, else to a new directory there."""
         named = self.run_dir
         if resumes:
             if latest(named) != named:
@@ -176,16 +180,16 @@ class GRPOTrainer(Trainer):
         )
 
 
-def _rhythm(given: Values, steps: Steps, max_steps: int, num_rows: int | None) -> Rhythm:
-    """How often `on_log` is called, and how steps and epochs are counted."""
-    every, strategy = given["logging_steps"], given["logging_strategy"]
-    per_epoch = num_rows / steps.groups_per_batch if num_rows else 0.0
+def _rhythm(given: Values, length: RunLength) -> Rhythm:
+    """Return how often `on_log` is called, and how steps and epochs are counted."""
+    steps, every, strategy = length.steps, given["logging_steps"], given["logging_strategy"]
+    per_epoch = length.num_rows / steps.groups_per_batch if length.num_rows else 0.0
     if strategy == "no":
         versions = 0
     elif strategy == "epoch":
         versions = max(1, round(per_epoch))
     else:
-        versions = steps.versions(every if every >= 1 else max_steps * every)
+        versions = steps.versions(every if every >= 1 else length.max_steps * every)
     return Rhythm(versions, bool(given["logging_first_step"]), steps.per_version, per_epoch)
 
 

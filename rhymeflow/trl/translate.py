@@ -3,7 +3,8 @@
 TRL generates `steps_per_generation` micro-batches at a time and passes over them `num_iterations`
 times, with `gradient_accumulation_steps` of them in each optimizer step. Here a batch makes a
 version: it has `num_minibatches` parts, each an optimizer step, and is passed over `num_iterations`
-times. An optimizer step has as many responses as in TRL, and a version as many steps.
+times. An optimizer step has as many responses as in TRL, and a version has the optimizer steps that
+TRL takes on one generation batch (or the one step that spans several).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Steps(NamedTuple):
     groups_per_batch: int
     num_minibatches: int
     num_iterations: int
-    generations: int = 1
+    generation_batches: int = 1
     """How many of TRL's generation batches make a batch."""
 
     @property
@@ -48,54 +49,65 @@ class Steps(NamedTuple):
         return max(1, math.ceil(optimizer_steps / self.per_version))
 
 
+class RunLength(NamedTuple):
+    """The length of a run: `max_steps` counts TRL's steps; `num_rows` is None if unknown."""
+
+    steps: Steps
+    max_steps: int
+    num_rows: int | None
+
+
 def steps_in(given: Values) -> Steps:
     """Translate TRL's batch and step sizes.
 
     Raises:
         UserError: a step would end within a group or a generation batch.
     """
-    num_generations, num_iterations = given["num_generations"], given["num_iterations"]
-    per_generation = given["steps_per_generation"]
+    group_size, num_iterations = given["num_generations"], given["num_iterations"]
+    microbatch_size = given["per_device_train_batch_size"]
+    microbatches_per_generation = given["steps_per_generation"]
     accumulation = given["gradient_accumulation_steps"]
-    batch_size = given["per_device_train_batch_size"]
-    generated = batch_size * per_generation
-    if num_generations < 2 or generated % num_generations:  # set after TRL's own check
+    responses_per_generation = microbatch_size * microbatches_per_generation
+    # TRL checks this too, but fields may have been changed since.
+    if group_size < 2 or responses_per_generation % group_size:
         raise UserError(
-            f"GRPOConfig: num_generations = {num_generations}, should be 2 at least, and divide "
-            f"the {generated} responses that are generated at a time "
-            f"(per_device_train_batch_size times {per_generation})"
+            f"GRPOConfig: num_generations = {group_size}, must be at least 2 and divide the "
+            f"{responses_per_generation} responses that are generated at a time "
+            f"(per_device_train_batch_size times {microbatches_per_generation})"
         )
-    is_split = max(per_generation, accumulation) % min(per_generation, accumulation) > 0
-    if is_split or (per_generation < accumulation and num_iterations > 1):
+    smaller, larger = sorted((microbatches_per_generation, accumulation))
+    if larger % smaller or (microbatches_per_generation < accumulation and num_iterations > 1):
         raise UserError(
-            f"GRPOConfig: with steps_per_generation = {per_generation}, "
+            f"GRPOConfig: with steps_per_generation = {microbatches_per_generation}, "
             f"gradient_accumulation_steps = {accumulation} and num_iterations = {num_iterations} "
             "an optimizer step would take parts of several generations; let steps_per_generation "
             "be a multiple of gradient_accumulation_steps, or leave it out"
         )
-    if per_generation <= accumulation:  # an optimizer step takes one generation batch or more
-        groups = batch_size * accumulation // num_generations
-        return Steps(groups, 1, num_iterations, accumulation // per_generation)
-    if batch_size * accumulation % num_generations:
+    responses_per_step = microbatch_size * accumulation
+    if microbatches_per_generation <= accumulation:  # a step takes one generation batch or more
+        groups = responses_per_step // group_size
+        return Steps(groups, 1, num_iterations, accumulation // microbatches_per_generation)
+    if responses_per_step % group_size:
         raise UserError(
-            f"GRPOConfig: an optimizer step has {batch_size * accumulation} responses, which are "
-            f"no whole groups of num_generations = {num_generations}; raise "
-            "gradient_accumulation_steps or lower steps_per_generation"
+            f"GRPOConfig: an optimizer step has {responses_per_step} responses, which are no whole "
+            f"groups of num_generations = {group_size}; raise gradient_accumulation_steps or lower "
+            "steps_per_generation"
         )
-    minibatches = per_generation // accumulation
-    return Steps(generated // num_generations, minibatches, num_iterations)
+    minibatches = microbatches_per_generation // accumulation
+    return Steps(responses_per_generation // group_size, minibatches, num_iterations)
 
 
 def steps_per_epoch(steps: Steps, num_rows: int) -> int:
-    """Return TRL's optimizer steps in an epoch, without its last prompts that fill no batch."""
-    generations = num_rows // (steps.groups_per_batch // steps.generations)
-    batches = math.ceil(generations / steps.generations)
+    """Return TRL's optimizer steps in an epoch. Prompts too few for a generation batch are left
+    out, as in TRL; a last step over fewer generation batches counts."""
+    prompts_per_generation = steps.groups_per_batch // steps.generation_batches
+    batches = math.ceil(num_rows // prompts_per_generation / steps.generation_batches)
     if not batches:
         raise UserError(
             f"GRPOTrainer: train_dataset has {num_rows} rows, fewer than the "
-            f"{steps.groups_per_batch // steps.generations} prompts that are generated for at a "
-            "time (per_device_train_batch_size, gradient_accumulation_steps and "
-            "steps_per_generation over num_generations)"
+            f"{prompts_per_generation} prompts that are generated for at a time "
+            "(per_device_train_batch_size, gradient_accumulation_steps and steps_per_generation "
+            "over num_generations)"
         )
     return batches * steps.per_version
 
@@ -112,15 +124,16 @@ def optimizer_steps(given: Values, steps: Steps, num_rows: int | None) -> int:
     return math.ceil(epochs * steps_per_epoch(steps, num_rows))
 
 
-def run_fields(given: Values, steps: Steps, max_steps: int, num_rows: int | None) -> dict[str, Any]:
-    """Return the run's fields by path; `max_steps` counts TRL's steps. Where defaults differ, TRL's
-    are set, such as a linear schedule and seed 42."""
+def run_fields(given: Values, length: RunLength) -> dict[str, Any]:
+    """Return the run's fields by path. Where defaults differ, TRL's are set, such as a linear
+    schedule and seed 42."""
+    steps = length.steps
     fields = {f"{section}.{name}": given[name] for name, section in by_name(SAME).items()}
     fields |= {
         "learner.groups_per_batch": steps.groups_per_batch,
         "learner.num_minibatches": steps.num_minibatches,
         "learner.num_iterations": steps.num_iterations,
-        "learner.max_steps": steps.versions(max_steps),
+        "learner.max_steps": steps.versions(length.max_steps),
         "data.shuffle": bool(given["shuffle_dataset"]),
         "data.chat_template": False,  # TRL does not apply it to text prompts
         "data.chat_template_kwargs": given["chat_template_kwargs"] or {},
@@ -129,38 +142,39 @@ def run_fields(given: Values, steps: Steps, max_steps: int, num_rows: int | None
     }
     if given["run_name"] is not None:
         fields["name"] = given["run_name"]
-    fields |= _optimization(given, steps, max_steps)
     fields |= _model(given) | _engine(given)
-    fields |= _saving(given, steps, max_steps, num_rows)
+    fields |= _optimization(given, length) | _saving(given, length)
     return fields
 
 
-def _optimization(given: Values, steps: Steps, max_steps: int) -> dict[str, Any]:
+def _optimization(given: Values, length: RunLength) -> dict[str, Any]:
     if given["optim"] not in OPTIMIZERS:
         raise UserError(
-            f"GRPOConfig: optim = {given['optim']!r} is not there: the optimizer is AdamW "
-            f"({', '.join(OPTIMIZERS)}); learner.offload_optimizer spares memory"
+            f"GRPOConfig: optim = {given['optim']!r} is not supported: the optimizer is "
+            f"AdamW ({', '.join(OPTIMIZERS)}); learner.offload_optimizer spares memory"
         )
     schedule = given["lr_scheduler_type"]
     if schedule not in SCHEDULES:
         raise UserError(
-            f"GRPOConfig: lr_scheduler_type = {schedule!r} is not there: {', '.join(SCHEDULES)}"
+            f"GRPOConfig: lr_scheduler_type = {schedule!r} is not supported; give one of "
+            f"{', '.join(SCHEDULES)}"
         )
     warmup = given["warmup_steps"]
-    warmup = math.ceil(max_steps * warmup) if 0 < warmup < 1 else int(warmup)
+    warmup = math.ceil(length.max_steps * warmup) if 0 < warmup < 1 else int(warmup)
+    warmup_versions = 0 if schedule == "constant" else round(warmup / length.steps.per_version)
     if given["data_seed"] not in (None, given["seed"]):
-        raise UserError("GRPOConfig: data_seed is not there: seed orders the prompts too")
+        raise UserError("GRPOConfig: data_seed is not supported: seed orders the prompts too")
     norm = given["max_grad_norm"]
     return {
         "learner.lr_scheduler_type": SCHEDULES[schedule],
-        "learner.warmup_steps": 0 if schedule == "constant" else round(warmup / steps.per_version),
+        "learner.warmup_steps": warmup_versions,
         "learner.max_grad_norm": float(norm) if norm else None,
         "learner.gradient_checkpointing": bool(given["activation_checkpointing"]),
     }
 
 
 def _model(given: Values) -> dict[str, Any]:
-    """TRL's default is bfloat16, which `auto` means where the device computes in it."""
+    """Without a dtype TRL uses bfloat16; so does `auto`, on devices that compute in it."""
     options = dict(given["model_init_kwargs"] or {})
     dtype = options.pop("dtype", options.pop("torch_dtype", None))
     dtype_name = str(dtype).removeprefix("torch.") if dtype is not None else None
@@ -173,7 +187,7 @@ def _model(given: Values) -> dict[str, Any]:
         )
     if options:
         raise UserError(
-            f"GRPOConfig: model_init_kwargs: {', '.join(options)}: is not there; load the model, "
+            f"GRPOConfig: model_init_kwargs: {', '.join(options)}: not supported; load the model, "
             "and give it as an object with its tokenizer"
         )
     if dtype_name is None:
@@ -194,22 +208,22 @@ def _engine(given: Values) -> dict[str, Any]:
     return fields
 
 
-def _saving(given: Values, steps: Steps, max_steps: int, num_rows: int | None) -> dict[str, Any]:
+def _saving(given: Values, length: RunLength) -> dict[str, Any]:
     """When to evaluate, save and report, as in TRL: by default all checkpoints are kept."""
     evaluates = given["eval_strategy"], given["eval_steps"] or given["logging_steps"]
     saves = given["save_strategy"], given["save_steps"]
-    if saves[0] == "best":
+    if given["save_strategy"] == "best":
         saves = evaluates  # the best checkpoint is known after an evaluation
     trackers = [tracker for tracker in given["report_to"] or () if tracker != "none"]
     for tracker in trackers:
         if tracker not in TRACKERS:
             raise UserError(
-                f"GRPOConfig: report_to = {tracker!r} is not there: {', '.join(TRACKERS)}; or give "
-                "its TrainerCallback as a callback"
+                f"GRPOConfig: report_to = {tracker!r} is not supported; give one of "
+                f"{', '.join(TRACKERS)}, or the tracker's TrainerCallback as a callback"
             )
     return {
-        "run.eval_steps": _interval("eval_strategy", *evaluates, steps, max_steps, num_rows),
-        "run.save_steps": _interval("save_strategy", *saves, steps, max_steps, num_rows),
+        "run.eval_steps": _interval("eval_strategy", *evaluates, length),
+        "run.save_steps": _interval("save_strategy", *saves, length),
         "run.save_seconds": 0.0,
         "run.save_total_limit": given["save_total_limit"] or 0,
         "run.best_metric": _best_metric(given),
@@ -222,28 +236,26 @@ def _best_metric(given: Values) -> str:
     name = metric.removeprefix("eval_")
     if name != "reward" and not name.endswith("_reward"):
         raise UserError(
-            f"GRPOConfig: metric_for_best_model = {metric!r} is not there: it is eval_reward, or "
-            "eval_NAME_reward for one of several eval sets"
+            f"GRPOConfig: metric_for_best_model = {metric!r} is not supported; give eval_reward, "
+            "or eval_NAME_reward for one of several eval sets"
         )
     if given["greater_is_better"] is False:
         raise UserError(
-            "GRPOConfig: greater_is_better = False is not there: a greater reward is better"
+            "GRPOConfig: greater_is_better = False is not supported: a greater reward is better"
         )
     return "eval/reward" if name == "reward" else f"eval/{name.removesuffix('_reward')}/avg@1"
 
 
-def _interval(
-    field: str, strategy: str, every: float, steps: Steps, max_steps: int, num_rows: int | None
-) -> int:
-    """Return the versions between two evaluations or checkpoints, from a strategy; 0: never."""
+def _interval(field: str, strategy: str, every: float, length: RunLength) -> int:
+    """Return how many versions lie between two evaluations or checkpoints; 0: there are none."""
     if strategy == "no":
         return 0
     if strategy == "epoch":
-        if num_rows is None:
+        if length.num_rows is None:
             raise UserError(f"GRPOConfig: {field} = 'epoch': train_dataset has no length")
-        every = steps_per_epoch(steps, num_rows)
+        every = steps_per_epoch(length.steps, length.num_rows)
     elif strategy != "steps":
-        raise UserError(f"GRPOConfig: {field} = {strategy!r} is not there: no, steps or epoch")
-    elif every < 1:
-        every = math.ceil(max_steps * every)
-    return steps.versions(every)
+        raise UserError(f"GRPOConfig: {field} = {strategy!r} is not supported: no, steps or epoch")
+    elif every < 1:  # a fraction of the run
+        every = math.ceil(length.max_steps * every)
+    return length.steps.versions(every)

@@ -96,7 +96,7 @@ def changed(name: str, value: Any) -> trl.GRPOConfig:
 @pytest.mark.parametrize("name", by_name(REFUSED))
 def test_what_is_refused_says_what_to_do(name: str) -> None:
     message = refusal(values_of, changed(name, "other"))
-    assert message == f"GRPOConfig: {name} = 'other' is not there: {by_name(REFUSED)[name]}"
+    assert message == f"GRPOConfig: {name} = 'other' is not supported: {by_name(REFUSED)[name]}"
 
 
 @pytest.mark.parametrize("name", by_name(PASSED_OVER))

@@ -34,7 +34,7 @@ def test_steps_and_epochs_have_the_responses_that_they_have_in_trl(
         return
     ours = steps.groups_per_batch * generations / steps.num_minibatches
     assert ours == batch * accumulation
-    trained = batch * each_time * iterations * steps.generations
+    trained = batch * each_time * iterations * steps.generation_batches
     assert steps.per_version == trained / (batch * accumulation)
     # Of an epoch, as TRL's sampler deals out prompts, one micro-batch after the other.
     prompts = batch * each_time // generations
@@ -49,7 +49,7 @@ def test_steps_and_epochs_have_the_responses_that_they_have_in_trl(
 @pytest.mark.parametrize(
     ("numbers", "part"),
     [
-        ((8, 1, 1, 1, 1), "num_generations = 1, should be 2"),
+        ((8, 1, 1, 1, 1), "num_generations = 1, must be at least 2"),
         ((3, 1, 2, 1, 1), "num_generations = 2.* divide the 3"),
         ((8, 2, 4, 3, 1), "steps_per_generation = 3"),
         ((8, 4, 4, 2, 2), "num_iterations = 2 an optimizer step would"),
