@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rhymeflow.core.types import CUT, TrajectoryId
 from rhymeflow.data.encode import messages_of
@@ -32,7 +33,7 @@ UNFINISHED = "unfinished"
 """The ending of a response whose group has none yet, as in `summary.json`."""
 NO_TEXT = "whose text was deleted (run.keep_tokens) or never made"
 UNREADABLE = "whose answers of the environment are no messages"
-UNEQUAL = "without a better or worse one in their group"
+NO_PAIR = "without a better or worse one in their group"
 
 _OF_TRAJECTORY = (
     *("group", "member", "row", "epoch", "prompt", "response", "columns", "reward", "components"),
@@ -42,6 +43,13 @@ _OF_TRAJECTORY = (
 _COMPONENTS = "SELECT DISTINCT key FROM trajectories, json_each(components) WHERE group_id >= 0"
 
 Text = str | list[Message]
+
+
+class _Example(NamedTuple):
+    """What the policy read and what it wrote, as a row of `sft` has them."""
+
+    prompt: Text
+    completion: Text
 
 
 @dataclass(frozen=True)
@@ -174,7 +182,7 @@ class Rows:
             exported = []
             for member in group["members"]:
                 why = self._why_not(member)
-                if why is None and self._best is not None and _name(member) not in self._best:
+                if why is None and self._best is not None and _id_of(member) not in self._best:
                     why = "not wanted"
                 if why is None:
                     exported.append(member)
@@ -184,7 +192,8 @@ class Rows:
             yield group, exported
 
     def _why_not(self, response: Record) -> str | None:
-        """Why to leave a response out, if so. SFT rows and pairs need text, SFT rows all of it."""
+        """Return why to leave a response out, or None. Only complete responses with text become SFT
+        rows or pairs, and those cut short do not become SFT rows."""
         if not self._filters.want(response):
             return "not wanted"
         if self._what == "trajectories":
@@ -196,7 +205,7 @@ class Rows:
         return "cut short" if response["reason"] in CUT and self._what == "sft" else None
 
     def _best_of_rows(self, number: int) -> set[TrajectoryId]:
-        """The `number` best responses to each row; of equal rewards, those of newer groups."""
+        """Return the `number` best responses to each row; of equals, those of newer groups."""
         heaps: dict[int, list[tuple[float, int, int]]] = {}
         for group in groups(self._reader):
             heap = heaps.setdefault(group["row"], [])
@@ -231,59 +240,60 @@ class Rows:
             self.notes["without tokens (run.keep_tokens)"] += 1
 
     def _sft(self) -> Iterator[Record]:
-        """A row for each complete response, whatever its reward."""
+        """Yield a row for each complete response, whatever its reward."""
         for group, exported in self.groups():
             for response in exported:
-                texts = self._texts(group, response)
-                if texts is None:
+                example = self._example(group, response)
+                if example is None:
                     self.left_out[UNREADABLE] += 1
                 else:
-                    yield {"prompt": texts[0], "completion": texts[1]}
+                    yield example._asdict()
 
     def _preferences(self) -> Iterator[Record]:
-        """A row for each group with different rewards: its best complete response and its worst."""
+        """Yield a row for each group whose rewards differ: its best and its worst response."""
         for group, exported in self.groups():
             rewarded = [response for response in exported if response["reward"] is not None]
             self.left_out["without reward"] += len(exported) - len(rewarded)
             pair = _extremes(rewarded)
             if pair is None:
-                self.left_out[UNEQUAL] += len(rewarded)
+                self.left_out[NO_PAIR] += len(rewarded)
                 continue
-            chosen, rejected = (self._texts(group, response) for response in pair)
+            best, worst = pair
+            chosen, rejected = self._example(group, best), self._example(group, worst)
             if chosen is None or rejected is None:
                 self.left_out[UNREADABLE] += len(rewarded)
                 continue
             yield {
-                "prompt": chosen[0],
-                "chosen": chosen[1],
-                "rejected": rejected[1],
-                "chosen_reward": pair[0]["reward"],
-                "rejected_reward": pair[1]["reward"],
+                "prompt": chosen.prompt,
+                "chosen": chosen.completion,
+                "rejected": rejected.completion,
+                "chosen_reward": best["reward"],
+                "rejected_reward": worst["reward"],
                 "group": group["group"],
-                "chosen_member": pair[0]["member"],
-                "rejected_member": pair[1]["member"],
+                "chosen_member": best["member"],
+                "rejected_member": worst["member"],
             }
 
     def _segments(self, response: Record) -> list[StoredSegment]:
         with self._reader.one_state():
-            return self._reader.segments(_name(response))
+            return self._reader.segments(_id_of(response))
 
-    def _texts(self, group: Record, response: Record) -> tuple[Text, Text] | None:
-        """The prompt, with system message and examples, and the completion: text if the prompt is
-        text and there is one turn, else messages. `None`: it cannot be read as messages."""
+    def _example(self, group: Record, response: Record) -> _Example | None:
+        """Return the prompt, with system message and examples, and the completion: text if the
+        prompt is text and there is one turn, else messages. `None`: it cannot be read as them."""
         prefix, prompt = _split_prefix(self._prompt(group), self._data.assistant_prefix)
         is_chat = not isinstance(prompt, str)
         if self._turns is None:
             text = prefix + response["text"]
-            return prompt, [{"role": "assistant", "content": text}] if is_chat else text
+            return _Example(prompt, [{"role": "assistant", "content": text}] if is_chat else text)
         messages = self._turns.messages(turns_of(self._segments(response)), is_chat=is_chat)
         if not messages:  # unreadable, or the tokens have been deleted
             return None
         messages[0] = messages[0] | {"content": prefix + messages[0]["content"]}
-        return prompt, messages
+        return _Example(prompt, messages)
 
     def _prompt(self, group: Record) -> Text:
-        """The prompt as messages for the chat template, or as text."""
+        """Return the prompt as messages for the chat template, or as text."""
         prompt: Text = group["prompt"]
         if isinstance(prompt, str) and not self._data.chat_template:
             return prompt
@@ -300,7 +310,7 @@ def _turn_reader(reader: TrajectoryReader) -> TurnReader | None:
     return TurnReader(load_tokenizer(section_in_force(reader, "model")))
 
 
-def _name(response: Record) -> TrajectoryId:
+def _id_of(response: Record) -> TrajectoryId:
     return TrajectoryId(response["group"], response["member"])
 
 
@@ -313,7 +323,7 @@ def _split_prefix(prompt: Text, prefix: str | None) -> tuple[str, Text]:
 
 
 def _extremes(members: list[Record]) -> tuple[Record, Record] | None:
-    """Return the best complete response and the worst of all; `None` if none is better."""
+    """Return the best response that was not cut short, and the worst of all if that is worse."""
     whole = [member for member in members if member["reason"] not in CUT]
     if not whole:
         return None

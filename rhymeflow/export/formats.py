@@ -1,7 +1,7 @@
 """Writes rows as JSON lines, Parquet, or a directory that `datasets.load_from_disk` reads.
 
-The output appears only when it is complete; rows are held in memory in parts. In Parquet and
-datasets a column has one type: the data's columns are JSON text, and each reward component is a
+The output appears only when it is complete; only some rows at a time are held in memory. In Parquet
+and datasets a column has one type: the data's columns are JSON text, and each reward component is a
 field.
 """
 
@@ -59,12 +59,12 @@ def write(
     if first is None:
         return 0
     unfinished = path.with_name(f"{path.name}.unfinished")
-    every = chain([first], rows)
+    all_rows = chain([first], rows)
     try:
         if kind == "jsonl":
-            number = _write_json(unfinished, every)
+            number = _write_json(unfinished, all_rows)
         else:
-            number = _Tables(kind, components, where).write(unfinished, first, every)
+            number = _Tables(kind, components, where).write(unfinished, first, all_rows)
         if path.is_dir():
             shutil.rmtree(path)
         unfinished.replace(path)
@@ -96,7 +96,7 @@ class _Tables:
             self._datasets: Any = extra("datasets", "--format datasets", "data")
 
     def write(self, path: Path, first: Record, rows: Iterable[Record]) -> int:
-        """Write rows to `path`; return how many. `first`, the first row, has the types."""
+        """Write rows to `path`; return how many. `first`, the first of them, gives the types."""
         schema = self._schema(first)
         if self._kind == "parquet":
             parquet: Any = extra("pyarrow.parquet", "--format parquet", "data")

@@ -1,5 +1,5 @@
 """Splits a response's tokens into turns of the policy and of an environment. An environment's turn
-becomes messages only if these, encoded as the run encodes answers, give the same tokens."""
+becomes messages only if they give the same tokens when they are encoded as the run does."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class TurnReader:
     def messages(self, turns: Sequence[Turn], *, is_chat: bool) -> list[Message] | None:
         """Return messages of the assistant, and of a user or tools between them.
 
-        `is_chat`: whether the prompt went through the chat template; if not, an answer is a user's
-        text. `None`: no messages give the tokens of an answer.
+        `is_chat`: whether the prompt went through the chat template; if not, an environment's turn
+        is a user's text. `None`: no messages give the tokens of an environment's turn.
         """
         messages: list[Message] = []
         policy_turn: list[int] = []
@@ -99,7 +99,8 @@ class TurnReader:
         return None
 
     def _contents(self, text: str, role: str, policy_turn: list[int]) -> list[str]:
-        """Return the contents of the messages in `text`; empty if the template did not write it."""
+        """Return the contents of the messages in `text`; empty if the template did not write it.
+        What it writes around and between two known messages shows where contents begin and end."""
         assert self._renderer is not None
         marked = [
             self._text(

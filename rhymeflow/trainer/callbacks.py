@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers.trainer_callback import TrainerState
 
 _LATEST = ("num_tokens", "learning_rate", "time", "step_time", "endings/", "backup/")
-"""Prefixes of metrics whose latest value goes into an entry; others are averaged."""
+"""Prefixes of metrics whose latest value goes into an entry; the others are averaged."""
 
 
 class Rhythm(NamedTuple):
@@ -39,7 +39,7 @@ class Rhythm(NamedTuple):
 
 
 class History:
-    """Makes `entries` from rows of metrics."""
+    """Makes `entries`, transformers' `log_history`, from rows of metrics."""
 
     def __init__(self, rhythm: Rhythm) -> None:
         self.entries: list[dict[str, Any]] = []
@@ -52,9 +52,9 @@ class History:
         is_first = version == 1 and self._rhythm.has_first
         if not every or (version % every and not is_first):
             return None
-        means = _joined(self._rows)
+        metrics = _combined(self._rows)
         self._rows = []
-        return self._add(version, means)
+        return self._add(version, metrics)
 
     def evaluated(self, version: int, row: Mapping[str, Any]) -> dict[str, Any]:
         """Add an evaluation's metrics; return their entry."""
@@ -88,23 +88,24 @@ def eval_name(name: str) -> str:
     return "_".join(name.split("/", 2))
 
 
-def _joined(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
-    joined = {}
+def _combined(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return each metric's mean over the rows, or its latest value; None without finite values."""
+    combined = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         # Values that are not finite, as a skipped step's loss, are null in rows read from a file.
         known = [row[name] for row in rows if row.get(name) is not None]
         values = [v for v in known if not isinstance(v, float) or math.isfinite(v)]
         if values and name.startswith(_LATEST):
-            joined[name] = values[-1]
+            combined[name] = values[-1]
         elif is_of_time(name):
-            joined[name] = mean(rows, name)
+            combined[name] = mean(rows, name)
         else:
-            joined[name] = sum(values) / len(values) if values else None
-    return joined
+            combined[name] = sum(values) / len(values) if values else None
+    return combined
 
 
 class Callbacks(Observer):
-    """Calls the callbacks with `args`, `state` (whose `max_steps` is set) and a control object."""
+    """Calls the callbacks with `args`, a `state` that has its `max_steps`, and a control object."""
 
     def __init__(
         self,
@@ -120,13 +121,13 @@ class Callbacks(Observer):
         self.state, self._control = state, TrainerControl()
         self._processing_class = processing_class
         self._history = History(rhythm)
-        self._epochs, self._is_in_epoch = 0, False
+        self._ended_epochs, self._is_in_epoch = 0, False
 
     def begin(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
         """Call `on_train_begin` with the state of earlier attempts, and begin the first step."""
         self._history.read(rows)
         self._reach(max(rows, default=0))
-        self._epochs = int(self.state.epoch or 0)
+        self._ended_epochs = int(self.state.epoch or 0)
         self._call("on_train_begin")
         self._begin_step()
 
@@ -138,7 +139,7 @@ class Callbacks(Observer):
         if entry is not None:
             self.state.log_history = self._history.entries
             self._call("on_log", logs=dict(entry))
-        if int(self.state.epoch or 0) > self._epochs:
+        if int(self.state.epoch or 0) > self._ended_epochs:
             self._end_epoch()
         if self.state.global_step < self.state.max_steps:
             self._begin_step()
@@ -157,7 +158,7 @@ class Callbacks(Observer):
             self._call("on_save", checkpoint=path)
 
     def end(self) -> None:
-        """End the run's calls; the state must have its last entry."""
+        """End the run's calls; `state.log_history` must have its last entry."""
         if self._is_in_epoch:
             self._end_epoch()
         self._call("on_log", logs=dict(self.state.log_history[-1]))
@@ -170,7 +171,7 @@ class Callbacks(Observer):
         self._call("on_step_begin")
 
     def _end_epoch(self) -> None:
-        self._is_in_epoch, self._epochs = False, int(self.state.epoch or 0)
+        self._is_in_epoch, self._ended_epochs = False, int(self.state.epoch or 0)
         self._call("on_epoch_end")
 
     @contextmanager

@@ -83,7 +83,7 @@ class Inputs:
             is_file = Path(given).exists() or ":" in given or Path(given).suffix
             if is_file or given.count("/") != 1:
                 return given, None
-            dataset = from_hub(given, what)
+            dataset = from_hub(given, what)  # OWNER/NAME
         lines = [_line(row, f"{what}, row {i}") for i, row in enumerate(islice(dataset, most))]
         if not lines:
             raise UserError(f"Trainer: {what} is empty")
@@ -97,9 +97,9 @@ class Inputs:
             return given
         if not callable(given):
             raise UserError(f"Trainer: {what} is a {type(given).__name__}, not a function")
-        found = name_of(given)
-        if found is not None:
-            return found
+        name = name_of(given)
+        if name is not None:
+            return name
         key = _free_name(title_of(given), self.by_value)
         self.by_value[key] = given
         self._files[OBJECTS] = user_modules.dumped(self.by_value)
@@ -113,29 +113,30 @@ class Inputs:
             UserError: the resumed run began with other rows.
         """
         folder = folder or self.folder
-        for name, data in self._files.items() if begun else ():
-            path = folder / name
-            if name != OBJECTS and path.exists() and path.read_bytes() != data:
+        rows = {folder / name: data for name, data in self._files.items() if name != OBJECTS}
+        for path, data in rows.items():
+            if begun and path.exists() and path.read_bytes() != data:
                 raise UserError(
                     f"Trainer: {path} has other rows than the dataset that is given; a run resumes "
                     "with the dataset that it began with"
                 )
         if self._models or self._files:
             folder.mkdir(parents=True, exist_ok=True)
-        for name, part in () if begun else self._models:
-            part.save_pretrained(folder / name)
+        if not begun:
+            for name, part in self._models:
+                part.save_pretrained(folder / name)
         for name, data in self._files.items():
             (folder / name).write_bytes(data)
 
 
 def _free_name(title: str, taken: Collection[str]) -> str:
-    """The first of `title`, `title_2`, `title_3`, ... that is not in `taken`."""
+    """Return the first of `title`, `title_2`, `title_3`, ... that is not in `taken`."""
     names = (title if number == 1 else f"{title}_{number}" for number in count(1))
     return next(each for each in names if each not in taken)
 
 
 def frozen_in(model: Any) -> list[str]:
-    """Names of the parameters of a model object that are frozen (`requires_grad` is false)."""
+    """Return the names of a model object's frozen parameters (`requires_grad` is false)."""
     if isinstance(model, str | os.PathLike):
         return []
     return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
@@ -165,7 +166,7 @@ def from_hub(name: str, what: str) -> Any:
         return datasets.load_dataset(name, split="train")
     except (OSError, ValueError, RuntimeError) as error:
         text = " ".join(str(error).split())
-        raise UserError(f"Trainer: {what} = {name!r}: no file, and the hub: {text}") from None
+        raise UserError(f"Trainer: {what} = {name!r}: is no file, and the hub: {text}") from None
 
 
 def _line(row: Any, where: str) -> str:
@@ -215,7 +216,7 @@ def reward_fields(
     tokenizers: Any,
     environments: Environments | None,
 ) -> dict[str, Any]:
-    """Fields of sections `reward` and `environment` for reward functions and environments."""
+    """Return the fields of sections `reward` and `environment` for these functions and classes."""
     rewards = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     rewards = [reward for reward in rewards if reward is not None]
     all_weights: Sequence[float | None] = [None] * len(rewards) if weights is None else weights
@@ -293,7 +294,7 @@ def _is_json(value: Any) -> bool:
 
 
 def train_fields(inputs: Inputs, dataset: Rows, config: Config) -> dict[str, Any]:
-    """Fields of section `data` for a training set; of a streaming one, only the rows needed."""
+    """Return fields of section `data` for a training set; of a streaming one, only needed rows."""
     datasets = sys.modules.get("datasets")
     streams = datasets is not None and isinstance(dataset, datasets.IterableDataset)
     needed = config.learner.max_steps * config.learner.groups_per_batch
@@ -304,7 +305,7 @@ def train_fields(inputs: Inputs, dataset: Rows, config: Config) -> dict[str, Any
 def eval_fields(
     inputs: Inputs, dataset: Rows | Mapping[str, Rows], config: Config
 ) -> dict[str, Any]:
-    """Fields for one held-out dataset, or for several by name: each becomes a suite."""
+    """Return the fields for a held-out dataset, or for several by name: each becomes a suite."""
     if not isinstance(dataset, Mapping):
         path, num_rows = inputs.rows(dataset, "eval")
         return {"data.eval_source": path, "data.eval_size": num_rows or config.data.eval_size}

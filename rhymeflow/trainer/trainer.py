@@ -84,9 +84,9 @@ class Trainer:
         from rhymeflow.runtime.start import choose_run_dir  # loads the store
 
         given = _config(config)
-        path = choose_run_dir(given)
-        inputs = Inputs(path)
-        fields: dict[str, Any] = {"run.output_dir": str(path)}
+        run_dir = choose_run_dir(given)
+        inputs = Inputs(run_dir)
+        fields: dict[str, Any] = {"run.output_dir": str(run_dir)}
         if model is not None:
             fields["model.name"] = inputs.model(model, processing_class)
             if frozen := frozen_in(model):
@@ -108,12 +108,12 @@ class Trainer:
         self.config: Config = build_config(fields, given, where="Trainer")
         self.args: Any = self.config
         """The `args` of callbacks."""
-        self.run_dir = path
+        self.run_dir = run_dir
         self.is_trained = False
         """Whether `train` has returned."""
         self._has_begun = False
         """Whether the run in `run_dir` is this trainer's."""
-        self._is_named = given.run.output_dir is not None
+        self._is_named = given.run.output_dir is not None  # else the name is only a proposal
         self._inputs = inputs
         self._given_model = model if hasattr(model, "save_pretrained") else None
         self._given_tokenizer = processing_class or inputs.tokenizer_of_model
@@ -170,6 +170,7 @@ class Trainer:
         return self._watched(partial(resume, self.run_dir, change, begin=self._begin_resumed))
 
     def _watched(self, run: Callable[..., Summary]) -> Summary:
+        """Call `run(observer=...)`, and update this trainer and its callbacks when it returns."""
         observer = self._callback_observer() if self._callbacks else None
         try:
             summary = run(observer=observer)
@@ -229,17 +230,17 @@ class Trainer:
             return None
         paths = self._checkpoints()
         best = self._best(paths) if self.takes_best else None
-        return paths[best[1] if best else max(paths)] if paths else None
+        return paths[max(paths) if best is None else best] if paths else None
 
     def _checkpoints(self) -> dict[int, Path]:
         return checkpoints_up_to(self.run_dir / CHECKPOINTS, sys.maxsize)
 
-    def _best(self, versions: Iterable[int]) -> tuple[float, int] | None:
-        """The greatest `run.best_metric` of these versions, and the newest version that has it;
-        None if no version has the metric."""
+    def _best(self, versions: Iterable[int]) -> int | None:
+        """Return the newest of these versions with the greatest `run.best_metric`; None if none has
+        the metric."""
         rows, metric = metrics.read(self.run_dir), self.config.run.best_metric
         known = [(rows[v][metric], v) for v in versions if metric in rows.get(v, {})]
-        return max(known, default=None)
+        return max(known)[1] if known else None
 
     @property
     def state(self) -> Any:
@@ -270,8 +271,8 @@ class Trainer:
         if self._given_model is None:
             return loaded
         self._given_model.load_state_dict(loaded.state_dict())
-        ends = loaded.generation_config.eos_token_id  # as in transformers' Trainer
-        self._given_model.generation_config.eos_token_id = ends
+        stop_ids = loaded.generation_config.eos_token_id  # as in transformers' Trainer
+        self._given_model.generation_config.eos_token_id = stop_ids
         return self._given_model
 
     @cached_property
@@ -373,6 +374,7 @@ class Trainer:
         return self.config.model.model_copy(update=trained)
 
     def _move(self, run_dir: Path) -> None:
+        """Make `run_dir` the run's directory, and that of its inputs."""
         self.config = _with_inputs(self.config, self._inputs.folder, run_dir / "inputs")
         self._inputs.folder = run_dir / "inputs"
         self._go_to(run_dir)
@@ -384,15 +386,15 @@ class Trainer:
     def _after_training(self, seconds: float) -> None:
         """Add the entry of the whole run to the state, and the best checkpoint."""
         self.is_trained = True
-        state, rows = self.state, metrics.read(self.run_dir).values()
-        losses = [row["loss"] for row in rows if row.get("loss") is not None]
+        state, rows = self.state, metrics.read(self.run_dir)
+        losses = [row["loss"] for row in rows.values() if row.get("loss") is not None]
         whole = {"train_runtime": seconds, "train_loss": sum(losses) / max(len(losses), 1)}
         state.log_history.append({**whole, "epoch": state.epoch, "step": state.global_step})
         paths = self._checkpoints()
         if (best := self._best(paths)) is not None:
-            state.best_metric, version = best
-            state.best_global_step = version * self.rhythm.steps_per_version
-            state.best_model_checkpoint = str(paths[version])
+            state.best_metric = rows[best][self.config.run.best_metric]
+            state.best_global_step = best * self.rhythm.steps_per_version
+            state.best_model_checkpoint = str(paths[best])
         if self._given_model is not None:
             _ = self.model  # loads the trained weights into the model object
 
