@@ -27,7 +27,7 @@ from rhymeflow.suites.suite import Suite, chosen
 PROGRESS_SECONDS = 1.0
 """Time between two lines of progress on a terminal."""
 
-_PROMPTS = "SELECT suite, COUNT(*) FROM groups WHERE suite IS NOT NULL GROUP BY 1"
+_NUM_PROMPTS = "SELECT suite, COUNT(*) FROM groups WHERE suite IS NOT NULL GROUP BY 1"
 _SECONDS = """SELECT json_extract(c.body, '$.suite'), MAX(o.time) - MIN(e.time)
     FROM commands c JOIN events e ON e.seq = c.event JOIN events o ON o.kind = 'Evaluated'
         AND json_extract(o.body, '$.suite') = json_extract(c.body, '$.suite')
@@ -55,15 +55,15 @@ def evaluate(
     """
     suites = chosen(config, names)
     with _directory(run_dir) as path:
-        quiet = Console(quiet=True)
-        train(_without_training(config, suites), run_dir=path, console=quiet, progress=_Shown())
+        quiet, progress = Console(quiet=True), _ProgressLine()
+        train(_without_training(config, suites), run_dir=path, console=quiet, progress=progress)
         return _results(path, suites)
 
 
 def _without_training(config: Config, suites: Sequence[Suite]) -> Config:
     """Return the configuration of a run on this machine that only evaluates these suites."""
-    names = "runtime", "learner", "schedule", "simulation", "weights", "run"
     default = Config()
+    names = "runtime", "learner", "schedule", "simulation", "weights", "run"
     replaced = {name: getattr(default, name) for name in names}
     # Sections of the run that no suite uses need not be valid here.
     if all(suite.section.functions is not None for suite in suites):
@@ -71,12 +71,13 @@ def _without_training(config: Config, suites: Sequence[Suite]) -> Config:
     if all(suite.section.environments is not None for suite in suites):
         replaced["environment"] = suites[0].config.environment
     kept = ("seed", "eval_temperature", "worker_timeout", "instance_restarts")
-    drafts = any(suite.n > 1 for suite in suites)  # answers to one prompt draft for each other
+    # Responses to one prompt draft for each other.
+    drafting: dict[str, Any] = {} if any(suite.n > 1 for suite in suites) else {"window": "off"}
     return config.model_copy(update=replaced).changed(
         eval={"suites": tuple(suite.section for suite in suites)},
         learner={"max_steps": 0},
         run={"report_to": ()} | {name: getattr(config.run, name) for name in kept},
-        drafting={"history_run": None} | ({} if drafts else {"window": "off"}),
+        drafting=drafting | {"history_run": None},
         rollout={
             "num_generations": default.rollout.num_generations,
             "num_instances": min(config.rollout.num_instances, len(suites)),
@@ -88,12 +89,12 @@ def _without_training(config: Config, suites: Sequence[Suite]) -> Config:
 
 @contextmanager
 def _directory(named: Path | None) -> Iterator[Path]:
-    """The run's directory: the one named, or a temporary one, kept for its log if a worker died."""
+    """Yield the run's directory: `named`, or a temporary one, kept for its log if a worker died."""
     path = named or Path(tempfile.mkdtemp(prefix="rhymeflow-eval-"))
     try:
         yield path
     except WorkerDied:
-        named = path
+        named = path  # is kept
         raise
     finally:
         if named is None:
@@ -106,9 +107,9 @@ def _results(run_dir: Path, suites: Sequence[Suite]) -> list[Result]:
         suite, _, figure = name.removeprefix("eval/").rpartition("/")
         figures.setdefault(suite, {})[figure] = value
     with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
-        prompts, seconds = dict(reader.query(_PROMPTS)), dict(reader.query(_SECONDS))
+        counts, seconds = dict(reader.query(_NUM_PROMPTS)), dict(reader.query(_SECONDS))
     return [
-        Result(suite, prompts.get(suite.name, 0), figures[suite.name], seconds[suite.name])
+        Result(suite, counts.get(suite.name, 0), figures[suite.name], seconds[suite.name])
         for suite in suites
     ]
 
@@ -161,8 +162,8 @@ def write(path: Path, figures: dict[str, Any]) -> None:
         raise UserError(f"--output {path}: cannot be written: {error}") from None
 
 
-class _Shown(Progress):
-    """Shows on a terminal how many answers are judged, in a line that it removes at the end."""
+class _ProgressLine(Progress):
+    """Shows on a terminal how many responses are judged, in a line that it removes at the end."""
 
     def __init__(self) -> None:
         super().__init__(Console(stderr=True))

@@ -1,7 +1,7 @@
 """`rhymeflow generate`: streams a model's answer to a prompt, or its answers in a conversation.
 
-Tokens are those of the engine for the same prompt, seed and sampling parameters. The answers of a
-conversation have different noise.
+Tokens are those that the engine of a run samples from the same prompt, noise and sampling
+parameters. Each answer of a conversation has its own noise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 class TextStream:
-    """Decodes a growing list of tokens piece by piece; `decode` makes text of a whole list."""
+    """Decodes a growing list of tokens piece by piece; `decode` decodes a whole list."""
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
@@ -39,7 +39,7 @@ class TextStream:
     def more(self, tokens: list[int]) -> str:
         """Return the text that was not returned before; `tokens` are all tokens so far."""
         text = self._decode(tokens).rstrip(INCOMPLETE)
-        # If the returned text is no prefix, the next token may complete a character.
+        # If the text does not continue what was returned, the next token may complete a character.
         return self._new(text) if text.startswith(self._handed_out) else ""
 
     def rest(self, tokens: list[int]) -> str:

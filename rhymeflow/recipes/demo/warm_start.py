@@ -33,7 +33,7 @@ def rows(count: int, seed: int) -> list[dict[str, Any]]:
         terms = (
             noise.choice(lengths) if noise.random() < 0.75 else noise.randint(2, len(task.LABELS))
         )
-        if noise.random() * terms > 2:
+        if noise.random() * terms > 2:  # kept with probability 2 / terms
             continue
         digits = [noise.randrange(10) for _ in range(terms)]
         taught = task.solution(digits, lambda: noise.random() < FORGOTTEN_CARRIES)

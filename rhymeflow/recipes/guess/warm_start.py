@@ -27,7 +27,7 @@ def rows(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def played(hidden: int, noise: random.Random) -> list[dict[str, str]]:
-    """The careless teacher's turns and the hints."""
+    """Return the careless teacher's turns and the hints."""
     messages: list[dict[str, str]] = []
     lowest, highest, guess, step = 1, task.LARGEST, 0, 0
     for turn in range(1, task.MAX_TURNS + 1):

@@ -61,7 +61,8 @@ def problems(
 
 def _number(noise: random.Random) -> int:
     """Draw a number of three to five digits, each length equally likely."""
-    return noise.randrange(10 ** (digits := noise.randint(2, MOST_DIGITS - 1)), 10 * 10**digits)
+    power = noise.randint(2, MOST_DIGITS - 1)
+    return noise.randrange(10**power, 10 ** (power + 1))
 
 
 def write_prompt(terms: Sequence[int]) -> str:
@@ -82,7 +83,7 @@ def read_prompt(prompt: str) -> list[int]:
 
 
 def calculate(turn: str) -> str:
-    """What the calculator answers to a turn."""
+    """Return what the calculator answers to a turn."""
     call = _CALL.fullmatch(turn)
     if call is None:
         return UNREADABLE

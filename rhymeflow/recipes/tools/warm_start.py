@@ -30,15 +30,15 @@ def rows(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def played(terms: list[int], noise: random.Random) -> list[dict[str, str]]:
-    """The careless teacher's turns and the answers; the last turn ends the episode."""
+    """Return the careless teacher's turns and the answers; the last turn ends the episode."""
     messages: list[dict[str, str]] = []
     total = str(terms[0])
     left = f"a{total}"
     for label, term in zip(task.LABELS[1:], terms[1:], strict=False):
         if messages and noise.random() < EARLY_ANSWERS:
             break
-        heard = abs(term) if noise.random() < FORGOTTEN_SIGNS else term
-        call = f"[{left} {task.write_term(label, heard)}]"
+        used = abs(term) if noise.random() < FORGOTTEN_SIGNS else term
+        call = f"[{left} {task.write_term(label, used)}]"
         if noise.random() < DROPPED_CHARACTERS:
             at = noise.choice([call.index(" "), call.index(label, 2), len(call) - 1])
             messages += _exchange(call[:at] + call[at + 1 :])
