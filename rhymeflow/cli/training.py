@@ -96,12 +96,8 @@ def _add_configured(
         needs = f"{first} {needs}"
     break_at = "" if first is None else "\n" + " " * len(f"usage: rhymeflow {name}")
     sub.usage = f"rhymeflow {name} {needs} [OPTION ...]{break_at} [--section.field VALUE ...]"
-    sub.add_argument(
-        "recipe",
-        nargs=None if name == "simulate" else "?",
-        metavar="RECIPE_OR_FILE",
-        help="a recipe's name or a YAML file",
-    )
+    what, nargs = "a recipe's name or a YAML file", None if name == "simulate" else "?"
+    sub.add_argument("recipe", nargs=nargs, metavar="RECIPE_OR_FILE", help=what)
     sub.add_argument(
         *("-h", "--help"),
         nargs="?",
@@ -143,12 +139,8 @@ def _add_resume(add: Add) -> None:
         "`--learner.max_steps 200` for a run that is finished.",
     )
     sub.add_argument("run", metavar="RUN_DIR", help="or the backup of a run (run.backup)")
-    sub.add_argument(
-        "--output_dir",
-        metavar="DIR",
-        type=Path,
-        help="where to restore the run of a backup; by default where it was",
-    )
+    what = "where to restore the run of a backup; by default where it was"
+    sub.add_argument("--output_dir", metavar="DIR", type=Path, help=what)
     sub.add_argument("--dashboard", action="store_true", help="as in `train`")
 
 

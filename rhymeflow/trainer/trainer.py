@@ -41,18 +41,24 @@ if TYPE_CHECKING:
 class Trainer:
     """One run.
 
-    `model` is a directory, a hub name (see `ModelConfig.name`), or a `PreTrainedModel`;
-    `processing_class` is its tokenizer, if that is not the model's own. `reward_funcs` is one or
-    several callables with TRL's signature, names as in `RewardFunction.function`, `RewardFunction`s
-    with weights, or reward models as objects (with tokenizers in `reward_processing_classes`);
-    `reward_weights` has a weight for each. Datasets are paths, hub names, or iterables of rows (a
-    list of dicts, a `datasets.Dataset`, also a streaming one). With a `train_dataset` and no
-    `eval_dataset` nothing is held out, as in TRL; a mapping of eval datasets gives metrics for
-    each. `environment_factory` is a class, of which each response gets an object, a function that
-    makes one, or several of these by name; `tools` are functions that the policy may call: see
-    docs/environments.md. `callbacks` are transformers' `TrainerCallback`s, called in this process.
-    `config` is a `Config` or a mapping of its fields. A field whose last name is unique needs no
-    section: `{"learning_rate": 1e-5, "num_generations": 8}`.
+    Args:
+        model: a directory, a hub name (see `ModelConfig.name`), or a `PreTrainedModel`.
+        reward_funcs: one or several callables with TRL's signature, names as in
+            `RewardFunction.function`, `RewardFunction`s, or reward models as objects.
+        train_dataset: a path, a hub name, or an iterable of rows (a list of dicts, or a
+            `datasets.Dataset`, also a streaming one).
+        eval_dataset: likewise, or a mapping of several by name, with metrics for each. Without it
+            nothing of a `train_dataset` is held out, as in TRL.
+        config: a `Config`, or a mapping of its fields. A field whose last name is unique needs no
+            section: `{"learning_rate": 1e-5, "num_generations": 8}`.
+        processing_class: the model's tokenizer, if not its own.
+        reward_processing_classes: the tokenizer of a reward model given as an object, or a list
+            with an entry for each of `reward_funcs`.
+        reward_weights: a weight for each of `reward_funcs`.
+        environment_factory: a class, of which each response gets an object, a function that makes
+            one, or several of these by name (docs/environments.md).
+        tools: functions that the policy may call.
+        callbacks: transformers' `TrainerCallback`s, called in this process.
 
         trainer = Trainer(model="some/model", reward_funcs=reward, train_dataset=rows,
                           config={"max_steps": 100})
