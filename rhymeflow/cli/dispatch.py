@@ -129,16 +129,17 @@ def _hint(
     if not option.startswith("-"):
         if name == "plan" and getattr(args, "dry_run", None):
             return "; did you mean --dry-run=plan?"
-        if "=" in given or fields.named(name, section) is not None:
-            return f"; fields are given as --{fields.named(name, section) or 'section.field'} VALUE"
+        path = fields.path_named(name, section)
+        if "=" in given or path is not None:
+            return f"; fields are given as --{path or 'section.field'} VALUE"
         recipe = getattr(args, "recipe", None)
         return f"; {recipe!r} is the recipe or file already" if recipe else ""
     if name in Config.model_fields:
         return f"; its fields are given as --{name}.FIELD VALUE (--help={name} lists them)"
     if name in ("config", "recipe", "file"):
         return "; a recipe or a YAML file is given without an option, after the command"
-    if (field := fields.named(name, section)) is not None:
-        return f"; did you mean --{field}?"
+    if (path := fields.path_named(name, section)) is not None:
+        return f"; did you mean --{path}?"
     nearest = suggestion(option, [*args.options, *(f"--{name}" for name in SHORT)])
     if wrong_command or nearest:
         return wrong_command or nearest

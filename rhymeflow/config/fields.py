@@ -157,7 +157,7 @@ USUAL = {other: name for name, others in _OTHER_NAMES.items() for other in other
 """Other trainers' names for fields; suggested in messages, never accepted."""
 
 
-def named(name: str, section: str = "") -> str | None:
+def path_named(name: str, section: str = "") -> str | None:
     """Return the path of the field with this name, here or in other trainers, or None.
 
     If there are several, one in `section` is preferred, then the first.
@@ -177,7 +177,7 @@ def nearest_field(path: str, preferred: str = "") -> str:
     """
     paths = field_paths()
     section, _, name = path.rpartition(".")
-    if (elsewhere := named(name, preferred or section)) is not None:
+    if (elsewhere := path_named(name, preferred or section)) is not None:
         return f"; did you mean {elsewhere}?"
     if section:
         siblings = [known for known in paths if known.rpartition(".")[0] == section]

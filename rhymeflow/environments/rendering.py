@@ -69,7 +69,7 @@ class TextRenderer:
         try:
             return self._text_ids(text)
         except Unwritable as error:
-            raise Refused(f"what it answers is lost: {error}") from None
+            raise Refused(f"its answer cannot be encoded: {error}") from None
 
 
 class ChatRenderer(TextRenderer):

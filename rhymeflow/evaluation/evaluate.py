@@ -32,6 +32,7 @@ _SECONDS = """SELECT json_extract(c.body, '$.suite'), MAX(o.time) - MIN(e.time)
     FROM commands c JOIN events e ON e.seq = c.event JOIN events o ON o.kind = 'Evaluated'
         AND json_extract(o.body, '$.suite') = json_extract(c.body, '$.suite')
     WHERE c.kind = 'Evaluate' GROUP BY 1"""
+"""By suite, the time from the event that led to its evaluation until its figures were recorded."""
 
 
 class Result(NamedTuple):

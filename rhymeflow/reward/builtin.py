@@ -26,8 +26,8 @@ def exact_match(column: str | None = None, strip: bool = True, after: str | None
     """Compare the response with the right answer, character by character.
 
     Args:
-        column: has the right answer: text, or a number, which is compared as text.
-        strip: ignore white space around both.
+        column: the column with the right answer: text, or a number, which is compared as text.
+        strip: ignore white space around response and answer.
         after: compare only what follows the last occurrence of this text (as GSM8K's `####`) in
             the response, and in the right answer if it is there.
     """
@@ -70,7 +70,7 @@ def math_verify(column: str | None = None) -> Scorer:
     A response that math-verify cannot read within its limit of five seconds is wrong.
 
     Args:
-        column: has the right answer: a formula, or text with a formula marked in it
+        column: the column with the right answer: a formula, or text with a formula marked in it
             (`$...$`, `\boxed{...}`).
     """
     package = extra("math_verify", "the reward math_verify", "math")

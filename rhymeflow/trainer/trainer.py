@@ -150,6 +150,7 @@ class Trainer:
         return self._watched(partial(train, config, begin=self._begin))
 
     def _begin(self, run_dir: Path) -> Config:
+        """Take the run's directory as `run_dir`, write the inputs, and return the configuration."""
         if run_dir != self.run_dir:
             self._move(run_dir)
         self._has_begun = self._is_named = True

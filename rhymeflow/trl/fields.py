@@ -209,10 +209,10 @@ def values_of(args: Any) -> tuple[dict[str, Any], list[str]]:
     filled_in = trl.GRPOConfig(**{name: getattr(args, name) for name in names})
     values, notices = {}, []
     for field in dataclasses.fields(args):
-        name, value = field.name, plain(getattr(args, field.name))
+        name, value = field.name, _without_enums(getattr(args, field.name))
         values[name] = value
-        computed = plain(getattr(filled_in, name, field.default))
-        defaults = (plain(field.default), computed, *_LIKE_DEFAULT.get(name, ()))
+        computed = _without_enums(getattr(filled_in, name, field.default))
+        defaults = (_without_enums(field.default), computed, *_LIKE_DEFAULT.get(name, ()))
         is_default = any(
             value == each and isinstance(value, bool) == isinstance(each, bool) for each in defaults
         )
@@ -227,7 +227,7 @@ def values_of(args: Any) -> tuple[dict[str, Any], list[str]]:
     return values, notices
 
 
-def ours(args: Any) -> dict[str, Any]:
+def own_fields(args: Any) -> dict[str, Any]:
     """Return the value of the field `rhymeflow`, a mapping; text, from a command line, is JSON."""
     fields = getattr(args, "rhymeflow", None)
     if isinstance(fields, str):
@@ -243,11 +243,11 @@ def ours(args: Any) -> dict[str, Any]:
     return fields or {}
 
 
-def plain(value: Any) -> Any:
+def _without_enums(value: Any) -> Any:
     """Return the value with enumeration members replaced by their values, also in lists."""
     if isinstance(value, enum.Enum):
         return value.value
-    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+    return [_without_enums(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def by_name(table: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.trainer import Trainer
 from rhymeflow.trainer.callbacks import Rhythm
 from rhymeflow.trainer.trainer import beside, latest
-from rhymeflow.trl.fields import GRPOConfig, check_one_process, ours, values_of
+from rhymeflow.trl.fields import GRPOConfig, check_one_process, own_fields, values_of
 from rhymeflow.trl.translate import (
     UNLIMITED_TURNS,
     RunLength,
@@ -91,7 +91,7 @@ class GRPOTrainer(Trainer):
         if tools or environment_factory is not None:
             max_calls = given["max_tool_calling_iterations"]
             fields["max_turns"] = UNLIMITED_TURNS if max_calls is None else max_calls + 1
-        fields |= ours(args)
+        fields |= own_fields(args)
         super().__init__(
             model=model,
             reward_funcs=_reward_models(reward_funcs),
@@ -168,14 +168,14 @@ class GRPOTrainer(Trainer):
 
     def _choose_run_dir(self, resumes: bool) -> None:
         """Go to the newest run beside `output_dir` if `resumes`, else to a new directory there."""
-        named = self.run_dir
+        given = self.run_dir
         if resumes:
-            if latest(named) != named:
-                self._move(latest(named))
+            if latest(given) != given:
+                self._move(latest(given))
             return
-        self._move(beside(named))
+        self._move(beside(given))
         print(
-            f"rhymeflow: {named} holds a run already, this one goes to {self.run_dir} "
+            f"rhymeflow: {given} holds a run already, this one goes to {self.run_dir} "
             "(train(resume_from_checkpoint=True) resumes the last one)"
         )
 

@@ -23,7 +23,7 @@ from rhymeflow.config import (
     Section,
     load,
 )
-from rhymeflow.config.fields import USUAL, field_paths, named, section_of
+from rhymeflow.config.fields import USUAL, field_paths, path_named, section_of
 from rhymeflow.config.load import (
     build_config,
     dump_config,
@@ -176,7 +176,7 @@ def test_a_file_may_name_what_options_name() -> None:
 
 def test_usual_names_are_those_of_fields() -> None:
     for name in USUAL:
-        assert named(name) in field_paths()
+        assert path_named(name) in field_paths()
     assert not USUAL.keys() & {path.rpartition(".")[2] for path in field_paths()}
 
 

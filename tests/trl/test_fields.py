@@ -14,7 +14,7 @@ import trl
 
 from rhymeflow.config.fields import field_paths
 from rhymeflow.trl import GRPOConfig
-from rhymeflow.trl.fields import MAPPED, PASSED_OVER, REFUSED, SAME, by_name, ours, values_of
+from rhymeflow.trl.fields import MAPPED, PASSED_OVER, REFUSED, SAME, by_name, own_fields, values_of
 from tests.refused import refusal
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-trl.md"
@@ -60,7 +60,7 @@ def test_it_is_trls_own_parsers_take_it_and_it_may_be_changed_later() -> None:
     values, notices = values_of(args)
     assert (values["num_generations"], values["bf16"], values["learning_rate"]) == (4, True, 1e-5)
     assert values["model_init_kwargs"] == {"dtype": "float32"}
-    assert ours(args) == {"schedule.name": "synchronous"}
+    assert own_fields(args) == {"schedule.name": "synchronous"}
     assert notices == []
     args = GRPOConfig("out", 8, 1.0, 7)
     args.chat_template_kwargs = {"enable_thinking": False}
