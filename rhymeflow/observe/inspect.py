@@ -181,6 +181,9 @@ def _answer(run_dir: Path, reader: TrajectoryReader, question: Question) -> Reco
 def _show_run(run_dir: Path, reader: TrajectoryReader, console: Console) -> None:
     rows = metrics.rows(run_dir)
     run, steps = query.run(run_dir, reader, rows), metrics.by_step(rows)
+    for verdict in run["verdicts"]:
+        said = Text(verdict["said"], style="bold yellow")
+        console.print(said.append(f": {verdict['remedy']}", style="not bold"))
     _show_learned(run, steps, reader, console)
     _show_last_responses(steps, reader, console)
     console.print()

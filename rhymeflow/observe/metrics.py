@@ -26,6 +26,8 @@ from rhymeflow.utils.extras import EXTRAS
 FILE = "metrics.jsonl"
 EXTRA = "extra.jsonl"
 """Values that reward functions keep (`log_extra`)."""
+VERDICTS = "verdicts.jsonl"
+"""Verdicts on learning, each with the step from which it held."""
 RUNS = "trackers.json"
 """{tracker: its name or id of this run}."""
 PROJECT = "rhymeflow"
@@ -77,9 +79,9 @@ class MetricsWriter:
         for tracker in self._trackers:
             tracker.write(step, metrics)
 
-    def keep(self, row: Mapping[str, Any]) -> None:
-        """Append a line to `extra.jsonl`."""
-        with (self._run_dir / EXTRA).open("ab") as file:
+    def keep(self, file_name: str, row: Mapping[str, Any]) -> None:
+        """Append a line to another file of the run directory."""
+        with (self._run_dir / file_name).open("ab") as file:
             file.write(msgspec.json.encode(row) + b"\n")
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rhymeflow.observe.learning import Verdict
 from rhymeflow.observe.limits import Limit
 from rhymeflow.observe.printable import clock, number, sparkline
 
@@ -53,6 +54,8 @@ class ProgressState:
     trained_tokens_per_s: float | None = None
     has_drafts: bool = False
     limit: Limit | None = None
+    verdicts: list[Verdict] = field(default_factory=list)
+    """On learning, those that hold now."""
     running: int = 0
     waiting: int = 0
     """Trajectories routed, but not being decoded."""
@@ -194,6 +197,11 @@ def _lines(state: ProgressState) -> list[tuple[str, RenderableType]]:
     ]
     if state.has_drafts:
         lines.append(("drafts", Fitted(_drafts(state), _drafts(state, shortly=True))))
+    if state.verdicts:
+        first = state.verdicts[0]
+        more = f" (+{len(state.verdicts) - 1})" if state.verdicts[1:] else ""
+        forms = (f"{first.line}{more}", f"{first.said}{more}", f"{first.name}{more}")
+        lines.append(("learning", Fitted(*(Text(each, style="yellow") for each in forms))))
     lines.append(("in flight", Text(f"{state.running:,} running, {state.waiting:,} waiting")))
     lines.append(("now", Text(" ".join(state.message.split()))))
     return lines

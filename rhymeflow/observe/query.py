@@ -20,7 +20,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.observe import limits, metrics
 from rhymeflow.store import codec
 from rhymeflow.store.damage import open_undamaged
-from rhymeflow.store.previous_run import section_in_force
+from rhymeflow.store.previous_run import config_in_force, section_in_force
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS, is_written
 from rhymeflow.suites.figures import REWARD
@@ -162,6 +162,7 @@ def overview(run_dir: Path, reader: TrajectoryReader, rows: Sequence[metrics.Row
         "groups": sum(endings.values()),
         "endings": endings,
         "ended": _has_ended(reader),
+        "verdicts": verdicts(reader, metrics.by_step(rows)) if attempts else [],
         "metrics": list(dict.fromkeys(name for row in rows for name in row)),
     }
 
@@ -184,6 +185,16 @@ def run(run_dir: Path, reader: TrajectoryReader, rows: Sequence[metrics.Row]) ->
         "staleness": {str(versions): count for versions, count in staleness(reader).items()},
         "limit": None if limit is None else {**vars(limit), "line": limit.line},
     }
+
+
+def verdicts(reader: TrajectoryReader, steps: Mapping[int, metrics.Row]) -> list[dict[str, str]]:
+    """The verdicts on learning after these steps."""
+    from rhymeflow.observe.learning import Learning  # it imports the configuration
+
+    learning = Learning(config_in_force(reader))
+    for step, row in steps.items():
+        learning.take(step, row)
+    return [verdict._asdict() for verdict in learning.at_end()]
 
 
 def held_out(steps: Mapping[int, metrics.Row]) -> dict[int, float]:

@@ -66,6 +66,8 @@ class Summary:
     """Share of the time that instances and learner stood idle, of that of all steps together."""
     drafts: DraftSummary | None
     """`None` of a run that drafted nothing."""
+    verdicts: tuple[dict[str, str], ...]
+    """On learning, at the end: `name`, `said`, `remedy` of each."""
     backup: str | None
     """How much of the run is in its backup; `None` of a run without one."""
 
@@ -76,8 +78,9 @@ def summarize(run_dir: Path) -> Summary:
         ((steps,),) = reader.query(PUBLISHED) or [(0,)]
         num_events, seconds = reader.last_event()
         staleness, totals = query.staleness(reader), query.totals(reader)
+        rows = metrics.read(run_dir)
+        verdicts = query.verdicts(reader, rows)
         endings = dict(reader.query(_ENDINGS))
-    rows = metrics.read(run_dir)
     evaluations = query.held_out(rows)
     idle = {part: metrics.mean(rows.values(), f"idle/{part}") for part in ("rollout", "learner")}
     rewards = [row["reward"] for row in rows.values() if row.get("reward") is not None]
@@ -100,6 +103,7 @@ def summarize(run_dir: Path) -> Summary:
         endings={"consumed": 0, "filtered": 0, "aborted": 0} | endings,
         idle={part: share for part, share in idle.items() if share is not None},
         drafts=_drafts(totals, rows.values()),
+        verdicts=tuple(verdicts),
         backup=backup_line(run_dir, num_events, seconds),
     )
 
@@ -171,7 +175,8 @@ def _suite_lines(suite: str, versions: Mapping[Version, dict[str, float]]) -> li
 
 
 def _lines(summary: Summary) -> list[tuple[str, str]]:
-    lines = [("steps", f"{summary.steps:,} in {clock(summary.seconds)}")]
+    lines = [(each["name"], f"{each['said']}; {each['remedy']}") for each in summary.verdicts]
+    lines.append(("steps", f"{summary.steps:,} in {clock(summary.seconds)}"))
     if summary.eval_rewards:
         lines.append(("held-out reward", _held_out(summary)))
     for suite, versions in summary.evaluations.items():

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rhymeflow.core.types import Version
+from rhymeflow.observe.learning import Verdict
 
 
 class Observer:
@@ -25,6 +26,9 @@ class Observer:
 
     def evaluated(self, version: Version, metrics: Mapping[str, float]) -> None:
         """Held-out prompts were answered under `version`."""
+
+    def judged(self, version: Version, verdict: Verdict) -> None:
+        """A verdict on learning begins to hold."""
 
     def saved(self, version: Version, path: str) -> None:
         """A checkpoint is complete."""

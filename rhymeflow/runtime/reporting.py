@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import HELD_OUT, Version
+from rhymeflow.observe.learning import Learning
 from rhymeflow.observe.limits import Limits
-from rhymeflow.observe.metrics import MetricsWriter
+from rhymeflow.observe.metrics import EXTRA, VERDICTS, MetricsWriter
 from rhymeflow.observe.progress import Progress, ProgressState
 from rhymeflow.runtime.disk_space import DiskSpace
 from rhymeflow.runtime.observer import Observer
@@ -47,7 +48,7 @@ class Reporter:
         self._state = ProgressState(
             config.name, config.learner.max_steps, config.schedule.bound, has_drafts=has_drafts
         )
-        self._limits = Limits(config.schedule.bound)
+        self._limits, self._learning = Limits(config.schedule.bound), Learning(config)
         self._trained_tokens = 0.0
         self.earlier: Mapping[Version, Mapping[str, Any]] = {}
         """Metrics of earlier attempts, by version, until this one begins to train."""
@@ -68,8 +69,9 @@ class Reporter:
         state = self._state
         state.step = state.resumed_at = max(rows, default=0)
         state.rewards += [row["reward"] for row in rows.values() if "reward" in row]
-        for row in rows.values():
+        for step, row in rows.items():
             self._show_evaluation(row)
+            self._learning.take(step, row)
         tokens = (row.get("num_tokens") or 0.0 for row in rows.values())
         self._trained_tokens = max(tokens, default=0.0)
 
@@ -121,6 +123,7 @@ class Reporter:
         metrics = {**self._take_logged(own), **own}
         self._metrics.write(version, now, metrics)
         self._show_step(version, metrics)
+        self._judge(version, metrics)
         self.observer.step_ended(version, metrics)
 
     def _show_step(self, version: Version, metrics: Mapping[str, float]) -> None:
@@ -132,10 +135,20 @@ class Reporter:
         self._limits.add(metrics)
         state.limit = self._limits.now
 
+    def _judge(self, version: Version, metrics: Mapping[str, float]) -> None:
+        """Say whether the run learns, each verdict once for each time that it begins to hold."""
+        for verdict in self._learning.add(version, metrics):
+            row = {"step": version, "time": round(self.now, 3), **verdict._asdict()}
+            self._metrics.keep(VERDICTS, row)
+            self._progress.warn(f"step {version}: {verdict.line}")
+            self.observer.judged(version, verdict)
+        self._state.verdicts = self._learning.now
+
     def evaluated(self, version: Version, metrics: dict[str, float]) -> None:
         """Write and show the metrics of a suite under `version`."""
         self._show_evaluation(metrics)
         self._metrics.write(version, self.now, metrics)
+        self._judge(version, metrics)
         self.observer.evaluated(version, metrics)
 
     def _show_evaluation(self, metrics: Mapping[str, Any]) -> None:
@@ -151,7 +164,7 @@ class Reporter:
         now = round(self.now, 3)
         for column, values in message.extra.items():
             row = {"of": message.key, "time": now, "column": column, "values": values}
-            self._metrics.keep(row)
+            self._metrics.keep(EXTRA, row)
 
     def _take_logged(self, own: Mapping[str, float]) -> dict[str, float]:
         """Return the means of values logged since the last step, and forget these. A name that the

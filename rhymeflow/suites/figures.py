@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import stdev
 from typing import Any
 
 from rhymeflow.core.types import HELD_OUT, SuiteName
@@ -56,6 +57,9 @@ def figures(
     if not every:
         return result
     result[f"avg@{n}"] = _mean([answer.reward for answer in every])
+    if len(judged) > 1:  # prompts are drawn, and answers to one of them are alike
+        means = [_mean([answer.reward for answer in answers]) for answers in judged]
+        result["stderr"] = stdev(means) / math.sqrt(len(means))
     for k in ks_of_pass(n):
         chances = [
             pass_at_k(len(answers), sum(a.reward >= pass_threshold for a in answers), k)
@@ -95,6 +99,8 @@ def _mean(values: Sequence[float]) -> float:
 
 REWARD = "eval/reward"
 """The mean held-out reward, which is also `eval/held_out/avg@1`."""
+STDERR = f"eval/{HELD_OUT}/stderr"
+"""Its standard error, over prompts."""
 
 
 def metrics_of(suite: SuiteName, figures: Mapping[str, float]) -> dict[str, float]:

@@ -84,5 +84,6 @@ function described(run, name) {
     ["groups", Object.entries(run.endings).map(([ending, count]) => `${number(count)} ${ending}`).join(", ")],
     ["events", number(run.events)],
   ];
-  return [h("h1", {}, name), h("dl", {}, rows.map(([key, value]) => [h("dt", {}, key), h("dd", {}, value)]))];
+  const verdicts = run.verdicts.map((each) => h("li", {}, h("strong", {}, each.said), `: ${each.remedy}`));
+  return [h("h1", {}, name), verdicts.length ? h("ul", { class: "verdicts" }, verdicts) : null, h("dl", {}, rows.map(([key, value]) => [h("dt", {}, key), h("dd", {}, value)]))];
 }

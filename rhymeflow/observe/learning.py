@@ -1,0 +1,299 @@
+"""Whether a run learns, and if not, why: verdicts on the metrics of its last steps.
+
+A verdict is one sentence with its evidence, and what to try; docs/troubleshooting.md has likely
+causes by its name. Thresholds come from runs that fail on purpose and from healthy ones
+(`rhymeflow bench verdicts`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, pstdev
+from typing import Any, NamedTuple
+
+from rhymeflow.config import Config
+from rhymeflow.reward.components import WeightedSum
+from rhymeflow.suites.figures import REWARD, STDERR
+
+Row = Mapping[str, Any]
+
+WINDOW = 4
+"""Steps that the evidence is of: a verdict needs as many."""
+NO_SPREAD, CUT, CLIPPED = 0.9, 0.5, 0.3
+"""Shares of groups without a spread of rewards, of responses that are cut, of clipped tokens."""
+MISMATCH, RUNAWAY = 0.1, 1.0
+"""KL per token between sampler and learner, and from the reference to the policy."""
+COLLAPSED, ENTROPY_LEFT = 0.5, 0.05
+"""What is left of the best mean reward; of the entropy of the first steps."""
+BEYOND_NOISE = 3.0
+"""Standard deviations of a step's mean reward that a collapse has to exceed."""
+FILTERED, FAILED = 0.9, 0.2
+"""Shares of the groups that ended meanwhile."""
+SURE = 2.0
+"""Standard errors that a change of the held-out reward has to exceed."""
+
+
+class Verdict(NamedTuple):
+    """Something that keeps a run from learning, or that should be known of what it learned."""
+
+    name: str
+    """A heading of docs/troubleshooting.md."""
+    said: str
+    """One sentence, with the figures it comes from."""
+    remedy: str
+    """What to try first."""
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        return f"{self.said}: {self.remedy}"
+
+
+class HeldOut(NamedTuple):
+    """An evaluation on the held-out prompts."""
+
+    step: int
+    reward: float
+    stderr: float | None
+    """Of the mean over prompts; None of a single one."""
+
+
+@dataclass
+class Seen:
+    """The steps of a run so far."""
+
+    has_tools: bool
+    has_turns: bool
+    parts: tuple[str, ...]
+    """Names of the functions and environments that make the reward."""
+    recent: deque[Row] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
+    """One more than the evidence is of: counts grow from row to row."""
+    first: list[Row] = field(default_factory=list)
+    """The first `WINDOW` steps."""
+    best_reward: float = -math.inf
+    """Greatest mean over `WINDOW` steps, or over the first ones."""
+    held_out: list[HeldOut] = field(default_factory=list)
+
+    @property
+    def window(self) -> list[Row]:
+        """The steps that the evidence is of."""
+        return list(self.recent)[-WINDOW:]
+
+    def mean(self, name: str, rows: Sequence[Row] | None = None) -> float | None:
+        """The mean of a metric over the window or `rows`; None if one of them lacks it."""
+        values = [row.get(name) for row in (self.window if rows is None else rows)]
+        return None if not values or None in values else fmean(v for v in values if v is not None)
+
+    def has_risen(self, by: float) -> bool:
+        """Whether the mean reward is more than `by` above that of the first steps."""
+        now, before = self.mean("reward"), self.mean("reward", self.first)
+        return now is not None and before is not None and now > before + by
+
+    def grown(self, name: str) -> float:
+        """How much a count grew over the window."""
+        return (self.recent[-1].get(name) or 0.0) - (self.recent[0].get(name) or 0.0)
+
+
+class Learning:
+    """Takes in metrics as they come; `now` are the verdicts that held after the last `add`."""
+
+    def __init__(self, config: Config) -> None:
+        world = config.environment
+        parts = WeightedSum(config.reward.functions, world.classes).weights
+        self._seen = Seen(bool(world.tools), world.is_used, tuple(parts))
+        self.now: list[Verdict] = []
+
+    def add(self, step: int, row: Row) -> list[Verdict]:
+        """Take in a row of metrics; return the verdicts that hold now and did not before."""
+        before = {verdict.name for verdict in self.now}
+        self.take(step, row)
+        self.now = self._verdicts()
+        return [verdict for verdict in self.now if verdict.name not in before]
+
+    def take(self, step: int, row: Row) -> None:
+        """Take in a row of metrics, of a step, of an evaluation or of both, without a verdict."""
+        seen = self._seen
+        if row.get(REWARD) is not None:
+            seen.held_out.append(HeldOut(step, row[REWARD], row.get(STDERR)))
+        if "grad_norm" not in row:
+            return
+        if len(seen.first) < WINDOW:
+            seen.first.append(row)
+        seen.recent.append(row)
+        if (reward := seen.mean("reward")) is not None:
+            seen.best_reward = max(seen.best_reward, reward)
+
+    def _verdicts(self) -> list[Verdict]:
+        if len(self._seen.recent) < WINDOW:
+            return []
+        return [found for rule in _RULES if (found := rule(self._seen)) is not None]
+
+    def at_end(self) -> list[Verdict]:
+        """The verdicts on all that was taken in, as on a run that is over."""
+        held_out = self._seen.held_out
+        over = within_noise(held_out[0], held_out[-1]) if len(held_out) > 1 else None
+        return [*self._verdicts(), *([] if over is None else [over])]
+
+
+# -- rules -----------------------------------------------------------------------------------------
+
+
+def _gradient(seen: Seen) -> Verdict | None:
+    rows = seen.window
+    broken = sum(1 for row in rows if row.get("skipped_steps") or row.get("grad_norm") is None)
+    if broken:
+        said = f"the gradient was not finite in {broken} of the last {WINDOW} steps"
+        return Verdict("gradient not finite", said, "lower learner.learning_rate")
+    if all(row["grad_norm"] == 0 for row in rows) and not _is_flat(rows):
+        said = f"the gradient of the last {WINDOW} steps is exactly 0"
+        return Verdict("gradient 0", said, "see whether every parameter is frozen")
+    return None
+
+
+def _is_flat(rows: Sequence[Row]) -> bool:
+    return all(row.get("frac_reward_zero_std") == 1.0 for row in rows)
+
+
+def _collapse(seen: Seen) -> Verdict | None:
+    reward, before = seen.mean("reward"), seen.best_reward
+    if reward is None or before <= 0 or reward > COLLAPSED * before:
+        return None
+    if before - reward <= BEYOND_NOISE * pstdev([row["reward"] for row in seen.window]):
+        return None
+    said = f"the mean reward fell from {before:.3f} to {reward:.3f}"
+    remedy = "lower learner.learning_rate, and resume from a checkpoint before the fall"
+    return Verdict("reward collapsed", said, remedy)
+
+
+def _constant(seen: Seen) -> Verdict | None:
+    rows = seen.window
+    values = {row.get("reward") for row in rows}
+    if len(values) > 1 or any(row.get("reward_std") for row in rows):
+        return None
+    (value,) = values
+    if value is None or value < seen.best_reward or seen.has_risen(0.0):
+        return None
+    if value == 0:
+        said = f"all rewards of the last {WINDOW} steps are 0"
+        remedy = "compare responses with what the reward function expects"
+        return Verdict("rewards all 0", said, remedy)
+    said = f"all rewards of the last {WINDOW} steps are {value:g}"
+    return Verdict("rewards constant", said, "make the reward depend on the response")
+
+
+def _no_spread(seen: Seen) -> Verdict | None:
+    share, std = seen.mean("frac_reward_zero_std"), seen.mean("reward_std")
+    if share is None or share < NO_SPREAD or not std or seen.has_risen(std):
+        return None
+    said = f"in {share:.0%} of groups all responses have the same reward, which teaches nothing"
+    return Verdict("no spread of rewards", said, "choose prompts that are solved now and then")
+
+
+def _cut(seen: Seen) -> Verdict | None:
+    share = seen.mean("completions/clipped_ratio")
+    if share is None or share < CUT:
+        return None
+    said = f"{share:.0%} of responses were cut at rollout.max_completion_length"
+    return Verdict("responses cut", said, "raise it, or ask for shorter answers")
+
+
+def _entropy(seen: Seen) -> Verdict | None:
+    now, before = seen.mean("entropy"), seen.mean("entropy", seen.first)
+    if now is None or not before or now > ENTROPY_LEFT * before or seen.has_risen(0.0):
+        return None
+    said = f"the entropy fell from {before:.3g} to {now:.3g} and the reward did not rise"
+    return Verdict("entropy gone", said, "lower learner.learning_rate, or raise the temperature")
+
+
+def _clipped(seen: Seen) -> Verdict | None:
+    share = seen.mean("clip_ratio/region_mean")
+    if share is None or share < CLIPPED:
+        return None
+    said = f"{share:.0%} of tokens were clipped"
+    return Verdict("tokens clipped", said, "lower learner.learning_rate or schedule.max_staleness")
+
+
+def _mismatch(seen: Seen) -> Verdict | None:
+    kl = seen.mean("off_policy/mismatch_kl")
+    if kl is None or kl < MISMATCH:
+        return None
+    said = f"learner and sampler differ by a KL of {kl:.3g} per token"
+    return Verdict("mismatch", said, "lower schedule.max_staleness or learner.learning_rate")
+
+
+def _runaway(seen: Seen) -> Verdict | None:
+    kl = seen.mean("kl")
+    if kl is None or kl < RUNAWAY:
+        return None
+    said = f"the policy is a KL of {kl:.3g} per token away from its reference"
+    return Verdict("reference runs away", said, "raise learner.beta or lower learner.learning_rate")
+
+
+def _ended(seen: Seen) -> Verdict | None:
+    kinds = ("consumed", "filtered", "aborted")
+    consumed, filtered, aborted = (seen.grown(f"endings/{kind}") for kind in kinds)
+    total = consumed + filtered + aborted
+    if filtered > FILTERED * total:
+        said = f"{filtered / total:.0%} of groups were filtered: their rewards were all equal"
+        return Verdict("groups filtered", said, "choose prompts that are solved now and then")
+    if aborted > FAILED * total:
+        said = f"{aborted / total:.0%} of groups were aborted"
+        return Verdict("groups aborted", said, "rhymeflow inspect says why")
+    return None
+
+
+def _unused(seen: Seen) -> Verdict | None:
+    if seen.has_tools and not any(row.get("tools/call_frequency") for row in seen.window):
+        said = f"no response of the last {WINDOW} steps called a tool"
+        return Verdict("tools unused", said, "show an example call in the prompt")
+    if seen.has_turns and all((row.get("turns/mean") or 1.0) <= 1.0 for row in seen.window):
+        said = f"every response of the last {WINDOW} steps has one turn"
+        return Verdict("turns unused", said, "see whether the environment answers")
+    return None
+
+
+def _not_applied(seen: Seen) -> Verdict | None:
+    rows = seen.window
+    for name in seen.parts:
+        if not any(f"rewards/{name}/mean" in row for row in rows):
+            said = f"reward function {name} returned None for every response"
+            return Verdict("reward function returns None", said, "see for what it does so")
+    return None
+
+
+def _held_out_fell(seen: Seen) -> Verdict | None:
+    if len(seen.held_out) < 2:
+        return None
+    best, last = max(seen.held_out[:-1], key=lambda each: each.reward), seen.held_out[-1]
+    noise = _noise(best, last)
+    if noise is None or best.reward - last.reward <= noise:
+        return None
+    said = f"the held-out reward fell from {best.reward:.3f} at step {best.step} to "
+    said += f"{last.reward:.3f} at step {last.step}"
+    return Verdict("held-out reward falls", said, "take the checkpoint before, or train for less")
+
+
+def _noise(a: HeldOut, b: HeldOut) -> float | None:
+    """What the difference of two evaluations has to exceed to be told from chance."""
+    if a.stderr is None or b.stderr is None:
+        return None
+    return SURE * math.hypot(a.stderr, b.stderr)
+
+
+def within_noise(first: HeldOut, last: HeldOut) -> Verdict | None:
+    """Whether what held-out prompts say of the whole run is within their noise."""
+    noise, change = _noise(first, last), last.reward - first.reward
+    if noise is None or abs(change) > noise or not noise:
+        return None
+    said = f"the held-out change of {change:+.3f} is within its noise of {noise:.3f}"
+    return Verdict("held-out change within noise", said, "evaluate on more prompts")
+
+
+_RULES: tuple[Callable[[Seen], Verdict | None], ...] = (
+    *(_gradient, _collapse, _constant, _no_spread, _cut, _entropy, _ended, _not_applied),
+    *(_unused, _mismatch, _clipped, _runaway, _held_out_fell),
+)
+"""In the order in which their verdicts are shown."""
