@@ -123,8 +123,15 @@ def _add_train(add: Add) -> None:
     )
     for option, (metavar, what) in _SHORT_HELP.items():
         sub.add_argument(f"--{option}", metavar=metavar, help=f"{what} ({SHORT[option]})")
+    _add_shown(sub)
+
+
+def _add_shown(sub: argparse.ArgumentParser) -> None:
+    """Add how a run is shown."""
     what = "serve a dashboard of the run while it lasts, and print its address"
     sub.add_argument("--dashboard", action="store_true", help=what)
+    what = "without a terminal, also staleness, speed, drafts and idle shares of each step"
+    sub.add_argument("--verbose", action="store_true", help=what)
 
 
 def _add_resume(add: Add) -> None:
@@ -141,7 +148,7 @@ def _add_resume(add: Add) -> None:
     sub.add_argument("run", metavar="RUN_DIR", help="or the backup of a run (run.backup)")
     what = "where to restore the run of a backup; by default where it was"
     sub.add_argument("--output_dir", metavar="DIR", type=Path, help=what)
-    sub.add_argument("--dashboard", action="store_true", help="as in `train`")
+    _add_shown(sub)
 
 
 def _add_simulated(add: Add) -> None:
@@ -206,7 +213,7 @@ def train(args: argparse.Namespace) -> None:
             import rhymeflow.runtime.train  # noqa: F401 - takes long
     from rhymeflow.runtime.train import train
 
-    _with_dashboard(lambda begin: train(config, begin=begin), args.dashboard)
+    _to_its_end(partial(train, config), args)
 
 
 def resume(args: argparse.Namespace) -> None:
@@ -223,20 +230,24 @@ def resume(args: argparse.Namespace) -> None:
 
         run_dir, said = restore(args.run, args.output_dir)
         print(*said, sep="\n", file=sys.stderr)
-    _with_dashboard(lambda begin: resume(run_dir, change, begin=begin), args.dashboard)
+    _to_its_end(partial(resume, run_dir, change), args)
 
 
-def _with_dashboard(run: Callable[[Callable[[Path], None]], object], has_dashboard: bool) -> None:
-    """Call `run(begin)`; it calls `begin(run_dir)`, which starts the dashboard, if there is one."""
+def _to_its_end(run: Callable[..., object], args: argparse.Namespace) -> None:
+    """Call `run`, shown as the arguments say, beside a dashboard if one is wanted."""
+    from rich.console import Console
+
+    from rhymeflow.observe.progress import Progress
+
     with ExitStack() as stack:
 
         def begin(run_dir: Path) -> None:
-            if has_dashboard:
+            if args.dashboard:
                 from rhymeflow.dashboard.serve import beside
 
                 print(f"dashboard: {stack.enter_context(beside(run_dir))}", flush=True)
 
-        run(begin)
+        run(begin=begin, progress=Progress(Console(), verbose=args.verbose))
 
 
 def simulate(args: argparse.Namespace) -> None:

@@ -74,12 +74,13 @@ class Progress:
     """Shows a run on a console within its `with` block: redrawn in place on a terminal and in a
     notebook, else as lines."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, *, verbose: bool = False) -> None:
+        """`verbose`: lines say also how the run goes, not only what is learned."""
+        self._console, self._verbose = console, verbose
         self._draw: Callable[[RenderableType], object] | None = None
         self._shown_at = -_REDRAW_SECONDS
         self._shown_step = 0
-        self._shown_message = ""
+        self._shown_message, self._shown_evaluations = "", 0
         self._latest: ProgressState | None = None
         self._open = ExitStack()
 
@@ -115,7 +116,9 @@ class Progress:
 
     def _print(self, state: ProgressState, is_new_step: bool) -> None:
         if is_new_step:
-            self._say(line(state))
+            is_evaluated = len(state.eval_rewards) > self._shown_evaluations
+            self._shown_evaluations = len(state.eval_rewards)
+            self._say(line(state, is_evaluated=is_evaluated, verbose=self._verbose))
         elif state.step == 0 and state.message != self._shown_message:
             self._shown_message = state.message
             self._say(state.message)
@@ -124,26 +127,43 @@ class Progress:
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def line(state: ProgressState) -> str:
-    """A step on one plain line."""
+_LEARNING = (
+    ("length {:.0f}", "completions/mean_length"),
+    ("cut {:.0%}", "completions/clipped_ratio"),
+    ("no spread {:.0%}", "frac_reward_zero_std"),
+    ("entropy {:.3f}", "entropy"),
+    ("grad {:.3f}", "grad_norm"),
+    ("kl {:.4f}", "kl"),
+)
+"""Metrics of the line of a step, those that there are."""
+
+
+def line(state: ProgressState, *, is_evaluated: bool, verbose: bool = False) -> str:
+    """A step on one plain line: what is learned; with `verbose` also how the run goes."""
     parts = [f"step {state.step}/{state.num_steps}"]
     if state.rewards:
         parts.append(f"reward {state.rewards[-1]:.3f}")
-    if state.eval_rewards:
-        parts.append(f"held out {state.eval_rewards[-1]:.3f}")
-    parts += _suites(state)
+    if is_evaluated:
+        parts += [f"held out {state.eval_rewards[-1]:.3f}", *_suites(state)]
+    known = ((text, state.latest.get(name)) for text, name in _LEARNING)
+    parts += [text.format(value) for text, value in known if value is not None]
+    parts.append(_rate(state.trained_tokens_per_s))
+    parts += _going(state) if verbose else [f"{_left(state)} left"]
+    return "  ".join(parts)
+
+
+def _going(state: ProgressState) -> list[str]:
+    """How the run goes."""
+    parts = [f"rollout {_rate(state.latest.get('rollout/tokens_per_s'))}"]
     if "staleness/mean" in state.latest:
         mean, oldest = (state.latest[f"staleness/{name}"] for name in ("mean", "max"))
         parts.append(f"staleness {mean:.2f} max {oldest:.0f}")
-    parts.append(f"rollout {_rate(state.latest.get('rollout/tokens_per_s'))}")
-    parts.append(f"trained {_rate(state.trained_tokens_per_s)}")
     if state.has_drafts:
         parts.append(f"drafts {_drafts(state)}")
     parts.append("idle rollout {} learner {}".format(*_idle(state)))
     if state.limit is not None:
         parts.append(state.limit.said)
-    parts.append(_times(state))
-    return " | ".join(parts)
+    return [*parts, _times(state)]
 
 
 class Fitted:
@@ -260,8 +280,11 @@ def _staleness(state: ProgressState) -> Text:
 
 
 def _times(state: ProgressState) -> str:
-    left = "-" if state.left is None else clock(state.left)
-    return f"{clock(state.elapsed)} elapsed, {left} left"
+    return f"{clock(state.elapsed)} elapsed, {_left(state)} left"
+
+
+def _left(state: ProgressState) -> str:
+    return "-" if state.left is None else clock(state.left)
 
 
 def _rate(value: float | None) -> str:

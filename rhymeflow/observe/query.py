@@ -162,7 +162,7 @@ def overview(run_dir: Path, reader: TrajectoryReader, rows: Sequence[metrics.Row
         "groups": sum(endings.values()),
         "endings": endings,
         "ended": _has_ended(reader),
-        "verdicts": verdicts(reader, metrics.by_step(rows)) if attempts else [],
+        "verdicts": verdicts(reader, metrics.by_step(rows)),
         "metrics": list(dict.fromkeys(name for row in rows for name in row)),
     }
 
@@ -191,6 +191,8 @@ def verdicts(reader: TrajectoryReader, steps: Mapping[int, metrics.Row]) -> list
     """The verdicts on learning after these steps."""
     from rhymeflow.observe.learning import Learning  # it imports the configuration
 
+    if not reader.attempts():
+        return []
     learning = Learning(config_in_force(reader))
     for step, row in steps.items():
         learning.take(step, row)

@@ -131,7 +131,9 @@ class Reporter:
         state.step = version
         state.rewards.append(metrics["reward"])
         state.trained_tokens_per_s = self.throughput.trained_tokens_per_s
-        state.latest |= metrics
+        # A step that drafts nothing has no figures of drafts, and shows no earlier ones.
+        kept = {n: value for n, value in state.latest.items() if not n.startswith("draft/")}
+        state.latest = kept | dict(metrics)
         self._limits.add(metrics)
         state.limit = self._limits.now
 

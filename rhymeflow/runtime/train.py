@@ -106,6 +106,7 @@ def resume(
     *,
     console: Console | None = None,
     observer: Observer | None = None,
+    progress: Progress | None = None,
     begin: Callable[[Path], object] = lambda path: None,
 ) -> Summary:
     """Resume the run in `run_dir`; return the summary of all its attempts.
@@ -128,7 +129,8 @@ def resume(
         past, config = recall(run_dir, change)
         config = config.changed(run={"output_dir": str(run_dir)})  # it may have been moved
         begin(run_dir)
-        return attempt(config, run_dir, store, past, console or Console(), observer=observer)
+        console = console or Console()
+        return attempt(config, run_dir, store, past, console, observer=observer, progress=progress)
 
 
 def prepare(config: Config) -> None:

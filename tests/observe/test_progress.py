@@ -126,18 +126,37 @@ def test_without_a_terminal_a_line_a_step():
             progress.update(state)
     printed = console.file.getvalue().splitlines()
     assert printed[:2] == ["loading", "starting"]
-    assert [text.split(" | ")[0] for text in printed[2:]] == ["step 1/2", "step 2/2"]
-    assert printed[2].endswith("0:02 elapsed, 0:01 left")
+    assert [text.split("  ")[0] for text in printed[2:]] == ["step 1/2", "step 2/2"]
+    assert printed[2].endswith("  0:01 left")
 
 
 def test_the_plain_line():
-    assert line(busy_state()) == (
-        "step 12/60 | reward 0.320 | held out 0.484 | staleness 0.42 max 1 | "
-        "rollout 3,210 tokens/s | trained 2,900 tokens/s | "
-        "drafts acceptance length 2.35, 71% accepted, 30% time saved | "
-        "idle rollout 3% learner 12% | limited by the staleness bound | "
-        "1:15 elapsed, 4:00 left"
+    state = busy_state()
+    state.latest |= {
+        "completions/mean_length": 812.4, "completions/clipped_ratio": 0.07, "entropy": 0.3456,
+        "frac_reward_zero_std": 0.31, "grad_norm": 0.1234, "kl": 0.00123,
+    }  # fmt: skip
+    learned = (
+        "length 812  cut 7%  no spread 31%  entropy 0.346  grad 0.123  kl 0.0012  2,900 tokens/s  "
     )
+    told = line(state, is_evaluated=False)
+    assert told == f"step 12/60  reward 0.320  {learned}4:00 left"
+    assert len(told) <= 125
+    assert line(state, is_evaluated=True, verbose=True) == (
+        f"step 12/60  reward 0.320  held out 0.484  {learned}rollout 3,210 tokens/s  "
+        "staleness 0.42 max 1  drafts acceptance length 2.35, 71% accepted, 30% time saved  "
+        "idle rollout 3% learner 12%  limited by the staleness bound  1:15 elapsed, 4:00 left"
+    )
+
+
+def test_an_evaluation_is_told_once():
+    console = Console(file=io.StringIO(), width=40)
+    state = ProgressState(name="demo", num_steps=3, max_staleness=1)
+    with Progress(console) as progress:
+        for state.step, state.eval_rewards in ((1, [0.2]), (2, [0.2]), (3, [0.2, 0.4])):
+            progress.update(state)
+    printed = console.file.getvalue().splitlines()
+    assert ["held out" in text for text in printed] == [True, False, True]
 
 
 def test_on_a_terminal_redraws_are_few_and_every_step_is_drawn(monkeypatch):

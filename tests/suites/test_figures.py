@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +51,11 @@ def test_every_figure_is_a_mean_over_prompts(prompts: list[list[JudgedAnswer]]) 
     }
     if n > 1:
         expected[f"maj@{n}"] = [majority(answers) for answers in prompts]
+    if len(prompts) > 1:
+        means = [sum(each.reward for each in answers) / n for answers in prompts]
+        assert found.pop("stderr") == pytest.approx(
+            float(np.std(means, ddof=1)) / len(means) ** 0.5
+        )
     assert set(found) == set(expected) | {f"pass@{k}" for k in ks_of_pass(n)}
     for name, values in expected.items():
         assert found[name] == pytest.approx(sum(values) / len(values)), name
