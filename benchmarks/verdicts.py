@@ -35,7 +35,7 @@ def constant(completions, **columns):
 
 def of_the_prompt(prompts, completions, **columns):
     """The same for all responses to a prompt."""
-    return [float(len(prompt) % 3) for prompt in prompts]
+    return [float(sum(map(ord, prompt)) % 3) for prompt in prompts]
 
 
 def chance(completions, **columns):

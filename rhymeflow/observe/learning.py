@@ -32,6 +32,7 @@ BEYOND_NOISE = 3.0
 """Standard deviations of a step's mean reward that a collapse has to exceed."""
 FILTERED, FAILED = 0.9, 0.2
 """Shares of the groups that ended meanwhile."""
+_EQUAL = 1e-9
 SURE = 2.0
 """Standard errors that a change of the held-out reward has to exceed."""
 
@@ -170,13 +171,18 @@ def _collapse(seen: Seen) -> Verdict | None:
 
 def _constant(seen: Seen) -> Verdict | None:
     rows = seen.window
-    values = {row.get("reward") for row in rows}
-    if len(values) > 1 or any(row.get("reward_std") for row in rows):
+    # Sums of equal numbers differ in their last bits.
+    if any((row.get("reward_std") or 0.0) > _EQUAL for row in rows):
         return None
-    (value,) = values
-    if value is None or value < seen.best_reward or seen.has_risen(0.0):
+    value = seen.mean("reward")
+    if (
+        value is None
+        or max(abs(row["reward"] - value) for row in rows) > _EQUAL
+        or value < seen.best_reward - _EQUAL
+        or seen.has_risen(_EQUAL)
+    ):
         return None
-    if value == 0:
+    if abs(value) <= _EQUAL:
         said = f"all rewards of the last {WINDOW} steps are 0"
         remedy = "compare responses with what the reward function expects"
         return Verdict("rewards all 0", said, remedy)
