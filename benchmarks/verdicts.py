@@ -87,7 +87,7 @@ FAILING = (
         {"reward.functions": rewarded("constant"), "schedule.filter_zero_variance": "true"},
     ),
     Failing(
-        "groups aborted",
+        "rewards fail",
         {"reward.functions": rewarded("fails"), "reward.on_failure": "drop"},
     ),
     Failing(

@@ -30,8 +30,8 @@ COLLAPSED, ENTROPY_LEFT = 0.5, 0.05
 """What is left of the best mean reward; of the entropy of the first steps."""
 BEYOND_NOISE = 3.0
 """Standard deviations of a step's mean reward that a collapse has to exceed."""
-FILTERED, FAILED = 0.9, 0.2
-"""Shares of the groups that ended meanwhile."""
+FILTERED, FAILED = 0.9, 0.02
+"""Shares of the groups that ended meanwhile, and of responses."""
 _EQUAL = 1e-9
 SURE = 2.0
 """Standard errors that a change of the held-out reward has to exceed."""
@@ -66,6 +66,8 @@ class HeldOut(NamedTuple):
 class Seen:
     """The steps of a run so far."""
 
+    batch_size: int
+    """Responses that a step trains on."""
     has_tools: bool
     has_turns: bool
     parts: tuple[str, ...]
@@ -104,7 +106,8 @@ class Learning:
     def __init__(self, config: Config) -> None:
         world = config.environment
         parts = WeightedSum(config.reward.functions, world.classes).weights
-        self._seen = Seen(bool(world.tools), world.is_used, tuple(parts))
+        batch_size = config.learner.groups_per_batch * config.rollout.num_generations
+        self._seen = Seen(batch_size, bool(world.tools), world.is_used, tuple(parts))
         self.now: list[Verdict] = []
 
     def add(self, step: int, row: Row) -> list[Verdict]:
@@ -238,17 +241,22 @@ def _runaway(seen: Seen) -> Verdict | None:
     return Verdict("reference runs away", said, "raise learner.beta or lower learner.learning_rate")
 
 
-def _ended(seen: Seen) -> Verdict | None:
-    kinds = ("consumed", "filtered", "aborted")
-    consumed, filtered, aborted = (seen.grown(f"endings/{kind}") for kind in kinds)
-    total = consumed + filtered + aborted
-    if filtered > FILTERED * total:
-        said = f"{filtered / total:.0%} of groups were filtered: their rewards were all equal"
-        return Verdict("groups filtered", said, "choose prompts that are solved now and then")
-    if aborted > FAILED * total:
-        said = f"{aborted / total:.0%} of groups were aborted"
-        return Verdict("groups aborted", said, "rhymeflow inspect says why")
-    return None
+def _filtered(seen: Seen) -> Verdict | None:
+    consumed, filtered = (seen.grown(f"endings/{kind}") for kind in ("consumed", "filtered"))
+    total = consumed + filtered
+    if not total or filtered < FILTERED * total:
+        return None
+    said = f"{filtered / total:.0%} of groups were filtered: their rewards were all equal"
+    return Verdict("groups filtered", said, "choose prompts that are solved now and then")
+
+
+def _failed(seen: Seen) -> Verdict | None:
+    failed = sum(row.get("rewards/failed") or 0.0 for row in seen.window)
+    share = failed / (failed + WINDOW * seen.batch_size)
+    if share < FAILED:
+        return None
+    said = f"{share:.1%} of responses have no reward: a reward function or an environment failed"
+    return Verdict("rewards fail", said, "rhymeflow inspect shows the errors")
 
 
 def _unused(seen: Seen) -> Verdict | None:
@@ -299,7 +307,7 @@ def within_noise(first: HeldOut, last: HeldOut) -> Verdict | None:
 
 
 _RULES: tuple[Callable[[Seen], Verdict | None], ...] = (
-    *(_gradient, _collapse, _constant, _no_spread, _cut, _entropy, _ended, _not_applied),
-    *(_unused, _mismatch, _clipped, _runaway, _held_out_fell),
+    *(_gradient, _collapse, _constant, _no_spread, _cut, _entropy, _filtered, _failed),
+    *(_not_applied, _unused, _mismatch, _clipped, _runaway, _held_out_fell),
 )
 """In the order in which their verdicts are shown."""

@@ -13,6 +13,7 @@ from rich.panel import Panel
 
 from rhymeflow.core.types import Version
 from rhymeflow.observe import metrics, query
+from rhymeflow.observe.audit import Audit, audit_run
 from rhymeflow.observe.printable import clock, facts, sparkline
 from rhymeflow.store.backup import copied
 from rhymeflow.store.damage import open_undamaged
@@ -68,6 +69,8 @@ class Summary:
     """`None` of a run that drafted nothing."""
     verdicts: tuple[dict[str, str], ...]
     """On learning, at the end: `name`, `said`, `remedy` of each."""
+    audit: Audit | None
+    """How often each law was broken; `None` of a run that no attempt has begun."""
     backup: str | None
     """How much of the run is in its backup; `None` of a run without one."""
 
@@ -80,6 +83,7 @@ def summarize(run_dir: Path) -> Summary:
         staleness, totals = query.staleness(reader), query.totals(reader)
         rows = metrics.read(run_dir)
         verdicts = query.verdicts(reader, rows)
+        audited = audit_run(reader) if reader.attempts() else None
         endings = dict(reader.query(_ENDINGS))
     evaluations = query.held_out(rows)
     idle = {part: metrics.mean(rows.values(), f"idle/{part}") for part in ("rollout", "learner")}
@@ -104,6 +108,7 @@ def summarize(run_dir: Path) -> Summary:
         idle={part: share for part, share in idle.items() if share is not None},
         drafts=_drafts(totals, rows.values()),
         verdicts=tuple(verdicts),
+        audit=audited,
         backup=backup_line(run_dir, num_events, seconds),
     )
 

@@ -333,6 +333,7 @@ class Controller:
         more = self.coordinator.state.has_more
         while (self._events or more) and not self._finished:
             happened, self._events, more = self._events, [], False
+            self.reporter.count_failures(happened)
             for command in self.log.act_on(happened, self.reporter.now):
                 self._carry_out(command)
         self._record_events()

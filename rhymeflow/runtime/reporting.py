@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rhymeflow.config import Config
+from rhymeflow.core.events import EnvironmentFailed, Event, RewardFailed
 from rhymeflow.core.types import HELD_OUT, Version
 from rhymeflow.observe.learning import Learning
 from rhymeflow.observe.limits import Limits
@@ -45,6 +46,8 @@ class Reporter:
         has_drafts = config.drafting.window != "off"
         self.throughput = Throughput(has_drafts=has_drafts)
         self.endings = {"consumed": 0, "filtered": 0, "aborted": 0}
+        self._failed = 0
+        """Training responses since the last step whose reward function or environment failed."""
         self._state = ProgressState(
             config.name, config.learner.max_steps, config.schedule.bound, has_drafts=has_drafts
         )
@@ -118,6 +121,8 @@ class Reporter:
             **published.metrics,
             **{f"endings/{name}": float(count) for name, count in self.endings.items()},
         }
+        if self._failed:
+            own["rewards/failed"], self._failed = float(self._failed), 0
         if self.backup is not None:
             own["backup/behind_s"] = self.backup.behind
         metrics = {**self._take_logged(own), **own}
@@ -157,6 +162,12 @@ class Reporter:
         if REWARD in metrics:
             self._state.eval_rewards.append(metrics[REWARD])
         self._state.suites |= headlines(metrics)
+
+    def count_failures(self, happened: Iterable[Event]) -> None:
+        """Count the training responses that can have no reward."""
+        for event in happened:
+            if isinstance(event, RewardFailed | EnvironmentFailed) and event.trajectory.group >= 0:
+                self._failed += 1
 
     def log(self, message: RewardComputed, prefix: str) -> None:
         """Take what reward functions log. The next step's metrics have the means of numbers, named

@@ -241,6 +241,10 @@ def report_end(console: Console, result: Summary, path: Path, controller: Contro
         say(f"checkpoint: {controller.training.checkpoint}")
     if controller.stop_asked:
         say(f"stopped after {result.steps} steps; to continue: {to_resume(path)}")
+    if result.audit is not None:
+        said = "checked" if result.audit.is_clean else "error: the run's log breaks a law"
+        say(f"{said}: {result.audit.line}")
+    if controller.stop_asked:
         raise KeyboardInterrupt
 
 

@@ -34,6 +34,7 @@ from rhymeflow.data.stream import PromptStream
 from rhymeflow.engine.base import NoiseKey
 from rhymeflow.histospec.noise_sharing import epoch_of_noise
 from rhymeflow.observe import metrics
+from rhymeflow.observe.audit import audit_run
 from rhymeflow.runtime.replay import configured, replay
 from rhymeflow.store.previous_run import config_of
 from rhymeflow.store.reader import TrajectoryReader
@@ -153,6 +154,9 @@ def audited(path: Path) -> SimpleNamespace:
         AUDIT.law_2(db, log)
         AUDIT.law_5(db, log)
     assert not AUDIT.wrong, "\n".join(AUDIT.wrong)
+    with closing(TrajectoryReader(path)) as reader:
+        counted = audit_run(reader)
+    assert counted.is_clean, counted.line
     return log
 
 

@@ -52,7 +52,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "mismatch": [{"off_policy/mismatch_kl": 0.3}] * WINDOW,
     "reference runs away": [{"kl": 3.0}] * WINDOW,
     "groups filtered": endings("filtered", 200.0),
-    "groups aborted": endings("aborted", 8.0),
+    "rewards fail": [{"rewards/failed": 4.0}] * WINDOW,
     "held-out reward falls": [
         {"eval/reward": 0.8, "eval/held_out/stderr": 0.03},
         {"eval/reward": 0.6, "eval/held_out/stderr": 0.04},

@@ -7,6 +7,7 @@ import re
 import shutil
 import sqlite3
 import struct
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,7 +16,9 @@ import pytest
 from rhymeflow import build
 from rhymeflow.config.load import read_config
 from rhymeflow.learner.token_details import CLIPPED, MASKED
+from rhymeflow.observe.audit import Audit, audit_run
 from rhymeflow.store import codec
+from rhymeflow.store.reader import TrajectoryReader
 from tests.runtime.logs import audited, train
 from tests.runtime.tiny import tiny_config
 
@@ -126,6 +129,16 @@ def test_the_audit_is_short_and_finds_nothing_wrong(run_dir):
     assert "law 1: 24 trajectories trained on, bound 1" in printed
     assert "'consumed': 8" in printed
     assert printed.splitlines()[-1] == "all hold"
+    counted = counts(run_dir)
+    assert counted.is_clean, counted.line
+    assert f"{counted.proved} pulls proved" in printed
+    assert counted.line.endswith(f"0 twice, all {counted.proved} pulls proved, 0 errors as rewards")
+
+
+def counts(run_dir: Path) -> Audit:
+    """What the last line of a run says."""
+    with closing(TrajectoryReader(run_dir / "events.db")) as reader:
+        return audit_run(reader)
 
 
 def changed(table: str, kind: str, field: str, value: str, which: str = "TRUE") -> str:
@@ -185,6 +198,22 @@ def test_the_audit_finds_what_was_tampered_with(run_dir, tmp_path, what):
     code, printed = audited(tmp_path)
     assert code == 1
     assert re.search(rf"^law {law}: (?!\d)", printed, re.MULTILINE), printed
+    found = counts(tmp_path)
+    assert {1: found.stale, 2: found.lost + found.twice, 5: found.unproved}[law] > 0, found
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        f"UPDATE trajectories SET reward = NULL WHERE {THE_GROUP}",
+        "DELETE FROM events WHERE kind = 'TrajectoryRewarded'",
+    ],
+)
+def test_a_response_trained_on_without_a_reward_is_counted(run_dir, tmp_path, statement):
+    shutil.copy(run_dir / "events.db", tmp_path)
+    with closing(sqlite3.connect(tmp_path / "events.db")) as connection:
+        connection.executescript(statement)
+    assert counts(tmp_path).errors > 0
 
 
 # -- tokens ---------------------------------------------------------------------------------------
