@@ -43,12 +43,12 @@ SELECT (SELECT COUNT(*) FROM trained) -
     (SELECT COUNT(*) FROM (SELECT DISTINCT group_id, member FROM trained)) +
     (SELECT COUNT(*) - COUNT(DISTINCT group_id) FROM ends)"""
 
-# A group of a run that is over has an ending; one of the log is also in the table, and the reverse.
-_LOST = f"""{_ENDS}, ids AS (SELECT group_id FROM ends UNION SELECT group_id FROM {_ROUTED}
-    UNION SELECT group_id FROM groups)
+# The log and the table agree on endings; in a run that is over, every routed group has one.
+_LOST = f"""{_ENDS}, routed AS (SELECT DISTINCT group_id FROM {_ROUTED}),
+    ids AS (SELECT group_id FROM ends UNION SELECT * FROM routed UNION SELECT group_id FROM groups)
 SELECT COUNT(*) FROM ids LEFT JOIN groups g USING (group_id) LEFT JOIN ends e USING (group_id)
-WHERE ids.group_id >= 0
-    AND (g.group_id IS NULL OR g.ending IS NOT e.ending OR (?1 AND e.ending IS NULL))"""
+WHERE ids.group_id >= 0 AND (g.group_id IS NULL OR g.ending IS NOT e.ending
+    OR (?1 AND e.ending IS NULL AND ids.group_id IN routed))"""
 
 _NOT_TRAINED = f"""{_TRAINED}
 SELECT COUNT(*) FROM (SELECT version, group_id, member FROM trained
