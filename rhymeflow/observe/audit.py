@@ -74,7 +74,7 @@ _ERRORS = """SELECT COUNT(*) FROM trajectories t WHERE trained IS NOT NULL AND (
 
 
 @dataclass(frozen=True)
-class Audit:
+class LogAudit:
     """How often each law was broken. All counts of a sound run are 0, but for `proved`."""
 
     stale: int
@@ -105,7 +105,7 @@ class Audit:
         return f"{counts}, {pulls}, {self.errors:,} errors as rewards"
 
 
-def audit_run(reader: TrajectoryReader) -> Audit:
+def audit_run(reader: TrajectoryReader) -> LogAudit:
     """Check laws 1, 2 and 5 of ARCHITECTURE.md and the rewards, of a run that has an attempt."""
     schedule = json.loads(reader.attempts()[-1].config)["schedule"]
     bound = bound_of(schedule["name"], schedule["max_staleness"])
@@ -115,7 +115,7 @@ def audit_run(reader: TrajectoryReader) -> Audit:
 
     is_over = bool(count(_OVER))
     proved, unproved = _pulls(reader, is_over=is_over)
-    return Audit(
+    return LogAudit(
         stale=count(_STALE, bound),
         lost=count(_LOST, is_over) + count(_NOT_TRAINED),
         twice=count(_TWICE),

@@ -13,7 +13,7 @@ from rich.panel import Panel
 
 from rhymeflow.core.types import Version
 from rhymeflow.observe import metrics, query
-from rhymeflow.observe.audit import Audit, audit_run
+from rhymeflow.observe.audit import LogAudit, audit_run
 from rhymeflow.observe.printable import clock, facts, sparkline
 from rhymeflow.store.backup import copied
 from rhymeflow.store.damage import open_undamaged
@@ -69,7 +69,7 @@ class Summary:
     """`None` of a run that drafted nothing."""
     verdicts: tuple[dict[str, str], ...]
     """On learning, at the end: `name`, `said`, `remedy` of each."""
-    audit: Audit | None
+    audit: LogAudit | None
     """How often each law was broken; `None` of a run that no attempt has begun."""
     backup: str | None
     """How much of the run is in its backup; `None` of a run without one."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 from rhymeflow.errors import UserError
-from rhymeflow.observe import metrics
+from rhymeflow.observe import meanings, metrics
 from rhymeflow.observe.metrics import MetricsWriter
 from tests.refused import refusal
 
@@ -138,3 +139,22 @@ def test_what_names_the_runs_may_be_broken(tmp_path, monkeypatch, text):
     (tmp_path / "trackers.json").write_text(text)
     with pytest.raises(UserError, match=r"trackers\.json: "):
         MetricsWriter(tmp_path, report_to=("wandb",), name="run", config={})
+
+
+def test_the_page_of_metrics_is_that_of_the_table():
+    page = Path(__file__).parents[2] / "docs" / "metrics.md"
+    assert page.read_text() == meanings.page(), "python scripts/metrics_page.py writes it anew"
+
+
+@pytest.mark.parametrize(
+    ("metric", "name"),
+    [
+        ("completions/mean_terminated_length", "completions/*_terminated_length"),
+        ("rewards/recipe:demo/std", "rewards/*/std"),
+        ("eval/held_out/stderr", "eval/*/stderr"),
+        ("eval/reward", "eval/reward"),
+    ],
+)
+def test_a_metric_has_the_meaning_of_its_name(metric, name):
+    assert meanings.meaning_of(metric).name == name
+    assert meanings.meaning_of(f"mine/{metric}/more") is None

@@ -16,7 +16,9 @@ import pytest
 from rhymeflow import build
 from rhymeflow.config.load import read_config
 from rhymeflow.learner.token_details import CLIPPED, MASKED
-from rhymeflow.observe.audit import Audit, audit_run
+from rhymeflow.observe import metrics
+from rhymeflow.observe.audit import LogAudit, audit_run
+from rhymeflow.observe.meanings import meaning_of
 from rhymeflow.store import codec
 from rhymeflow.store.reader import TrajectoryReader
 from tests.runtime.logs import audited, train
@@ -118,6 +120,12 @@ def test_the_configuration_says_the_values_in_force(config, run_dir, db):
     assert build.plan(found) == build.plan(config)
 
 
+def test_every_metric_of_a_run_has_a_meaning(run_dir):
+    names = {name for row in metrics.read(run_dir).values() for name in row}
+    assert len(names) > 40
+    assert [name for name in names if meaning_of(name) is None] == []
+
+
 # -- the audit ------------------------------------------------------------------------------------
 
 
@@ -135,7 +143,7 @@ def test_the_audit_is_short_and_finds_nothing_wrong(run_dir):
     assert counted.line.endswith(f"0 twice, all {counted.proved} pulls proved, 0 errors as rewards")
 
 
-def counts(run_dir: Path) -> Audit:
+def counts(run_dir: Path) -> LogAudit:
     """What the last line of a run says."""
     with closing(TrajectoryReader(run_dir / "events.db")) as reader:
         return audit_run(reader)
