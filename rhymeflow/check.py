@@ -137,9 +137,9 @@ def prove(config: Config, *, has_engine: bool) -> None:
     from rhymeflow.learner.policy import proved_scorer
     from rhymeflow.models.load import small_model
     from rhymeflow.models.precision import resolve_device
-    from rhymeflow.models.rope import settled
+    from rhymeflow.models.rope import fix_longrope
 
-    model = settled(small_model(config.model, device=resolve_device(config.model)), config)
+    model = fix_longrope(small_model(config.model, device=resolve_device(config.model)), config)
     if has_engine:
         Engine(
             model, seed=0, max_num_seqs=4, max_prefill_tokens=64, instance="check", version=0

@@ -45,8 +45,8 @@ RIGHT = {
 }
 WRONG_IN_THE_ENGINE = {
     "diffllama": "attends more than once in a layer",
-    "deepseek_v3": "has 4 heads of keys of 24 and values of 16 numbers, where the cache has 4 of 8",
-    "minicpm3": "has 4 heads of keys of 24 and values of 16 numbers, where the cache has 4 of 8",
+    "deepseek_v3": "has 4 heads of keys of 24 and values of 16 numbers instead of the 4 of 8",
+    "minicpm3": "has 4 heads of keys of 24 and values of 16 numbers instead of the 4 of 8",
 }
 
 

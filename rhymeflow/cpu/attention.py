@@ -1,9 +1,9 @@
 """Attention through the cache, compiled for CPUs: all spans of one size class in one call.
 
-For a span and a key-value head, the queries of the new tokens, in all query heads of that head, are
-the rows of small matrices, at most 8 rows each. Scores are their products with the keys, which are
-transposed once. Sums are float32, in an order that depends on a row's own sequence alone: its
-result is the same to the last bit whatever runs with it, drafted or not, in a line or a tree.
+For a span and a key-value head, the queries of the new tokens, in all query heads that share that
+head, are the rows of small matrices, at most 8 rows each. Scores are their products with the keys,
+which are transposed once. Sums are float32, in an order that depends on a row's own sequence alone:
+its result is the same to the last bit whatever runs with it, drafted or not, in a line or a tree.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LINE = 64
 """Bytes of a cache line."""
 _UNSEEN = np.float32(-1e30)
 _LEAST = np.float32(-87.0)
-"""Scores below this count as having an exponential of 0."""
+"""The exponential of what is less than this counts as 0."""
 _ROUNDING = np.float32(1.5 * 2**23)
 """Adding it to a small number leaves the nearest integer in the last bits."""
 _MATH = {"contract", "nsz", "arcp"}
@@ -208,7 +208,8 @@ def exp_of_negative(x):
     """Return exp(x) of x <= 0 to 2 ulp, as 2^n times a polynomial of the rest; vectorisable.
 
     The polynomial is Taylor's up to x^7: |x - n log 2| <= log(2) / 2 leaves an error of less than
-    1e-8. NaN stays NaN. The caller's `fastmath` must not reorder sums.
+    1e-8. log 2 is subtracted in two parts, since n times the first is exact. NaN stays NaN. The
+    caller's `fastmath` must not reorder sums.
     """
     clipped = _LEAST if x < _LEAST else x
     rounded = clipped * np.float32(1.4426950408889634) + _ROUNDING
@@ -228,7 +229,8 @@ def exp_of_negative(x):
 
 @njit(cache=True, fastmath=_MATH, error_model="numpy")
 def _sum_by_paths(scores, total, first, rows, wide, cached, group, new, tree, parents):
-    """Sum the weights of a tree's nodes in the order of `_softmax` for consecutive ancestors."""
+    """Sum the weights in rows of a tree's nodes again, as `_softmax` would if the ancestors of each
+    were consecutive."""
     nodes = parents[tree]
     root = cached + new - nodes
     sums, path = np.empty(LANES, np.float32), np.empty(nodes, np.int64)

@@ -1,9 +1,9 @@
 """Attention within the sequences of a packed row and its gradient, compiled for CPUs.
 
-For a sequence and a key-value head, the queries in all query heads of that head are the columns of
-small matrices, 32 each; scores are the keys' products with them. A token that several sequences
-share is a query once. The backward pass recomputes the weights from the logs of their sums, as
-FlashAttention does (arXiv 2205.14135, section 3.1).
+For a sequence and a key-value head, the queries in all query heads that share that head are the
+columns of small matrices, 32 each; scores are the keys' products with them. A token that several
+sequences share is a query once. The backward pass recomputes the weights from the logs of their
+sums, as FlashAttention does (arXiv 2205.14135, section 3.1).
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Room(NamedTuple):
 def room(longest: int, head_dim: int) -> Room:
     """Return `room` for both kernels, for sequences of up to `longest` tokens."""
     length = -(-longest // ROWS) * ROWS
+    # In the order of the fields.
     sizes = [*[length * head_dim] * 4, *[BLOCK * head_dim] * 4, *[BLOCK * length] * 2, BLOCK, BLOCK]
     return Room(*(np.zeros(size, np.float32) for size in sizes))
 
@@ -107,7 +108,7 @@ def attend(q, k, v, out, log_sums, scale, sizes, items, places, room):
 def differentiate(
     q, k, v, out, log_sums, grad, grad_q, grad_k, grad_v, scale, sizes, items, places, room
 ):
-    """Set `grad_q`, and add to `grad_k` and `grad_v`, given the gradient `grad` by `out`.
+    """Set `grad_q`, and add to `grad_k` and `grad_v`, given `grad`, the gradient by `out`.
 
     The other arguments are those of `attend`, after it has run.
     """

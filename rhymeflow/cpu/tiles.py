@@ -22,9 +22,9 @@ ROWS = 8
 LANES = 16
 """Columns of the narrow product; a vector."""
 HAS_AVX512 = bool(llvmlite.binding.get_host_cpu_features().get("avx512f", False))
-"""There are then 32 registers of one vector each; else a vector takes two of 16 registers, or four
-of 32. So a product is computed at once, or in parts of 4 by 16, which give 80 GFLOPS on a core with
-AVX2, where 8 by 32 gives 25."""
+"""With it there are 32 registers of one vector each, and a product is computed at once. Without it
+a vector takes two of 16 registers (AVX2) or four of 32, and a product is computed in parts of 4 by
+16: on a core with AVX2 they give 80 GFLOPS, where 8 by 32 at once gives 25."""
 
 ROW_COUNTS = (1, 2, 3, 4, ROWS)
 """The numbers of rows for which code is generated."""
@@ -51,7 +51,7 @@ def _tile(
         out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth,
     ):  # fmt: skip
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            rows, *bare = (
+            rows, *operands = (  # arrays as pointers
                 context.make_array(kind)(context, builder, arg).data
                 if isinstance(kind, types.Array)
                 else arg
@@ -60,7 +60,7 @@ def _tile(
 
             def choose(counts: tuple[int, ...]) -> None:
                 if len(counts) == 1:
-                    _product(builder, bare, counts[0], columns, adds, wide)
+                    _product(builder, operands, counts[0], columns, adds, wide)
                     return
                 few = builder.icmp_signed("<=", rows, _INT(counts[0]))
                 with builder.if_else(few) as (then, otherwise):
@@ -80,10 +80,10 @@ def _tile(
 
 
 def _product(
-    builder: Any, bare: list[Any], num_rows: int, num_columns: int, adds: bool, wide: bool
+    builder: Any, operands: list[Any], num_rows: int, num_columns: int, adds: bool, wide: bool
 ) -> None:
     """Emit the code of one tile, in parts with as many sums as there are registers."""
-    out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth = bare
+    out, o, out_row, left, a, left_row, left_step, right, b, right_step, depth = operands
     vector = ir.VectorType(ir.FloatType(), min(LANES, num_columns))
     part_rows = num_rows if wide else min(num_rows, ROWS // 2)
     part_columns = num_columns if wide else LANES * max(1, ROWS // 2 // num_rows)
@@ -114,7 +114,7 @@ def _part(
     depth: Any,
     adds: bool,
 ) -> None:
-    """Emit a loop over `depth` that keeps the sums of `targets`, row by row, in registers."""
+    """Emit a loop over `depth`, at least 1, that keeps the sums of `targets` in registers."""
     vector = targets[0].type.pointee
     zero = ir.Constant(vector, [0.0] * vector.count)
     firsts = [_load(builder, target) if adds else zero for target in targets]
@@ -131,8 +131,8 @@ def _part(
         value = _broadcast(builder, scalar, vector)
         for v, column in enumerate(columns):
             product = builder.fmul(value, column, flags=("contract",))
-            before_it = sums[i * len(columns) + v]
-            added.append(builder.fadd(product, before_it, flags=("contract",)))
+            partial_sum = sums[i * len(columns) + v]
+            added.append(builder.fadd(product, partial_sum, flags=("contract",)))
     following = builder.add(k, _INT(1))
     for phi, first, later in zip([k, *sums], [_INT(0), *firsts], [following, *added], strict=True):
         phi.add_incoming(first, before)
@@ -213,23 +213,23 @@ def prefetch(typingctx, array, place):
 
 
 @intrinsic
-def transpose(typing, out, o, out_row, held, a, held_row):
-    """Set out[o + k * out_row + i] = held[a + i * held_row + k] for i < 16 and the elements k of
-    16 bytes; `out` is float32, `held` float32 or the bits of bfloat16 as uint16.
+def transpose(typing, out, o, out_row, source, a, source_row):
+    """Set out[o + k * out_row + i] = source[a + i * source_row + k] for i < 16 and the elements k
+    of 16 bytes; `out` is float32, `source` float32 or the bits of bfloat16 as uint16.
 
     Each quarter of a vector transposes four by four elements (for bfloat16, pairs), all four at
     once, with two shuffles for each vector of the result.
     """
     of_index = [types.intp] * 2
-    signature = types.void(out, *of_index, held, *of_index)
+    signature = types.void(out, *of_index, source, *of_index)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        out, held = (
+        out, source = (
             context.make_array(signature.args[i])(context, builder, args[i]).data for i in (0, 3)
         )
-        _, o, out_row, _, a, held_row = args
+        _, o, out_row, _, a, source_row = args
         columns = _columns(
-            builder, [_sixteen(builder, held, a, held_row, r) for r in range(_WORDS)]
+            builder, [_sixteen(builder, source, a, source_row, r) for r in range(_WORDS)]
         )
         if not isinstance(signature.args[3].dtype, types.Float):
             columns = [half for pair in columns for half in _two(builder, pair)]
@@ -241,12 +241,12 @@ def transpose(typing, out, o, out_row, held, a, held_row):
     return signature, generate
 
 
-def _sixteen(builder: Any, held: Any, a: Any, held_row: Any, first: int) -> Any:
+def _sixteen(builder: Any, source: Any, a: Any, source_row: Any, first: int) -> Any:
     """Load 16 bytes each of rows `first`, `first` + 4, + 8 and + 12 into one vector."""
     parts = []
     for row in range(first, LANES, _WORDS):
-        source = builder.gep(held, [builder.add(a, builder.mul(held_row, _INT(row)))])
-        part = builder.load(builder.bitcast(source, _QUARTER.as_pointer()))
+        address = builder.gep(source, [builder.add(a, builder.mul(source_row, _INT(row)))])
+        part = builder.load(builder.bitcast(address, _QUARTER.as_pointer()))
         part.align = 2
         parts.append(part)
     while len(parts) > 1:

@@ -1,1 +1,1 @@
-"""The native rollout engine: continuous batching of unconverted Hugging Face models."""
+"""Rollout engines behind one interface: the native engine, and vLLM."""

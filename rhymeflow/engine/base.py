@@ -38,7 +38,7 @@ class Sampling:
     top_k: int
     """0 is off."""
     max_new_tokens: int
-    """Tokens of the response, earlier turns included, at which it ends with reason `length`."""
+    """A response of so many tokens, earlier turns included, ends with reason `length`."""
     stop_token_ids: frozenset[int]
     """A response ends with the first of these, which is part of it."""
 
@@ -58,7 +58,7 @@ class Request:
 
     The engine appends to `tokens`, `logprobs` (nats, under the distribution sampled from),
     `segments` and `accepted`, and counts in `steps` and `drafted`; it changes nothing else.
-    `logprobs` covers the last tokens: those of tokens generated elsewhere may be missing.
+    `logprobs` has those of the last tokens; those of tokens generated elsewhere may be missing.
     """
 
     id: Any
@@ -130,11 +130,11 @@ class Load(NamedTuple):
     """Ids of requests that have no room yet or were preempted."""
     kv_tokens: int
     clock: float
-    """Tokens that a response decoded in every iteration would have gained so far, on average."""
+    """Sum over iterations of the mean number of tokens that a decoded response gained in each."""
     num_generated: int
     drafts: DraftStats
     prefill_seconds: float
-    """Sum over iterations of their seconds times the share of their tokens that was prefilled."""
+    """Sum over iterations of seconds times the prefilled share of the iteration's tokens."""
 
 
 class RolloutEngine(Protocol):
@@ -176,7 +176,7 @@ class RolloutEngine(Protocol):
     def prepare(self, weights: WeightReader, want: Version) -> bool:
         """Fetch, in the background, what `install` will need; return whether it has arrived.
 
-        Call it until it has. `install` also works without it, but takes longer.
+        Call it until it returns True. `install` also works without it, but takes longer.
         """
 
     def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> ProvedWeights:

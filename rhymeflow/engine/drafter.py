@@ -41,10 +41,10 @@ class Drafting:
             return {}
         handles = self._handles_of(self.drafter, ready)
         # An iteration also samples one token after the draft.
-        most = [r.sampling.max_new_tokens - len(r.tokens) - 1 for r in ready]
-        drafts = self.drafter.propose(handles, most, other_rows=other_rows, kv_tokens=kv_tokens)
+        limits = [r.sampling.max_new_tokens - len(r.tokens) - 1 for r in ready]
+        drafts = self.drafter.propose(handles, limits, other_rows=other_rows, kv_tokens=kv_tokens)
         runnable_drafts = {}
-        for request, limit, draft in zip(ready, most, drafts, strict=True):
+        for request, limit, draft in zip(ready, limits, drafts, strict=True):
             if draft.tokens and (cut := runnable(draft, limit, self._vocabulary)).tokens:
                 runnable_drafts[request.id] = cut
         return runnable_drafts
@@ -85,7 +85,7 @@ class Drafting:
 
     def _handles_of(self, drafter: Drafter, ready: list[Request]) -> list[int]:
         new = [request for request in ready if request.id not in self._handles]
-        # A request that vLLM has preempted still has a handle.
+        # A request that vLLM has preempted still has a handle, which may be needed for another.
         surplus = len(self._handles) + len(new) - self._max_sequences
         if surplus > 0:
             decoding = {request.id for request in ready}
@@ -110,15 +110,15 @@ def runnable(draft: Draft, max_tokens: int, vocabulary: int) -> Draft:
             return NONE
         if min(tokens) >= 0 and max(tokens) < vocabulary:
             return Draft(tokens, parents[: len(tokens)])
-    kept: dict[int, int] = {-1: -1}
+    new_index: dict[int, int] = {-1: -1}
     depth = {-1: 0}
     cut = Draft([], [])
-    for node, (token, parent) in enumerate(zip(tokens, parents, strict=False)):
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=False)):  # maybe cut above
         assert parent < node, "a draft's parents stand before their children"
-        if parent in kept and depth[parent] < max_tokens and 0 <= token < vocabulary:
-            kept[node], depth[node] = len(cut.tokens), depth[parent] + 1
+        if parent in new_index and depth[parent] < max_tokens and 0 <= token < vocabulary:
+            new_index[node], depth[node] = len(cut.tokens), depth[parent] + 1
             cut.tokens.append(token)
-            cut.parents.append(kept[parent])
+            cut.parents.append(new_index[parent])
     return cut
 
 

@@ -22,7 +22,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
 from rhymeflow.models.load import load_model, resolve_dtype, stop_token_ids
 from rhymeflow.models.precision import resolve_device
-from rhymeflow.models.rope import settled
+from rhymeflow.models.rope import fix_longrope
 from rhymeflow.models.tokenizer import load_tokenizer, max_length
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -76,7 +76,7 @@ class Generator:
         section = self._config.model
         device = resolve_device(section)
         dtype = resolve_dtype(section, device)
-        return settled(load_model(section, dtype=dtype, device=device), self._config)
+        return fix_longrope(load_model(section, dtype=dtype, device=device), self._config)
 
     @cached_property
     def _engine(self) -> Engine:

@@ -89,7 +89,7 @@ class TokenScorer:
         targets_R = self._tensor(row.targets_R)
         # Also for a frozen body: FSDP ends a pass when the gradient reaches the pass's output.
         hidden_RD, lm_head = self._hidden(row).requires_grad_(), LMHead(self.model, many_rows=True)
-        scores, gradients, sums = [], [], dict[nn.Parameter, Tensor]()
+        scores, gradients, float_sums = [], [], dict[nn.Parameter, Tensor]()
         for chunk in self._chunks(row):
             leaf_CD = hidden_RD[chunk].detach().requires_grad_()
             logprob_C, entropy_C = self._head(lm_head, leaf_CD, targets_R[chunk])
@@ -99,9 +99,9 @@ class TokenScorer:
             scores.append((logprob_C.detach(), entropy_C))
             for each in self.model.get_output_embeddings().parameters():
                 if each.grad is not None and each.dtype.itemsize < 4:
-                    sums[each] = each.grad.float().add_(sums.get(each, 0.0))
+                    float_sums[each] = each.grad.float().add_(float_sums.get(each, 0.0))
                     each.grad = None
-        for each, total in sums.items():
+        for each, total in float_sums.items():
             each.grad = total.to(each.dtype)
         return hidden_RD, torch.cat(gradients), *_cat(scores)
 
@@ -112,15 +112,17 @@ class TokenScorer:
 
     def _prove(self) -> None:
         sequences = proof.sequences(self.model)
-        expected = proof.own(self.model, sequences)
+        expected = proof.own_logprobs(self.model, sequences)
         # Without temperature, top-k and top-p.
         plain = replace(self, rollout=RolloutConfig(), forward=call_directly)
         samples = []
-        for ids, prompt in sequences:
-            response, zeros = ids[prompt:], [0] * (len(ids) - prompt)
-            samples.append(Sample(0, ids[:prompt], response, [0.0] * len(zeros), zeros, 0.0, False))
-        scores = [plain.score(row)[0] for row in pack(samples, range(len(samples)), 1 << 20)]
-        proof.check(self.model, torch.cat(scores), expected, "the learner")
+        for ids, num_prompt in sequences:
+            prompt, response = ids[:num_prompt], ids[num_prompt:]
+            # What was sampled, and what it earned, does not matter to scores.
+            zeros = [0] * len(response)
+            samples.append(Sample(0, prompt, response, [0.0] * len(zeros), zeros, 0.0, False))
+        (row,) = pack(samples, range(len(samples)), 1 << 20)  # all in one row, to share prefixes
+        proof.check(self.model, plain.score(row)[0], expected, "the learner")
 
     def _hidden(self, row: PackedRow) -> Tensor:
         """Return the body's output where a response token is predicted, [R, D]."""
@@ -175,14 +177,12 @@ class _HeadLogprobs(torch.autograd.Function):
             top_p=rollout.top_p,
             keep_R=targets_C,
         )
-        logprob_C, entropy_C, log_sum_C = scores(x_CV, targets_C)
+        logprob_C, entropy_C, log_sum_C = log_softmax_scores(x_CV, targets_C)
         ctx.save_for_backward(hidden_CD, weight_VD, log_sum_C, targets_C)
         ctx.x_CV = x_CV
         ctx.scale = 1.0 if rollout.temperature == 0.0 else 1.0 / rollout.temperature
-        ctx.slope_CV = None
-        if isinstance(slope, Tensor):
-            ctx.slope_CV = slope
-        else:
+        ctx.slope_CV = slope if isinstance(slope, Tensor) else None
+        if ctx.slope_CV is None:
             ctx.scale *= slope
         ctx.has_bias = bias_V is not None
         ctx.mark_non_differentiable(entropy_C)
@@ -212,15 +212,15 @@ _PART = 1 << 18
 """Logits per thread that a CPU takes at a time, so that they stay in its cache between passes."""
 
 
-def scores(x_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def log_softmax_scores(x_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the log-probability of each row's target, entropy and logsumexp, [C] each, in nats."""
     parts = zip(_parts(x_CV), _parts(targets_C, x_CV), strict=True)
-    results = [_scores(x, targets) for x, targets in parts]
+    results = [_scores_of_part(x, targets) for x, targets in parts]
     logprob_C, entropy_C, log_sum_C = (torch.cat(each) for each in zip(*results, strict=True))
     return logprob_C, entropy_C, log_sum_C
 
 
-def _scores(x_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _scores_of_part(x_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     log_p_CV = x_CV.log_softmax(1)
     logprob_C = log_p_CV.gather(1, targets_C[:, None])[:, 0]
     log_sum_C = x_CV.gather(1, targets_C[:, None])[:, 0] - logprob_C

@@ -2,7 +2,7 @@
 
 The model runs on one packed row of tokens [1, T] of any number of sequences, with explicit position
 ids. The caller decides what a token may attend to, by an `Attention` that is in force during the
-call (`attending`). A model that needs more (its own mask, a window, sinks) is refused. The
+call (`attending`). A model whose attention has more (its own mask, a window, sinks) is refused. The
 interface is transformers' `AttentionInterface`.
 """
 
@@ -47,10 +47,11 @@ class Shape(NamedTuple):
 class Attention(Protocol):
     """Computes attention for one packed row of tokens."""
 
-    holds: Shape | None = None
-    """The shape that its cache needs, with one call per layer, in order; None: no restriction."""
-    reached: int = 0
-    """Number of layers so far, unless `holds` is None."""
+    cache_shape: Shape | None = None
+    """The shape that keys and values must have to fit its cache; each layer must call it once, in
+    order. None: it has no cache, and takes any."""
+    num_layers_called: int = 0
+    """Number of layers that have called it, if it has a cache."""
 
     def attend(
         self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float
@@ -104,27 +105,27 @@ def _refusal(
     arguments: dict[str, Any],
 ) -> str | None:
     """Return what the model needs that `attention` does not support, or None."""
-    more = {name for name, x in arguments.items() if x is not None} - _HARMLESS
+    unsupported = {name for name, x in arguments.items() if x is not None} - _HARMLESS
     if arguments.get("dropout"):
-        more.add("dropout")
-    if more:
-        return f"has attention with {', '.join(sorted(more))}"
+        unsupported.add("dropout")
+    if unsupported:
+        return f"has attention with {', '.join(sorted(unsupported))}"
     (rows, heads, tokens, dim), kv_heads, value_dim = query.shape, key.shape[1], value.shape[3]
-    is_even = rows == 1 and heads % kv_heads == 0 and key.shape == (1, kv_heads, tokens, dim)
-    if not is_even or value.shape[:3] != key.shape[:3]:
+    is_plain = rows == 1 and heads % kv_heads == 0 and key.shape == (1, kv_heads, tokens, dim)
+    if not is_plain or value.shape[:3] != key.shape[:3]:
         shapes = [list(x.shape[1:]) for x in (query, key, value)]
         return f"has queries, keys and values of {shapes}"
-    if (held := attention.holds) is None:
+    if (required := attention.cache_shape) is None:
         return None
-    if (kv_heads, dim, value_dim) != (held.kv_heads, held.head_dim, held.head_dim):
+    if (kv_heads, dim, value_dim) != (required.kv_heads, required.head_dim, required.head_dim):
         return (
-            f"has {kv_heads} heads of keys of {dim} and values of {value_dim} numbers, where the "
-            f"cache has {held.kv_heads} of {held.head_dim} by its config.json (rollout.engine = "
-            "'vllm' may)"
+            f"has {kv_heads} heads of keys of {dim} and values of {value_dim} numbers instead of "
+            f"the {required.kv_heads} of {required.head_dim} in its config.json (try "
+            "rollout.engine = 'vllm')"
         )
-    if not attention.reached <= layer < held.layers:
+    if not attention.num_layers_called <= layer < required.layers:
         return "attends more than once in a layer"
-    attention.reached = layer + 1
+    attention.num_layers_called = layer + 1
     return None
 
 

@@ -26,7 +26,7 @@ class LMHead:
         self._linear = model.get_output_embeddings()
         self._factor, self._cap = _scaling(model.config.get_text_config())
         self._many_rows = many_rows
-        self._float: Callable[[Tensor], Tensor] | None = None
+        self._float_product: Callable[[Tensor], Tensor] | None = None
         self.refresh()
 
     @torch.no_grad()
@@ -34,16 +34,13 @@ class LMHead:
         """Update the copy of the weight after the model's weights changed."""
         weight = self._linear.weight
         if weight.device.type == "cpu" and weight.dtype != torch.float64:
-            weight_VD, bias_V = weight.detach().float(), _float(self._linear.bias)
-            self._float = (
-                partial(F.linear, weight=weight_VD, bias=bias_V)
-                if self._many_rows
-                else packed(weight_VD, bias_V)
-            )
+            weight_VD, bias_V = weight.detach().float(), _as_float(self._linear.bias)
+            unpacked = partial(F.linear, weight=weight_VD, bias=bias_V)
+            self._float_product = unpacked if self._many_rows else packed(weight_VD, bias_V)
 
     @torch.no_grad()
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Return float32 logits [R, V] of hidden states [R, D], scaled and capped as its own."""
+        """Return float32 logits [R, V] of hidden states [R, D], scaled and capped as in it."""
         logits_RV = self.product(hidden_RD)
         if self._factor != 1.0:
             logits_RV *= self._factor
@@ -60,8 +57,8 @@ class LMHead:
     @torch.no_grad()
     def product(self, hidden_RD: Tensor) -> Tensor:
         """Return the head's products, before scaling and capping."""
-        if self._float is not None:
-            return self._float(hidden_RD.float())
+        if self._float_product is not None:
+            return self._float_product(hidden_RD.float())
         weight_VD, bias_V = self._linear.weight, self._linear.bias
         if hidden_RD.dtype in (torch.float32, torch.float64):
             return F.linear(hidden_RD, weight_VD, bias_V).float()
@@ -80,5 +77,5 @@ def _scaling(config: PreTrainedConfig) -> tuple[float, float | None]:
     return factor, getattr(config, "final_logit_softcapping", None)  # Gemma, NanoChat
 
 
-def _float(bias: Tensor | None) -> Tensor | None:
+def _as_float(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.detach().float()

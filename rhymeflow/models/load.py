@@ -129,17 +129,17 @@ def random_model(
 def small_model(config: ModelConfig, *, device: torch.device) -> PreTrainedModel:
     """Create a small model of the same type: two layers, few tokens, thin MLPs, random weights."""
     hf_config = copy.deepcopy(load_config(config))
-    text = hf_config.get_text_config()
-    layers = text.num_hidden_layers
-    for name, value in list(vars(text).items()):
-        if isinstance(value, list) and len(value) == layers:
-            setattr(text, name, value[:_FEW_LAYERS])  # an entry per layer
+    text_config = hf_config.get_text_config()
+    num_layers = text_config.num_hidden_layers
+    for name, value in list(vars(text_config).items()):
+        if isinstance(value, list) and len(value) == num_layers:
+            setattr(text_config, name, value[:_FEW_LAYERS])  # an entry per layer
         elif name.endswith(_MLP_SIZES) and isinstance(value, int):
-            setattr(text, name, min(value, _THIN))
+            setattr(text_config, name, min(value, _THIN))
         elif name in ("pad_token_id", "bos_token_id", "eos_token_id") and value is not None:
-            setattr(text, name, 0)
-    text.num_hidden_layers = min(layers, _FEW_LAYERS)
-    text.vocab_size = min(text.vocab_size, _FEW_TOKENS)
+            setattr(text_config, name, 0)
+    text_config.num_hidden_layers = min(num_layers, _FEW_LAYERS)
+    text_config.vocab_size = min(text_config.vocab_size, _FEW_TOKENS)
     with explained(readable(config)), no_init_weights(), torch.device(device):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             hf_config, dtype=torch.float32, attn_implementation=attention.NAME
@@ -276,18 +276,20 @@ def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
     kind = f"model.name = {source.name!r}: a model of type {hf_config.model_type!r}"
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
     try:
-        text = hf_config.get_text_config()
+        text_config = hf_config.get_text_config()
     except ValueError:  # a composite of several models
-        model_class, text = None, hf_config
-    is_encoder = getattr(text, "is_decoder", True) is False and text.model_type not in _NO_ENCODERS
-    if model_class is None or is_encoder or getattr(text, "is_encoder_decoder", False):
+        model_class, text_config = None, hf_config
+    says_encoder = getattr(text_config, "is_decoder", True) is False
+    is_encoder = says_encoder and text_config.model_type not in _NO_ENCODERS
+    if model_class is None or is_encoder or getattr(text_config, "is_encoder_decoder", False):
         raise UserError(f"{kind} is not a decoder-only language model")
-    layer_kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    if layer_kinds == {"full_attention"} and getattr(text, "use_sliding_window", None) is not False:
-        window = getattr(text, "sliding_window", None)
-        layer_kinds = {"sliding_attention"} if window else layer_kinds
+    layer_kinds = set(getattr(text_config, "layer_types", None) or ["full_attention"])
+    window = getattr(text_config, "sliding_window", None)
+    uses_window = window and getattr(text_config, "use_sliding_window", None) is not False
+    if layer_kinds == {"full_attention"} and uses_window:
+        layer_kinds = {"sliding_attention"}  # types without `layer_types` have it in every layer
     if layer_kinds != {"full_attention"} or not model_class._supports_attention_backend:
         other = ", ".join(sorted(layer_kinds - {"full_attention"})) or "custom attention"
         raise UserError(f"{kind} has {other}; only full attention in every layer is supported")
-    if getattr(text, "attn_logit_softcapping", None):
+    if getattr(text_config, "attn_logit_softcapping", None):
         raise UserError(f"{kind} has soft-capped attention, which is not supported")

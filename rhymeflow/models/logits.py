@@ -31,10 +31,10 @@ def shaped(
         x_RV = x_RV / temperature
     if top_k == 0 and top_p == 1.0:
         return x_RV
-    out_RV = x_RV < _least_kept(x_RV, top_k, top_p)
+    left_out_RV = x_RV < _least_kept(x_RV, top_k, top_p)
     if keep_R is not None:
-        out_RV.scatter_(1, keep_R[:, None], False)
-    return x_RV.masked_fill(out_RV, -torch.inf)
+        left_out_RV.scatter_(1, keep_R[:, None], False)
+    return x_RV.masked_fill(left_out_RV, -torch.inf)
 
 
 def _least_kept(x_RV: Tensor, top_k: int, top_p: float) -> Tensor:

@@ -1,9 +1,9 @@
 """The device and the compute precision that `auto` means on this machine.
 
 bfloat16 where the hardware multiplies it (CUDA from Ampere on, CPUs with AVX512-BF16 or AMX, ARM
-with BF16), float32 elsewhere and for models below `SMALL` parameters: call overhead dominates their
-steps (on one AVX512-BF16 core the demo is 1.1 to 1.2 times as fast in bfloat16), and in float32
-rollout and training agree on every log-probability.
+with BF16); float32 elsewhere, and for models below `SMALL` parameters. Call overhead dominates the
+steps of these (on one AVX512-BF16 core bfloat16 makes the demo only 1.1 to 1.2 times as fast), and
+in float32 rollout and training agree on every log-probability.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from rhymeflow.models import attention
 from rhymeflow.models.lm_head import LMHead
 
 _SIZES = ((1, 6), (7, 14), (7, 12))
-"""Tokens of each prompt, and with its response. The last two share a prefix beyond the prompt."""
+"""Tokens of each prompt, and of both parts. The last two share a prefix beyond the prompt."""
 _EXACT, _ROUNDED = 1e-2, 0.1
 """Tolerances in standard deviations of the logits. Correct results differ by 1e-5, in bfloat16 by
 0.03 (SmolLM2-135M, 30 layers); wrong attention by 0.5 and more."""
@@ -28,46 +28,48 @@ _FLOATS = (torch.float32, torch.float64)
 
 Sequences = list[tuple[list[int], int]]
 """Token ids, and how many of them are the prompt."""
-Own = tuple[Tensor, float]
-"""Log-probabilities of the tokens after each prompt, in nats, and the standard deviation of a row
-of logits."""
+OwnLogprobs = tuple[Tensor, float]
+"""Log-probabilities of the tokens after each prompt, in nats, and the mean standard deviation of a
+row of logits."""
 
 
 def sequences(model: PreTrainedModel) -> Sequences:
     """Return the tokens to compare on. Raises `UserError` if the model has no separate body."""
     if model.base_model is model:
         raise _refused(model, "its body is not separate from its head")
-    text = model.config.get_text_config()
+    text_config = model.config.get_text_config()
     token_ids = []
-    for i, (prompt, length) in enumerate(_SIZES):
-        positions = range(min(length, text.max_position_embeddings))
-        ids = [(3 + 7 * j * j + (j > 9) * i) % text.vocab_size for j in positions]
-        token_ids.append((ids, prompt))
+    for i, (num_prompt, length) in enumerate(_SIZES):
+        positions = range(min(length, text_config.max_position_embeddings))
+        # The first ten tokens do not depend on `i`: they are the shared prefix.
+        ids = [(3 + 7 * j * j + (j > 9) * i) % text_config.vocab_size for j in positions]
+        token_ids.append((ids, num_prompt))
     return token_ids
 
 
-def own(model: PreTrainedModel, token_ids: Sequences) -> Own:
+def own_logprobs(model: PreTrainedModel, token_ids: Sequences) -> OwnLogprobs:
     """Compute the model's own log-probabilities. Raises `UserError` if it changes its logits after
     the head in a way that `LMHead` does not support."""
     logprobs, spread = [], 0.0
     with torch.no_grad(), _by_itself(model) as (head, hidden):
-        for ids, prompt in token_ids:
+        for ids, num_prompt in token_ids:
             ids_1T = torch.tensor([ids], device=model.device)
             logits_TV = model(input_ids=ids_1T, use_cache=False).logits[0].float()
-            if not hidden:  # OPT calls a module inside its body
+            if not hidden:  # OPT has called a module inside its body, not the body
                 model.base_model(input_ids=ids_1T, use_cache=False)
             spread = float(logits_TV.std(dim=1).mean())
             # From the same hidden states, so exact in any precision.
             difference = (head.logits(hidden.pop()[0]) - logits_TV).abs().max()
             if not difference <= _EXACT * spread:
                 raise _refused(model, "it changes its logits after the head in an unknown way")
-            targets_T1 = ids_1T[0, prompt:, None]
-            logprobs.append(logits_TV.log_softmax(-1)[prompt - 1 : -1].gather(1, targets_T1)[:, 0])
+            targets_T1 = ids_1T[0, num_prompt:, None]
+            predictions_TV = logits_TV.log_softmax(-1)[num_prompt - 1 : -1]
+            logprobs.append(predictions_TV.gather(1, targets_T1)[:, 0])
     return torch.cat(logprobs), spread
 
 
-def check(model: PreTrainedModel, logprob_N: Tensor, expected: Own, who: str) -> None:
-    """Raise `UserError` if the log-probabilities of `who` are not the model's own."""
+def check(model: PreTrainedModel, logprob_N: Tensor, expected: OwnLogprobs, who: str) -> None:
+    """Raise `UserError` if the log-probabilities that `who` computed are not the model's own."""
     own_N, spread = expected
     error_N = (logprob_N.float().cpu() - own_N.cpu()).abs()
     is_exact = model.dtype in _FLOATS

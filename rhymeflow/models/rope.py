@@ -17,10 +17,10 @@ from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 
 
-def settled(model: PreTrainedModel, config: Config) -> PreTrainedModel:
-    """Fix the model's LongRoPE factors for the lengths of `config`, in place; return the model.
-    Raises `UserError` if the engine is vLLM, and would scale attention differently."""
-    length = _longest(config, model.config.get_text_config().max_position_embeddings)
+def fix_longrope(model: PreTrainedModel, config: Config) -> PreTrainedModel:
+    """Fix the model's LongRoPE factors, if it has any, for the greatest length in the run; return
+    the model. Raises `UserError` if the engine is vLLM and would scale attention differently."""
+    length = _greatest_length(config, model.config.get_text_config().max_position_embeddings)
     for module in model.modules():
         if getattr(module, "rope_type", None) == "longrope":
             rotary: Any = module
@@ -33,24 +33,27 @@ def settled(model: PreTrainedModel, config: Config) -> PreTrainedModel:
     return model
 
 
-def _check_scale(text: Any, scale: float) -> None:
-    """Raise `UserError` if vLLM, which uses the two lengths alone, computes another scale."""
-    original = text.rope_parameters["original_max_position_embeddings"]
-    factor = max(text.max_position_embeddings / original, 1.0)
+def _check_scale(rope_config: Any, scale: float) -> None:
+    """Raise `UserError` if vLLM would scale attention differently: it ignores `factor` and
+    `attention_factor`, and derives the scale from the two values below alone."""
+    original = rope_config.rope_parameters["original_max_position_embeddings"]
+    factor = max(rope_config.max_position_embeddings / original, 1.0)
     vllm_scale = math.sqrt(1.0 + math.log(factor) / math.log(original))
     if abs(scale - vllm_scale) > 1e-4:
         raise UserError(
-            f"rollout.engine = 'vllm': the model's config.json has LongRoPE scale attention by "
-            f"{scale:.4f} (factor or attention_factor), vLLM would by {vllm_scale:.4f}; use native"
+            "rollout.engine = 'vllm': LongRoPE in the model's config.json (factor or "
+            f"attention_factor) scales attention by {scale:.4f}, but vLLM would scale it by "
+            f"{vllm_scale:.4f}; set rollout.engine = 'native'"
         )
 
 
-def _longest(config: Config, context: int) -> int:
-    rollout, prompt = config.rollout, config.data.max_prompt_length
+def _greatest_length(config: Config, context: int) -> int:
+    """Return the most tokens that a prompt and its response can have together in the run."""
+    rollout, max_prompt = config.rollout, config.data.max_prompt_length
     if rollout.engine == "vllm":  # vLLM uses no other length
         return min(rollout.vllm_max_model_length or context, context)
-    if prompt is None:
+    if max_prompt is None:
         return context
-    responses = [rollout.max_completion_length]
-    responses += [suite.max_completion_length or 0 for suite in config.eval.suites]
-    return min(prompt + max(responses), context)
+    max_responses = [rollout.max_completion_length]
+    max_responses += [suite.max_completion_length or 0 for suite in config.eval.suites]
+    return min(max_prompt + max(max_responses), context)

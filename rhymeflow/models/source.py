@@ -76,9 +76,8 @@ def _package_directory(package: str) -> Path:
         raise UserError(f"model.name = 'package:{package}': {package!r} is not a package's name")
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        command = (
-            how_to_install(_EXTRAS[package]) if package in _EXTRAS else f"pip install {package}"
-        )
+        extra = _EXTRAS.get(package)
+        command = how_to_install(extra) if extra else f"pip install {package}"
         raise UserError(
             f"model.name = 'package:{package}': the Python package {package!r} is not installed; "
             f"{command}"

@@ -109,11 +109,11 @@ def _config_of(directory: Path) -> dict[str, Any]:
     """Return a plain model configuration for `AutoTokenizer`, which reads only its `model_type`.
 
     Otherwise it would import the model's configuration class, which takes longer than all else.
-    Empty if it must: if the tokenizer does not name its class, or has custom code.
+    Empty if it needs that class: the tokenizer does not name its own class, or has custom code.
     """
-    named = directory / "tokenizer_config.json"
-    tokenizer = json.loads(named.read_text(encoding="utf-8")) if named.is_file() else {}
-    if not isinstance(tokenizer.get("tokenizer_class"), str) or "auto_map" in tokenizer:
+    path = directory / "tokenizer_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not isinstance(settings.get("tokenizer_class"), str) or "auto_map" in settings:
         return {}
     fields, _ = PreTrainedConfig.get_config_dict(directory)
     config = PreTrainedConfig.from_dict({**fields, "_name_or_path": str(directory)})

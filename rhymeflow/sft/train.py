@@ -29,7 +29,7 @@ from rhymeflow.learner.packing import PackedRow, pack
 from rhymeflow.learner.sample import Sample
 from rhymeflow.models.load import configured_stop_token_ids, load_model, random_model, resolve_dtype
 from rhymeflow.models.precision import resolve_device
-from rhymeflow.models.rope import settled
+from rhymeflow.models.rope import fix_longrope
 from rhymeflow.models.source import check_files
 from rhymeflow.models.tokenizer import load_tokenizer, max_length
 from rhymeflow.sft.rows import RowEncoder
@@ -136,8 +136,8 @@ def load(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[list[Sampl
     data = _data(config)
     stops = configured_stop_token_ids(config.model, tokenizer)
     encoder = RowEncoder(tokenizer, data, config.sft, stops, max_length(config.model))
-    train, held_out = load_rows(data, config.run.seed)
-    return [encoder.encode(row) for row in train], [encoder.encode(row) for row in held_out]
+    rows, held_out = load_rows(data, config.run.seed)
+    return [encoder.encode(row) for row in rows], [encoder.encode(row) for row in held_out]
 
 
 def batches(
@@ -175,8 +175,8 @@ def _data(config: Config) -> DataConfig:
     else:
         if not is_generator(sft.source):
             check_source(Path(sft.source), "sft.source")
-        rows = {"source": sft.source, "size": sft.size, "eval_size": sft.eval_size}
-        data = data.model_copy(update={**rows, "eval_source": None, "options": {}})
+        source = {"source": sft.source, "size": sft.size, "eval_size": sft.eval_size}
+        data = data.model_copy(update={**source, "eval_source": None, "options": {}})
     if is_generator(data.source):
         data = data.model_copy(update={"prompt_column": GENERATED_COLUMN})
     return data
@@ -192,7 +192,7 @@ def _learner(config: Config, tokenizer: PreTrainedTokenizerBase) -> SupervisedLe
     dtype = resolve_dtype(config.model, device)
     names = ("max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps")
     changes = {name: getattr(config.sft, name) for name in names} | {"beta": 0.0}  # no reference
-    learner, model = config.learner.model_copy(update=changes), settled(model, config)
+    learner, model = config.learner.model_copy(update=changes), fix_longrope(model, config)
     # The default `RolloutConfig` has temperature 1: the loss is that of the model's distribution.
     return SupervisedLearner(model, tokenizer, learner, RolloutConfig(), dtype)
 

@@ -35,7 +35,7 @@ from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.load import load_model, resolve_dtype
 from rhymeflow.models.precision import resolve_device
-from rhymeflow.models.rope import settled
+from rhymeflow.models.rope import fix_longrope
 from rhymeflow.models.rows import WeightRows
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS
@@ -195,11 +195,11 @@ class LearnerProcess:
         if ranks.count == 1:
             # In float32, so that the master weights are exact; the learner computes in `dtype`.
             model = load_model(config.model, dtype=torch.float32, device=device)
-            return Learner(settled(model, config), *common)
+            return Learner(fix_longrope(model, config), *common)
         rows = WeightRows(config.model)
-        reference = settled(rows.skeleton(), config) if config.learner.beta > 0.0 else None
+        reference = fix_longrope(rows.skeleton(), config) if config.learner.beta > 0.0 else None
         return Learner(
-            settled(rows.skeleton(), config), *common, read=rows.read, reference=reference
+            fix_longrope(rows.skeleton(), config), *common, read=rows.read, reference=reference
         )
 
     def _publish_weights(self) -> int:

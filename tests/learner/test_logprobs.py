@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rhymeflow.learner.logprobs import TokenScorer, into_gradient, scores
+from rhymeflow.learner.logprobs import TokenScorer, into_gradient, log_softmax_scores
 from rhymeflow.learner.packing import pack
 from rhymeflow.learner.sample import Sample
 from rhymeflow.models import attention
@@ -176,7 +176,7 @@ def test_equals_the_formulas(count: int, size: int):
     targets_C[:] = torch.where((targets_C == 1) | (targets_C == 2), 0, targets_C)
     exact_CV = x_CV.double().log_softmax(1)
     p_CV = exact_CV.exp()
-    logprob_C, entropy_C, log_sum_C = scores(x_CV, targets_C)
+    logprob_C, entropy_C, log_sum_C = log_softmax_scores(x_CV, targets_C)
     grad_C = torch.linspace(-1, 2, count)
     found_CV = into_gradient(x_CV.clone(), log_sum_C, targets_C, grad_C)
     near = {"rtol": 1e-6, "atol": 4e-6}
@@ -188,10 +188,10 @@ def test_equals_the_formulas(count: int, size: int):
     gradient = ((onehot_CV - p_CV) * grad_C[:, None]).float()
     torch.testing.assert_close(found_CV, gradient, **near)
     x_CV[-1, 4] = torch.nan
-    for each_C in scores(x_CV, targets_C):
+    for each_C in log_softmax_scores(x_CV, targets_C):
         assert each_C.isnan().tolist() == [False] * (count - 1) + [True]
 
 
 def test_logits_whose_exponentials_are_infinite():
     x_CV = torch.tensor([[0.0, 300.0, -300.0]])
-    assert scores(x_CV, torch.tensor([1])) == (0.0, 0.0, 300.0)
+    assert log_softmax_scores(x_CV, torch.tensor([1])) == (0.0, 0.0, 300.0)

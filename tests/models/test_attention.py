@@ -19,8 +19,8 @@ HARMLESS = {
 class Sums:
     """An attention that adds up what it is given."""
 
-    def __init__(self, holds=None):
-        self.holds, self.reached = holds, 0
+    def __init__(self, cache_shape=None):
+        self.cache_shape, self.num_layers_called = cache_shape, 0
 
     def attend(self, layer, q_HTD, k_GTD, v_GTD, scale):
         return (q_HTD + k_GTD.sum(0) + v_GTD.sum(0)).transpose(0, 1)
@@ -63,6 +63,6 @@ def test_more_is_refused(given, said, holds):
 def test_only_a_cache_minds_how_many_heads_there_are_and_how_wide():
     wide = {"values": (2, 3, 16)}
     for given in ({"keys": (4, 3, 8), "values": (4, 3, 8)}, wide):
-        with pytest.raises(UserError, match="where the cache has 2 of 8"):
+        with pytest.raises(UserError, match="instead of the 2 of 8 in"):
             call(Sums(Shape(1, 2, 8)), **given)
     call(Sums(), keys=(4, 3, 8), values=(4, 3, 8))

@@ -9,7 +9,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.learner.logprobs import TokenScorer
 from rhymeflow.learner.packing import pack
 from rhymeflow.learner.sample import Sample
-from rhymeflow.models.rope import settled
+from rhymeflow.models.rope import fix_longrope
 from tests.engine.models import make_engine, make_requests, run, sampling
 from tests.learner.builders import tiny_model
 
@@ -42,7 +42,7 @@ def config_of(prompt=None, response=16, **rollout):
 
 @pytest.mark.parametrize("limit", [None, 10])
 def test_neighbours_in_the_engine_do_not_matter(limit):
-    model, found = settled(model_of(LONG), config_of(limit)), []
+    model, found = fix_longrope(model_of(LONG), config_of(limit)), []
     for neighbours in ([], [60]):
         engine = make_engine(model, max_prefill_tokens=512)
         engine.prove()
@@ -60,7 +60,7 @@ def test_neighbours_in_the_learner_do_not_matter():
         return Sample(prompt, ids, [7, 9, 4], [0.0] * 3, [0] * 3, 0.0, False)
 
     config = config_of()
-    scorer = TokenScorer(settled(model_of(LONG), config), config.rollout, 64)
+    scorer = TokenScorer(fix_longrope(model_of(LONG), config), config.rollout, 64)
     (alone,), (both,) = (pack([sample(10), sample(60)], members, 1000) for members in ([0], [0, 1]))
     found = scorer.score(both)[0][:3]
     assert np.allclose(found, scorer.score(alone)[0], rtol=0, atol=1e-6)
@@ -68,7 +68,7 @@ def test_neighbours_in_the_learner_do_not_matter():
 
 def test_the_greatest_length_of_the_run_decides():
     def is_long(config):
-        model = settled(model_of(LONG), config)
+        model = fix_longrope(model_of(LONG), config)
         with torch.no_grad():
             model.model.rotary_emb(torch.zeros(1), torch.tensor([[0]]))
         return bool(model.model.rotary_emb.inv_freq[0] < 0.7)
@@ -85,9 +85,9 @@ def test_the_greatest_length_of_the_run_decides():
 
 def test_vllm_scales_attention_by_the_lengths_alone():
     other = model_of({**LONG, "factor": 2.0})  # where 128 is 4 times 32
-    settled(other, config_of())
-    with pytest.raises(UserError, match=r"scale attention by 1.0954 .* vLLM would by 1.18"):
-        settled(other, config_of(engine="vllm"))
+    fix_longrope(other, config_of())
+    with pytest.raises(UserError, match=r"attention by 1.0954, but vLLM would scale it by 1.18"):
+        fix_longrope(other, config_of(engine="vllm"))
 
 
 def test_dynamic_rope_does_not_leave_the_length_it_was_made_for():

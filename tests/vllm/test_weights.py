@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rhymeflow.engine.vllm.places import find_places
+from rhymeflow.engine.vllm.places import Piece, find_places
 from rhymeflow.engine.vllm.weights import InstalledWeights
 from rhymeflow.weights.base import VersionUnavailable
 from rhymeflow.weights.manifest import ManifestMismatch, manifest_of
@@ -253,7 +253,7 @@ def test_experts_that_a_gpu_has_otherwise_are_refused():
         weight = nn.Parameter(getattr(experts, name).to("meta"), requires_grad=False)
         setattr(experts, name, weight)
     experts.quant_method.unquantized_backend = SimpleNamespace(name="FLASHINFER_CUTLASS")
-    with pytest.raises(ManifestMismatch, match="TRITON was asked for"):
+    with pytest.raises(ManifestMismatch, match="rollout needs TRITON"):
         find_places(model, manifest_of(published()))
     experts.quant_method.unquantized_backend.name = "TRITON"
     places = find_places(model, manifest_of(published()))
@@ -275,8 +275,8 @@ def test_a_packer_that_gets_something_else_is_noticed(deployed, monkeypatch):
     """The digest is of what the packer is given."""
     places = deployed.weights._places
     place = places["block.k_proj.weight"]
-    ((whole, _),) = place.pieces
-    place.pieces = [(whole, places["block.v_proj.weight"].destination)]
+    (piece,) = place.pieces
+    place.pieces = [Piece(piece.source, places["block.v_proj.weight"].destination)]
     deployed.install()  # its own digest is right, for it is where it was put
     monkeypatch.setattr("rhymeflow.engine.vllm.weights.digest", lambda data: 1)
     with pytest.raises(ChecksumMismatch, match="the checksum is not the published one"):

@@ -1,9 +1,9 @@
 """Attention of one engine iteration: write new keys and values, attend through the cache.
 
 On CPUs a compiled kernel does it (`cpu_attention.py`). Elsewhere, and in float64, torch does it in
-blocks: the sequences of a size class with few new tokens share one, any other has its own. In a
-shared block, all query heads of a key-value head form one matrix, [slots * G, W * H / G, D] against
-[slots * G, L, D], so keys and values are read once.
+blocks: the sequences of a size class that have few new tokens share one block, and a sequence with
+many has a block of its own. In a shared block, the queries of all heads of a key-value head form
+one matrix, [slots * G, W * H / G, D] against [slots * G, L, D], so keys and values are read once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rhymeflow.engine.native.cpu_attention import CpuAttention, serves
 from rhymeflow.models.attention import Attention
 
 WIDEST = 33
-"""Most new tokens of a sequence in a shared block, whose slots all get the same number of rows."""
+"""Most new tokens of a sequence in a shared block, whose slots all get the rows of the widest."""
 
 PAD = 32
 """Block lengths are rounded up to a multiple of this, which divides every size class's capacity:
@@ -44,7 +44,7 @@ class CachedAttention(Attention):
     """
 
     def __init__(self, spans: list[CacheSpan], device: torch.device) -> None:
-        self.holds = spans[0].slot.size_class.shape
+        self.cache_shape = spans[0].slot.size_class.shape
         blocks: dict[tuple[int, int | None], list[tuple[CacheSpan, int]]] = {}
         start = 0
         for span in spans:
@@ -67,7 +67,10 @@ class CachedAttention(Attention):
 
 class _Block:
     """New tokens of sequences in one size class. All slots from the first sequence's to the last
-    one's have the same number of rows, also slots of other sequences between them."""
+    one's have the same number of rows, also slots of other sequences between them.
+
+    Suffixes: S sequences, T their new tokens, B slots, W rows of a slot, P = B * W, L keys.
+    """
 
     def __init__(self, members: list[tuple[CacheSpan, int]], device: torch.device) -> None:
         """`members`: each span with its first row in the packed row."""
@@ -76,7 +79,7 @@ class _Block:
         slot_S = np.array([span.slot.index for span in spans])
         cached_S = np.array([span.cached for span in spans])
         size_S = np.array([span.num_new for span in spans])
-        # Of each of the block's rows: its sequence, offset in its span, index in the packed row.
+        # For each new token: its sequence, offset in its span, index in the packed row.
         span_T = np.repeat(np.arange(len(spans)), size_S)
         offset_T = np.arange(len(span_T)) - np.repeat(np.cumsum(size_S) - size_S, size_S)
         row_T = start_S[span_T] + offset_T
@@ -103,9 +106,9 @@ class _Block:
         last_seen_BW[block_S] += cached_S[:, None]
         self._seen_BWL = torch.arange(longest) <= torch.from_numpy(last_seen_BW)[..., None]
         for span, block in zip(spans, block_S, strict=True):
-            if span.parents:
+            if span.parents:  # a token of the tree sees only itself and its ancestors in it
                 size = len(span.parents)
-                seen_TT = np.eye(size, dtype=bool)  # itself and its ancestors
+                seen_TT = np.eye(size, dtype=bool)
                 for node, parent in enumerate(span.parents):
                     if parent >= 0:
                         seen_TT[node] |= seen_TT[parent]

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from rhymeflow.cpu.products import PackedProducts, packed
-from rhymeflow.models import attention
+from rhymeflow.models.attention import Attention, attending
 
 _CLASSES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 _CHANGING = ("dynamic", "longrope")
@@ -43,21 +43,19 @@ class Modules:
         self._device = model.device
         self.refresh()
 
-    def run(
-        self, ids: list[int], positions: list[int], row_attention: attention.Attention
-    ) -> Tensor:
+    def run(self, ids: list[int], positions: list[int], row_attention: Attention) -> Tensor:
         """Return the last hidden states [T, D] of a packed row of tokens at these positions."""
         ids_1T = torch.tensor([ids], device=self._device)
         positions_1T = torch.tensor([positions], device=self._device)
-        with attention.attending(row_attention), self._products:
+        with attending(row_attention), self._products:
             out = self._body(input_ids=ids_1T, position_ids=positions_1T, use_cache=False)
         hidden_TD: Tensor = out.last_hidden_state[0]
         return hidden_TD
 
     def refresh(self) -> None:
         """Repack the model's weights after they changed in place."""
-        packed = PackedProducts(self._body)
-        self._products = packed if packed.has_any else nullcontext()
+        products = PackedProducts(self._body)
+        self._products = products if products.has_any else nullcontext()
 
 
 class _Layer(NamedTuple):
@@ -98,9 +96,7 @@ class Layers:
         """See `Modules`."""
         self._layers = [self._layer(layer) for layer in self._body.layers]
 
-    def run(
-        self, ids: list[int], positions: list[int], row_attention: attention.Attention
-    ) -> Tensor:
+    def run(self, ids: list[int], positions: list[int], row_attention: Attention) -> Tensor:
         """See `Modules`."""
         heads, kv_heads, dim = self._sizes
         cos_T1D, sin_T1D = self._angles(positions)
@@ -140,7 +136,8 @@ class Layers:
         self_attn, mlp = layer.self_attn, layer.mlp
         norms = None
         if hasattr(self_attn, "q_norm"):
-            pairs = zip((self_attn.q_norm, self_attn.k_norm), self._sizes, strict=False)
+            heads, kv_heads, _ = self._sizes
+            pairs = ((self_attn.q_norm, heads), (self_attn.k_norm, kv_heads))
             norms = torch.cat([norm.weight.detach().expand(count, -1) for norm, count in pairs])
         return _Layer(
             _product(self_attn.q_proj, self_attn.k_proj, self_attn.v_proj),

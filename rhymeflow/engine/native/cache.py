@@ -65,9 +65,8 @@ class SizeClass:
         """Free a slot; the last one in use takes its place."""
         last = self.slots.pop()
         if last is not slot:
-            self.kv[:, :, slot.index, :, : last.length] = self.kv[
-                :, :, last.index, :, : last.length
-            ]
+            moved = self.kv[:, :, last.index, :, : last.length]
+            self.kv[:, :, slot.index, :, : last.length] = moved
             last.index = slot.index
             self.slots[last.index] = last
 
@@ -80,8 +79,8 @@ class SizeClass:
 class CacheSpan(NamedTuple):
     """One sequence's part of the packed row: `num_new` tokens after `cached` ones.
 
-    With `parents`, the last tokens are a draft tree on the token before them: for each, `parents`
-    has its parent's index in the tree, or -1 for that token.
+    With `parents`, the last `len(parents)` tokens are a draft tree, whose root is the token before
+    them. `parents` has, for each, the index in the tree of its parent, or -1 if that is the root.
     """
 
     slot: Slot
@@ -110,9 +109,8 @@ class KVCache:
 
     def copy(self, source: Slot, target: Slot, length: int) -> None:
         """Copy the first `length` tokens."""
-        target.size_class.kv[:, :, target.index, :, :length] = source.size_class.kv[
-            :, :, source.index, :, :length
-        ]
+        copied = source.size_class.kv[:, :, source.index, :, :length]
+        target.size_class.kv[:, :, target.index, :, :length] = copied
 
     def gather(self, slot: Slot, start: int, positions: list[int]) -> None:
         """Move the tokens at `positions`, all at `start` or later, to `start` onwards."""
@@ -126,9 +124,8 @@ class KVCache:
     def _size_class(self, capacity: int) -> SizeClass:
         if capacity not in self.size_classes:
             layers, kv_heads, head_dim = self._shape
-            empty = torch.zeros(
-                layers, 2, 0, kv_heads, capacity, head_dim, dtype=self._dtype, device=self._device
-            )
+            shape = layers, 2, 0, kv_heads, capacity, head_dim
+            empty = torch.zeros(shape, dtype=self._dtype, device=self._device)
             self.size_classes[capacity] = SizeClass(capacity, empty)
         return self.size_classes[capacity]
 
@@ -182,4 +179,4 @@ class KeptCaches:
 
     def clear(self) -> None:
         """Drop all of them: the weights have changed."""
-        self.fit(-1)
+        self.fit(-1)  # too little room even for sequences without tokens

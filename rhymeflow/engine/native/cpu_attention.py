@@ -48,12 +48,13 @@ class CpuAttention:
         for i, span in enumerate(spans):
             size_classes.setdefault(span.slot.size_class, []).append(i)
         rows_S5, parents = _encoded(spans)
-        size_S = rows_S5[:, 3] * (rows_S5[:, 2] + rows_S5[:, 3])
-        num_threads = min(torch.get_num_threads(), 1 + int(size_S.sum()) // _PAIRS_PER_THREAD)
+        cached_S, new_S = rows_S5[:, 2], rows_S5[:, 3]
+        pairs_S = new_S * (cached_S + new_S)
+        num_threads = min(torch.get_num_threads(), 1 + int(pairs_S.sum()) // _PAIRS_PER_THREAD)
         calls = [
             (size_class, _flat(size_class.kv), rows_S5[members][part])
             for size_class, members in size_classes.items()
-            for part in _split(size_S[members], num_threads)
+            for part in _split(pairs_S[members], num_threads)
         ]
         longest = max(size_class.capacity for size_class in size_classes)
         return _Iteration(calls, parents, self._working_memory(longest, num_threads))
@@ -79,8 +80,8 @@ class _Iteration(Attention):
         parents: np.ndarray,
         scratch: list[tuple[np.ndarray, ...]],
     ) -> None:
-        self.holds = calls[0][0].shape
-        self._end = sum(int(rows_S5[:, 3].sum()) for *_, rows_S5 in calls)
+        self.cache_shape = calls[0][0].shape
+        self._num_new = sum(int(rows_S5[:, 3].sum()) for *_, rows_S5 in calls)
         self._calls, self._parents, self._scratch = calls, parents, scratch
 
     def attend(
@@ -89,8 +90,8 @@ class _Iteration(Attention):
         """See `models.attention.Attention`; returns [T, H, D]."""
         heads, tokens, dim = q_HTD.shape
         out_THD = torch.empty(tokens, heads, dim)
-        if self._end < tokens:
-            out_THD[self._end :] = 0
+        if self._num_new < tokens:
+            out_THD[self._num_new :] = 0  # rows of padding
         sizes, num_threads = (heads, k_GTD.shape[0], dim), len(self._scratch)
         q, out = _flat(q_HTD.transpose(0, 1).float()), _flat(out_THD)
         k, v = _flat(k_GTD.transpose(0, 1)), _flat(v_GTD.transpose(0, 1))
@@ -114,7 +115,7 @@ def _flat(x: Tensor) -> np.ndarray:
 
 
 def _encoded(spans: list[CacheSpan]) -> tuple[np.ndarray, np.ndarray]:
-    """Return spans and draft trees as `cpu.attention.attend` takes them."""
+    """Return `spans` and `parents` as `cpu.attention.attend` takes them."""
     parents: list[int] = []
     rows, start = [], 0
     for span in spans:

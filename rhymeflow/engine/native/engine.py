@@ -89,16 +89,16 @@ class Engine:
         assert not self.has_work
         assert self._drafting.drafter is None
         requests = []
-        for i, (ids, prompt) in enumerate(proof.sequences(self._model)):
-            sampling = Sampling(1.0, 1.0, 0, len(ids) - prompt, frozenset())
-            requests.append(Request(("proof", i), ids[:prompt], NoiseKey(i, 0, 0), sampling))
+        for i, (ids, num_prompt) in enumerate(proof.sequences(self._model)):
+            sampling = Sampling(1.0, 1.0, 0, len(ids) - num_prompt, frozenset())
+            requests.append(Request(("proof", i), ids[:num_prompt], NoiseKey(i, 0, 0), sampling))
             self.submit(requests[-1])
         while self.has_work:
             self.step()
         sampled = [([*each.prompt_ids, *each.tokens], len(each.prompt_ids)) for each in requests]
-        expected = proof.own(self._model, sampled)
-        found = torch.tensor([x for each in requests for x in each.logprobs])
-        proof.check(self._model, found, expected, "the native engine")
+        expected = proof.own_logprobs(self._model, sampled)
+        logprob_N = torch.tensor([x for each in requests for x in each.logprobs])
+        proof.check(self._model, logprob_N, expected, "the native engine")
         self._num_generated, self._clock, self._prefill_seconds = 0, 0.0, 0.0
 
     @property
@@ -248,37 +248,23 @@ class Engine:
 
     def _postprocess(self, work: list[SequenceWork], hidden_TD: Tensor) -> list[Finished]:
         """Sample for each ready sequence and its draft; remove and return completed responses."""
-        rows: list[int] = []
-        draws: list[Draws] = []
-        ready: list[tuple[Sequence, Draft]] = []
-        end = 0
-        for sequence, num_new, draft in work:
-            end += num_new
-            size = len(draft.tokens)
-            if sequence.remaining + size == 0:
-                rows += range(end - 1 - size, end)
-                sampling, start = sequence.request.sampling, len(sequence.request.tokens)
-                positions = [start]
-                if size:
-                    positions += [start + depth for depth in depths(draft.parents)]
-                draws.append(Draws(sampling, sequence.stream, positions))
-                ready.append((sequence, draft))
+        ready, rows, draws = _to_sample(work)
         if not ready:
             return []
         num_rows = len(rows)
-        if num_rows < end:
+        if num_rows < sum(item.num_new for item in work):
             rows += rows[-1:] * (_padded(num_rows) - num_rows)
             hidden_TD = hidden_TD[rows]
         logits_RV = self._lm_head.logits(hidden_TD)
         tokens, logprobs = sample(logits_RV[:num_rows], draws)
-        finished, done, generated, first = [], [], [], 0
+        finished, ended, generated, first = [], [], [], 0
         for sequence, draft in ready:
             end = first + 1 + len(draft.tokens)
             generated.append(self._append(sequence, draft, tokens[first:end], logprobs[first:end]))
             first = end
             if reason := sequence.request.finish_reason():
                 finished.append(Finished(sequence.request, reason))
-                done.append(sequence)
+                ended.append(sequence)
         num_generated = sum(map(len, generated))
         self._num_generated += num_generated
         self._clock += num_generated / len(generated)
@@ -288,8 +274,8 @@ class Engine:
             rows=sum(item.num_new for item in work),
             seconds=time.perf_counter() - self._started,
         )
-        kept = [s for s in done if s.request.keeps_cache and s.cached and not s.is_mixed]
-        self._forget(done, kept)
+        kept = [s for s in ended if s.request.keeps_cache and s.cached and not s.is_mixed]
+        self._forget(ended, kept)
         for sequence in kept:
             self._kept.put(sequence)
         self._kept.fit(self._kv_capacity - self.kv_tokens)
@@ -311,13 +297,14 @@ class Engine:
                 del tokens[i + 1 :], rows[i + 1 :], path[i:]
                 break
         known = len(sequence.ids)
-        if path and path[-1] >= len(path):
+        if path and path[-1] >= len(path):  # it skips nodes: join its keys and values
             self._cache.gather(sequence.slot, known, [known + node for node in path])
         sequence.extend(tokens, [logprobs[row] for row in rows], segment, num_accepted)
-        sequence.cached = known + len(path)
+        sequence.cached = known + len(path)  # the last token has not run
         return tokens
 
     def _forget(self, sequences: list[Sequence], kept: Container[Sequence] = ()) -> None:
+        """Remove sequences, and release the slots of those that are not in `kept`."""
         if not sequences:
             return
         self._drafting.end([sequence.request.id for sequence in sequences])
@@ -327,6 +314,29 @@ class Engine:
             if sequence.slot is not None and sequence not in kept:
                 self._cache.release(sequence.slot)
                 sequence.slot = None
+
+
+def _to_sample(
+    work: list[SequenceWork],
+) -> tuple[list[tuple[Sequence, Draft]], list[int], list[Draws]]:
+    """Return the sequences that are ready, with their drafts; the rows after which their tokens are
+    sampled, consecutive for each sequence; and how they are sampled."""
+    ready: list[tuple[Sequence, Draft]] = []
+    rows: list[int] = []
+    draws: list[Draws] = []
+    end = 0
+    for sequence, num_new, draft in work:
+        end += num_new
+        size = len(draft.tokens)
+        if sequence.remaining + size == 0:  # `cached` counts the draft, `ids` do not have it
+            rows += range(end - 1 - size, end)
+            start = len(sequence.request.tokens)
+            positions = [start]
+            if size:
+                positions += [start + depth for depth in depths(draft.parents)]
+            draws.append(Draws(sequence.request.sampling, sequence.stream, positions))
+            ready.append((sequence, draft))
+    return ready, rows, draws
 
 
 def _padded(rows: int) -> int:

@@ -14,7 +14,7 @@ from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.models.attention import Shape
 from rhymeflow.models.load import empty_model, load_config, resolve_dtype, stop_token_ids
 from rhymeflow.models.precision import resolve_device
-from rhymeflow.models.rope import settled
+from rhymeflow.models.rope import fix_longrope
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.install import Installation
@@ -45,12 +45,12 @@ class NativeEngine(Engine):
     ) -> None:
         rollout, device = config.rollout, resolve_device(config.model)
         dtype = resolve_dtype(config.model, device)
-        model = settled(empty_model(config.model, dtype=dtype, device=device), config)
+        model = fix_longrope(empty_model(config.model, dtype=dtype, device=device), config)
         self._drafter_for = drafter_for
         self._weights = Installation(dict(model.named_parameters()))
         self._pulled = self._weights.pull(weights)
-        text = model.config.get_text_config()
-        capacity = rollout.max_kv_tokens or rollout.max_num_seqs * text.max_position_embeddings
+        context = model.config.get_text_config().max_position_embeddings
+        capacity = rollout.max_kv_tokens or rollout.max_num_seqs * context
         super().__init__(
             model,
             seed=config.run.seed,
@@ -61,8 +61,8 @@ class NativeEngine(Engine):
             kv_capacity=capacity,
         )
         self.prove()
-        stop = stop_token_ids(model, load_tokenizer(config.model))
-        self._limits = EngineLimits(rollout.max_num_seqs, self.max_length, capacity, stop)
+        stop_ids = stop_token_ids(model, load_tokenizer(config.model))
+        self._limits = EngineLimits(rollout.max_num_seqs, self.max_length, capacity, stop_ids)
 
     @property
     def checksum(self) -> int:
@@ -74,7 +74,7 @@ class NativeEngine(Engine):
         return self._limits
 
     def poll(self, timeout: float) -> list[Finished]:
-        """Run one iteration if any request runs or waits; never wait."""
+        """Run one iteration if any request runs or waits; `timeout` has no effect."""
         return self.step()
 
     def prepare(self, weights: WeightReader, want: Version) -> bool:

@@ -18,8 +18,8 @@ hashes, one pass to find each block's greatest logit, and little else.
 
 A token's noise depends neither on other draws nor on the batch, the device or the model's dtype.
 The hash is integer arithmetic, so its bits are the same everywhere; the logarithms are float64 and
-may differ between devices in the last bit. `draw` returns exactly what argmax over `exponentials`
-would; the logit of a left-out token is -inf.
+may differ between devices in the last bit. `draw` returns exactly the argmax of x minus the log of
+`exponentials`; the logit of a left-out token is -inf.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def draw(x_RV: Tensor, keys_R: Tensor) -> Tensor:
     """
     rows, vocabulary = x_RV.shape
     minus_inf = -torch.inf
-    bound_RB, guess_R, least_RB, where_RB = _bounds(x_RV, keys_R)
+    bound_RB, reached_R, least_RB, where_RB = _bounds(x_RV, keys_R)
     # The slack covers a logarithm that is not monotone in its last bit.
     row_C, block_C = torch.nonzero(
-        (bound_RB >= guess_R[:, None] - 1e-9) & (bound_RB > minus_inf), as_tuple=True
+        (bound_RB >= reached_R[:, None] - 1e-9) & (bound_RB > minus_inf), as_tuple=True
     )
     token_CK = block_C[:, None] * BLOCK + torch.arange(BLOCK, device=x_RV.device)
     noise_CK = _token_noise(
@@ -102,7 +102,8 @@ def draw(x_RV: Tensor, keys_R: Tensor) -> Tensor:
 
 
 def _bounds(x_RV: Tensor, keys_R: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return blocks' score bounds [R, B], the best score of a block's minimum [R], the minima."""
+    """Return the greatest possible score in each block [R, B]; the best score among the tokens that
+    have their block's least noise [R], which the winner reaches; and what `_block_minima` does."""
     vocabulary = x_RV.shape[1]
     whole = vocabulary // BLOCK * BLOCK
     greatest_RB = x_RV[:, :whole].unflatten(1, (-1, BLOCK)).amax(2) if whole else x_RV[:, :0]
@@ -112,8 +113,8 @@ def _bounds(x_RV: Tensor, keys_R: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     log_RB = least_RB.log()
     token_RB = where_RB + torch.arange(greatest_RB.shape[1], device=x_RV.device) * BLOCK
     x_RB = x_RV.gather(1, token_RB.clamp(max=vocabulary - 1)).double()
-    guess_R = (x_RB - log_RB).masked_fill_(token_RB >= vocabulary, -torch.inf).amax(1)
-    return greatest_RB.double() - log_RB, guess_R, least_RB, where_RB
+    reached_R = (x_RB - log_RB).masked_fill_(token_RB >= vocabulary, -torch.inf).amax(1)
+    return greatest_RB.double() - log_RB, reached_R, least_RB, where_RB
 
 
 def _block_minima(keys_R: Tensor, num_blocks: int) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ training continues during an evaluation of any size."""
 
 
 class SequenceWork(NamedTuple):
-    """Run the next `num_new` tokens of the sequence after the cached ones, its draft at the end."""
+    """Run the `num_new` tokens of the sequence after the cached ones; its draft comes last."""
 
     sequence: Sequence
     num_new: int
@@ -81,10 +81,10 @@ class Scheduler:
         while (self.waiting or self.urgent) and len(self.running) < self.max_num_seqs:
             self.running.append((self.waiting or self.urgent).popleft())
         unready = [sequence for sequence in self.running if sequence.remaining > 1]
-        held = self._share(unready, plan) if unready else set()
+        held_back = self._share(unready, plan) if unready else set()
         budget = self.max_prefill_tokens
         for sequence in self.running:
-            if sequence in held:
+            if sequence in held_back:
                 continue
             num_new = sequence.remaining
             if num_new > 1:
@@ -128,7 +128,7 @@ class Scheduler:
             if sequence.cached >= len(sequence.prompt) - 1 and not sequence.is_mixed:
                 donors.setdefault(sequence.prompt, sequence)
         in_progress: set[tuple[int, ...]] = set()
-        held = set()
+        held_back = set()
         # Begun sequences come first, so none waits for a sequence that itself waits.
         for sequence in sorted(unready, key=lambda sequence: sequence.cached == 0):
             length = len(sequence.prompt) - 1
@@ -139,7 +139,7 @@ class Scheduler:
                 plan.prefix_copies.append(PrefixCopy(donor, sequence, length))
                 sequence.cached = length
             elif sequence.prompt in in_progress and sequence.cached == 0:
-                held.add(sequence)
+                held_back.add(sequence)
             elif not sequence.is_mixed:
                 in_progress.add(sequence.prompt)
-        return held
+        return held_back

@@ -23,7 +23,7 @@ class Sequence:
     prompt: tuple[int, ...]
     """The prompt, to find sequences with the same one."""
     slot: Any = None
-    """Its `cache.Slot`."""
+    """Its `cache.Slot`, if it has one."""
     cached: int = 0
     is_mixed: bool = False
     """Some of its cache was computed under older weights."""

@@ -19,10 +19,10 @@ def depths(parents: list[int]) -> list[int]:
     size = len(parents)
     if parents == list(range(-1, size - 1)):
         return list(range(1, size + 1))
-    found: list[int] = []
+    depth_of: list[int] = []
     for parent in parents:
-        found.append(1 if parent < 0 else found[parent] + 1)
-    return found
+        depth_of.append(1 if parent < 0 else depth_of[parent] + 1)
+    return depth_of
 
 
 def accepted(draft: Draft, sampled: list[int]) -> list[int]:

@@ -45,9 +45,8 @@ def _vars(value: object) -> Mapping[str, Any]:
 
 def max_length(config: Config) -> int:
     """Return the most tokens of a prompt and its response together."""
-    text = load_config(config.model).get_text_config()
-    model_length: int = text.max_position_embeddings
-    return min(config.rollout.vllm_max_model_length or model_length, model_length)
+    context: int = load_config(config.model).get_text_config().max_position_embeddings
+    return min(config.rollout.vllm_max_model_length or context, context)
 
 
 def engine_args(config: Config) -> dict[str, Any]:

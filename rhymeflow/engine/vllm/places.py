@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -21,6 +20,13 @@ Slices = tuple[slice, ...]
 
 EXPERTS = {"gate_up_proj": "w13_weight", "down_proj": "w2_weight"}
 """vLLM's names of the weights of a layer's experts; both are [experts, rows, columns]."""
+
+
+class Piece(NamedTuple):
+    """Slices of a tensor, and those of the target that hold them."""
+
+    source: Slices
+    destination: Slices
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +49,8 @@ class Target:
     @property
     def is_split(self) -> bool:
         """Whether this process has only a shard of it."""
-        return _share(self.layer)[1] > 1
+        _, num_ranks = _tensor_parallel(self.layer)
+        return num_ranks > 1
 
 
 @dataclass(slots=True)
@@ -51,14 +58,13 @@ class TensorPlace:
     """Where this process holds a tensor of the manifest, or its shard of it."""
 
     target: Target
-    pieces: Sequence[tuple[Slices, Slices]]
-    """Slices of the tensor, each with the slices of the target that hold it."""
+    pieces: Sequence[Piece]
 
     @property
     def destination(self) -> Slices:
-        """Slices of the target, if this process has the whole tensor."""
-        ((_, destination),) = self.pieces
-        return destination
+        """The target's slices that hold the whole tensor; only for a target that is not split."""
+        (piece,) = self.pieces
+        return piece.destination
 
 
 def find_places(model: nn.Module, manifest: Manifest) -> dict[str, TensorPlace]:
@@ -71,12 +77,13 @@ def find_places(model: nn.Module, manifest: Manifest) -> dict[str, TensorPlace]:
     fused: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", None) or {}
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     targets: dict[str, Target] = {}
-    order: dict[str, tuple[Target, int]] = {}
+    places: dict[str, TensorPlace] = {}
+    index_of: dict[str, int] = {}
     for spec in manifest:
-        path, attribute, part = _layer(spec.name, layers, fused)
+        path, attribute, index = _layer_part(spec.name, layers, fused)
         if path not in layers and mapper is not None:
             name = mapper.map_name(spec.name) or spec.name
-            path, attribute, part = _layer(name, layers, fused)
+            path, attribute, index = _layer_part(name, layers, fused)
         layer = layers.get(path)
         if layer is None or getattr(layer, attribute, None) is None:
             raise ManifestMismatch(f"{spec.name}: vLLM's {type(model).__name__} has no {path}")
@@ -85,18 +92,19 @@ def find_places(model: nn.Module, manifest: Manifest) -> dict[str, TensorPlace]:
             is_packed = _is_packed(layer, getattr(layer, attribute))
             target = Target(f"{path}.{attribute}", layer, attribute, [], is_packed)
             targets[target.name] = target
-        order[spec.name] = target, part
+        places[spec.name] = TensorPlace(target, _pieces(target, index, spec.shape))
+        index_of[spec.name] = index
     _check_filled(model, targets)
-    shapes = {spec.name: spec.shape for spec in manifest}
-    for name, (target, _) in sorted(order.items(), key=lambda item: item[1][1]):
-        target.parts.append(name)
-    return {name: _place(target, part, shapes[name]) for name, (target, part) in order.items()}
+    for name in sorted(places, key=index_of.__getitem__):  # within each target, in row order
+        places[name].target.parts.append(name)
+    return places
 
 
-def _layer(
+def _layer_part(
     tensor: str, layers: Mapping[str, nn.Module], fused: Mapping[str, list[str]]
 ) -> tuple[str, str, int]:
-    """Return the layer and attribute of a Hugging Face tensor, and its index if it is fused."""
+    """Return vLLM's layer and attribute for a Hugging Face tensor, and the tensor's index among
+    those that the attribute is fused from."""
     path, _, attribute = tensor.rpartition(".")
     if attribute in EXPERTS and f"{path}.routed_experts" in layers:
         return f"{path}.routed_experts", EXPERTS[attribute], 0
@@ -115,18 +123,19 @@ def has_experts(layer: nn.Module) -> bool:
 
 def _is_packed(layer: nn.Module, weight: Tensor) -> bool:
     """Return whether the layer computes with a packed form of the weight. Raises `ManifestMismatch`
-    if experts are packed on a GPU, where CUDA graphs forbid packing them again."""
+    if a GPU's experts use a backend other than Triton: the others pack them, and CUDA graphs forbid
+    packing them again."""
     if not has_experts(layer):
-        return weight.numel() == 0
+        return weight.numel() == 0  # on CPUs vLLM empties a parameter once it has packed it
     if weight.device.type == "cpu":
         return True
     backend = getattr(layer.quant_method, "unquantized_backend", None)
     if getattr(backend, "name", None) != "TRITON":
-        raise ManifestMismatch(f"vLLM computes experts by {backend}; TRITON was asked for")
+        raise ManifestMismatch(f"vLLM computes experts with {backend}, but rollout needs TRITON")
     return False
 
 
-def _share(layer: nn.Module) -> tuple[int, int]:
+def _tensor_parallel(layer: nn.Module) -> tuple[int, int]:
     """Return the layer's tensor-parallel rank in this process, and the number of ranks."""
     if has_experts(layer):
         parallel: Any = layer.moe_config.moe_parallel_config  # type: ignore[union-attr]
@@ -135,57 +144,66 @@ def _share(layer: nn.Module) -> tuple[int, int]:
     return getattr(layer, "tp_rank", 0), getattr(layer, "tp_size", 1)
 
 
-def _place(target: Target, part: int, shape: tuple[int, ...]) -> TensorPlace:
-    layer, whole = target.layer, tuple(slice(0, size) for size in shape)
+def _pieces(target: Target, index: int, shape: tuple[int, ...]) -> list[Piece]:
+    """Return what this process holds of a tensor of this shape, number `index` in the target."""
+    layer, columns = target.layer, _whole(shape[1:])
     if has_experts(layer):
-        return TensorPlace(target, _expert_pieces(target, shape))
+        return _expert_pieces(target, shape)
     indices = getattr(layer, "shard_indices", None)
-    if indices is not None:  # an embedding or a head: padded behind the vocabulary
+    if indices is not None:  # an embedding or a head, padded after the end of the vocabulary
         first, end = indices.org_vocab_start_index, indices.org_vocab_end_index
-        held = slice(0, end - first), *whole[1:]
-        return TensorPlace(target, [((slice(first, end), *whole[1:]), held)])
-    sizes = getattr(layer, "output_partition_sizes", None)
-    if sizes is None:
-        return TensorPlace(target, [(whole, whole)])
-    rank, row = _share(layer)[0], [0, *accumulate(sizes)][part]
-    if part > 0:  # each key and value head may be held by several processes
+        return [Piece((slice(first, end), *columns), (slice(0, end - first), *columns))]
+    if getattr(layer, "output_partition_sizes", None) is not None:
+        return [_linear_piece(layer, index, shape)]
+    return [Piece(_whole(shape), _whole(shape))]
+
+
+def _whole(shape: tuple[int, ...]) -> Slices:
+    return tuple(slice(0, size) for size in shape)
+
+
+def _linear_piece(layer: Any, index: int, shape: tuple[int, ...]) -> Piece:
+    """See `_pieces`, for a linear layer, which is sharded by rows or by columns."""
+    rank, _ = _tensor_parallel(layer)
+    if index > 0:  # each key and value head may be held by several processes
         rank //= getattr(layer, "num_kv_head_replicas", 1)
-    rows, columns = slice(0, shape[0]), whole[1:]
-    if shape[0] != sizes[part]:
-        rows = slice(rank * sizes[part], (rank + 1) * sizes[part])
+    sizes = layer.output_partition_sizes  # this process's rows of each tensor
+    num_rows, first_row = sizes[index], sum(sizes[:index])
+    rows, columns = slice(0, num_rows), _whole(shape[1:])
+    if num_rows != shape[0]:
+        rows = slice(rank * num_rows, (rank + 1) * num_rows)
     num_columns = getattr(layer, "input_size_per_partition", None)
     if columns and num_columns is not None and num_columns != shape[1]:
         columns = (slice(rank * num_columns, (rank + 1) * num_columns),)
     target_columns = tuple(slice(0, each.stop - each.start) for each in columns)
-    target_rows = slice(row, row + sizes[part])
-    return TensorPlace(target, [((rows, *columns), (target_rows, *target_columns))])
+    return Piece((rows, *columns), (slice(first_row, first_row + num_rows), *target_columns))
 
 
-def _expert_pieces(target: Target, shape: tuple[int, ...]) -> list[tuple[Slices, Slices]]:
+def _expert_pieces(target: Target, shape: tuple[int, ...]) -> list[Piece]:
     """Return this process's rows of each expert's gate and up, or the same columns of down."""
-    rank, size = _share(target.layer)
-    experts, rows, columns = (slice(0, each) for each in shape)
-    if size == 1:
-        return [((experts, rows, columns), (experts, rows, columns))]
+    rank, num_ranks = _tensor_parallel(target.layer)
+    experts, rows, columns = _whole(shape)
+    if num_ranks == 1:
+        return [Piece((experts, rows, columns), (experts, rows, columns))]
     if target.attribute == EXPERTS["down_proj"]:
-        part = shape[2] // size
-        shard = slice(rank * part, (rank + 1) * part)
-        return [((experts, rows, shard), (experts, rows, slice(0, part)))]
-    inner = shape[1] // 2
-    part = inner // size
+        size = shape[2] // num_ranks
+        shard = slice(rank * size, (rank + 1) * size)
+        return [Piece((experts, rows, shard), (experts, rows, slice(0, size)))]
+    num_gate_rows = shape[1] // 2  # as many rows of up follow
+    size = num_gate_rows // num_ranks
     return [
-        (
-            (experts, slice(first + rank * part, first + (rank + 1) * part), columns),
-            (experts, slice(row, row + part), columns),
+        Piece(
+            (experts, slice(first + rank * size, first + (rank + 1) * size), columns),
+            (experts, slice(target_first, target_first + size), columns),
         )
-        for first, row in ((0, 0), (inner, part))
+        for first, target_first in ((0, 0), (num_gate_rows, size))
     ]
 
 
 def shape_of(target: Target, places: Mapping[str, TensorPlace]) -> tuple[int, ...]:
     """Return the target's shape before packing."""
     pieces = [piece for name in target.parts for piece in places[name].pieces]
-    ends = [[each.stop for each in destination] for _, destination in pieces]
+    ends = [[each.stop for each in piece.destination] for piece in pieces]
     return tuple(map(max, zip(*ends, strict=True)))
 
 

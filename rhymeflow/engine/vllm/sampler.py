@@ -18,7 +18,7 @@ from rhymeflow.engine.base import Sampling
 from rhymeflow.engine.native.sampler import Draws, sample
 
 EXTRA = "rhymeflow"
-"""The key of `arguments` in a request's `extra_args`."""
+"""The key in a request's `extra_args` under which `arguments` puts our values."""
 
 PLACEHOLDER = -1
 """The token id that vLLM skips."""
@@ -51,16 +51,16 @@ def verify(
     """
     tokens, logprobs = sample(logits_RV.float(), draws)
     width = 1 + max(map(len, drafts))
-    stand, likely, first = [], [], 0
+    kept_tokens, kept_logprobs, first = [], [], 0
     for draft in drafts:
-        count = 1
-        while count <= len(draft) and draft[count - 1] == tokens[first + count - 1]:
-            count += 1
-        rest = width - count
-        stand.append(tokens[first : first + count] + [PLACEHOLDER] * rest)
-        likely.append(logprobs[first : first + count] + [0.0] * rest)
+        num_kept = 1
+        while num_kept <= len(draft) and draft[num_kept - 1] == tokens[first + num_kept - 1]:
+            num_kept += 1
+        rest = width - num_kept
+        kept_tokens.append(tokens[first : first + num_kept] + [PLACEHOLDER] * rest)
+        kept_logprobs.append(logprobs[first : first + num_kept] + [0.0] * rest)
         first += len(draft) + 1
-    return torch.tensor(stand, dtype=torch.int32), torch.tensor(likely)
+    return torch.tensor(kept_tokens, dtype=torch.int32), torch.tensor(kept_logprobs)
 
 
 class CounterSampler(nn.Module):
@@ -117,7 +117,7 @@ def output(tokens_NW: Tensor, logprobs_NW: Tensor, device: torch.device) -> Any:
     )
 
 
-# -- The second runner -----------------------------------------------------------------------------
+# -- Model runner V2 -------------------------------------------------------------------------------
 
 _UNUSED = arguments(Sampling(0.0, 1.0, 0, 0, frozenset()), 0, 0)
 """Arguments of a slot without a request: vLLM also samples for such slots."""
@@ -126,7 +126,8 @@ _UNUSED = arguments(Sampling(0.0, 1.0, 0, 0, frozenset()), 0, 0)
 def decide(
     logits_RV: Tensor, extra_args: Sequence[dict[str, Any]], positions: Sequence[int]
 ) -> Tensor:
-    """Return logits [R, V] that are -inf except at the drawn token, which has its log-probability.
+    """Draw a token in every row. Return logits [R, V]: its log-probability at the drawn token, -inf
+    elsewhere.
 
     Each row has its request's `extra_args`, and the sampled token's position in its sequence.
     """

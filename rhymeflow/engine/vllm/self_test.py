@@ -27,12 +27,12 @@ class VllmDiffers(RuntimeError):  # noqa: N818 - it is what happened
     """vLLM does not work as this engine assumes."""
 
 
-class KnownAnswer(Drafter):
+class KnownResponse(Drafter):
     """Drafts a known response, with every sixth token wrong."""
 
-    def __init__(self, answer: list[int], vocabulary: int) -> None:
+    def __init__(self, response: list[int], vocabulary: int) -> None:
         self.stats = DraftStats()
-        self._answer, self._vocabulary, self._num_generated = answer, vocabulary, 0
+        self._response, self._vocabulary, self._num_generated = response, vocabulary, 0
 
     def begin(
         self, prompt_ids: list[int], tokens: list[int], *, sample: int, noise_epoch: int
@@ -51,7 +51,7 @@ class KnownAnswer(Drafter):
         first = self._num_generated
         tokens = [
             token if position % 6 else (token + 1) % self._vocabulary
-            for position, token in enumerate(self._answer[first : first + 4], first)
+            for position, token in enumerate(self._response[first : first + 4], first)
         ]
         return [Draft(tokens, list(range(-1, len(tokens) - 1))) if tokens else NONE]
 
@@ -78,7 +78,7 @@ def _one_try(engine: VllmEngine, number: int, *, drafts: bool) -> list[str | Non
     again = _drain(engine, _request(number), interrupted=True)
     faults = [_difference("interrupted", plain, again)]
     if drafts:
-        engine.draft_with(KnownAnswer(plain.tokens, engine.vocabulary))
+        engine.draft_with(KnownResponse(plain.tokens, engine.vocabulary))
         drafted = _drain(engine, _request(number))
         engine.draft_with(None)
         faults.append(_difference("with drafts", plain, drafted))

@@ -100,10 +100,10 @@ class VllmEngine:
             self._call("rhymeflow_join", objects.here().join)
         self._urgent_places = max(1, int(rollout.max_num_seqs * URGENT_SHARE))
         cache = self._llm.vllm_config.cache_config
-        held = int(cache.num_gpu_blocks * cache.block_size)
-        capacity = min(held, rollout.max_kv_tokens or held)
-        stop = configured_stop_token_ids(config.model, load_tokenizer(config.model))
-        self._limits = EngineLimits(rollout.max_num_seqs, max_length(config), capacity, stop)
+        cache_tokens = int(cache.num_gpu_blocks * cache.block_size)
+        capacity = min(cache_tokens, rollout.max_kv_tokens or cache_tokens)
+        stop_ids = configured_stop_token_ids(config.model, load_tokenizer(config.model))
+        self._limits = EngineLimits(rollout.max_num_seqs, max_length(config), capacity, stop_ids)
         self._pulled = self._pull(weights, None)
         self_test.check(self, drafts=config.drafting.window != "off", has_sampler=not self._is_v2)
         self._num_generated, self._clock, self._prefill_seconds = 0, 0.0, 0.0
@@ -144,13 +144,13 @@ class VllmEngine:
         """Queue a request; see `base.RolloutEngine`."""
         assert request.id not in self._entries, f"request {request.id} is here already"
         assert request.finish_reason() is None, f"request {request.id} is complete"
-        prompt, new = len(request.prompt_ids), request.sampling.max_new_tokens
-        if not prompt:
+        num_prompt, max_new = len(request.prompt_ids), request.sampling.max_new_tokens
+        if not num_prompt:
             raise UserError(f"request {request.id}: the prompt is empty")
-        if prompt + new > self._limits.max_length:
+        if num_prompt + max_new > self._limits.max_length:
             raise UserError(
-                f"request {request.id}: {prompt} prompt tokens and up to {new} new ones are more "
-                f"than the {self._limits.max_length} that vLLM takes (the model's "
+                f"request {request.id}: {num_prompt} prompt tokens and up to {max_new} new ones "
+                f"are more than the {self._limits.max_length} that vLLM takes (the model's "
                 "max_position_embeddings, or rollout.vllm_max_model_length)"
             )
         self._num_submitted += 1
@@ -161,7 +161,7 @@ class VllmEngine:
             self._add_to_vllm(entry)
 
     def poll(self, timeout: float) -> list[Finished]:
-        """Run one iteration if any request runs or waits; never wait for more."""
+        """Run one iteration if any request runs or waits; `timeout` has no effect."""
         if not self._entries:
             return []
         if self._urgent:
@@ -170,7 +170,8 @@ class VllmEngine:
         started = time.perf_counter()
         outputs = self._llm.step()
         seconds = time.perf_counter() - started
-        drafts: Mapping[str, list[int]] = self._scheduled.scheduled_spec_decode_tokens
+        # By id in vLLM's scheduler: it may have cut or left out what was proposed.
+        verified: Mapping[str, list[int]] = self._scheduled.scheduled_spec_decode_tokens
         generated: dict[Hashable, list[int]] = {}
         drafted: dict[Hashable, int] = {}
         finished = []
@@ -185,7 +186,7 @@ class VllmEngine:
             logprobs = [by_token[token].logprob for by_token, token in pairs]
             request.extend(tokens, logprobs, segment, len(tokens) - 1)
             generated[request.id] = tokens
-            drafted[request.id] = len(drafts.get(entry.scheduler_id, ()))
+            drafted[request.id] = len(verified.get(entry.scheduler_id, ()))
             request.steps += 1
             request.drafted += drafted[request.id]
             reason = request.finish_reason()
@@ -276,7 +277,7 @@ class VllmEngine:
             lost = [each for each in results if isinstance(each, OwnerLost)]
             if len(lost) == len(results):
                 raise lost[0]
-            if lost:  # some workers have the version, so all must get it
+            if lost:  # other workers have the version already, so all must get it
                 time.sleep(LOST_SECONDS)
                 continue
             if all(each == results[0] for each in results):
@@ -286,8 +287,8 @@ class VllmEngine:
     def _add_to_vllm(self, entry: Entry) -> None:
         """Have vLLM queue a request, behind the urgent ones and in the order of submission.
 
-        Only requests of the same version share prefixes, so with `keep_cache` none starts from keys
-        and values of old weights.
+        Only requests added under the same version share prefixes, so after an `install` with
+        `keep_cache` no later request starts from keys and values of old weights.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -378,7 +379,7 @@ class VllmEngine:
 
 
 def load_vllm(config: Config) -> Any:
-    """Create vLLM's `LLMEngine`, with dummy weights.
+    """Create vLLM's `LLMEngine`, with dummy weights, which the first pull replaces.
 
     Raises:
         UserError: vLLM does not take the configuration.

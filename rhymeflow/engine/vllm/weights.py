@@ -10,7 +10,7 @@ form of it is packed again after each pull.
 
 **Changes** cannot be applied to packed weights. So from the second pull on, if the store has
 changes, unpacked weights are kept (`Unpacked`, in as much memory again) and only changed layers are
-packed again; but not where a process holds shards of tensors, whose digests cannot be updated.
+packed again. A process that holds shards of tensors cannot update digests, so it pulls them whole.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class InstalledWeights:
     ) -> ProvedWeights:
         pulled = unpacked.installation.pull(reader, want)
         changed = unpacked.take_changed()
-        for layer in {id(target.layer) for target in changed if target.is_packed}:
-            self._pack(layer, unpacked.buffers)
+        for layer_id in {id(target.layer) for target in changed if target.is_packed}:
+            self._pack(layer_id, unpacked.buffers)
         addresses = {target.tensor().data_ptr() for target in changed if not target.is_packed}
         self._pack_heads(addresses)
         if compare:
@@ -107,9 +107,9 @@ class InstalledWeights:
     ) -> ProvedWeights:
         digests: dict[str, int] = {}
         buffers: dict[str, Tensor] = {}
-        missing = {
-            layer: sum(len(target.parts) for target in targets)
-            for layer, targets in self._packed.items()
+        num_missing = {
+            layer_id: sum(len(target.parts) for target in targets)
+            for layer_id, targets in self._packed.items()
         }
         # Pull every tensor: changes cannot be applied to packed weights.
         update = reader.update(None, want)
@@ -119,12 +119,12 @@ class InstalledWeights:
             digests[name] = self._copy(name, data, buffers)
             if not target.is_packed:
                 continue
-            layer = id(target.layer)
-            missing[layer] -= 1
-            if not missing[layer]:
-                self._pack(layer, buffers)
+            layer_id = id(target.layer)
+            num_missing[layer_id] -= 1
+            if not num_missing[layer_id]:
+                self._pack(layer_id, buffers)
                 if not compare:
-                    for each in self._packed[layer]:
+                    for each in self._packed[layer_id]:
                         del buffers[each.name]
         assert len(digests) == len(self._specs), "a whole pull brings every tensor"
         self._pack_heads()
@@ -146,25 +146,26 @@ class InstalledWeights:
             into = buffers[target.name]
         else:
             into = target.tensor().data
-        for of_tensor, of_target in place.pieces:
-            held, part = into[of_target], source[of_tensor]
-            if held.shape != part.shape:
+        for piece in place.pieces:
+            written, part = into[piece.destination], source[piece.source]
+            if written.shape != part.shape:
                 raise ManifestMismatch(
                     f"{name} has shape {list(part.shape)}, but its place in vLLM's {target.name} "
-                    f"has {list(held.shape)}"
+                    f"has {list(written.shape)}"
                 )
-            held.copy_(part)
+            written.copy_(part)
             if part.shape == source.shape:
-                return digest(bytes_of(held.to(source.dtype)))
+                return digest(bytes_of(written.to(source.dtype)))
         # This process has a shard: digest the tensor as read, and compare the shard with it.
         whole = source.clone()
-        for of_tensor, of_target in place.pieces:
-            if not torch.equal(into[of_target].to(source.dtype).cpu(), whole[of_tensor]):
+        for piece in place.pieces:
+            written = into[piece.destination].to(source.dtype).cpu()
+            if not torch.equal(written, whole[piece.source]):
                 raise ChecksumMismatch(f"{name}: this process's shard is not what was read")
         return digest(bytes_of(whole))
 
-    def _pack(self, layer: int, buffers: Mapping[str, Tensor]) -> None:
-        targets = self._packed[layer]
+    def _pack(self, layer_id: int, buffers: Mapping[str, Tensor]) -> None:
+        targets = self._packed[layer_id]
         _pack_layer(targets[0].layer, {each.attribute: buffers[each.name] for each in targets})
 
     def _pack_heads(self, changed: Container[int] | None = None) -> None:
@@ -180,10 +181,10 @@ class InstalledWeights:
             for layer in self._model.modules()
             if hasattr(layer, "cpu_linear") and getattr(layer, "weight", None) is not None
         ]
-        kept = [layer for layer in heads if layer.weight.numel()]
-        named = getattr(self._model, "lm_head", None)
+        with_weight = [layer for layer in heads if layer.weight.numel()]
+        lm_head = getattr(self._model, "lm_head", None)
         # Embeddings are packed too, which matters only if they are the head.
-        return [each for each in kept if each is named] if named in kept else kept
+        return [lm_head] if lm_head in with_weight else with_weight
 
     def _compare(self, buffers: Mapping[str, Tensor]) -> None:
         for target in self._targets:
@@ -254,7 +255,7 @@ def _compare_products(layer: Any, weight: Tensor) -> None:
             f"of the pulled weights does: off by {(actual - expected).abs().max().item():.3g}"
         )
     plain = probe.float() @ weight.float().T
-    tolerance = 0.05 * float(plain.abs().max())
+    tolerance = 0.05 * float(plain.abs().max())  # rounding in bfloat16 stays far below it
     if not torch.allclose(expected.float(), plain, rtol=0.05, atol=tolerance):
         raise ChecksumMismatch(f"a fresh {type(layer).__name__} does not multiply by its weight")
 
