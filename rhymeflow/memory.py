@@ -22,7 +22,7 @@ from rhymeflow.histospec.index import Index
 from rhymeflow.models import load
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.weights.base import SPARE_VERSIONS
-from rhymeflow.weights.changes import MOST
+from rhymeflow.weights.changes import MAX_LISTED
 
 GB = 1e9
 MASTER = 4
@@ -242,9 +242,8 @@ def of_changes(config: Config, model: ModelSize) -> list[MemoryPart]:
     if config.weights.transport != "delta":
         return []
     versions = config.schedule.bound + SPARE_VERSIONS
-    return [
-        MemoryPart(f"changes to {versions} versions, at most", versions * 2 * MOST * model.weights)
-    ]
+    num_bytes = versions * 2 * MAX_LISTED * model.weights
+    return [MemoryPart(f"changes to {versions} versions, at most", num_bytes)]
 
 
 def of_history(drafting: DraftingConfig) -> list[MemoryPart]:

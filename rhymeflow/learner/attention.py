@@ -20,11 +20,11 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from rhymeflow.models.attention import Attention
 
 SLACK = 0.125
-"""Share by which a rectangle's sequences may be shorter than its longest. Between 0.05 and 0.25 the
-time differs by less than its spread; one call per sequence takes twice as long."""
+"""Share by which a rectangle's sequences may be shorter than its longest one. Between 0.05 and 0.25
+the time differs by less than its spread; one call per sequence takes twice as long."""
 
 MIN_SLACK = 16
-"""The same in tokens; the larger one counts."""
+"""Tokens by which they may be shorter if that is more."""
 
 
 class PackedAttention(Attention):
@@ -45,24 +45,15 @@ class PackedAttention(Attention):
         self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float
     ) -> Tensor:
         """See `models.attention.Attention`; returns [T, H, D]."""
-        num_heads, num_kv_heads = q_HTD.shape[0], k_GTD.shape[0]
+        is_grouped = q_HTD.shape[0] != k_GTD.shape[0]
         blocks = zip(self._gather(q_HTD), self._gather(k_GTD), self._gather(v_GTD), strict=True)
-        out_NHD = torch.cat(
-            [
-                F.scaled_dot_product_attention(
-                    q_BHLD,
-                    k_BGLD,
-                    v_BGLD,
-                    is_causal=True,
-                    scale=scale,
-                    enable_gqa=num_heads != num_kv_heads,
-                )
-                .transpose(1, 2)
-                .flatten(0, 1)
-                for q_BHLD, k_BGLD, v_BGLD in blocks
-            ]
-        )
-        return out_NHD.index_select(0, self._source_T)
+        outputs_NHD = []
+        for q_BHLD, k_BGLD, v_BGLD in blocks:
+            out_BHLD = F.scaled_dot_product_attention(
+                q_BHLD, k_BGLD, v_BGLD, is_causal=True, scale=scale, enable_gqa=is_grouped
+            )
+            outputs_NHD.append(out_BHLD.transpose(1, 2).flatten(0, 1))
+        return torch.cat(outputs_NHD).index_select(0, self._source_T)
 
     def _gather(self, x_HTD: Tensor) -> list[Tensor]:
         x_NHD = x_HTD.transpose(0, 1).index_select(0, self._places_N)
@@ -82,9 +73,9 @@ def _rectangles(
     start = 0
     while start < len(longest_first):
         length = len(longest_first[start])
-        least = length - max(MIN_SLACK, int(SLACK * length))
+        shortest = length - max(MIN_SLACK, int(SLACK * length))
         stop = start
-        while stop < len(longest_first) and len(longest_first[stop]) >= least:
+        while stop < len(longest_first) and len(longest_first[stop]) >= shortest:
             stop += 1
         block = np.full((stop - start, length), -1)
         for row, sequence in zip(block, longest_first[start:stop], strict=True):
@@ -155,7 +146,7 @@ def visits(sequences: Sequence[np.ndarray], num_tokens: int) -> tuple[np.ndarray
 
 
 def branches(sequences: Sequence[np.ndarray], num_tokens: int) -> list[int]:
-    """Return how many tokens of each sequence, always its first, are also in earlier sequences."""
+    """Return where each sequence branches off: how many of its first tokens earlier ones have."""
     is_new_T, starts = np.ones(num_tokens, dtype=bool), []
     for places in sequences:
         starts.append(len(places) - int(is_new_T[places].sum()))

@@ -59,21 +59,21 @@ class LearnerCopy:
     ) -> None:
         """Copy the rows; training may continue while they are written. `dtype` is that of the
         Hugging Face model."""
-        # Used for its class and configuration; its parameters may change before `write`.
+        # The model is used for its class and configuration: parameters may change before `write`.
         self._model, self._tokenizer, self._ranks, self._dtype = model, tokenizer, ranks, dtype
         self._progress = {**progress, "optimizer_steps": optimizer.num_steps}
         self._state = {
             name: _distributed(rows.to("cpu", copy=True), parameter, ranks)
             for name, parameter, rows in optimizer.state()
         }
-        copied = {
+        exported = {
             name: self._state[f"master.{name}"]
             if each.requires_grad
             else ranks.local(each).to("cpu", copy=True)
             for name, each in model.named_parameters()
         }
         self._weights = Gathering(
-            model, lambda name: ranks.local(copied[name]), dtype, ranks, ranks.saving
+            model, lambda name: ranks.local(exported[name]), dtype, ranks, ranks.saving
         )
         buffers = buffers_of(model).items()
         self._buffers = {name: each.to("cpu", copy=True) for name, each in buffers}

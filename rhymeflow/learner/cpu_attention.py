@@ -39,8 +39,9 @@ class CpuPackedAttention(Attention):
         rows = [
             (begin, len(places), start)
             for begin, places, start in zip(begins[:-1], sequences, starts, strict=True)
-            if start < len(places)  # else earlier sequences have all its tokens
+            if start < len(places)
         ]
+        # Each with tokens of its own: start in `_places`, length, and its first own token.
         self._sequences_S3 = np.array(rows)
         # Sequences that share a token add to the same gradients, so one thread does them, in order.
         firsts = self._places[self._sequences_S3[:, 0]]
@@ -75,22 +76,22 @@ class CpuPackedAttention(Attention):
         jobs: list[list[np.ndarray]] = [[] for _ in range(count)]
         loads = [0] * count
         for work, items in pieces:
-            least = loads.index(min(loads))
-            loads[least] += work
-            jobs[least].append(items)
+            idlest = loads.index(min(loads))
+            loads[idlest] += work
+            jobs[idlest].append(items)
         return [np.concatenate(items) for items in jobs]
 
     def run(self, kernel: Callable[..., None], *arrays: Any, sizes: tuple[int, int, int]) -> None:
         """Run a kernel on all items, one job per thread."""
-        key = sizes[1], torch.get_num_threads()
+        _, num_kv_heads, head_dim = sizes
+        key = num_kv_heads, torch.get_num_threads()
         if key not in self._jobs:
             self._jobs[key] = self._split(*key)
         jobs = self._jobs[key]
 
         def call(items: np.ndarray) -> None:
-            kernel(
-                *arrays, sizes, items, self._places, packed_attention.room(self._longest, sizes[2])
-            )
+            room = packed_attention.room(self._longest, head_dim)
+            kernel(*arrays, sizes, items, self._places, room)
 
         threads.run(call, jobs, len(jobs))
 

@@ -59,9 +59,9 @@ class Learner:
     `model` attends through `models.attention`; give it in float32, so that the masters are exact.
     The learner owns it: parameters are cast to `compute_dtype` and change with every step.
     `tokenizer`, if given, is saved in checkpoints. With several `ranks` methods are collectives;
-    `read` returns rows of a parameter by its name, if `model` has no values yet. `reference` is the
-    model of the KL term, if `learner.beta` > 0; None: a copy of `model`. A response must fit into
-    one rank's memory.
+    `read`, given if `model` has no values yet, returns rows of a parameter by its name. `reference`
+    is the model of the KL term, if `learner.beta` > 0; None: a copy of `model`. A response must fit
+    into one rank's memory.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class Learner:
             return Shards(model, ranks, compute_dtype, offload=learner.offload_optimizer, read=read)
 
         freeze(model, learner.frozen_parameters)
-        spread = shards(model)
+        policy_shards = shards(model)  # the optimizer must find the model sharded
         self._optimizer = Optimizer(model, learner, compute_dtype, ranks)
-        self._policy = proved_scorer(model, rollout, learner, spread)
+        self._policy = proved_scorer(model, rollout, learner, policy_shards)
         self._reference: TokenScorer | None = None
         if learner.beta > 0.0:
-            frozen = (reference or copy.deepcopy(model)).requires_grad_(False)
-            self._reference = proved_scorer(frozen, rollout, learner, shards(frozen))
+            reference = (reference or copy.deepcopy(model)).requires_grad_(False)
+            self._reference = proved_scorer(reference, rollout, learner, shards(reference))
         if learner.gradient_checkpointing:
             recompute_layers(model)
 
@@ -159,11 +159,11 @@ class Learner:
         """
         started = time.perf_counter()
         assert not self._config.needs_whole_batch, self._config.needs_whole_batch
-        early, advantages = self._accumulated(), _advantages(groups, self._config)
+        early, advantages = self._early_groups(), _advantages(groups, self._config)
         (minibatch,) = split(groups, advantages.values, self._config, self._device, self._ranks)
         self._score_fixed_policies([minibatch])
         for micro in minibatch:
-            self._accumulate(micro, early.totals, details, is_first_pass=True)
+            self._add_gradient(micro, early.totals, details, is_first_pass=True)
         early.samples += groups
         early.seconds += time.perf_counter() - started
         self._early = early
@@ -189,18 +189,18 @@ class Learner:
         """
         started = time.perf_counter()
         config = self._config
-        early = self._accumulated()
-        whole, totals, self._early = [*early.samples, *batch], early.totals, None
-        advantages = _advantages(whole, config)
+        early = self._early_groups()
+        samples, totals, self._early = [*early.samples, *batch], early.totals, None
+        advantages = _advantages(samples, config)
         batch_advantages = advantages.values[len(early.samples) :]
         minibatches = split(batch, batch_advantages, config, self._device, self._ranks)
         self._score_fixed_policies(minibatches)
-        scales, rate = step_scales(whole, config, self._rollout), learning_rate(step, config)
+        scales, rate = step_scales(samples, config, self._rollout), learning_rate(step, config)
         self.skipped = {}
         steps = [*zip(minibatches, scales, strict=True)] * config.num_iterations
         for number, (minibatch, scale) in enumerate(steps):
             for micro in minibatch:
-                self._accumulate(micro, totals, details, is_first_pass=number < len(scales))
+                self._add_gradient(micro, totals, details, is_first_pass=number < len(scales))
             if number in skip:
                 self._optimizer.clear()
                 continue
@@ -211,10 +211,10 @@ class Learner:
         if parts := self._ranks.gathered(totals.as_numbers()):  # on rank 0
             totals = Totals.merged(parts)
         self.version = step + 1
-        self.num_tokens += sum(len(s.prompt_ids) + len(s.completion_ids) for s in whole)
+        self.num_tokens += sum(len(s.prompt_ids) + len(s.completion_ids) for s in samples)
         return {
             **totals.means(),
-            **batch_metrics(whole),
+            **batch_metrics(samples),
             "frac_reward_zero_std": advantages.frac_zero_std,
             "skipped_steps": float(len(self.skipped)),
             "learning_rate": rate,
@@ -222,7 +222,7 @@ class Learner:
             "step_time": early.seconds + time.perf_counter() - started,
         }
 
-    def _accumulated(self) -> _Early:
+    def _early_groups(self) -> _Early:
         return self._early or _Early([], Totals(diagnosis_names(self._config)), 0.0)
 
     def whole_details(self, details: TokenDetails) -> TokenDetails:
@@ -246,7 +246,7 @@ class Learner:
                     micro.inputs = replace(micro.inputs, reference_R=reference_R)
                 progress.advance()
 
-    def _accumulate(
+    def _add_gradient(
         self,
         micro: MicroBatch,
         totals: Totals,
@@ -254,6 +254,7 @@ class Learner:
         *,
         is_first_pass: bool,
     ) -> None:
+        """Add a micro-batch's gradient to the parameters, and its metrics to `totals`."""
         config, inputs = self._config, micro.inputs
 
         def loss_of(logprob_C: Tensor, chunk: slice) -> Tensor:
@@ -267,20 +268,15 @@ class Learner:
         progress.advance()
         if micro.is_empty:
             return
-        num_tokens = len(micro.row.targets_R)
         sums = diagnose(logprob_R, entropy_R, inputs, config)
         sums |= clip_extremes(logprob_R, inputs, config, micro.row.lengths)
-        num_first = 0
         if is_first_pass:
-            current_R, num_first = inputs.proximal_R, num_tokens
-            if current_R is None:
-                current_R = logprob_R
+            current_R = logprob_R if inputs.proximal_R is None else inputs.proximal_R
             kl, max_ratio = mismatch(current_R, inputs.behaviour_R)
             sums |= {"off_policy/mismatch_kl": kl, "off_policy/max_ratio": max_ratio}
             if details is not None:
                 details.add_logprobs(micro.row, current_R)
-        computed, full = len(micro.row.tokens_T), micro.row.full
-        totals.add(sums, tokens=num_tokens, first_pass=num_first, computed=computed, full=full)
+        totals.add(sums, micro.row, is_first_pass=is_first_pass)
         if details is not None:
             details.add_flags(micro, logprob_R)
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
+from rhymeflow.learner.packing import PackedRow
 from rhymeflow.learner.sample import Sample
 
 REDUCED = {"clip_ratio/low_min": min, "clip_ratio/high_max": max, "off_policy/max_ratio": max}
@@ -31,11 +32,13 @@ class Totals:
         """One per optimizer step; on several ranks, this rank's share of each."""
         self._grad_norms: list[float] = []
 
-    def add(self, sums: Mapping[str, Tensor], **counts: int) -> None:
-        """Add a micro-batch's sums, and its `tokens`, `first_pass`, `computed` and `full`."""
+    def add(self, sums: Mapping[str, Tensor], row: PackedRow, *, is_first_pass: bool) -> None:
+        """Add a micro-batch's sums; `is_first_pass`: the batch was not trained on before."""
         for name, value in sums.items():
             self._values.setdefault(name, []).append(value)
-        self._counts.update(counts)
+        tokens, computed = len(row.targets_R), len(row.tokens_T)
+        self._counts.update(tokens=tokens, computed=computed, unshared=row.size_unshared)
+        self._counts["first_pass"] += tokens if is_first_pass else 0
 
     def add_step(self, grad_norm: float, scale: float) -> None:
         """Count an optimizer step, whose loss is `scale` times the losses since the last step."""
@@ -52,14 +55,14 @@ class Totals:
     @classmethod
     def merged(cls, parts: Sequence[Totals]) -> Totals:
         """Merge the totals of several ranks, which took the same optimizer steps."""
-        whole = cls(())
-        whole._grad_norms = parts[0]._grad_norms
+        merged = cls(())
+        merged._grad_norms = parts[0]._grad_norms
         for part in parts:
             for name, values in part._values.items():
-                whole._values.setdefault(name, []).extend(values)
-            whole._counts.update(part._counts)
-            whole._losses += part._losses
-        return whole
+                merged._values.setdefault(name, []).extend(values)
+            merged._counts.update(part._counts)
+            merged._losses += part._losses  # `means` adds them up
+        return merged
 
     def means(self) -> dict[str, float]:
         """Return loss and gradient norm per optimizer step, all others per token or as extremes."""
@@ -73,7 +76,7 @@ class Totals:
                 metrics[name] = sum(map(float, values), 0.0) / max(tokens, 1)
         metrics["loss"] = sum(self._losses) / steps
         metrics["grad_norm"] = sum(self._grad_norms) / steps
-        metrics["packing/computed_share"] = counts["computed"] / max(counts["full"], 1)
+        metrics["packing/computed_share"] = counts["computed"] / max(counts["unshared"], 1)
         for name in ("clip_ratio/low_min", "clip_ratio/high_max", FROM_FIRST_PASS):
             metrics.setdefault(name, 0.0)
         metrics.setdefault("off_policy/max_ratio", 1.0)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.learner.algorithms.losses import TokenInputs, step_scale, token_weight
-from rhymeflow.learner.packing import PackedRow, added, empty_row, pack
+from rhymeflow.learner.packing import PackedRow, added_tokens, empty_row, pack
 from rhymeflow.learner.ranks import ALONE, Ranks
 from rhymeflow.learner.sample import Sample
 
@@ -57,7 +57,7 @@ def split(
             [
                 MicroBatch(row, _inputs(batch, row, advantage_N, weight_N, device), needs_grad)
                 for chosen, needs_grad in ((with_grad, True), (without_grad, False))
-                for row in share(batch, chosen, max_tokens, ranks.rank, ranks.count)
+                for row in pack_for_rank(batch, chosen, max_tokens, ranks.rank, ranks.count)
             ]
         )
     return steps
@@ -108,22 +108,20 @@ def _inputs(
     if not row.members:  # zero factors give a zero loss and gradient
         zero_R = torch.zeros(len(row.targets_R), device=device)
         return TokenInputs(advantage_R=zero_R, weight_R=zero_R, behaviour_R=zero_R)
-    behaviour_R = np.concatenate([batch[i].sampled(batch[i].logprobs) for i in row.members]).astype(
-        np.float32
-    )
+    behaviour = np.concatenate([batch[i].sampled(batch[i].logprobs) for i in row.members])
     return TokenInputs(
         advantage_R=per_token(advantage_N),
         weight_R=per_token(weight_N),
-        behaviour_R=torch.from_numpy(behaviour_R).to(device),
+        behaviour_R=torch.from_numpy(behaviour.astype(np.float32)).to(device),
     )
 
 
-def share(
+def pack_for_rank(
     samples: Sequence[Sample], members: Sequence[int], max_tokens: int, rank: int, num_ranks: int
 ) -> list[PackedRow]:
     """Pack the `samples[i]` for `i` in `members` into rows of at most `max_tokens` tokens for each
-    rank; return those of `rank`. All ranks get equally many, some empty, since passes have
-    collectives."""
+    rank; return those of `rank`. All ranks get equally many rows, some of them empty, since every
+    pass has collectives."""
     if num_ranks == 1:
         return pack(samples, members, max_tokens)
     rows = [pack(samples, part, max_tokens) for part in cut(samples, members, num_ranks)]
@@ -133,10 +131,11 @@ def share(
 def cut(samples: Sequence[Sample], members: Sequence[int], num_ranks: int) -> list[list[int]]:
     """Split members over ranks in order, so only groups at a cut are divided.
 
-    A sample goes to the rank whose share of the tokens has its middle. So a rank's tokens differ
-    from the mean by at most one sample's, plus those shared across a cut.
+    Each rank has an equal share of the tokens, in order; a sample goes to the rank in whose share
+    its middle token is. So a rank's tokens differ from the mean by at most one sample's, plus those
+    shared across a cut.
     """
-    tokens_N = np.array(added(samples, members), dtype=np.int64)
+    tokens_N = np.array(added_tokens(samples, members), dtype=np.int64)
     end_N = tokens_N.cumsum()
     total = int(end_N[-1]) if len(members) else 1
     rank_N = ((end_N - tokens_N / 2) * num_ranks / max(total, 1)).astype(int)

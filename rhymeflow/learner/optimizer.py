@@ -41,8 +41,8 @@ def learning_rate(step: int, config: LearnerConfig) -> float:
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Freeze the parameters of which any name matches a pattern. Raises `UserError` if a pattern
-    matches none, or all parameters are frozen."""
+    """Freeze the parameters that have a name (tied ones have several) matching a pattern. Raises
+    `UserError` if a pattern matches none, or all parameters are frozen."""
     named = list(model.named_parameters(remove_duplicate=False))
     for pattern in patterns:
         matching = [parameter for name, parameter in named if fnmatchcase(name, pattern)]
@@ -71,7 +71,7 @@ class Optimizer:
         compute_dtype: torch.dtype,
         ranks: Ranks = ALONE,
     ) -> None:
-        self._ranks, self._max_grad_norm = ranks, config.max_grad_norm
+        self._ranks = ranks
         self._parameters = {n: each for n, each in model.named_parameters() if each.requires_grad}
         if ranks.count > 1:
             self._masters = {name: ranks.local(each) for name, each in self._parameters.items()}
@@ -87,7 +87,7 @@ class Optimizer:
         self._adamw = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
         self.reconfigure(config)
         self.skipped = ""
-        """Why the last step was not taken; empty if it was."""
+        """Why the last step was not taken; empty if it was taken."""
 
     def reconfigure(self, config: LearnerConfig) -> None:
         """Use another configuration from now on, and keep the moments."""
@@ -110,6 +110,7 @@ class Optimizer:
         norm = scale * self._norm()
         self.skipped = "" if math.isfinite(norm) else self._not_finite(norm)
         if not self.skipped:
+            # 1e-6 as in `torch.nn.utils.clip_grad_norm_`.
             excess = 1.0 if self._max_grad_norm is None else (norm + 1e-6) / self._max_grad_norm
             divisor = max(excess, 1.0) / scale
             master = next(iter(self._masters.values()))
@@ -183,8 +184,7 @@ class Optimizer:
         pairs = [(p, self._masters[name]) for name, p in self._parameters.items()]
         rounded = [(p, master) for p, master in pairs if p.dtype != master.dtype]
         if rounded:
-            with torch.no_grad():
-                torch._foreach_copy_([p for p, _ in rounded], [m for _, m in rounded])
+            torch._foreach_copy_([p for p, _ in rounded], [m for _, m in rounded])
 
 
 def _master(parameter: nn.Parameter, compute_dtype: torch.dtype) -> Tensor:

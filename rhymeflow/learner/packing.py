@@ -8,7 +8,7 @@ same prompt share its tokens, and those of their responses up to where they diff
     sequences  [p p p x a a]  [p p p x b b]  [q q c]
 
 The gradient of a shared token is the sum over its samples. The last token of a response predicts
-nothing and is not in the row. An environment's answers are in the row, but are not predicted.
+nothing and is not in the row. Observations of an environment are in the row, but not predicted.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ class PackedRow:
     """The sampled tokens, int64."""
     lengths: tuple[int, ...]
     """Sampled tokens of each member; their sum is R."""
-    full: int
+    size_unshared: int
     """What T would be if samples shared only their prompt."""
 
 
 def pack(samples: Sequence[Sample], members: Iterable[int], max_tokens: int) -> list[PackedRow]:
     """Pack `samples[i]` for `i` in `members`, in that order, into rows of at most `max_tokens`.
 
-    Each sample is in exactly one row. The first sample that does not fit begins a new row, with
-    responses counted in full, so a row neither has nor predicts more tokens than `max_tokens`. A
-    sample that is longer gets a row of its own.
+    Each sample is in exactly one row. A sample that does not fit begins a new row. To decide that,
+    responses are counted in full, shared prefixes included, so a row neither holds nor predicts
+    more than `max_tokens` tokens. A sample that is longer gets a row of its own.
     """
     rows = []
     row = _Builder()
     for member in members:
         sample = samples[member]
-        if row.members and row.size + row.cost(sample) > max_tokens:
+        if row.members and row.size_unshared + row.unshared_cost(sample) > max_tokens:
             rows.append(row.build())
             row = _Builder()
         row.add(member, sample)
@@ -65,19 +65,29 @@ def pack(samples: Sequence[Sample], members: Iterable[int], max_tokens: int) -> 
     return rows
 
 
-def added(samples: Sequence[Sample], members: Iterable[int]) -> list[int]:
+def added_tokens(samples: Sequence[Sample], members: Iterable[int]) -> list[int]:
     """Return how many tokens each `samples[i]` adds to a row that has all members before it."""
-    row, sizes = _Builder(), [0]
+    row, totals = _Builder(), [0]
     for member in members:
         row.add(member, samples[member])
-        sizes.append(row.num_tokens)
-    return [after - before for before, after in pairwise(sizes)]
+        totals.append(row.num_tokens)
+    return [after - before for before, after in pairwise(totals)]
 
 
 def empty_row() -> PackedRow:
-    """Return a row of one token and no sample, the least that a model can compute."""
+    """Return a row of one token that belongs to no sample, the least that a model can compute. It
+    predicts itself, so R is 1 although `lengths` is empty."""
     zero = np.zeros(1, dtype=np.int64)
-    return PackedRow((), zero, zero, (zero,), zero, zero, (), 1)
+    return PackedRow(
+        members=(),
+        tokens_T=zero,
+        positions_T=zero,
+        sequences=(zero,),
+        predictors_R=zero,
+        targets_R=zero,
+        lengths=(),
+        size_unshared=1,
+    )
 
 
 class _Builder:
@@ -85,7 +95,7 @@ class _Builder:
 
     def __init__(self) -> None:
         self.members: list[int] = []
-        self.size = 0
+        self.size_unshared = 0
         """Tokens of its prompts, each once, and of its responses in full."""
         self._tokens: list[np.ndarray] = []
         self._positions: list[np.ndarray] = []
@@ -95,46 +105,43 @@ class _Builder:
         self._sequences: list[np.ndarray] = []
         self._samples: list[Sample] = []
 
-    def cost(self, sample: Sample) -> int:
-        prompt = 0 if tuple(sample.prompt_ids) in self._known else len(sample.prompt_ids)
-        return prompt + len(sample.completion_ids) - 1
+    def unshared_cost(self, sample: Sample) -> int:
+        """Return what the sample would add to `size_unshared`."""
+        num_prompt = 0 if tuple(sample.prompt_ids) in self._known else len(sample.prompt_ids)
+        return num_prompt + len(sample.completion_ids) - 1
 
     def add(self, member: int, sample: Sample) -> None:
         """Append a sample, without the prefix that the row has already."""
-        self.size += self.cost(sample)
+        self.size_unshared += self.unshared_cost(sample)
         known = self._known.setdefault(tuple(sample.prompt_ids), _Prefixes())
         tokens = np.array([*sample.prompt_ids, *sample.completion_ids[:-1]], dtype=np.int64)
         shared = known.longest_prefix(tokens)
-        places = np.concatenate([shared, self._append(tokens[len(shared) :], len(shared))])
+        num_new = len(tokens) - len(shared)
+        new = np.arange(self.num_tokens, self.num_tokens + num_new)
+        places = np.concatenate([shared, new])
         known.add(tokens, places)
+        self._tokens.append(tokens[len(shared) :])
+        self._positions.append(np.arange(len(shared), len(tokens)))
+        self.num_tokens += num_new
         self._sequences.append(places)
         self.members.append(member)
         self._samples.append(sample)
 
-    def _append(self, tokens: np.ndarray, first_position: int) -> np.ndarray:
-        places = np.arange(self.num_tokens, self.num_tokens + len(tokens))
-        self._tokens.append(tokens)
-        self._positions.append(np.arange(first_position, first_position + len(tokens)))
-        self.num_tokens += len(tokens)
-        return places
-
     def build(self) -> PackedRow:
+        pairs = zip(self._sequences, self._samples, strict=True)
+        # A sequence lacks its last token, so its last `len(completion_ids)` places are those of the
+        # tokens that predict the response's.
+        predictors = [s.sampled(places[-len(s.completion_ids) :]) for places, s in pairs]
+        targets = [s.sampled(s.completion_ids).astype(np.int64) for s in self._samples]
         return PackedRow(
             members=tuple(self.members),
             tokens_T=np.concatenate(self._tokens),
             positions_T=np.concatenate(self._positions),
             sequences=tuple(self._sequences),
-            predictors_R=np.concatenate(
-                [
-                    sample.sampled(places[-len(sample.completion_ids) :])
-                    for places, sample in zip(self._sequences, self._samples, strict=True)
-                ]
-            ),
-            targets_R=np.concatenate(
-                [s.sampled(s.completion_ids).astype(np.int64) for s in self._samples]
-            ),
+            predictors_R=np.concatenate(predictors),
+            targets_R=np.concatenate(targets),
             lengths=tuple(sample.num_sampled for sample in self._samples),
-            full=self.size,
+            size_unshared=self.size_unshared,
         )
 
 
@@ -169,6 +176,3 @@ class _Prefixes:
             if common > len(longest):
                 longest = self._places[neighbour][:common]
         return longest
-
-
-__all__ = ["PackedRow", "added", "empty_row", "pack"]

@@ -72,7 +72,7 @@ def check_attention(learner: LearnerConfig, device: torch.device) -> None:
 class Shards(nn.Module):
     """FSDP's root module: every rank keeps its rows of `model`'s parameters, in float32.
 
-    If the parameters have no values yet, `read` returns rows of one by its name. Gradients are
+    `read`, given if parameters have no values yet, returns rows of one by its name. Gradients are
     summed over ranks, not averaged: ranks' losses are parts of one sum. Methods are collectives.
     """
 

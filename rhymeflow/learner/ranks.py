@@ -37,7 +37,7 @@ _SIOCGIFADDR = 0x8915
 
 
 MeetingPlace = TCPStore | str
-"""The store itself on rank 0, its address (host:port) on the others."""
+"""Where ranks connect: the store itself on rank 0, its address (host:port) on the others."""
 
 
 def meeting_place(num_ranks: int, *, host: str = LOOPBACK) -> TCPStore:
@@ -151,7 +151,7 @@ class Gathering(Mapping[str, Tensor]):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self._shapes = {name: each.shape for name, each in model.named_parameters()}
-        self._names = _blocks_of(model) if ranks.count > 1 else [list(self._shapes)]
+        self._blocks = _blocks_of(model) if ranks.count > 1 else [list(self._shapes)]
         self._rows = rows
         self._dtype, self._ranks, self._group = dtype, ranks, group
 
@@ -184,7 +184,7 @@ class Gathering(Mapping[str, Tensor]):
     @property
     def num_blocks(self) -> int:
         """The number of `blocks`."""
-        return len(self._names)
+        return len(self._blocks)
 
     def send(self) -> None:
         """Send this rank's rows of all tensors to rank 0; for the other ranks."""
@@ -194,7 +194,7 @@ class Gathering(Mapping[str, Tensor]):
     def blocks(self) -> Iterator[dict[str, Tensor]]:
         """Yield each block: a layer's tensors, or another tensor; on ranks other than 0, the rank's
         rows of them. All ranks must iterate over all blocks."""
-        for names in self._names:
+        for names in self._blocks:
             yield {name: self[name] for name in names}
 
 
@@ -237,8 +237,8 @@ def check_gpus(count: int, device: torch.device) -> None:
 
 
 def interface_towards(host: str, port: int) -> str | None:
-    """Return this machine's network interface towards an address; None if the system cannot tell
-    (Linux can)."""
+    """Return this machine's network interface towards an address; None if the system cannot tell,
+    as only Linux can."""
     if host == LOOPBACK:
         return "lo" if sys.platform == "linux" else "lo0"
     if sys.platform != "linux":

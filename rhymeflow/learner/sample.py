@@ -14,7 +14,7 @@ class Sample:
     """A prompt, the response to it, and what the response earned.
 
     `completion_ids`, `logprobs` and `versions` are equally long; at least one token was sampled.
-    Observed tokens, an environment's answers, are in no loss and no statistics.
+    Observed tokens, which an environment gave, are in no loss and no statistics.
     """
 
     group: int
@@ -54,7 +54,7 @@ class Sample:
 
     @property
     def num_turns(self) -> int:
-        """Turns of the policy, more than one where an environment answered between them."""
+        """Turns of the policy, more than one if there are observations between them."""
         pairs = zip([True, *self.observed], self.observed, strict=False)
         return sum(before and not now for before, now in pairs) or 1
 

@@ -5,11 +5,10 @@ Log-probabilities are under the learner's policy, float32 (with `tis` and `decou
 
     1  clipped  in some optimizer step the ratio was past the clip, and carried no gradient
     2  capped   u was past `learner.importance_sampling_cap` (`tis` caps it, `decoupled` drops it)
-    4  masked   the token is not in the loss: an environment answered it, or the whole response is
-                left out (`learner.mask_truncated_completions`)
+    4  masked   the token is not in the loss: it is observed, or the whole response is left out
+                (`learner.mask_truncated_completions`)
 
-A response that is left out has flags but no log-probabilities; those of an environment's tokens are
-NaN.
+A response that is left out has flags but no log-probabilities; those of observed tokens are NaN.
 """
 
 from __future__ import annotations
@@ -57,13 +56,13 @@ class TokenDetails:
     @classmethod
     def merged(cls, parts: Sequence[TokenDetails]) -> TokenDetails:
         """Merge the details that several ranks collected of one batch."""
-        whole = parts[0]
+        merged = parts[0]
         for part in parts[1:]:
             for member, logprobs in enumerate(part._logprobs):
                 if logprobs is not None:
-                    whole._logprobs[member] = logprobs
-                    whole._flags[member] = part._flags[member]
-        return whole
+                    merged._logprobs[member] = logprobs
+                    merged._flags[member] = part._flags[member]
+        return merged
 
     def blobs(self) -> Iterator[tuple[bytes | None, bytes]]:
         """Yield each sample's log-probabilities (float32, little-endian; None: none) and flags."""

@@ -22,7 +22,7 @@ from rhymeflow.errors import UserError, nearest
 from rhymeflow.learner.sample import Sample
 
 Stretch = tuple[list[int], bool]
-"""Consecutive tokens of a conversation, and whether they are learnt."""
+"""Consecutive tokens of a conversation, and whether they are learnt (in the loss)."""
 
 
 class RowError(ValueError):
@@ -30,7 +30,7 @@ class RowError(ValueError):
 
 
 class RowEncoder:
-    """Encodes rows; `stops`: tokens that end a response; `max_length`: the context in tokens."""
+    """Encodes rows. `stops`: tokens that end a response; `max_length`: the model's context."""
 
     def __init__(
         self,
@@ -70,12 +70,12 @@ class RowEncoder:
         else:
             stretches = self._rendered(conversation, turns, tools)
         *_, last = (index for index, (_, is_learnt) in enumerate(stretches) if is_learnt)
-        kept = stretches[: last + 1]
-        ids = [token for tokens, _ in kept for token in tokens]
+        stretches = stretches[: last + 1]  # what follows the last turn that is learnt has no use
+        ids = [token for tokens, _ in stretches for token in tokens]
         length = len(prompt_ids) + len(ids)
         if length > self._max_length:
             raise RowError(f"is {length} tokens long; the model's context is {self._max_length}")
-        observed = [not is_learnt for tokens, is_learnt in kept for _ in tokens]
+        observed = [not is_learnt for tokens, is_learnt in stretches for _ in tokens]
         return Sample(
             group=0,
             prompt_ids=prompt_ids,
@@ -88,16 +88,16 @@ class RowEncoder:
         )
 
     def _parts(self, row: Row) -> tuple[Prompt, list[Message]]:
-        values, column, whole = row.values, self._data.prompt_column, self._sft.messages_column
+        values, column, messages = row.values, self._data.prompt_column, self._sft.messages_column
         # Parquet and CSV give every row all columns.
-        is_whole, has_prompt = (values.get(name) is not None for name in (whole, column))
-        if is_whole and has_prompt:
-            raise RowError(f"has {column!r} and {whole!r}; a row is one or the other")
-        if is_whole:
-            return self._whole(row)
+        has_messages, has_prompt = (values.get(name) is not None for name in (messages, column))
+        if has_messages and has_prompt:
+            raise RowError(f"has {column!r} and {messages!r}; a row has one or the other")
+        if has_messages:
+            return self._from_messages(row)
         if not has_prompt:
             raise RowError(
-                f"has neither {column!r} nor {whole!r}; "
+                f"has neither {column!r} nor {messages!r}; "
                 "data.prompt_column and sft.messages_column name them"
                 f"{nearest(column, values)}"
             )
@@ -122,7 +122,7 @@ class RowEncoder:
             )
         return prompt, completion
 
-    def _whole(self, row: Row) -> tuple[Prompt, list[Message]]:
+    def _from_messages(self, row: Row) -> tuple[Prompt, list[Message]]:
         conversation = self._prompt(row, self._sft.messages_column).prompt
         if isinstance(conversation, str):
             raise RowError(f"column {self._sft.messages_column!r}: should be a list of messages")
@@ -181,7 +181,7 @@ class RowEncoder:
         return stretches
 
     def _turn(self, text: str) -> Iterator[Stretch]:
-        """The assistant's turn with the token that ends it, and the template's text after it."""
+        """Yield the assistant's turn up to its end token, then the template's text after it."""
         ids = self._ids(text)
         ends = [index for index, token in enumerate(ids) if token in self._stops]
         if not ends:
@@ -190,7 +190,7 @@ class RowEncoder:
                 "ends a response (eos_token_id), so the policy would not learn to stop"
             )
         begin = end = ends[-1]
-        while begin - 1 in ends:  # the row has an end token, and the template adds another
+        while begin - 1 in ends:  # the turn's text ends with an end token, and the template's too
             begin -= 1
         yield [*ids[:begin], ids[end]], True
         yield ids[end + 1 :], False

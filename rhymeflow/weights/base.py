@@ -144,7 +144,7 @@ class Update(NamedTuple):
     weights: ProvedWeights
     """The result, once it is proved."""
     digests: Callable[[], Sequence[int]]
-    """Returns each tensor's published digest. Raises `Overtaken` if the bytes may be another's."""
+    """Returns each tensor's published digest. Raises `Overtaken` if the version is overwritten."""
     bytes_of: BytesOf
     steps: Sequence[Changes] | None
     """Changes to apply to the puller's weights, in order; None: all tensors are copied whole."""
@@ -164,20 +164,20 @@ class Update(NamedTuple):
         for step in self.steps or ():
             yield from (each for each in step.listed.items() if each[0] not in whole)
 
-    def prove(self, held: Mapping[str, int]) -> ProvedWeights:
+    def prove(self, digests_held: Mapping[str, int]) -> ProvedWeights:
         """Return the pulled weights, proved by the digests of the puller's tensors (law 5).
 
-        If only changes were applied to a tensor, its digest was updated from the one before.
+        The digest of a tensor to which changes were applied is its last digest, updated.
 
         Raises:
             Overtaken: the tensors are not of one version; pull again.
             ChecksumMismatch: the tensors are not those published.
         """
-        published, pulled = self.digests(), [held[spec.name] for spec in self.manifest]
+        published, pulled = self.digests(), [digests_held[spec.name] for spec in self.manifest]
         if combine(self.manifest, pulled) == self.weights.checksum:
             return self.weights
-        digests = zip(self.manifest, published, pulled, strict=True)
-        differing = [spec.name for spec, a, b in digests if a != b]
+        triples = zip(self.manifest, published, pulled, strict=True)
+        differing = [spec.name for spec, due, actual in triples if due != actual]
         raise ChecksumMismatch(
             f"pull of version {self.weights.version}: the checksum is not the published one; "
             f"{len(differing)} of {len(pulled)} tensors differ, first "
@@ -196,6 +196,7 @@ class WeightReader:
         self.handle, self.manifest = handle, handle.manifest
         self._executor = ThreadPoolExecutor(1, "weights")
         self._fetching: tuple[ProvedWeights | None, Version | None, Future[Update]] | None = None
+        """The arguments and the result of the `_fetch` that `prepare` has begun."""
 
     def _fetch(self, have: ProvedWeights | None, want: Version | None) -> Update:
         raise NotImplementedError
@@ -205,18 +206,18 @@ class WeightReader:
         until it has; `update` also works without it, but takes longer."""
         if self._fetching is None or self._fetching[:2] != (have, want):
             self._fetching = have, want, self._executor.submit(self._fetch, have, want)
-        fetch = self._fetching[2]
-        if fetch.done() and isinstance(fetch.exception(), OwnerLost):
+        *_, fetched = self._fetching
+        if fetched.done() and isinstance(fetched.exception(), OwnerLost):
             self._fetching = None
-            fetch.result()  # raises the error
-        return fetch.done()
+            fetched.result()  # raises the error
+        return fetched.done()
 
     def update(self, have: ProvedWeights | None, want: Version | None) -> Update:
         """Return an update to `want` (None: the newest), by changes from `have` if they are there
         and smaller than the weights. Raises `VersionUnavailable` if there is no such version."""
         fetching, self._fetching = self._fetching, None
         if fetching is not None and fetching[:2] == (have, want):
-            return fetching[2].result()
+            return fetching[2].result()  # waits for it
         return self._fetch(have, want)
 
 

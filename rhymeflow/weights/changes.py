@@ -7,9 +7,9 @@
     places   uint16: index of each changed unit in its block
     values   uint16: its new value
 
-A unit has 16 bits; words, digests and entries are uint64. If more than `MOST` of a tensor's units
-changed, they are not listed and the tensor is copied whole. (Applying so many changes takes longer
-than copying; at four times as many, the list is as large as the tensor.)
+A unit has 16 bits; words, digests and entries are uint64. If a share of more than `MAX_LISTED` of a
+tensor's units changed, they are not listed and the tensor is copied whole. (Applying more changes
+takes longer than copying; at four times as many, the list is as large as the tensor.)
 
 A base and its changes give the version to the last bit, NaN payloads and signs of zeros included.
 The base is identified by version and checksum, so changes are never applied to other weights. The
@@ -27,7 +27,7 @@ import numpy as np
 from rhymeflow.weights.manifest import Manifest, TensorSpec
 from rhymeflow.weights.proof import ProvedWeights, units_of
 
-MOST = 1 / 8
+MAX_LISTED = 1 / 8
 """Greatest share of a tensor's units that are listed."""
 
 _MAGIC = 0x52484D44454C5432  # "RHMDELT2": the last digit is the format's version
@@ -60,18 +60,18 @@ class Finder:
     """Compares a manifest's tensors with their last versions."""
 
     def __init__(self, manifest: Manifest) -> None:
-        largest = max((int(_units(spec) * MOST) for spec in manifest), default=0) + _BLOCK
-        # The pages are touched, and so allocated, only as far as tensors change.
-        self._places = np.empty(largest, np.uint16)
-        self._values = np.empty(largest, np.uint16)
+        # As `find_changes` needs. The pages are touched, and so allocated, only as tensors change.
+        room = max((int(_units(spec) * MAX_LISTED) for spec in manifest), default=0) + _BLOCK
+        self._places = np.empty(room, np.uint16)
+        self._values = np.empty(room, np.uint16)
 
     def find(self, new: np.ndarray, old: np.ndarray) -> Difference:
         """Return the differences of these bytes, [n] uint8, from the `old` ones."""
         from rhymeflow.weights.kernels import find_changes  # loads numba
 
-        is_even = len(new) % _UNIT == 0
+        is_even = len(new) % _UNIT == 0  # else a last half unit could not be put
         new_U, old_U = units_of(new), units_of(old)
-        most = int(len(new_U) * MOST) if is_even else 0
+        most = int(len(new_U) * MAX_LISTED) if is_even else 0
         counts = np.zeros(-(-len(new_U) // _BLOCK), np.uint32)
         changed = int(find_changes(new_U, old_U, counts, self._places, self._values, most))
         if changed > most:
@@ -100,7 +100,7 @@ def shares(manifest: Manifest, differences: Sequence[Difference], size: int) -> 
     whole = sum(spec.num_bytes for spec, each in pairs if each.listed is None)
     num_bytes = max(1, sum(spec.num_bytes for spec in manifest))
     return {
-        "params/changed_share": 2 * sum(each.changed for each in differences) / num_bytes,
+        "params/changed_share": _UNIT * sum(each.changed for each in differences) / num_bytes,
         "params/whole_share": whole / num_bytes,
         "params/delta_bytes": float(size + whole),
     }
@@ -133,12 +133,12 @@ class Changes:
             -(-_units(spec) // _BLOCK) if entries else 0
             for spec, entries in zip(self._manifest, self._entries, strict=True)
         ]
-        start = (_WORDS + 2 * len(self._manifest)) * 8
-        middle = start + 4 * sum(blocks)
-        last = middle + 2 * sum(sizes)
-        counts = self.buffer[start:middle].view(np.uint32)
-        places = self.buffer[middle:last].view(np.uint16)
-        values = self.buffer[last : last + 2 * sum(sizes)].view(np.uint16)
+        counts_start = (_WORDS + 2 * len(self._manifest)) * 8
+        places_start = counts_start + 4 * sum(blocks)
+        values_start = places_start + 2 * sum(sizes)
+        counts = self.buffer[counts_start:places_start].view(np.uint32)
+        places = self.buffer[places_start:values_start].view(np.uint16)
+        values = self.buffer[values_start : values_start + 2 * sum(sizes)].view(np.uint16)
         listed, block, first = {}, 0, 0
         for spec, size, num_blocks in zip(self._manifest, sizes, blocks, strict=True):
             if size:
@@ -177,14 +177,14 @@ class Link(NamedTuple):
 def chain(
     manifest: Manifest, newest_first: Iterable[Link], have: ProvedWeights
 ) -> list[Link] | None:
-    """Return the links from `have` to the first of these, in order of application; None if some are
-    missing, or they are larger than the weights."""
+    """Return the links from `have` to the first of these, in order of application; None if a link
+    is missing, or together they are larger than the weights."""
     links: list[Link] = []
-    left = sum(spec.num_bytes for spec in manifest)
+    bytes_left = sum(spec.num_bytes for spec in manifest)
     for link in newest_first:
         if link.weights == have:
             return links[::-1]
-        if link.base is None or (left := left - link.num_bytes) < 0:
+        if link.base is None or (bytes_left := bytes_left - link.num_bytes) < 0:
             return None
         links.append(link)
         if link.base == have:

@@ -1,7 +1,7 @@
 """Pulls weights into tensors, in place and proved.
 
-Digests are those of the tensors themselves: they are taken after a pull has written them, and kept
-for what it does not touch. After an error the tensors are undefined.
+Digests are those of the tensors themselves: taken from a tensor after it was copied whole, updated
+where changes are put into it, and kept otherwise. After an error the tensors are undefined.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rhymeflow.weights.proof import (
 )
 
 _MAX_OVERTAKEN = 1000
-"""Two publications overtake a reader once; so many times means that they never pause."""
+"""It takes two publications to overtake a reader once: after so many times they never pause."""
 
 
 class Installation:
@@ -56,7 +56,7 @@ class Installation:
 
         def pull(want: Version | None) -> ProvedWeights:
             nonlocal held
-            update, held = reader.update(held, want), None  # if overtaken, pull all
+            update, held = reader.update(held, want), None  # if overtaken, pull whole tensors
             return self._apply(update)
 
         self.holds = until_whole(pull, want)
@@ -72,10 +72,10 @@ class Installation:
         for name, listed in update.listed:
             view = self._view(name)
             if view is not None:
-                more = int(put_changes(view.view(np.uint16), *listed, INNER))
+                added = int(put_changes(view.view(np.uint16), *listed, INNER))
             else:
-                more = put_on_device(self._into[name], listed)
-            self.digests[name] = (self.digests[name] + more) & MASK
+                added = put_on_device(self._into[name], listed)
+            self.digests[name] = (self.digests[name] + added) & MASK
         for name, data in update.whole:
             self._copy(name, data)
         return update.prove(self.digests)
@@ -147,9 +147,9 @@ def put_on_device(tensor: Tensor, listed: Listed) -> int:
     """Apply changes to a tensor on its device; return what that adds to its digest."""
     if not tensor.is_contiguous():
         dense = tensor.detach().contiguous()
-        more = put_on_device(dense, listed)
+        added = put_on_device(dense, listed)
         tensor.detach().copy_(dense)
-        return more
+        return added
     blocks = np.arange(len(listed.counts), dtype=np.int64) * 65_536
     index = np.repeat(blocks, listed.counts) + listed.places
     index_N = torch.from_numpy(index).to(tensor.device)

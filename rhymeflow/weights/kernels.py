@@ -18,8 +18,9 @@ from rhymeflow.cpu.tiles import prefetch  # noqa: E402
 from rhymeflow.weights.proof import GOLDEN, HASH_BLOCK, MIX_1, MIX_2  # noqa: E402
 
 BLOCK = 1 << 16
-"""Units per block, whose indices in the block fit 16 bits."""
+"""Units per block of changes, so that a unit's index in its block fits 16 bits."""
 _GROUP = 32
+"""Units that are compared before a branch."""
 _MANY = BLOCK // 32
 """After a block with more changes than this, the next one is searched without branches."""
 _AHEAD = 64
@@ -69,17 +70,17 @@ def find_changes(new, old, counts, places, values, most):
     `most`, `places` and `values` to their indices in their blocks and their new values; these two
     have room for `most` + BLOCK.
     """
-    found, many = int64(0), False
+    found, expects_many = int64(0), False
     for block in range(len(counts)):
         a = new[block * BLOCK : (block + 1) * BLOCK]
         b = old[block * BLOCK : (block + 1) * BLOCK]
         if found > most:
             count = _count(a, b)
-        elif many:
+        elif expects_many:
             count = _find_many(a, b, places[found:], values[found:])
         else:
             count = _find_few(a, b, places[found:], values[found:])
-        many = count > _MANY
+        expects_many = count > _MANY
         counts[block] = count
         found += count
     return int64(found)
@@ -141,7 +142,7 @@ def put_changes(units, counts, places, values, inner):
         for _ in range(counts[block]):
             prefetch(units, first + places[min(k + uint64(_AHEAD), end)])
             i = first + uint64(places[k])
-            if (i >> uint64(10)) != last:
+            if (i >> uint64(10)) != last:  # another block of the hash, of 1 << 10 units
                 total += share * _outer(last)
                 share, last = uint64(0), i >> uint64(10)
             share += inner[i & uint64(1023)] * (uint64(values[k]) - uint64(units[i]))

@@ -53,7 +53,7 @@ def plan(tensors: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> Manifest:
 
 
 def manifest_of(tensors: Mapping[str, Tensor]) -> Manifest:
-    """Return the manifest for these tensors, among which tied parameters must be given once."""
+    """Return the manifest for these tensors; tied parameters must be given once."""
     starts = sorted((t.data_ptr(), n) for n, t in tensors.items() if t.numel() and not t.is_meta)
     for (a, first), (b, second) in pairwise(starts):
         assert a != b, f"{first} and {second} are one tensor: give tied parameters once"

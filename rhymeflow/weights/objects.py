@@ -33,7 +33,7 @@ QUESTION = "weights"
 """The name under which a reader asks the learner for the catalogue."""
 
 PART_BYTES = 1 << 28
-"""Least size of a part, except the last: so references are few, and one buffer is in memory."""
+"""Least size of a part, except the last: few references, and memory for one part at a time."""
 
 WHOLE_VERSIONS = 2
 """Number of newest versions that are kept whole."""
@@ -88,11 +88,10 @@ class ObjectWeightStore(WeightStore):
         base: ProvedWeights | None,
         changes: Sequence[np.ndarray],
     ) -> None:
-        link = Link(weights, None, 0, None)
+        link = Link(weights, base=None, num_bytes=0, buffer=None)
         if base is not None:
-            link = Link(
-                weights, base, sum(map(len, changes)), self._objects.put(np.concatenate(changes))
-            )
+            reference = self._objects.put(np.concatenate(changes))
+            link = Link(weights, base, sum(map(len, changes)), reference)
         self._put_part()
         del self._buffer  # as large as a part
         self._add(PublishedVersion(weights, digests, tuple(self._parts), link))
@@ -124,19 +123,19 @@ class ObjectWeightReader(WeightReader):
         catalogue: Catalogue = self._objects.ask(self._owner, QUESTION)
         wanted = [n for n, p in enumerate(catalogue) if want is None or p.weights.version == want]
         if not wanted:
-            held = [each.weights.version for each in catalogue if each.parts is not None]
-            raise VersionUnavailable(f"the learner does not hold version {want}; it holds {held}")
+            whole = [each.weights.version for each in catalogue if each.parts is not None]
+            raise VersionUnavailable(f"the learner does not hold version {want}; it holds {whole}")
         publication, newest_first = catalogue[wanted[-1]], catalogue[wanted[-1] :: -1]
         changes = (each.changes for each in newest_first)
         links = None if have is None else chain(self.manifest, changes, have)
-        steps, names = None, {spec.name for spec in self.manifest}
+        steps, whole_names = None, {spec.name for spec in self.manifest}
         if links is not None:
             buffers = self._objects.get([link.buffer for link in links])
             steps = copied(self.manifest, buffers)
-            names = whole_in(steps)
-        if names and publication.parts is None:
+            whole_names = whole_in(steps)
+        if whole_names and publication.parts is None:
             raise VersionUnavailable(f"the learner does not keep version {want} whole")
-        parts = self._get(publication.parts or (), names)
+        parts = self._get(publication.parts or (), whole_names)
         digests, bytes_of = publication.digests, partial(_bytes_of, self._starts, parts)
         return Update(self.manifest, publication.weights, lambda: list(digests), bytes_of, steps)
 

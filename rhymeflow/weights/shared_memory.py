@@ -175,7 +175,7 @@ class SharedMemoryWeightReader(WeightReader):
         publication, steps = by_changes or (self._find(want), None)
         slot = self._memory.slot(publication)
         weights, digests = slot.weights, partial(self._digests, publication)
-        if steps is not None and not steps:
+        if steps is not None and not steps:  # the puller has it already
             assert have is not None
             weights = have
         elif steps:
@@ -214,6 +214,7 @@ class SharedMemoryWeightReader(WeightReader):
     def _changes_since(
         self, have: ProvedWeights, want: Version | None
     ) -> tuple[int, list[Changes]] | None:
+        """Return the newest publication of `want`, and the steps from `have` to it, or None."""
         target, links = 0, list[Link]()
         for publication in range(self._memory.published, 0, -1):
             link = self._link(publication)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymeflow.learner.minibatch import cut, share
+from rhymeflow.learner.minibatch import cut, pack_for_rank
 from rhymeflow.learner.packing import pack
 from rhymeflow.learner.sample import Sample
 from tests.learner.builders import made_up_batch
@@ -55,7 +55,7 @@ def test_no_token_is_computed_twice_or_for_nothing(samples: list[Sample], max_to
             whole = tuple(sample.prompt_ids + tokens)
             beginnings |= {(tuple(sample.prompt_ids), whole[: end + 1]) for end in ends}
         assert len(row.tokens_T) == len(beginnings)
-        assert row.full == _size([samples[i] for i in row.members])
+        assert row.size_unshared == _size([samples[i] for i in row.members])
 
 
 def _size(samples: list[Sample]) -> int:
@@ -95,7 +95,7 @@ batches = st.builds(
 @given(batches, st.integers(2, 5), st.integers(1, 200))
 def test_every_sample_is_in_one_row_of_one_rank_and_ranks_have_as_many_rows(batch, count, most):
     members = list(range(len(batch)))
-    rows = [share(batch, members, most, rank, count) for rank in range(count)]
+    rows = [pack_for_rank(batch, members, most, rank, count) for rank in range(count)]
     assert len({len(own) for own in rows}) == 1
     found = [member for own in rows for row in own for member in row.members]
     assert found == members
@@ -117,10 +117,10 @@ def test_no_share_is_further_from_the_mean_than_a_sample_and_a_prompt(batch, cou
 
 
 def test_of_no_samples_there_are_no_rows():
-    assert share([], [], 10, 1, 2) == []
+    assert pack_for_rank([], [], 10, 1, 2) == []
 
 
 def test_one_rank_gets_what_is_packed() -> None:
     batch = made_up_batch()
-    rows = share(batch, range(16), 50, 0, 1)
+    rows = pack_for_rank(batch, range(16), 50, 0, 1)
     assert [row.members for row in rows] == [row.members for row in pack(batch, range(16), 50)]

@@ -170,7 +170,7 @@ def calling(calls: object = None, tools: object = None) -> dict[str, Any]:
         (CHAT, {"messages": [says("assistant", "a")]}, "begins with the assistant's turn"),
         (CHAT, {"prompt": "a", "completion": [says("user", "b")]}, "a message of 'user', not the"),
         (CHAT, {"messages": [{"role": "user"}]}, "message 0: has no 'content'"),
-        (CHAT, {"messages": [says("user", "a")], "prompt": "b"}, "a row is one or the other"),
+        (CHAT, {"messages": [says("user", "a")], "prompt": "b"}, "a row has one or the other"),
         (CHAT, {"prompt": [says("assistant", "a")], "completion": "b"}, "the prompt ends with the"),
         (
             CHAT,

@@ -27,7 +27,7 @@ class Advantages:
     values: np.ndarray
     """float64 [N]."""
     frac_zero_std: float
-    """Share of samples whose standard deviation (of the group or batch, as scaled) is zero."""
+    """Share of samples for which the standard deviation (of their group or the batch) is zero."""
 
 
 def group_advantages(
@@ -35,7 +35,7 @@ def group_advantages(
     groups: Sequence[int],
     scale_rewards: Literal["group", "batch", "none"],
 ) -> Advantages:
-    """Return reward minus group mean, divided as `scale_rewards` says.
+    """Return reward minus group mean, divided by the deviation that `scale_rewards` names, if any.
 
     `groups[i]` is the group of `rewards[i]`; groups may differ in size and come in any order. The
     advantage in a group of one is 0.

@@ -100,9 +100,8 @@ def token_losses(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) 
     advantage_R = inputs.advantage_R
     loss_R = -torch.min(ratio_R * advantage_R, ratio_R.clamp(low, high) * advantage_R)
     if config.off_policy_correction != "none":
-        loss_R = loss_R * off_policy_weight(
-            _proximal(logprob_R, inputs) - inputs.behaviour_R, config
-        )
+        log_u_R = _proximal(logprob_R, inputs) - inputs.behaviour_R
+        loss_R = loss_R * off_policy_weight(log_u_R, config)
     if config.beta > 0.0:
         loss_R = loss_R + config.beta * reference_kl(logprob_R, inputs, config)
     return loss_R
