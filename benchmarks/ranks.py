@@ -94,7 +94,7 @@ def measure(ranks: Ranks, args: dict[str, Any], out: str) -> dict[str, float]:
 
     def publish() -> None:
         if not ranks.is_lead:
-            learner.weights().give()
+            learner.weights().send()
             return
         store = SharedMemoryWeightStore(learner.manifest())
         store.publish(1, learner.weights())
