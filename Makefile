@@ -31,7 +31,7 @@ lint: .venv/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/mypy rhymeflow
+	$(BIN)/mypy rhymeflow benchmarks
 
 # In the same environment: Ray is one package more.
 test-ray: .venv/.installed-test .venv/.installed-ray

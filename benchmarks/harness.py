@@ -137,7 +137,7 @@ def interleave(
     """
     values: dict[str, list[float]] = {side: [] for side in sides}
     for repeat in range(repeats):
-        order = list(sides) if repeat % 2 == 0 else list(reversed(sides))
+        order = list(sides) if repeat % 2 == 0 else list(sides)[::-1]
         for side in order:
             values[side].append(sides[side]())
             line = f"{what}  {repeat + 1}/{repeats} {side}: {values[side][-1]:.4g}"

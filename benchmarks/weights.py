@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -70,7 +70,7 @@ def measure(config: Config, num_steps: int) -> dict[str, list[float]]:
         "delta": SharedMemoryWeightStore(manifest, keep=KEEP),
     }
     engine = policy.engine(config.rollout.max_num_seqs)
-    into = {
+    into: dict[str, dict[str, Tensor]] = {
         "dense": {name: torch.empty_like(tensor) for name, tensor in weights.items()},
         "delta": dict(policy.model.named_parameters()),
     }
@@ -107,7 +107,7 @@ def measure(config: Config, num_steps: int) -> dict[str, list[float]]:
 
 
 def _compare(
-    manifest: Manifest, into: dict[str, dict[str, Tensor]], weights: dict[str, Tensor]
+    manifest: Manifest, into: dict[str, dict[str, Tensor]], weights: Mapping[str, Tensor]
 ) -> None:
     for spec in manifest:
         expected = bytes_of(weights[spec.name])

@@ -72,7 +72,7 @@ class Ours:
         self._store.publish(0, parameters)
         self._reader = self._store.handle.open()
         self._engine: Any = make_engine(config, self._reader, "bench")
-        self._history = None
+        self._history: Index | None = None
         if config.drafting.window != "off":
             self._history = Index(max_tokens=200_000, max_responses=4000, shared=True)
             made = drafter_of(config, self._history.handle, self._engine.limits().max_length)

@@ -104,8 +104,8 @@ class Policy:
             for request in requests:
                 prompt = self._source[request.noise_key.prompt]
                 text = self._tokenizer.decode(request.tokens, skip_special_tokens=True)
-                told = (prompt.prompt, [text], [request.tokens], prompt.columns, state)
-                found += [value or 0.0 for value in judge(RewardRequest(*told), runner)]
+                asked = RewardRequest(prompt.prompt, [text], [request.tokens], prompt.columns, state)
+                found += [value or 0.0 for value in judge(asked, runner)]
         return found
 
 

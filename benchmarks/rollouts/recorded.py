@@ -44,12 +44,13 @@ def batches(rollouts: Iterable[Rollout], groups: int) -> list[list[Rollout]]:
 
 
 def save(path: Path, rollouts: Iterable[Rollout]) -> None:
-    columns = dict(zip(Rollout._fields, zip(*rollouts, strict=True), strict=True))
+    columns: dict[str, Any] = dict(zip(Rollout._fields, zip(*rollouts, strict=True), strict=True))
     for name in ("prompt", "tokens"):
         lists = columns[name]
         columns[f"{name}_ends"] = np.cumsum([len(each) for each in lists])
         columns[name] = np.array([token for each in lists for token in each], np.int32)
-    np.savez_compressed(path, **{name: np.asarray(values) for name, values in columns.items()})
+    arrays: dict[str, Any] = {name: np.asarray(values) for name, values in columns.items()}
+    np.savez_compressed(path, **arrays)
 
 
 def load(path: Path) -> list[Rollout]:

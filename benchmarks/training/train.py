@@ -67,6 +67,7 @@ def train(
     Raises:
         UserError: the run failed; the message holds its last line.
     """
+    assert config.run.output_dir is not None
     run_dir = Path(config.run.output_dir)
     path = run_dir.with_name(f"{run_dir.name}.yaml").resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
