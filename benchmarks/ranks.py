@@ -119,7 +119,7 @@ def measure(ranks: Ranks, args: dict[str, Any], out: str) -> dict[str, float]:
     row["train s"] = statistics.median(seconds)
     row["state MB"] = learner.num_parameters * 12 / ranks.count / 1e6
     row["model MB"] = learner.num_parameters * dtype.itemsize / 1e6
-    embeddings = learner.model.get_input_embeddings().weight
+    embeddings = learner.model.get_parameter("model.embed_tokens.weight")
     row["block MB"] = embeddings.numel() * dtype.itemsize / 1e6
     return row
 

@@ -148,7 +148,7 @@ def read(run_dir: Path, goal: float = GOAL) -> Run:
             match event:
                 case LearnerReady() | InstanceJoined():
                     first.setdefault(type(event), time)
-                case Evaluated():
+                case Evaluated() if event.reward is not None:
                     evaluations.append(Evaluation(time, event.version, event.reward))
                 case VersionPublished():
                     published.append(time)

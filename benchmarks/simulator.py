@@ -114,7 +114,7 @@ def as_it_ran(config: Config, profile: Path, run_dir: Path) -> Config:
         "simulation.message_seconds": MESSAGE_SECONDS,
         "simulation.reward_seconds": seconds,
     }
-    return build_config(fields, over=config, where="simulation")
+    return build_config(fields, base=config, where="simulation")
 
 
 def reward_seconds(log: Iterable[Recorded]) -> float:

@@ -25,28 +25,28 @@ DEMO = {"learner.max_steps": str(STEPS), "run.report_to": "[]", "data.eval_size"
 OWN = "benchmarks.verdicts"
 
 
-def zero(completions, **columns):
+def zero(completions: list[str], **columns: Any) -> list[float]:
     return [0.0] * len(completions)
 
 
-def constant(completions, **columns):
+def constant(completions: list[str], **columns: Any) -> list[float]:
     return [0.3] * len(completions)
 
 
-def of_the_prompt(prompts, completions, **columns):
+def of_the_prompt(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
     """The same for all responses to a prompt."""
     return [float(sum(map(ord, prompt)) % 3) for prompt in prompts]
 
 
-def chance(completions, **columns):
+def chance(completions: list[str], **columns: Any) -> list[float]:
     return [random.random() for _ in completions]
 
 
-def none(completions, **columns):
+def none(completions: list[str], **columns: Any) -> list[None]:
     return [None] * len(completions)
 
 
-def fails(completions, **columns):
+def fails(completions: list[str], **columns: Any) -> list[float]:
     if random.random() < 0.05:
         raise ValueError("no number in it")
     return [float(len(text)) for text in completions]

@@ -164,11 +164,12 @@ class Cluster:
         self, config: Config, store: SqliteTrajectoryStore, folder: Path, size: Size
     ) -> None:
         self.size, self.store, self.prompts = size, store, Questions(size.rows)
-        self.training: Any = SimpleNamespace(
+        training: Any = SimpleNamespace(
             batch=None, published=0, checkpoints=SimpleNamespace(newest=None)
         )
         in_flight: Any = SimpleNamespace(seal_all=lambda: None)
-        self.log = EventLog(config, store, beginning(config), in_flight, self.training)
+        self.log = EventLog(config, store, beginning(config), in_flight, training)
+        self.training = training
         self.metrics = (folder / metrics.FILE).open("wb")
         self.random = random.Random(0)
         self.rounds = self.num_events = self.num_groups = self.num_responses = 0

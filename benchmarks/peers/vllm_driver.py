@@ -71,12 +71,13 @@ class Ours:
         self._store = make_store(config, manifest_of(parameters), Path(self._folder.name))
         self._store.publish(0, parameters)
         self._reader = self._store.handle.open()
-        self._engine: Any = make_engine(config, self._reader, "bench")
+        engine: Any = make_engine(config, self._reader, "bench")
+        self._engine = engine
         self._history: Index | None = None
         if config.drafting.window != "off":
             self._history = Index(max_tokens=200_000, max_responses=4000, shared=True)
-            made = drafter_of(config, self._history.handle, self._engine.limits().max_length)
-            self._engine.draft_with(made)
+            made = drafter_of(config, self._history.handle, engine.limits().max_length)
+            engine.draft_with(made)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         return self._pull(request["weights"]) if "weights" in request else self._generate(request)
@@ -102,7 +103,9 @@ class Ours:
         while self._engine.has_work:
             self._engine.poll(0.0)
         seconds = time.process_time() - start
-        for each in requests if self._history is not None else ():
+        for each in requests:
+            if self._history is None:
+                break
             _, noise_epoch, sample = each.noise_key
             keys = {"sample": sample, "noise_epoch": noise_epoch}
             enter(self._history, each.prompt_ids, each.tokens, 1.0, **keys)

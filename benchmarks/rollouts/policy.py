@@ -104,7 +104,9 @@ class Policy:
             for request in requests:
                 prompt = self._source[request.noise_key.prompt]
                 text = self._tokenizer.decode(request.tokens, skip_special_tokens=True)
-                asked = RewardRequest(prompt.prompt, [text], [request.tokens], prompt.columns, state)
+                asked = RewardRequest(
+                    prompt.prompt, [str(text)], [request.tokens], prompt.columns, state
+                )
                 found += [value or 0.0 for value in judge(asked, runner)]
         return found
 

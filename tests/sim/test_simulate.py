@@ -199,7 +199,7 @@ def test_twice_the_same_to_the_byte(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "a/result.json").read_text()) == json.loads(found.json())
     for file in ("result.json", "timeline.png"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-    other = build_config({"run.seed": 1}, over=config, where="test")
+    other = build_config({"run.seed": 1}, base=config, where="test")
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot be written to"):
         simulate(config, output=tmp_path / "file")
@@ -301,7 +301,7 @@ def test_lengths_as_a_run_recorded_them(tmp_path: Path) -> None:
         for step, share in ((1, 0.25), (3, 0.75)):
             file.write(json.dumps({"step": step, "packing/computed_share": share}) + "\n")
     assert RecordedWorkload(run_dir, config).computed_share == 0.5
-    config = build_config({"rollout.num_generations": 2}, over=config, where="test")
+    config = build_config({"rollout.num_generations": 2}, base=config, where="test")
     found = simulate(config, output=tmp_path / "out", workload=run_dir)
     assert found.quantiles[0].shortest == 10
 
@@ -325,7 +325,7 @@ def test_turns_as_a_run_recorded_them(tmp_path: Path) -> None:
     assert shorter.response(3, 0, 1).answers == [Answer(40, 7, 2.5)], "cut before the second"
     assert recorded.response(4, 0, 1).answers == []
     assert recorded.most_observed == 17
-    config = build_config({"rollout.num_generations": 2}, over=config, where="test")
+    config = build_config({"rollout.num_generations": 2}, base=config, where="test")
     found = simulate(config, output=tmp_path / "out", workload=run_dir)
     assert found.steps == STEPS
 
@@ -408,7 +408,7 @@ def test_model_devices_and_ranks_are_those_of_the_configuration() -> None:
     other = build_config({**LARGE, "model.name": "someone/else-8B"}, where="test")
     with pytest.raises(UserError, match=r"no profile is of someone/else-8B on GPUs of 80 GB, 1 to"):
         run(other, workload(other, None))
-    other = build_config({"simulation.profile": "demo-cpu"}, over=other, where="test")
+    other = build_config({"simulation.profile": "demo-cpu"}, base=other, where="test")
     assert "recipe:demo" in run(other, workload(other, None)).devices
 
 

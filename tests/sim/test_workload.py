@@ -54,7 +54,7 @@ def test_a_length_depends_on_its_name_and_the_seed_only() -> None:
     backwards = [one.response(3, 1, m).length for m in reversed(range(16))]
     assert [two.response(3, 1, m).length for m in range(16)] == backwards[::-1]
     assert len({one.response(3, e, 0).length for e in range(8)}) > 1
-    other = Synthetic(build_config({"run.seed": 1}, over=a_config(), where="test"))
+    other = Synthetic(build_config({"run.seed": 1}, base=a_config(), where="test"))
     assert [other.response(3, 1, m).length for m in range(16)] != backwards[::-1]
     assert one.response(3, 1, 5).length == 1270, "a change here changes every recorded result"
 
