@@ -57,7 +57,7 @@ class Ranks:
         self.rank, self.count, self.device = rank, count, device
         self.mesh: DeviceMesh | None = None
         self.cpu_mesh: DeviceMesh | None = None
-        self.saving: dist.ProcessGroup | None = None
+        self.saving: dist.ProcessGroup | None = None  # of the thread that writes checkpoints
 
     @classmethod
     def meet(

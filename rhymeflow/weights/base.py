@@ -222,8 +222,8 @@ class WeightReader:
 
 
 SPARE_VERSIONS = 2
-"""Versions kept beyond the staleness bound: an instance may be that far behind, and one more while
-the next version is published."""
+"""Versions kept beyond the staleness bound: an instance may be as far behind as the bound, and one
+version further while the next one is published."""
 
 
 def make_store(config: Config, manifest: Manifest, run_dir: Path) -> WeightStore:

@@ -38,7 +38,7 @@ COMPARED_PULLS = 3
 """Number of first pulls after which layers are compared with fresh ones."""
 
 LOST_SECONDS = 0.1
-"""Seconds between attempts to bring all workers to one version while the learner is gone."""
+"""Seconds between attempts to bring all workers to one version while some have lost the learner."""
 
 
 @dataclass(slots=True, eq=False)
