@@ -37,7 +37,8 @@ class RetryPrompt:
 class Route:
     """Generate the trajectory on this instance, continuing from its stored tokens.
 
-    `version`: the least that the instance then holds; in a trajectory's first Route, its V_traj.
+    `version`: the instance holds this version or a newer one by then. In a trajectory's first Route
+    it is the trajectory's V_traj.
     """
 
     instance: InstanceId
@@ -122,8 +123,9 @@ class Train:
     members: tuple[tuple[int, ...], ...]
     """For each group, the members to train on, in ascending order."""
     parts: tuple[int, ...] = ()
-    """Sizes of the `Accumulate`s of this batch, whose groups come first. The learner sums the
-    gradients of these parts and of the rest in order, so that the log determines rounding."""
+    """Number of groups of each `Accumulate` of this batch; those groups come first in `groups`. The
+    learner sums the gradients of these parts and of the remaining groups in this order, so that the
+    log determines rounding."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,8 +76,8 @@ class Snapshot:
     """Response tokens that a trajectory would have by now, had it been decoded in every iteration
     since the instance joined."""
     prefill_seconds: float = 0.0
-    """Summed over the iterations since it joined: seconds times the share of tokens prefilled. The
-    coordinator does not read it."""
+    """Seconds of prefill since it joined: each iteration's seconds times the share of its tokens
+    that were prefilled. The coordinator does not read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class TrajectoryFinished:
 class TurnEnded:
     """The policy's turn `turn`, from 1, is over and stored; its environment is called next.
 
-    `length`: tokens of the response so far, with the environment's answers.
+    `length`: tokens of the response so far, the environment's observations included.
     """
 
     trajectory: TrajectoryId
@@ -128,7 +128,7 @@ class TurnEnded:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The environment's answer to turn `turn` is stored; the response now has `length` tokens."""
+    """The observation that follows turn `turn` is stored; the response now has `length` tokens."""
 
     trajectory: TrajectoryId
     turn: int
@@ -167,7 +167,7 @@ class TrajectoryRewarded:
     trajectory: TrajectoryId
     reward: float
     components: dict[str, tuple[float, float]] | None = None
-    """(weight, value) by reward function, where each is normalized by itself (GDPO)."""
+    """(weight, value) by reward function, if each reward is normalized by itself (GDPO)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,8 @@ class Evaluated:
     reward: float | None
     suite: SuiteName = HELD_OUT
     held: Version | None = None
-    """The version evaluated: `version`, or a later one pulled instead; None in older logs."""
+    """The version that was evaluated: `version`, or a newer one that the instance pulled instead;
+    None in older logs."""
 
 
 Event = (

@@ -23,7 +23,7 @@ Commands = Iterator[Command]
 
 
 def on_group_created(state: State, event: events.GroupCreated) -> None:
-    """Add the group if its number is next, then the kept groups whose turn it is."""
+    """Keep the group until all lower numbers are reported; add all groups whose turn it is."""
     if event.group >= state.next_group:
         state.early[event.group] = event
     while state.next_group in state.early:
@@ -126,8 +126,8 @@ def _finished(state: State, trajectory: TrajectoryId, reason: FinishReason) -> C
     member = state.groups[trajectory.group].members[trajectory.member]
     if reason != "finished_early":
         state.lengths.finished(trajectory, member.sampled)
-    if member.judged is not None:
-        yield from HANDLERS[type(member.judged)](state, member.judged) or ()
+    if member.early_result is not None:
+        yield from HANDLERS[type(member.early_result)](state, member.early_result) or ()
 
 
 def on_turn_ended(state: State, event: events.TurnEnded) -> Commands:
@@ -230,7 +230,7 @@ def _finished_member(
     if member is None or member.apply(type(event)):
         return member
     if member.state in NOT_FINISHED:
-        member.judged = event
+        member.early_result = event
     return None
 
 

@@ -26,8 +26,8 @@ class Instance:
     commands: int = 0  # number of its last command
     assigned: dict[TrajectoryId, int] = field(default_factory=dict)
     """Members RUNNING on it, with their tokens (prompt and response) when they were routed."""
-    stopping: set[TrajectoryId] = field(default_factory=set)
-    evaluating: set[EvaluationId] = field(default_factory=set)  # commanded, not yet reported over
+    stopping: set[TrajectoryId] = field(default_factory=set)  # interrupted, not yet reported so
+    evaluating: set[EvaluationId] = field(default_factory=set)  # commanded, not yet reported done
     waiting: tuple[TrajectoryId, ...] = ()
     """Trajectories that were not being decoded at the last snapshot."""
     decoded_tokens: float = 0.0  # at the last snapshot; see `Snapshot.decoded_tokens`

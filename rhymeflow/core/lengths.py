@@ -1,8 +1,10 @@
 """Predicts response lengths from decayed means of finished lengths, by prompt and by group.
 
-All means are of log(tokens). A group's prior is the overall mean, shifted by the deviation of its
-prompt's earlier responses (halved per epoch) times a weight from 0 to 1: how well history explained
-recent groups. Finished members update it. Recent residuals give the distribution around it.
+All means are of log(tokens). A group's prior mean is: overall mean + weight * deviation of its
+prompt's earlier responses from the overall mean. Responses count half as much with each epoch that
+has passed. The weight, 0 to 1, is how well history explained recent groups. Members that finish
+turn the prior into a posterior. The residuals of recent responses give the distribution of lengths
+around it.
 """
 
 from __future__ import annotations
@@ -23,13 +25,58 @@ MAX_PROMPTS = 100_000
 this epoch or the last: else every prompt would be forgotten before it returns."""
 _MIN_VARIANCE = 1e-4
 """Lower bound of variances, which are 0 if all lengths are equal."""
-RESPONSES, FEWEST = 512, 32
+RANKED_RESPONSES, MIN_RANKED_RESPONSES = 512, 32
 """Latest responses in the rank correlation, and the fewest for which it is reported."""
 _EPOCH_DECAY, _GROUP_DECAY, _RESPONSE_DECAY = 0.5, 1 - 1 / 96, 1 - 1 / 256
-"""Decay factors: of a prompt's sums per epoch, of sums over groups per group, and of the sums of
-errors per response."""
+"""Factors by which older values lose weight in a prompt's sums, per epoch; in means over groups,
+per group; in sums of errors, per response."""
 _RESIDUALS, _POINTS = 1024, 128
 """Latest residuals that are kept, and the number of quantiles that summarise them."""
+
+
+@dataclass(slots=True)
+class _DecayedMean:
+    """The mean of a value of each group; older groups count less."""
+
+    total: float
+    count: float = 1.0
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count
+
+    def add(self, value: float) -> None:
+        self.total = _GROUP_DECAY * self.total + value
+        self.count = _GROUP_DECAY * self.count + 1.0
+
+
+@dataclass(slots=True)
+class _DecayedRegression:
+    """The regression of y on x, without a constant; older pairs count less."""
+
+    xx: float
+    xy: float
+    yy: float
+    count: float = 1.0
+
+    @property
+    def shrunk_slope(self) -> float:
+        """The slope, shrunk by its error; 0 to 1."""
+        slope = self.xy / self.xx
+        if slope <= 0:
+            return 0.0
+        squared_error = (self.yy - slope * self.xy) / (self.count * self.xx)
+        return min(1.0, max(0.0, slope - squared_error / slope))
+
+    def residual_variance(self, slope: float) -> float:
+        """Mean square of `y - slope * x`."""
+        return (self.yy - 2 * slope * self.xy + slope * slope * self.xx) / self.count
+
+    def add(self, x: float, y: float) -> None:
+        self.xx = _GROUP_DECAY * self.xx + x * x
+        self.xy = _GROUP_DECAY * self.xy + x * y
+        self.yy = _GROUP_DECAY * self.yy + y**2
+        self.count = _GROUP_DECAY * self.count + 1.0
 
 
 class LengthPredictor:
@@ -40,41 +87,45 @@ class LengthPredictor:
 
     Args:
         longest: most tokens of a response.
-        generated: returns the tokens that a trajectory has generated so far.
+        generated: returns how many tokens a trajectory has generated so far.
     """
 
     def __init__(self, longest: int, generated: Callable[[TrajectoryId], int]) -> None:
         self.longest, self.generated = longest, generated
         self._open: dict[GroupId, _Group] = {}
         self._prompts: dict[int, tuple[int, float, float]] = {}
-        """By prompt, latest last: (epoch, decayed sum of 1 over responses, of log length)."""
+        """By prompt, latest last: (epoch, decayed number of responses, decayed sum of their log
+        lengths)."""
         # Before any group has ended: lognormal, with a quarter of `longest` as its mean.
-        self._within = [1.0, 0.5]
-        """Decayed sums over groups of 1 and of the variance of log lengths within the group."""
-        self._overall = [1.0, log(longest / 4) - 0.5, 0.5]
-        """Decayed sums over groups of 1, of the mean log length, and of its squared deviation from
-        the overall mean before the group."""
-        self._recurring = [1.0, 0.5, 0.5, 0.6]
-        """Decayed sums of 1, h², h d and d² over groups whose prompt came before. h and d are the
-        deviations of the prompt's history and of the group from the overall mean."""
+        self._within = _DecayedMean(0.5)
+        """The variance of log lengths within a group."""
+        self._overall = _DecayedMean(log(longest / 4) - 0.5)
+        """The mean log length of a group."""
+        self._between = _DecayedMean(0.5)
+        """The squared deviation of a group's mean from the overall mean before the group."""
+        self._recurring = _DecayedRegression(xx=0.5, xy=0.5, yy=0.6)
+        """Over groups whose prompt came before: x and y are the deviations of the prompt's earlier
+        responses (`_history`) and of the group from the overall mean."""
         normal = (NormalDist().inv_cdf((i + 0.5) / _POINTS) for i in range(_POINTS))
         self._residuals = deque(normal, maxlen=_RESIDUALS)
         self._points_now: list[float] | None = None  # cached by `_points`; None: out of date
         self._expected: dict[tuple[GroupId, int], float] = {}
         self._error = self._overall_error = 0.0
         """Decayed sums of the squared errors of predictions and of the overall mean."""
-        self._seen: deque[tuple[float, float]] = deque(maxlen=RESPONSES)
+        self._ranked: deque[tuple[float, float]] = deque(maxlen=RANKED_RESPONSES)
         """Predicted and true log lengths of responses whose prompt came before."""
 
     def __getstate__(self) -> dict[str, Any]:
+        """All but `generated`, which the coordinator's state sets again."""
         return {name: value for name, value in vars(self).items() if name != "generated"}
 
     def open(self, group: GroupId, prompt: int, epoch: int) -> None:
         """Record that a group of this prompt (row number) was requested."""
         if group not in self._open:
-            _, weight, total = self._prompts.get(prompt, (epoch, 0.0, 0.0))
-            opened = self._open[group] = _Group(prompt, epoch, weight, total, self._overall_mean)
-            opened.guess, _ = self._prior(opened)
+            _, num_earlier, sum_earlier = self._prompts.get(prompt, (epoch, 0.0, 0.0))
+            overall = self._overall.mean
+            opened = self._open[group] = _Group(prompt, epoch, num_earlier, sum_earlier, overall)
+            opened.predicted, _ = self._prior(opened)
 
     def finished(self, trajectory: TrajectoryId, length: int) -> None:
         """Record a complete response of `length` tokens, unless its group is not open."""
@@ -94,10 +145,13 @@ class LengthPredictor:
         return max(0.0, 1 - self._error / self._overall_error) if self._overall_error else 0.0
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of docs/lengths.md; the rank correlation only from `FEWEST` on."""
+        """Return the metrics of docs/lengths.md. The rank correlation is left out while there are
+        fewer than `MIN_RANKED_RESPONSES`, or if all lengths are equal."""
         metrics = {"lengths/explained_variance": self.explained_variance}
-        ranks = spearman(*zip(*self._seen, strict=True)) if len(self._seen) >= FEWEST else None
-        return metrics if ranks is None else {**metrics, "lengths/rank_correlation": ranks}
+        if len(self._ranked) >= MIN_RANKED_RESPONSES:
+            ranks = spearman(*zip(*self._ranked, strict=True))
+            return metrics if ranks is None else {**metrics, "lengths/rank_correlation": ranks}
+        return metrics
 
     def expected(self, group: GroupId, generated: int = 0) -> float:
         """Return the expected final length, in tokens, of a member that has `generated` tokens."""
@@ -121,13 +175,12 @@ class LengthPredictor:
         return min(max(length, 1.0), float(self.longest))
 
     @property
-    def _overall_mean(self) -> float:
-        return self._overall[1] / self._overall[0]
+    def _within_variance(self) -> float:
+        return max(self._within.mean, _MIN_VARIANCE)
 
     @property
-    def _variance(self) -> float:
-        """Variance of log lengths within a group."""
-        return max(self._within[1] / self._within[0], _MIN_VARIANCE)
+    def _between_variance(self) -> float:
+        return max(self._between.mean, _MIN_VARIANCE)
 
     @property
     def _points(self) -> list[float]:
@@ -138,100 +191,103 @@ class LengthPredictor:
             self._points_now = [fmean(ordered[a:b]) for a, b in pairwise(cuts)]
         return self._points_now
 
-    @property
-    def _history_weight(self) -> float:
-        """The slope of the regression of d on h (see `_recurring`), shrunk by its error; 0 to 1."""
-        num, squares, products, outcomes = self._recurring
-        slope = products / squares
-        if slope <= 0:
-            return 0.0
-        error = (outcomes - slope * products) / (num * squares)  # squared standard error
-        return min(1.0, max(0.0, slope - error / slope))
-
     def _history(self, group: _Group) -> float:
-        """Deviation of the prompt's history from the overall mean, shrunk if responses are few."""
-        doubt = self._variance / max(self._overall[2] / self._overall[0], _MIN_VARIANCE)
-        return (group.total - group.weight * self._overall_mean) / (doubt + group.weight)
+        """Return the deviation of the prompt's earlier responses from the overall mean, shrunk if
+        they are few."""
+        # Within-group over between-group variance: the responses that the overall mean counts for.
+        pseudo_count = self._within_variance / self._between_variance
+        deviations = group.sum_earlier - group.num_earlier * self._overall.mean
+        return deviations / (pseudo_count + group.num_earlier)
 
     def _prior(self, group: _Group) -> tuple[float, float]:
-        """Prior mean and variance of the group's level, its expected log length."""
-        if not group.weight:
-            return self._overall_mean, max(self._overall[2] / self._overall[0], _MIN_VARIANCE)
-        weight, (num, squares, products, outcomes) = self._history_weight, self._recurring
-        spread = (outcomes - 2 * weight * products + weight * weight * squares) / num
-        return self._overall_mean + weight * self._history(group), max(spread, _MIN_VARIANCE)
+        """Return the prior mean and variance of the group's level, its expected log length."""
+        if not group.num_earlier:
+            return self._overall.mean, self._between_variance
+        weight = self._recurring.shrunk_slope
+        variance = self._recurring.residual_variance(weight)
+        return self._overall.mean + weight * self._history(group), max(variance, _MIN_VARIANCE)
 
     def _level(self, group: _Group) -> tuple[float, float]:
-        """Posterior mean of the group's level, and standard deviation of a member's log length."""
-        (prior, spread), within = self._prior(group), self._variance
-        precision = 1 / spread + len(group.logs) / within
-        level = (prior / spread + sum(group.logs.values()) / within) / precision
+        """Return the posterior mean of the group's level, and the standard deviation of a member's
+        log length."""
+        (prior, variance), within = self._prior(group), self._within_variance
+        precision = 1 / variance + len(group.logs) / within
+        level = (prior / variance + sum(group.logs.values()) / within) / precision
         return level, sqrt(within + 1 / precision)
 
     def _mean(self, group: _Group, generated: int) -> float:
+        """Return the expected length, in tokens, of a member that has `generated` tokens."""
         level, scale = self._level(group)
         first = 0
         if generated:
             first = bisect_right(self._points, (log(generated) - level) / scale)
         above = [min(self.longest, exp(level + scale * z)) for z in self._points[first:]]
-        mean = fmean(above) if above else 1.1 * generated
+        mean = fmean(above) if above else 1.1 * generated  # longer than all: guess a tenth more
         return min(max(mean, generated + 1.0), float(self.longest))
 
     def _learn(self, group: _Group, logs: list[float]) -> None:
+        """Learn from the log lengths of a group's finished members."""
         self._expected.clear()
-        mean = fmean(logs)
-        off = mean - self._overall_mean
-        for y in logs:
-            self._error = _RESPONSE_DECAY * self._error + (y - group.guess) ** 2
-            self._overall_error = _RESPONSE_DECAY * self._overall_error + (y - group.overall) ** 2
-        if group.weight:
-            self._seen.extend((group.guess, y) for y in logs)
-            history = self._history(group)
-            _add(self._recurring, 1.0, history * history, history * off, off**2)
-        _add(self._overall, 1.0, mean, off**2)
-        if len(logs) > 1:
-            # Not `statistics.variance`, whose exact fractions took half the time of a batch's end.
-            _add(self._within, 1.0, sum((y - mean) ** 2 for y in logs) / (len(logs) - 1))
-        prior, spread = self._prior(group)
-        scale = sqrt(self._variance + spread)
-        self._residuals.extend((y - prior) / scale for y in logs)
-        self._points_now = None
+        self._score(group, logs)
+        self._update_means(group, logs)
+        self._update_residuals(group, logs)
         self._remember(group, logs)
 
+    def _score(self, group: _Group, logs: list[float]) -> None:
+        """Compare what was predicted when the group was requested with its lengths."""
+        for y in logs:
+            self._error = _RESPONSE_DECAY * self._error + (y - group.predicted) ** 2
+            self._overall_error = _RESPONSE_DECAY * self._overall_error + (y - group.overall) ** 2
+        if group.num_earlier:
+            self._ranked.extend((group.predicted, y) for y in logs)
+
+    def _update_means(self, group: _Group, logs: list[float]) -> None:
+        mean = fmean(logs)
+        deviation = mean - self._overall.mean
+        if group.num_earlier:
+            self._recurring.add(self._history(group), deviation)
+        self._overall.add(mean)
+        self._between.add(deviation**2)
+        if len(logs) > 1:
+            # Not `statistics.variance`, whose exact fractions took half the time of a batch's end.
+            self._within.add(sum((y - mean) ** 2 for y in logs) / (len(logs) - 1))
+
+    def _update_residuals(self, group: _Group, logs: list[float]) -> None:
+        # From the means just updated, since predictions add the residuals to these.
+        prior, variance = self._prior(group)
+        scale = sqrt(self._within_variance + variance)
+        self._residuals.extend((y - prior) / scale for y in logs)
+        self._points_now = None
+
     def _remember(self, group: _Group, logs: list[float]) -> None:
+        """Add the responses to their prompt's sums."""
         if group.prompt not in self._prompts and len(self._prompts) >= MAX_PROMPTS:
             oldest = next(iter(self._prompts))
             if self._prompts[oldest][0] >= group.epoch - 1:
                 return
             del self._prompts[oldest]
-        epoch, weight, total = self._prompts.pop(group.prompt, (group.epoch, 0.0, 0.0))
-        keep = _EPOCH_DECAY ** max(0, group.epoch - epoch)
+        epoch, count, total = self._prompts.pop(group.prompt, (group.epoch, 0.0, 0.0))
+        decay = _EPOCH_DECAY ** max(0, group.epoch - epoch)
         epoch = max(epoch, group.epoch)
-        self._prompts[group.prompt] = epoch, keep * weight + len(logs), keep * total + sum(logs)
+        self._prompts[group.prompt] = epoch, decay * count + len(logs), decay * total + sum(logs)
 
 
 @dataclass(slots=True)
 class _Group:
-    """A group that has not ended, with its prompt's sums and the means when it was requested."""
+    """A group that has not ended, and what was known when it was requested."""
 
     prompt: int
     epoch: int
-    weight: float  # decayed number of the prompt's earlier responses
-    total: float  # decayed sum of their log lengths
+    num_earlier: float  # decayed number of the prompt's earlier responses
+    sum_earlier: float  # decayed sum of their log lengths
     overall: float  # overall mean
-    guess: float = 0.0  # prior mean of the group's level
+    predicted: float = 0.0  # prior mean of the group's level
     logs: dict[int, float] = field(default_factory=dict)
-    """Log lengths of the members that have finished."""
+    """Log lengths of the members that have finished, by member."""
 
 
 _UNKNOWN = _Group(-1, 0, 0.0, 0.0, 0.0)
 """A group of a prompt never seen."""
-
-
-def _add(sums: list[float], *values: float) -> None:
-    """Decay the sums by one group's factor, and add its values."""
-    for index, value in enumerate(values):
-        sums[index] = _GROUP_DECAY * sums[index] + value
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:

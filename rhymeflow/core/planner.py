@@ -85,6 +85,7 @@ def _train(state: State) -> Iterator[Command]:
         return
     state.training = state.buffers.first
     assert state.training == state.published, (state.training, state.published)
+    # Accumulated groups come first, in the order in which they were accumulated.
     ids = dict.fromkeys((*chain(*state.accumulated), *state.buffers.consume()))
     groups = [state.forget(group_id) for group_id in ids]
     parts = tuple(map(len, state.accumulated))
@@ -173,13 +174,13 @@ def _to_evaluate(state: State, lagging: list[Instance], published: Version) -> l
 
 def _evaluate(state: State) -> Iterator[Command]:
     """Assign the evaluations that are due to the instances in turn."""
-    is_over = not state.evaluations
-    while not is_over:
-        is_over = True
+    may_continue = bool(state.evaluations)
+    while may_continue:
+        may_continue = False
         for instance in state.instances.values():
             suite = _next_evaluation(state, instance)
             if suite is not None:
-                is_over, evaluation = False, EvaluationId(instance.version, suite)
+                may_continue, evaluation = True, EvaluationId(instance.version, suite)
                 state.evaluations.remove(evaluation)
                 instance.evaluating.add(evaluation)
                 yield commands.Evaluate(instance.name, instance.next_number(), *evaluation)
@@ -237,6 +238,7 @@ def _route(state: State, view: FleetView) -> Iterator[Command]:
         instance = state.instances[name]
         if state.accepts(instance):
             for command in state.start(trajectory, instance):
+                # Set only if one starts: else the next tick would propose the same again.
                 state.has_more = len(proposals) >= assignment_limit(len(state.instances))
                 yield command
 

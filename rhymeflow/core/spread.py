@@ -34,17 +34,17 @@ def normalized_sum(
     """Normalize each reward over the group and return each member's weighted sum (GDPO, arXiv
     2601.05242); all are 0 if they cancel out up to rounding.
 
-    `components[i]` has the rewards that applied to member i, by name. A reward that did not apply
-    adds nothing to its sum, and is left out of that reward's mean and standard deviation.
+    `components[i]` has the rewards that applied to member i, by name. A reward adds nothing to the
+    sums of members that it did not apply to, and its mean and standard deviation leave them out.
     """
     total, largest = [0.0] * len(components), 0.0
     for name, weight in weights.items():
-        at = [i for i, each in enumerate(components) if name in each]
-        values = [components[i][name] for i in at]
+        members = [i for i, each in enumerate(components) if name in each]
+        values = [components[i][name] for i in members]
         if is_flat(values):
             continue
         mean, scale = math.fsum(values) / len(values), weight / (_deviation(values) + STD_EPSILON)
-        for i, value in zip(at, values, strict=True):
+        for i, value in zip(members, values, strict=True):
             total[i] += scale * (value - mean)
             largest = max(largest, abs(scale * (value - mean)))
     cancels = max(map(abs, total), default=0.0) <= _ROUNDING * largest

@@ -102,7 +102,7 @@ class State:
         self.num_requested = 0  # groups that are requested and not reported yet
         self.prompts: dict[GroupId, RequestedPrompt] = {}  # of groups reported and not ended
         self.retries: dict[GroupId, int] = {}
-        """Of ended groups whose prompt is to be retried: the number of retries, this included."""
+        """By ended group whose prompt is to be retried: the prompt's retries, this one included."""
         self.num_inflight = 0  # admitted groups that are not complete
         self.num_waiting_env = 0  # members that wait for their environments
         self.num_filtered = 0  # groups filtered since the last version
@@ -124,8 +124,8 @@ class State:
             self.plan.groups_per_batch, self.plan.max_staleness
         )  # fmt: skip
         assert plan.num_batches >= self.buffers.first
-        off = {suite for suite, every in self.plan.eval_steps.items() if every}
-        off -= {suite for suite, every in plan.eval_steps.items() if every}
+        turned_off = {suite for suite, every in self.plan.eval_steps.items() if every}
+        turned_off -= {suite for suite, every in plan.eval_steps.items() if every}
         self.plan, self.schedule, self.finished = plan, schedule, False
         self.buffers.num_batches = plan.num_batches
         for instance in self.instances.values():
@@ -135,7 +135,7 @@ class State:
         missed = {
             EvaluationId(now, suite)
             for version, suite in self.evaluations
-            if version <= now and suite in plan.eval_steps and suite not in off
+            if version <= now and suite in plan.eval_steps and suite not in turned_off
         }
         self.evaluations = missed | plan.evaluations(range(now + 1, plan.num_batches + 1))
 

@@ -40,7 +40,7 @@ class EvaluationId(NamedTuple):
 
 
 class TrajectoryId(NamedTuple):
-    """One response: which group, and which member of it (0 .. num_generations - 1)."""
+    """One response: which group, and which member of it, from 0."""
 
     group: GroupId
     member: int

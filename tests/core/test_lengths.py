@@ -182,12 +182,12 @@ def test_a_level_is_of_what_the_prompt_did_as_far_as_that_tells_and_of_the_group
     found = trained(World(), 2)
     for epoch, length in (0, 100), (2, 5000), (1, 9000):
         play(found, [(NEW, [length] * MEMBERS)], epoch)
-    weight, within = MEMBERS * (0.25 + 1 + 1), found._within[1] / found._within[0]
+    weight, within = MEMBERS * (0.25 + 1 + 1), found._within.mean
     total = MEMBERS * (0.25 * log(100) + log(5000) + log(9000))
-    num, sum_overall, squares = found._overall
-    overall, doubt = sum_overall / num, within / (squares / num)
-    num, xx, xy, yy = found._recurring
-    slope, left = found._history_weight, (yy - xy**2 / xx) / num
+    overall, doubt = found._overall.mean, within / found._between.mean
+    recurring = found._recurring
+    num, xx, xy, yy = recurring.count, recurring.xx, recurring.xy, recurring.yy
+    slope, left = recurring.shrunk_slope, (yy - xy**2 / xx) / num
     assert slope == pytest.approx(xy / xx - left / xy)
     assert 0.6 < slope < 1
     prior = overall + slope * (total - weight * overall) / (doubt + weight)
@@ -202,7 +202,7 @@ def test_a_level_is_of_what_the_prompt_did_as_far_as_that_tells_and_of_the_group
     assert found.quantile(0, 0.5) == pytest.approx(exp(level + scale * middle))
     expected = fmean(min(LONGEST, exp(level + scale * z)) for z in points)
     assert found.expected(0) == pytest.approx(expected)
-    unknown = overall + sqrt(within + found._overall[2] / found._overall[0]) * middle
+    unknown = overall + sqrt(within + found._between.mean) * middle
     assert found.quantile(1, 0.5) == pytest.approx(exp(unknown))
 
 

@@ -8,11 +8,11 @@ completion times grow linearly from `slope * high` for the shortest to `high` fo
 2); bisection finds the least `high` of each slope. Two consecutive steps take an instance about
 `slope * high + high`; the slope that minimises this is chosen.
 
-**A completion time** is the sum of the cost model (`core/cost.py`) over the iterations of responses
-of known lengths that an instance begins together. If more are given than can run at a time, all
-places count as busy until only that many are left: the longest, which then begin together. That
-lies between running the longest first (up to a quarter less) and the shortest first (some
-hundredths more).
+**A completion time** is how long an instance takes for responses of known lengths that it begins
+together: the seconds of all iterations by the cost model (`core/cost.py`). If there are more
+responses than places, all places count as busy until as many responses are left as there are
+places; these are the longest, and count as begun together. The result lies between those of
+running the longest first (up to a quarter less) and the shortest first (a few per cent more).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RANKING_GROUPS = 8
 SLOPES = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25)
 """The ratios of shortest to longest completion time that are tried."""
 HALVINGS = 12
-"""Iterations of the bisection, whose relative error is 2 to the power of minus this."""
+"""Iterations of the bisection; each halves its error."""
 
 
 class Ranked(NamedTuple):
@@ -86,15 +86,15 @@ def duration(cost: CostModel, lengths: Sequence[float], prompt_tokens: float, pl
     """
     if not lengths:
         return 0.0
-    reading = sum(length * (prompt_tokens + length / 2) for length in lengths)
-    waves, last = lengths[:-places], lengths[-places:]
-    # Responses that do not fit at first take places that become free: all are busy until then.
-    total = cost.k1 * reading + sum(waves) / places * cost.iteration(places, 0)
-    done = 0.0
+    tokens_read = sum(length * (prompt_tokens + length / 2) for length in lengths)
+    shorter, last = lengths[:-places], lengths[-places:]
+    # A response that ends gives its place to one that waits: all places are busy until `last`.
+    seconds = cost.k1 * tokens_read + sum(shorter) / places * cost.iteration(places, 0)
+    generated = 0.0  # tokens of each response that still runs
     for index, length in enumerate(last):
-        total += (length - done) * cost.iteration(len(last) - index, 0)
-        done = length
-    return total
+        seconds += (length - generated) * cost.iteration(len(last) - index, 0)
+        generated = length
+    return seconds
 
 
 def _equal_sizes(count: int, total: int) -> list[int]:
@@ -106,6 +106,7 @@ def _balance(
     parts: Sequence[Sequence[Ranked]], num_instances: int, cost: CostModel, places: int
 ) -> list[int]:
     """Choose each part's number of instances so that completion times grow linearly."""
+    # times[i][n - 1]: seconds of part i on n instances.
     times = [
         [completion_time(part, n, cost, places) for n in range(1, num_instances - len(parts) + 2)]
         for part in parts

@@ -1,9 +1,9 @@
 """HistoPipe's memory: which step a group belongs to, and which instances generate it.
 
-A step has as many groups as a batch. It is laid out once the step before is fully admitted and some
-instance has finished its share of that. An instance begins its share when nothing of an earlier
-step runs there. A migrated trajectory (an outlier) gets its own place: another instance in its
-step, or the same instance in the next step.
+A step has as many groups as a batch. It is laid out once all groups of the step before are admitted
+and some instance has finished its share of that step. An instance begins its share when nothing of
+an earlier step runs there. A migrated trajectory (an outlier) gets its own place: another instance
+in its step, or the same instance in the next step.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Pipeline:
         return trajectory in self._moved.get(trajectory.group, ())
 
     def share(self, instance: InstanceId) -> float:
-        """Return the instance's share of the last step, in groups' worth of responses."""
+        """Return how many groups' worth of responses the instance has in the last step."""
         return self._shares.get(instance, 0.0)
 
     # -- changes (see `strategies.base.Layout`) ----------------------------------------------
@@ -69,7 +69,7 @@ class Pipeline:
         """Lay out the next step once an instance has finished its share of the last one."""
         if not state.instances:
             return
-        self.settle(state.instances.keys())
+        self.replace_lost(state.instances.keys())
         new = [group for group in state.queue.unadmitted if group not in self]
         for group in [g for g in new if state.prompts[g].retries]:
             self.join(group, state.instances)  # it replaces a group of the last step
@@ -105,15 +105,15 @@ class Pipeline:
         """Lay out a single group with the last step, on all instances."""
         self._groups[group] = max(0, self.num_steps - 1), tuple(sorted(instances))
 
-    def settle(self, instances: Collection[InstanceId]) -> None:
-        """Move the places on instances that are gone to the others."""
+    def replace_lost(self, instances: Collection[InstanceId]) -> None:
+        """Move places on other instances than these, which are gone, to these."""
         for name in self._shares.keys() - instances:
             del self._shares[name]
         all_names = tuple(sorted(instances))
         for group, (step, names) in self._groups.items():
             if not all(name in instances for name in names):
-                left = tuple(name for name in names if name in instances)
-                self._groups[group] = step, left or all_names
+                remaining = tuple(name for name in names if name in instances)
+                self._groups[group] = step, remaining or all_names
         for moved in self._moved.values():
             for trajectory, place in moved.items():
                 if place.instance not in instances:

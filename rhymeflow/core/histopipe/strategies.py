@@ -17,7 +17,7 @@ from rhymeflow.core.strategies.routing import fewest_requests
 from rhymeflow.core.types import InstanceId
 
 LAST_SHARE = 0.1
-"""The share of an instance's responses, the last to finish, that may be outliers (RhymeRL)."""
+"""Outliers are among the last of an instance's responses: at most this share of them (RhymeRL)."""
 OUTLIER_RATIO = 1.5
 """A response is an outlier above this multiple of its predicted length."""
 
@@ -31,9 +31,8 @@ def planned(view: FleetView) -> list[Assignment]:
     if not isinstance(pipeline, Pipeline):
         return fewest_requests(view)
     able = {x.name: x for x in view.instances if x.has_room() and not x.waiting}
-    if (
-        view.lowest_waiting is None
-    ):  # only unadmitted groups wait: of the last step, or not laid out
+    if view.lowest_waiting is None:
+        # Only unadmitted groups wait; they are of the last step, or not laid out yet.
         steps = {name: pipeline.step(x.assigned) for name, x in able.items()}
         able = {n: x for n, x in able.items() if steps[n] in (None, pipeline.num_steps - 1)}
     if not able:
@@ -41,7 +40,7 @@ def planned(view: FleetView) -> list[Assignment]:
     waiting: dict[InstanceId, list[_Waiting]] = {}
     for number, trajectory in enumerate(view.queue):
         place = pipeline.place(trajectory.id)
-        if place is None or place[1] not in able:
+        if place is None or place.instance not in able:
             continue
         step, name = place
         if able[name].version >= trajectory.min_version:

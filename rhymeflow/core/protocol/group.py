@@ -23,7 +23,7 @@ REWARDED; an Abort command is sent only for those on an instance. An event that 
 is late or repeated and changes nothing, with two exceptions: TrajectoryRewarded or RewardFailed of
 a member that is not yet FINISHED takes effect when it is, and TrajectoryInterrupted always updates
 the stored length. Of a RUNNING or STOPPING member, only events of its own instance count, and of
-TrajectoryInterrupted only the answer to the last Interrupt.
+TrajectoryInterrupted only the one that the last Interrupt caused.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ class Member:
     """V_traj: the version of the instance it was first routed to; None: it is not routed yet."""
     length: int = 0  # response tokens reported as stored, which are never lost
     turn: int = 0  # number of the policy's turns that have ended
-    observed: int = 0  # tokens of `length` that are answers of environments
+    observed: int = 0  # tokens of `length` that are observations from its environment
     instance: InstanceId | None = None  # where it is; None unless its state is in `ON_INSTANCE`
     home: tuple[InstanceId, Version] | None = None
     """The instance of its last turn, and that instance's version then."""
     stop: int = 0  # number of the last Interrupt sent for it
-    judged: events.TrajectoryRewarded | events.RewardFailed | None = None
-    """An event that arrived before the member was FINISHED."""
+    early_result: events.TrajectoryRewarded | events.RewardFailed | None = None
+    """The event about its reward, if that arrived before the member was FINISHED."""
     reward: float | None = None
     components: dict[str, tuple[float, float]] | None = None
     """See `TrajectoryRewarded.components`."""

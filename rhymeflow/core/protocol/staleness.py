@@ -37,8 +37,8 @@ of buffer b only if
 
 `reserve` and `tighten` are refused where there is no such entry. Moves stay in the group's window
 and are made until there are none; `settle` is late, then early with late after each move, then
-surplus. In `occupy`, where the group's own entry must not be moved out of its reach, late empties
-no buffer below the group's version before the group has its entry.
+surplus. In `occupy`, late takes nothing out of buffers below the group's version until the group
+has its entry, since a hole there would be out of the group's reach.
 
 Before generation starts, lengths are unknown. So reservations count on the worst and lie as late as
 they can, which leaves the early entries to those that must have them, and finished work lies as
@@ -184,13 +184,16 @@ class StalenessBuffers(Entries):
     # -- which entry ------------------------------------------------------------------------------
 
     def _vacancy(self, version: Version) -> Version | None:
-        """The buffer in which a reservation of this version is to lie; None: it can in none."""
+        """Return the buffer that a reservation of this version gets; None: none has room."""
         return self._highest_empty(version)
 
     # -- the two packings --------------------------------------------------------------------
 
     def _settle(self, filled: set[Version]) -> tuple[GroupId, ...]:
-        """Reservations lie late: pack finished work early until nothing moves; the surplus."""
+        """Pack finished work early until nothing moves; return the surplus of `filled` buffers.
+
+        Reservations lie late when this is called.
+        """
         while (moved := self._pack_one_early()) is not None:
             source, target = moved
             filled.add(target)
@@ -204,7 +207,7 @@ class StalenessBuffers(Entries):
         return tuple(sorted(surplus))
 
     def _pack_late(self, hole: Version, floor: Version) -> Version:
-        """Fill this buffer's EMPTY entries by earlier reservations; where the last hole is.
+        """Fill this buffer's EMPTY entries with earlier reservations; return where a hole is left.
 
         A reservation that moves leaves a hole in its turn; the highest is filled first. None moves
         out of a buffer below `floor`.
@@ -223,7 +226,7 @@ class StalenessBuffers(Entries):
         return hole
 
     def _pack_one_early(self) -> tuple[Version, Version] | None:
-        """Move one group into the lowest hole that can have one: (from, to)."""
+        """Move one group into the lowest hole that can have one, and return (from, to)."""
         for hole in sorted(self._holes):
             if self._room(hole):
                 later = self._from_later(hole)
@@ -232,7 +235,7 @@ class StalenessBuffers(Entries):
         return None
 
     def _earlier_reservation(self, hole: Version, floor: Version) -> tuple[Version, GroupId] | None:
-        """What may move later, into `hole`: (its buffer, group)."""
+        """Return (buffer, group) of a reservation that may move later, into `hole`."""
         for number in range(max(floor, hole - self.max_staleness), hole):
             buffer = self.by_version.get(number)
             if buffer is not None and buffer.reserved:
@@ -242,7 +245,7 @@ class StalenessBuffers(Entries):
         return None
 
     def _from_later(self, hole: Version) -> GroupId | None:
-        """What may move earlier, into `hole`: the OCCUPIED group of the lowest version, then id."""
+        """Return the OCCUPIED group that may move earlier, into `hole`: lowest version, then id."""
         best: tuple[Version, GroupId] | None = None
         for number in range(hole + 1, hole + self.max_staleness + 1):
             buffer = self.by_version.get(number)

@@ -144,7 +144,7 @@ Routing = Callable[[FleetView], Iterable[Assignment]]
 `assignment_limit`: another tick follows at once and calls it again."""
 
 LEAST_LIMIT = 128
-"""Keeps a tick short even if it has to fill a whole fleet of up to 1,024 instances."""
+"""The limit for up to 1,024 instances: it keeps a tick short even if it has to fill all of them."""
 INSTANCES_PER_ASSIGNMENT = 8
 """Above 1,024 instances the limit grows with the fleet, since every tick looks at each of them."""
 

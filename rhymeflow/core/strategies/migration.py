@@ -103,8 +103,8 @@ def _balance_pairs(instances: Iterable[InstanceView], settings: Settings) -> Ite
     from the second most loaded to the second least, and so on."""
     throughput = settings.cost.throughput
     loads = [(throughput(_num_decoded(x), x.kv_tokens), i, x) for i, x in enumerate(instances)]
-    least_first = sorted(load for load in loads if not load[2].waiting and load[2].has_room())
-    most_first = sorted(loads, key=lambda load: (-load[0], load[1]))
+    least_first = sorted(each for each in loads if not each[2].waiting and each[2].has_room())
+    most_first = sorted(loads, key=lambda each: (-each[0], each[1]))
     for (low, _, starved), (high, _, donor) in zip(least_first, most_first, strict=False):
         if high <= settings.throughput_ratio * low:
             return
@@ -119,18 +119,19 @@ def _moved(donor: InstanceView, starved: InstanceView, cost: CostModel) -> tuple
         for trajectory, tokens in donor.assigned.items()
         if trajectory not in donor.waiting
     )
-    left, left_kv = len(decoded), donor.kv_tokens
-    count, kv_tokens = _num_decoded(starved), starved.kv_tokens
+    # Loads of the donor without, and of the starved instance with, the trajectories so far.
+    donor_num, donor_kv = len(decoded), donor.kv_tokens
+    num, kv_tokens = _num_decoded(starved), starved.kv_tokens
     donated: list[TrajectoryId] = []
     for tokens, trajectory in decoded:
-        left, left_kv = left - 1, max(0, left_kv - tokens)
+        donor_num, donor_kv = donor_num - 1, max(0, donor_kv - tokens)
         size = weighed(tokens)  # as routing compares
-        has_room = count < starved.capacity and fits(kv_tokens, tokens, starved)
-        gains_more = cost.gain(count, kv_tokens, size) > cost.gain(left, left_kv, size)
-        accepted = not count or cost.gain(count, kv_tokens, tokens) >= 0
-        count, kv_tokens = count + 1, kv_tokens + tokens
-        is_even = cost.throughput(count, kv_tokens) > cost.throughput(left, left_kv)
-        if not (has_room and gains_more and accepted) or is_even:
+        has_room = num < starved.capacity and fits(kv_tokens, tokens, starved)
+        gains_more = cost.gain(num, kv_tokens, size) > cost.gain(donor_num, donor_kv, size)
+        accepted = not num or cost.gain(num, kv_tokens, tokens) >= 0
+        num, kv_tokens = num + 1, kv_tokens + tokens
+        is_reversed = cost.throughput(num, kv_tokens) > cost.throughput(donor_num, donor_kv)
+        if not (has_room and gains_more and accepted) or is_reversed:
             break
         donated.append(trajectory)
     return tuple(donated)

@@ -55,7 +55,7 @@ def fewest_requests(view: FleetView) -> list[Assignment]:
         if load is None:
             able = [v for v in fleet.versions if v >= trajectory.min_version]
             loads = [load for v in able if (load := fleet.best(v, 0)) is not None]
-            load = min(loads, key=lambda each: (each.num_running, each.place), default=None)
+            load = min(loads, key=lambda each: (each.num_running, each.index), default=None)
         if load is None:
             continue
         proposals.append(fleet.assign(load, trajectory))
@@ -116,12 +116,12 @@ def _most_gain(
 
 
 class _Load:
-    """The load of an instance, with the assignments proposed so far."""
+    """The load of an instance, with the assignments proposed so far; `index`: as it joined."""
 
-    __slots__ = ("instance", "kv_tokens", "num_running", "place")
+    __slots__ = ("index", "instance", "kv_tokens", "num_running")
 
-    def __init__(self, instance: InstanceView, place: int) -> None:
-        self.instance, self.place = instance, place
+    def __init__(self, instance: InstanceView, index: int) -> None:
+        self.instance, self.index = instance, index
         self.num_running, self.kv_tokens = len(instance.assigned), instance.kv_tokens
 
     def has_room(self) -> bool:
@@ -133,7 +133,8 @@ class _Load:
 class _Fleet:
     """The instances with room, and the best of each version: the lowest rank, then first to join.
 
-    `rank` and `has_place` take an instance's load and a trajectory's tokens.
+    `rank` and `has_place` take an instance's load and a trajectory's tokens; `has_place` says
+    whether its cache has room for them.
     """
 
     def __init__(
@@ -144,9 +145,9 @@ class _Fleet:
         has_place: Callable[[_Load, int], bool],
     ) -> None:
         self._with_room: dict[Version, list[tuple[int, InstanceView]]] = {}
-        for place, instance in enumerate(instances):
+        for index, instance in enumerate(instances):
             if instance.has_room():
-                self._with_room.setdefault(instance.version, []).append((place, instance))
+                self._with_room.setdefault(instance.version, []).append((index, instance))
         self.versions = sorted(self._with_room)
         self.num_open = sum(map(len, self._with_room.values()))
         """Instances that still have room."""
@@ -156,13 +157,13 @@ class _Fleet:
         self._heaps: dict[Version, dict[int, list[tuple[float, int, int, _Load]]]] = {
             version: {} for version in self.versions
         }
-        """By version and power of two of tokens: (rank, place, `num_running` when added, load). An
+        """By version and power of two of tokens: (rank, index, `num_running` when added, load). An
         entry whose `num_running` is no longer the load's is out of date."""
 
     def _loads_of(self, version: Version) -> dict[InstanceId, _Load]:
         if version not in self._loads:
             with_room = self._with_room[version]
-            self._loads[version] = {x.name: _Load(x, place) for place, x in with_room}
+            self._loads[version] = {x.name: _Load(x, index) for index, x in with_room}
         return self._loads[version]
 
     def home(self, trajectory: TrajectoryView) -> _Load | None:
@@ -180,11 +181,11 @@ class _Fleet:
         size = weighed(tokens)
         if size not in self._heaps[version]:
             loads, rank = self._loads_of(version).values(), self._rank
-            heap = [(rank(x, size), x.place, x.num_running, x) for x in loads if x.has_room()]
+            heap = [(rank(x, size), x.index, x.num_running, x) for x in loads if x.has_room()]
             heapify(heap)
             self._heaps[version][size] = heap
         heap, best = self._heaps[version][size], None
-        without_place = []
+        without_place = []  # has no place for these tokens, but for a smaller trajectory's
         while heap and best is None:
             _, _, num_running, load = heap[0]
             is_current = num_running == load.num_running and load.has_room()
@@ -210,4 +211,4 @@ class _Fleet:
         return Assignment(trajectory.id, load.instance.name)
 
     def _entry(self, load: _Load, size: int) -> tuple[float, int, int, _Load]:
-        return self._rank(load, size), load.place, load.num_running, load
+        return self._rank(load, size), load.index, load.num_running, load

@@ -55,10 +55,16 @@ SCHEDULES: Mapping[str, Bundle] = {
     "one_step": Bundle("lockstep", fewest_requests, when_idle, "drain", none),
     "bounded": Bundle("protocol", fewest_requests, when_idle, "drain", none),
     "partial": Bundle("protocol", fewest_requests, greedy, "keep", none),
-    "staleflow": Bundle("protocol", waterfall, greedy, "reroute", rebalance, 1.0),
+    "staleflow": Bundle(
+        "protocol", waterfall, greedy, "reroute", rebalance, max_inflight_batches=1.0
+    ),
     "histopipe": Bundle("protocol", planned, when_idle, "keep", migrate_outliers, layout=Pipeline),
     "rhymeflow": Bundle(
-        *("protocol", waterfall, gather_stragglers, "reroute", skip_nearly_done),
+        admission="protocol",
+        routing=waterfall,
+        sync=gather_stragglers,
+        on_pull="reroute",
+        migration=skip_nearly_done,
         max_inflight_batches=1.5,
         throughput_ratio=3.0,
         batch_order="requested",

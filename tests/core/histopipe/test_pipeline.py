@@ -67,11 +67,11 @@ def test_what_moves_has_a_place_of_its_own() -> None:
 def test_what_was_laid_out_on_one_that_left_goes_to_the_others() -> None:
     made = planned()
     made.move([TrajectoryId(2, 0)], "a", later=True)
-    made.settle({"b", "d"})
+    made.replace_lost({"b", "d"})
     assert names(made, 0) == {"b", "d"}, "its only instance left"
     assert names(made, 3) == {"b"}, "one of its instances left"
     assert made.place(TrajectoryId(2, 0)) == Place(1, "b")
     assert (made.share("a"), made.share("b")) == (0.0, 1.0)
     before = [where(made, group) for group in range(4)]
-    made.settle({"b", "d", "e"})
+    made.replace_lost({"b", "d", "e"})
     assert [where(made, group) for group in range(4)] == before, "who comes takes nothing away"
