@@ -125,7 +125,7 @@ def cost_of(cell: Cell, kind: str, quiet: SimulationResult, seeds: int) -> tuple
 
 def one(cell: Cell, dying: Iterator[Death] | None) -> SimulationResult:
     config = configure(cell)
-    result = simulate(config, workload(config, None), dying=dying, uncounted=UNCOUNTED)
+    result = simulate(config, workload(config, None), deaths=dying, uncounted=UNCOUNTED)
     told = ", ".join(f"{n} {kind}" for kind, n in result.deaths.items()) or "no deaths"
     print(f"  {tuple(cell)[:3]}: {result.seconds:.0f} s, {told}", file=sys.stderr, flush=True)
     return result

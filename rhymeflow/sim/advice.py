@@ -28,9 +28,9 @@ from rhymeflow.store.previous_run import config_in_force, store_of
 from rhymeflow.utils.bounds import FIXED_BOUNDS
 
 STEPS = 20
-"""The run's newest steps, from which its figures are taken; as many are simulated."""
+"""The run's figures are means over its newest steps, at most so many; as many are simulated."""
 SKIPPED = 2
-"""Simulated steps before those, in which the pipeline fills."""
+"""Steps that are simulated before those and left out, since the pipeline fills in them."""
 LEAST_GAIN = 0.03
 """Least relative gain in steps per second that is worth a change."""
 ROUNDS = 2
@@ -85,7 +85,8 @@ def advise(run_dir: Path) -> Advice:
     rows = rows[1:][-STEPS:]  # the first step includes loading and compiling
     if len(rows) < 2:
         raise UserError(f"{run_dir}: has too few steps to be simulated; it needs 3")
-    seen = _mean(rows)
+    recorded = _mean(rows)
+    # About as many groups as a simulation requests; it would repeat fewer.
     groups = (STEPS + SKIPPED + 2 * config.schedule.bound + 2) * config.learner.groups_per_batch
     lengths = RecordedWorkload(run_dir, config, newest=groups)
     profile = dataclasses.replace(profiles.load(config.schedule.cost_model), devices_per_instance=1)
@@ -95,29 +96,29 @@ def advise(run_dir: Path) -> Advice:
         return run(changed, lengths, profile=profile, uncounted=changed.schedule.bound + 1)
 
     for _ in range(ROUNDS):
-        profile = _scaled(profile, seen, simulated({}))
+        profile = _scaled(profile, recorded, simulated({}))
     base = simulated({}).steps_per_second
     changes = [
         Change(dict(each), simulated(each).steps_per_second / base - 1)
         for each in _neighbours(config)
     ]
     changes.sort(key=lambda each: -each.gain)
-    return Advice(len(rows), 1 / seen.seconds, base, tuple(changes))
+    return Advice(len(rows), 1 / recorded.seconds, base, tuple(changes))
 
 
 def _mean(rows: Sequence[Mapping[str, Any]]) -> _StepSeconds:
-    busy = (
-        fmean((1 - row[f"idle/{side}"]) * row["step_time"] for row in rows)
-        for side in ("rollout", "learner")
+    return _StepSeconds(
+        seconds=fmean(row["step_time"] for row in rows),
+        rollout=fmean((1 - row["idle/rollout"]) * row["step_time"] for row in rows),
+        learner=fmean((1 - row["idle/learner"]) * row["step_time"] for row in rows),
     )
-    return _StepSeconds(fmean(row["step_time"] for row in rows), *busy)
 
 
-def _scaled(profile: Profile, seen: _StepSeconds, result: SimulationResult) -> Profile:
+def _scaled(profile: Profile, recorded: _StepSeconds, result: SimulationResult) -> Profile:
     """Scale the profile so that simulated instances and learner are as busy as the run's."""
     seconds = 1 / result.steps_per_second
-    rollout = seen.rollout / ((1 - result.idle_rollout) * seconds)
-    learner = seen.learner / ((1 - result.idle_learner) * seconds)
+    rollout = recorded.rollout / ((1 - result.idle_rollout) * seconds)
+    learner = recorded.learner / ((1 - result.idle_learner) * seconds)
     factors = {**dict.fromkeys(_DECODE, rollout), **dict.fromkeys(_TRAIN, learner)}
     changed = {name: getattr(profile, name) * factor for name, factor in factors.items()}
     return dataclasses.replace(profile, **changed)

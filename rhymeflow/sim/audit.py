@@ -35,18 +35,18 @@ class Outcome(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Tokens of prompts and responses, by whether the learner needs a backward pass for them."""
+    """Tokens of prompts and responses, by what the learner computes for them."""
 
-    moving: int
-    still: int  # of groups whose trained responses all have the same reward: no backward pass
+    trained: int  # forward and backward pass
+    measured: int  # forward pass only: of groups whose trained responses all have the same reward
 
 
 class TrainedBatch(NamedTuple):
     """The size of one step's batch."""
 
     responses: int
-    response_tokens: int  # answers of environments included
-    sampled_tokens: int  # answers of environments excluded
+    response_tokens: int  # observations included
+    sampled_tokens: int  # observations excluded
     tokens: Tokens
 
 
@@ -117,7 +117,9 @@ class Audit:
         for group, chosen in zip(command.groups, command.members, strict=True):
             for response in self._end(group):
                 used = response.id.member in chosen
-                self._enter(response, "consumed" if used else "aborted", "" if used else NOT_NEEDED)
+                self._record(
+                    response, "consumed" if used else "aborted", "" if used else NOT_NEEDED
+                )
         batch = TrainedBatch(
             responses=len(trained),
             response_tokens=sum(response.generated for response in trained),
@@ -135,13 +137,13 @@ class Audit:
             for group in groups
             for response in group
         ):
-            raise InvariantViolation(f"{command} is of no batch, or of what is not complete")
+            raise InvariantViolation(f"{command}: wrong batch, or an incomplete response")
         return _tokens(groups)
 
     def drop(self, command: Drop) -> None:
         """Record a group that ended without being trained on."""
         for response in self._end(command.group):
-            self._enter(response, command.ending, command.reason)
+            self._record(response, command.ending, command.reason)
 
     def close(self) -> None:
         """Check at the end of the run that every admitted group and every batch has ended."""
@@ -175,16 +177,16 @@ class Audit:
         group.has_ended = True
         return group.members
 
-    def _enter(self, response: Response, ending: str, reason: str) -> None:
+    def _record(self, response: Response, ending: str, reason: str) -> None:
         self.outcomes.append(Outcome(response.sampled_length, ending, reason))
 
 
 def _tokens(groups: Iterable[Sequence[Response]]) -> Tokens:
-    moving = still = 0
+    trained = measured = 0
     for group in groups:
         tokens = sum(response.prompt_tokens + response.generated for response in group)
         if is_flat([response.reward for response in group]):
-            still += tokens
+            measured += tokens
         else:
-            moving += tokens
-    return Tokens(moving, still)
+            trained += tokens
+    return Tokens(trained, measured)

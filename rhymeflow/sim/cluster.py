@@ -123,7 +123,7 @@ class Cluster:
     # -- virtual time ------------------------------------------------------------------------
 
     def at(self, time: float, action: Callable[[Any], None], argument: Any) -> None:
-        """Call `action(argument)` at `time`, before the commands and events of that time."""
+        """Call `action(argument)` at `time`, before commands and events are delivered then."""
         self._at(time, _WORLD, action, argument)
 
     def _at(
@@ -197,7 +197,7 @@ class Cluster:
                     self.audit.drop(command)
                 case commands.Finish():
                     self._finished = True
-                # CloseEnvironments needs no action: `_answer` ignores responses that have ended.
+                # CloseEnvironments needs no action: `_observe` ignores responses that have ended.
             if isinstance(command, InstanceCommand):
                 to_instances.append(command)
         if to_instances:
@@ -214,10 +214,18 @@ class Cluster:
         """Sample the response when it is first routed."""
         if trajectory in self.audit.responses:
             return
-        row, epoch, tokens = self.audit.groups[trajectory.group].prompt
-        spec = self.workload.response(row, epoch, trajectory.member)
-        known = epoch > 0 and self.hardware.drafts.max_draft > 0
-        self.audit.admit(Response(trajectory, tokens, *spec, known=known, routed_version=version))
+        prompt = self.audit.groups[trajectory.group].prompt
+        spec = self.workload.response(prompt.row, prompt.epoch, trajectory.member)
+        response = Response(
+            id=trajectory,
+            prompt_tokens=prompt.tokens,
+            sampled_length=spec.length,
+            reward=spec.reward,
+            observations=spec.observations,
+            known=prompt.epoch > 0 and self.hardware.drafts.max_draft > 0,
+            routed_version=version,
+        )
+        self.audit.admit(response)
 
     def _complete(self, trajectories: list[TrajectoryId], seconds: float) -> None:
         """Complete these responses, and report their rewards after `seconds`."""
@@ -250,14 +258,15 @@ class Cluster:
         self.report(happened)
         for event in happened:
             if isinstance(event, events.TurnEnded):
-                answer = self.audit.responses[event.trajectory].answers[event.turn - 1]
-                self._at(self.now + answer.seconds, _WORLD, self._answer, event)
+                response = self.audit.responses[event.trajectory]
+                seconds = response.observations[event.turn - 1].seconds
+                self._at(self.now + seconds, _WORLD, self._observe, event)
         done = [each.trajectory for each in happened if isinstance(each, events.TrajectoryFinished)]
         if done:
             self._complete(done, self.latencies.message_seconds + self.latencies.reward_seconds)
 
-    def _answer(self, ended: events.TurnEnded) -> None:
-        """Report the environment's answer, unless the response or its group has ended."""
+    def _observe(self, ended: events.TurnEnded) -> None:
+        """Report the environment's observation, unless the response or its group has ended."""
         response = self.audit.responses[ended.trajectory]
         if self.audit.is_open(response):
             response.observe()
@@ -272,12 +281,13 @@ class Cluster:
             self.report([i.snapshot(self.now) for i in busy if not i.pulling])
 
     def join(self, started: tuple[int, int]) -> None:
-        """Join an instance, started at (site, its `losses` then), unless it has died since."""
+        """Let an instance join that was started at (site number, the site's `losses` then), unless
+        it has died since, or the learner is down: then it waits for the learner."""
         number, losses = started
         site, hardware = self.sites[number], self.hardware
         if losses != site.losses:
             return
-        site.is_ready = not self.learner.is_there
+        site.is_ready = not self.learner.is_up
         if site.is_ready:
             return
         assert site.instance is None, f"site {number} is taken"
@@ -293,8 +303,8 @@ class Cluster:
         )
         site.instance, site.joined = name, site.joined + 1
         self.all_instances.append(instance)
-        capacities = hardware.capacity, hardware.kv_capacity
-        self.report([events.InstanceJoined(name, instance.version, *capacities)])
+        version, capacity = instance.version, hardware.capacity
+        self.report([events.InstanceJoined(name, version, capacity, hardware.kv_capacity)])
 
     # -- the learner -------------------------------------------------------------------------
 
@@ -317,7 +327,7 @@ class Cluster:
 
     def _token_seconds(self, tokens: Tokens) -> float:
         cost = self.hardware.cost
-        return cost.train_token * tokens.moving + cost.measure_token * tokens.still
+        return cost.train_token * tokens.trained + cost.measure_token * tokens.measured
 
     def expect_version(self) -> None:
         """Schedule the publication of the batch that the learner trains on."""

@@ -51,7 +51,7 @@ class Tally:
     tokens_generated: float = 0  # with drafts it has fractions, by mean acceptance
     prompt_tokens: int = 0  # tokens prefilled for responses that had not begun
     recomputed: int = 0  # tokens prefilled for responses that had
-    turns: int = 0  # iterations times the trajectories decoded in each
+    decode_steps: int = 0  # sum over iterations of the trajectories decoded in each
     drafted: int = 0  # tokens
     accepted: float = 0  # drafted tokens that were accepted
 
@@ -178,7 +178,7 @@ class ContinuousBatch:
         self.running: OrderedDict[TrajectoryId, Admitted] = OrderedDict()  # in order of admission
         self.waiting: OrderedDict[TrajectoryId, Response] = OrderedDict()  # in that order too
         self.chunks: list[tuple[Admitted, int]] = []
-        """(response, tokens) that the current decode span, then one iteration, prefills."""
+        """(response, tokens) to prefill in the current decode span, which then is one iteration."""
         self._prefilling: list[Admitted] = []  # running responses that do not decode yet
         self._decode_batches = [DecodeBatch() for _ in range(CLASSES)]  # by class of drafts
         self._kept: OrderedDict[TrajectoryId, int] = OrderedDict()
@@ -191,11 +191,12 @@ class ContinuousBatch:
         self._owed = 0  # tokens that running responses still have to prefill; room is reserved
 
     def kv_tokens(self, iterations: int) -> int:
-        """Return the cached tokens after `iterations` of the current decode span."""
+        """Return the tokens in the cache after `iterations` of the current decode span."""
         return round(self._cached + (0 if self.chunks else self._choice.generated * iterations))
 
     def clock(self, iterations: int) -> float:
-        """Return the tokens that a trajectory decoded since the beginning would have then."""
+        """Return the tokens that a trajectory decoded from the beginning on would have after
+        `iterations` of the current decode span."""
         return float(self._clock + self._tokens_per_iteration * iterations)
 
     # -- between decode spans ----------------------------------------------------------------
@@ -333,7 +334,7 @@ class ContinuousBatch:
         for decode_batch in self._decode_batches:
             if decode_batch.count:
                 decode_batch.clock += decode_batch.gain * iterations
-        self.tally.turns += num_decoding * iterations
+        self.tally.decode_steps += num_decoding * iterations
         self.tally.drafted += (self._choice.rows - num_decoding) * iterations
         self.tally.accepted += (growth - num_decoding) * iterations
 
@@ -445,11 +446,11 @@ class ContinuousBatch:
             if not admitted.untouched:
                 being_prefilled.add(group)
             elif group in cached:
-                length = admitted.response.prompt_tokens - 1
-                admitted.todo -= length
+                num_copied = admitted.response.prompt_tokens - 1
+                admitted.todo -= num_copied
                 admitted.untouched = False
-                self._owed -= length
-                self._cached += length
+                self._owed -= num_copied
+                self._cached += num_copied
             elif group in being_prefilled:
                 waiting.add(admitted)
             else:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rhymeflow.core.cost import CostModel
 
 CLASSES = 2
-"""Classes of trajectories: 0, the prompt is new; 1, it was answered in an earlier epoch."""
+"""Classes of trajectories: 0, the prompt is new; 1, it had responses in an earlier epoch."""
 ROUNDING = 1e-6
 """Tokens; upper bound of the error of sums of fractions."""
 BAND = 0.1
@@ -39,8 +39,9 @@ class Choice(NamedTuple):
 class Drafts:
     """Chooses drafts, and remembers its choices.
 
-    `acceptance`: rate for prompts answered in an earlier epoch; `first_acceptance`: for others,
-    whose drafts come from siblings. With `max_draft` 0, nothing is drafted and there is one class.
+    `acceptance`: rate for prompts with responses of an earlier epoch; `first_acceptance`: for
+    others, whose drafts come from siblings. With `max_draft` 0, nothing is drafted and there is one
+    class.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Drafts:
         self._corner = floor((cost.k2 - cost.c) / cost.k3) if cost.k3 > 0 else 0
         """Most rows whose arithmetic takes no longer than reading the weights."""
         self._edges = _edges(cost, kv_capacity) if max_draft else []
-        self._levels = self._sorted()
+        self._levels = self._likeliest_first()
         self._chosen = lru_cache(_MOST_REMEMBERED)(self._choose)
 
     def choose(self, counts: Counts, kv_tokens: float) -> Choice:
@@ -81,7 +82,7 @@ class Drafts:
         """Return how many nodes to draft of these levels, which are in order of probability."""
         seconds, rows = self.cost.iteration, sum(counts)
         tokens = float(rows)
-        best, chosen, size = tokens / seconds(rows, kv_tokens), 0, 0
+        best_rate, best_size, size = tokens / seconds(rows, kv_tokens), 0, 0
         for path_probability, index in levels:
             count, falls = counts[index], True
             spare = self._corner - rows - size
@@ -90,16 +91,16 @@ class Drafts:
                     rate = (tokens + extra * path_probability) / seconds(
                         rows + size + extra, kv_tokens
                     )
-                    if rate > best:
-                        best, chosen, falls = rate, size + extra, False
+                    if rate > best_rate:
+                        best_rate, best_size, falls = rate, size + extra, False
             if falls:
                 break
             size += count
             tokens += count * path_probability
-        return chosen
+        return best_size
 
-    def _sorted(self) -> list[tuple[float, int]]:
-        """Return (probability of a node, class) of all levels, likeliest first."""
+    def _likeliest_first(self) -> list[tuple[float, int]]:
+        """Return (probability of a node, class) of the levels of both classes' drafts."""
         nodes = [
             (-(rate**depth), index, depth)
             for index, rate in enumerate(self.acceptance)
@@ -110,14 +111,15 @@ class Drafts:
     def _choice(
         self, counts: Counts, levels: list[tuple[float, int]], size: int, until: float
     ) -> Choice:
+        """Return the choice of the first `size` nodes of these levels."""
         gains, path_probability = [1.0] * CLASSES, list(self.acceptance)
         rows = sum(counts)
-        generated, left = float(rows), size
+        generated, remaining = float(rows), size
         for _, index in levels:
-            taken = min(left, counts[index])
+            taken = min(remaining, counts[index])
             if not taken:
                 break
-            left -= taken
+            remaining -= taken
             gains[index] += path_probability[index] * taken / counts[index]
             generated += path_probability[index] * taken
             path_probability[index] *= self.acceptance[index]

@@ -48,8 +48,8 @@ class Recovery:
     evaluates: Callable[[Version], bool]  # whether a version is evaluated
     detection: float = DETECTION
     store: float = 1.0  # between writes of the tokens in flight, as in real runs
-    checkpoint_copy: float = 1.0  # that a checkpoint stops the learner
-    checkpoint_write: float = 60.0  # from then until the checkpoint can be loaded
+    checkpoint_copy: float = 1.0  # for which a checkpoint stops the learner
+    checkpoint_write: float = 60.0  # after that, until the checkpoint can be loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def failures(
             yield Death(now, "controller")
 
 
-_HOPELESS = 10_000  # failures without a step in between after which the run is given up
+_MOST_FAILURES = 10_000  # most failures between two steps; then the run is given up
 
 
 class Deaths:
@@ -120,7 +120,7 @@ class Deaths:
     def _fail(self, victim: Victim) -> None:
         recovery = self._recovery
         assert recovery is not None
-        self._check_hope()
+        self._check_progress()
         self.counts["instance" if isinstance(victim, int) else victim] += 1
         if victim == "controller":
             self.silent_until = self._cluster.now + recovery.detection + recovery.learner
@@ -133,28 +133,28 @@ class Deaths:
                 self._lose_instance(number, recovery)
         self.expect()
 
-    def _check_hope(self) -> None:
+    def _check_progress(self) -> None:
         steps = len(self._cluster.steps)
         self._since_step = self._since_step + 1 if steps == self._steps else 1
         self._steps = steps
-        if self._since_step > _HOPELESS:
+        if self._since_step > _MOST_FAILURES:
             raise UserError(
-                f"simulation.faults: step {steps + 1} is never done: {_HOPELESS:,} failures came "
-                "before it"
+                f"simulation.faults: step {steps + 1} is never done: {_MOST_FAILURES:,} failures "
+                "came before it"
             )
 
     def _lose_instance(self, number: int, recovery: Recovery) -> None:
         cluster = self._cluster
-        struck = cluster.sites[number]
-        struck.losses, struck.is_ready = struck.losses + 1, False
-        name, struck.instance = struck.instance, None
+        site = cluster.sites[number]
+        site.losses, site.is_ready = site.losses + 1, False
+        name, site.instance = site.instance, None
         if name is not None:
             responses = cluster.live.pop(name).crash(cluster.now, recovery.store)
             stored = [TrajectoryInterrupted(r.id, name, 0, r.stored) for r in responses]
             noticed = recovery.detection + cluster.latencies.message_seconds
             cluster.report([*stored, InstanceLeft(name, "failure")], noticed)
         up = max(cluster.now + recovery.detection + recovery.instance, self.silent_until)
-        cluster.at(up, cluster.join, (number, struck.losses))
+        cluster.at(up, cluster.join, (number, site.losses))
 
     def _lose_learner(self, recovery: Recovery) -> None:
         cluster = self._cluster

@@ -57,7 +57,7 @@ class SimulatedInstance:
         self._inbox: deque[InstanceCommand] = deque()
         self._decode_span: DecodeSpan | None = None
         self._pulling: tuple[Pull, Version] | None = None
-        self._since = now
+        self._since = now  # when the decode span or the pull that is under way began
 
     @property
     def pulling(self) -> bool:
@@ -146,8 +146,8 @@ class SimulatedInstance:
                     for response in self._batch.stop(trajectories):
                         response.store()
                         self.tally.interrupts += 1
-                        at = number, response.generated
-                        events.append(TrajectoryInterrupted(response.id, self.name, *at))
+                        length = response.generated
+                        events.append(TrajectoryInterrupted(response.id, self.name, number, length))
                 case Abort(trajectories=trajectories):
                     self._batch.stop(trajectories)
                 case Pull():

@@ -28,8 +28,8 @@ class _Batch:
 
     version: Version
     token_seconds: float  # that all its tokens take
-    start: float = inf
-    trained: float = inf
+    start: float = inf  # when training began; inf: it has not
+    trained: float = inf  # when training ends and pushing begins
     is_saved: bool = False  # whether a checkpoint of its version is written
 
 
@@ -41,9 +41,9 @@ class SimulatedLearner:
 
     def __init__(self, cost: CostModel, recovery: Recovery | None, row: TimelineRow | None) -> None:
         self.next = inf  # the time at which it publishes
-        self.is_there = True
+        self.is_up = True
         self.busy = 0.0
-        """Seconds of training and pushing. Work that a death undid counts, its repetition not."""
+        """Seconds of training and pushing; work that a death undid counts, but not its repetition."""
         self.retrained = 0  # batches that were trained on again
         self._cost, self._recovery, self._row = cost, recovery, row
         self._batch: _Batch | None = None
@@ -59,7 +59,7 @@ class SimulatedLearner:
 
     def accumulate(self, version: Version, token_seconds: float, now: float) -> None:
         """Begin to accumulate groups of batch `version`, unless the learner is down."""
-        if self.is_there:
+        if self.is_up:
             self.parts += 1
             self._begun = max(now, self._free)
             self._free = self.accumulated = self._begun + token_seconds
@@ -75,7 +75,7 @@ class SimulatedLearner:
         assert self._batch is None, "it trains on another batch"
         self.parts = 0
         self._batch = _Batch(version, token_seconds)
-        if self.is_there:
+        if self.is_up:
             self._begin(now)
 
     def publish(self, now: float) -> Version:
@@ -101,18 +101,18 @@ class SimulatedLearner:
             self._count_accumulation(max(now, self._begun))
         self._early, self.parts = 0.0, 0
         self._checkpoints = [(at, version) for at, version in self._checkpoints if at <= now]
-        self.is_there, self.next = False, inf
+        self.is_up, self.next = False, inf
 
     def retrain(self) -> float:
         """Return the seconds it takes to repeat the batches since the newest checkpoint."""
         saved = self._checkpoints[-1][1] if self._checkpoints else 0
         self.retrained += len(self._seconds) - saved
-        self._unsaved = sum(self._seconds[saved:])  # again: see `runtime/checkpoints.py`
+        self._unsaved = sum(self._seconds[saved:])  # as in `runtime/checkpoints.py`
         return self._unsaved
 
     def restored(self, died: float, now: float) -> None:
         """Continue with the version that was published last, after a death at `died`."""
-        self.is_there, self._free = True, now
+        self.is_up, self._free = True, now
         if self._row is not None:
             self._row.append("restore", died, now, len(self._seconds))
         if self._batch is not None:

@@ -46,11 +46,11 @@ class Record:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory, self._config, self._on_step = directory, config, on_step
         self._is_open = False
-        self._event = 0
+        self._last_event = 0  # its number in the store
         self._cuts: dict[TrajectoryId, list[Cut]] = {}
-        self._tokens = self._trained = 0.0
-        self._ages: Counter[int] = Counter()
         self._last = PublishedStep(0, 0.0, 0.0, 0.0)
+        self._generated = self._trained = 0.0  # tokens until then
+        self._ages: Counter[int] = Counter()  # `Audit.staleness` then
 
     def _open(self) -> None:
         """Replace an earlier simulation, once it is certain that this one can run."""
@@ -72,7 +72,7 @@ class Record:
         if not self._is_open:
             self._open()
         store = self._store
-        self._event = store.record(cluster.now, [event])
+        self._last_event = store.record(cluster.now, [event])
         match event:
             case events.GroupCreated(group, row, epoch, tokens):
                 text, ids = f"simulated prompt {row}", [0] * tokens
@@ -92,7 +92,7 @@ class Record:
         """Write the commands that the last event caused."""
         store = self._store
         for command in commands:
-            store.record_command(self._event, command)
+            store.record_command(self._last_event, command)
             match command:
                 case Route(trajectory=trajectory, instance=instance):
                     self._route(cluster, trajectory, instance)
@@ -140,9 +140,9 @@ class Record:
     def _drafts(self, cluster: Cluster, name: InstanceId) -> tuple[float, float]:
         """Return the instance's mean tokens and drafted tokens per iteration until now."""
         tally = next(each.tally for each in cluster.all_instances if each.name == name)
-        if not tally.turns:
+        if not tally.decode_steps:
             return 1.0, 0.0
-        return 1 + tally.accepted / tally.turns, tally.drafted / tally.turns
+        return 1 + tally.accepted / tally.decode_steps, tally.drafted / tally.decode_steps
 
     def _step(self, cluster: Cluster) -> None:
         """Write the metrics of the step that has ended."""
@@ -159,12 +159,12 @@ class Record:
             "num_tokens": self._trained,
             "staleness/mean": sum(age * n for age, n in ages.items()) / ages.total(),
             "staleness/max": max(ages),
-            "rollout/tokens_per_s": (generated - self._tokens) / seconds,
+            "rollout/tokens_per_s": (generated - self._generated) / seconds,
             "idle/rollout": 1 - rollout,
             "idle/learner": 1 - (step.learner_busy - last.learner_busy) / seconds,
             **cluster.coordinator.state.lengths.metrics(),
         }
         self._metrics.write(step.version, step.time, figures)
-        self._last, self._tokens = step, generated
+        self._last, self._generated = step, generated
         self._store.commit()
         self._on_step(step.version)

@@ -9,29 +9,29 @@ from typing import NamedTuple
 from rhymeflow.core.types import TrajectoryId, Version
 
 
-class Answer(NamedTuple):
-    """An environment's answer to a turn."""
+class Observation(NamedTuple):
+    """What an environment returns after a turn."""
 
     after: int  # tokens that the policy has generated when the turn ends
-    tokens: int  # of the answer
+    tokens: int  # of the observation
     seconds: float  # until it comes
 
 
 @dataclass(slots=True, eq=False)
 class Response:
-    """A simulated trajectory; it is multi-turn if it has `answers` of an environment."""
+    """A simulated trajectory; it is multi-turn if it has `observations` of an environment."""
 
     id: TrajectoryId
     prompt_tokens: int
     sampled_length: int  # tokens that the policy will generate, at least 1
     reward: float = 0.0
-    answers: Sequence[Answer] = ()
+    observations: Sequence[Observation] = ()
     known: bool = False  # whether drafts come from the prompt's responses of earlier epochs
     is_complete: bool = False  # finished, or finished early
-    turn: int = 0  # turns that the environment has answered
-    length: int = 0  # tokens, answers included, at which the policy's turn will end
+    turn: int = 0  # turns whose observations have come
+    length: int = 0  # tokens, observations included, at which the policy's turn will end
     generated: int = 0
-    """Its tokens, answers included; updated only now and then while an instance decodes it."""
+    """Its tokens, observations included; updated only now and then while an instance decodes it."""
     stored: int = 0  # tokens that the trajectory store has
     routed_version: Version | None = None
     """V_traj: the version its instance was to hold when it was first routed."""
@@ -42,7 +42,7 @@ class Response:
     """(first token, version under which it is generated from there on), in order."""
 
     def __post_init__(self) -> None:
-        self.length = self.answers[0].after if self.answers else self.sampled_length
+        self.length = self.observations[0].after if self.observations else self.sampled_length
 
     def continue_under(self, version: Version) -> None:
         """Record that the next token is generated under `version`."""
@@ -56,21 +56,21 @@ class Response:
     @property
     def sampled(self) -> int:
         """Tokens that the policy generated."""
-        return self.generated - sum(answer.tokens for answer in self.answers[: self.turn])
+        return self.generated - sum(each.tokens for each in self.observations[: self.turn])
 
     @property
     def is_last_turn(self) -> bool:
         """Whether the response is complete when the policy's turn ends."""
-        return self.turn == len(self.answers)
+        return self.turn == len(self.observations)
 
     def observe(self) -> None:
-        """Append the environment's answer and begin the next turn."""
+        """Append the environment's observation and begin the next turn."""
         assert self.generated == self.length
-        answer = self.answers[self.turn]
+        observation = self.observations[self.turn]
         self.turn += 1
-        end = self.sampled_length if self.is_last_turn else self.answers[self.turn].after
-        self.generated += answer.tokens
-        self.length = self.generated + end - answer.after
+        end = self.sampled_length if self.is_last_turn else self.observations[self.turn].after
+        self.generated += observation.tokens
+        self.length = self.generated + end - observation.after
         self.store()
 
     def store(self) -> None:

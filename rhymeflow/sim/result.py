@@ -55,7 +55,7 @@ class SimulationResult:
     steps_per_second: float
     throughput: float  # trained tokens, of responses and prompts, per second
     response_throughput: float
-    """Trained tokens of responses per second, answers of environments included."""
+    """Trained tokens of responses per second, observations included."""
     trajectories_per_second: float  # trained responses per second
     idle_rollout: float  # share of the instances' time in which they were idle
     idle_instances: tuple[float, ...]  # idle share of each, as they joined, in the whole run
@@ -154,7 +154,7 @@ def result(cluster: Cluster, config: Config, devices: str, uncounted: int) -> Si
         pulls=sum(tally.pulls for tally in tallies),
         preemptions=sum(tally.preemptions for tally in tallies),
         interrupts=sum(tally.interrupts for tally in tallies),
-        tokens_per_iteration=1 + accepted / max(1, sum(tally.turns for tally in tallies)),
+        tokens_per_iteration=1 + accepted / max(1, sum(tally.decode_steps for tally in tallies)),
         drafted=sum(tally.drafted for tally in tallies),
         accepted=round(accepted),
         rank_correlation=lengths.get("lengths/rank_correlation"),

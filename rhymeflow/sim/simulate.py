@@ -71,15 +71,15 @@ def run(
     *,
     timeline: Timeline | None = None,
     profile: Profile | None = None,
-    dying: Iterable[Death] | None = None,
+    deaths: Iterable[Death] | None = None,
     uncounted: int = 0,
     log: Record | None = None,
 ) -> SimulationResult:
     """Simulate a run on these prompts and responses. Writes only through `log`.
 
     Rates and idle shares leave out the last `uncounted` steps: no later batch is generated during
-    them, so a schedule that works ahead would look faster than it is. `profile` and `dying`, the
-    deaths, default to the configuration's. `log` is called with events and commands.
+    them, so a schedule that works ahead would look faster than it is. `profile` and `deaths`
+    default to the configuration's. `log` is called with events and commands.
 
     Raises:
         UserError: the configuration cannot be simulated, or failures are too frequent for it.
@@ -100,8 +100,8 @@ def run(
         train_devices = num_instances * per_instance
     plan = build.plan(config)
     faults = simulation.faults
-    if dying is None and (faults.device_mtbf_hours or faults.controller_mtbf_hours):
-        dying = failures(
+    if deaths is None and (faults.device_mtbf_hours or faults.controller_mtbf_hours):
+        deaths = failures(
             _FAILURE_SEED,
             Devices(num_instances, per_instance, train_devices, simulation.colocated),
             device_mtbf_hours=faults.device_mtbf_hours,
@@ -114,15 +114,15 @@ def run(
         workload,
         simulation,
         num_instances=num_instances,
-        recovery=None if dying is None else _recovery(config, plan),
-        failures=dying or (),
+        recovery=None if deaths is None else _recovery(config, plan),
+        failures=deaths or (),
         timeline=timeline,
         log=log,
     )
     cluster.run()
     instances, devices = counted(num_instances, "instance"), counted(train_devices, "device")
-    made_of = f"{instances} of {profile.description}; trained on {devices}"
-    return result(cluster, config, made_of, uncounted)
+    described = f"{instances} of {profile.description}; trained on {devices}"
+    return result(cluster, config, described, uncounted)
 
 
 def _recovery(config: Config, plan: Plan) -> Recovery:
@@ -139,11 +139,11 @@ def _recovery(config: Config, plan: Plan) -> Recovery:
 def _hardware(config: Config, profile: Profile, train_devices: int, workload: Workload) -> Hardware:
     rollout = config.rollout
     kv_capacity = rollout.max_kv_tokens or profile.kv_capacity
-    prompt, observed = workload.longest_prompt, workload.most_observed
+    prompt, observed = workload.longest_prompt, workload.most_observed  # in tokens
     if prompt + rollout.max_completion_length + observed > kv_capacity:
-        answers = f", {observed} tokens of environments" if observed else ""
+        also = f", {observed} tokens of environments" if observed else ""
         raise UserError(
-            f"rollout.max_completion_length: {rollout.max_completion_length}{answers} and a prompt "
+            f"rollout.max_completion_length: {rollout.max_completion_length}{also} and a prompt "
             f"of {prompt} tokens do not fit the KV cache of an instance, {kv_capacity} tokens"
         )
     cost, share = profile.cost(train_devices), workload.computed_share

@@ -18,14 +18,14 @@ import xxhash
 from rhymeflow.config import Config, WorkloadConfig
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
-from rhymeflow.sim.response import Answer
+from rhymeflow.sim.response import Observation
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 
 _NORMAL = NormalDist()
-_REACH = 6.0
-_PER_UNIT = 64
+_REACH, _PER_UNIT = 6.0, 64
+"""Lengths are tabulated at standard normal scores from minus to plus this, so many per unit."""
 _SCORES = np.linspace(-_REACH, _REACH, int(2 * _REACH * _PER_UNIT) + 1)
 _WEIGHTS = np.exp(-(_SCORES**2) / 2)
 _WEIGHTS /= _WEIGHTS.sum()
@@ -116,7 +116,7 @@ class ResponseSpec(NamedTuple):
 
     length: int  # tokens that the policy will generate
     reward: float
-    answers: list[Answer]  # of its environment; empty without one
+    observations: list[Observation]  # from its environment; empty without one
 
 
 class Synthetic:
@@ -137,7 +137,7 @@ class Synthetic:
         self._most_turns = 1 if mean == 1 else round(MOST_TURNS * mean)
         self.longest_prompt = self.config.prompt_tokens
         self.most_observed = (self._most_turns - 1) * self.config.observation_tokens
-        """Most tokens of environments' answers in one response."""
+        """Most tokens of observations in one response."""
 
     computed_share = 1.0  # share of a batch's tokens that the learner computes
 
@@ -151,8 +151,8 @@ class Synthetic:
         own = _NORMAL.inv_cdf(uniform(self._seed, b"length", row, epoch, member))
         score = self._prompt_weight * self._level(row, epoch) + self._response_weight * own
         length = self._lengths.at(score)
-        answers = self._answers(row, epoch, member, length)
-        return ResponseSpec(length, self._reward(row, epoch, member), answers)
+        observations = self._observations(row, epoch, member, length)
+        return ResponseSpec(length, self._reward(row, epoch, member), observations)
 
     def _reward(self, row: int, epoch: int, member: int) -> float:
         chance = uniform(self._seed, b"chance", row)
@@ -160,7 +160,7 @@ class Synthetic:
             return float(chance < 0.5)
         return float(uniform(self._seed, b"reward", row, epoch, member) < chance)
 
-    def _answers(self, row: int, epoch: int, member: int, length: int) -> list[Answer]:
+    def _observations(self, row: int, epoch: int, member: int, length: int) -> list[Observation]:
         """Split the response into turns of equal length: geometric number, lognormal seconds."""
         config, where = self.config, (row, epoch, member)
         if config.mean_turns == 1:
@@ -169,7 +169,7 @@ class Synthetic:
         num_turns = 1 + int(log(draw) / log1p(-1 / config.mean_turns))
         num_turns = min(num_turns, length, self._most_turns)
         return [
-            Answer(
+            Observation(
                 length * turn // num_turns,
                 config.observation_tokens,
                 config.environment_seconds * exp(SIGMA * score - SIGMA * SIGMA / 2),
@@ -192,8 +192,8 @@ class RecordedWorkload:
 
     A response that the run did not finish, or never requested, is replaced by another one of its
     prompt, or of any prompt if that has none, chosen by hash. Responses that were finished early
-    are left out. Environments answer as recorded, after the same time. The time of the last call,
-    which ended the episode, is left out, as is that of rewards.
+    are left out. Observations are as recorded, after the same time. The time of the last call to
+    the environment, which ended the episode, is left out, as is that of rewards.
 
     Raises:
         UserError: there is no run, or no response was finished in it.
@@ -216,7 +216,7 @@ class RecordedWorkload:
                 " ORDER BY t.group_id, t.member",
                 first,
             )
-            answered = _recorded_answers(reader)
+            all_observations = _recorded_observations(reader)
         if not responses:
             raise UserError(f"{run_dir}: no response was finished in this run")
         rows = metrics.read(run_dir).values()
@@ -227,21 +227,22 @@ class RecordedWorkload:
         self._all: list[ResponseSpec] = []
         self._by_row: dict[int, list[ResponseSpec]] = {}
         for row, epoch, member, group, length, reward in responses:
-            heard = answered.get((group, member), [])
-            sampled = min(length - sum(answer.tokens for answer in heard), longest)
-            answers = [answer for answer in heard if answer.after < sampled]
-            response = ResponseSpec(sampled, reward, answers)
+            observations = all_observations.get((group, member), [])
+            sampled = min(length - sum(each.tokens for each in observations), longest)
+            observations = [each for each in observations if each.after < sampled]
+            response = ResponseSpec(sampled, reward, observations)
             self._known[row, epoch, member] = response
             self._all.append(response)
             self._by_row.setdefault(row, []).append(response)
         self.longest_prompt = max(prompt.tokens for prompt in self._prompts)
-        self.most_observed = max(sum(each.tokens for each in one.answers) for one in self._all)
+        observed = (sum(each.tokens for each in spec.observations) for spec in self._all)
+        self.most_observed = max(observed)
 
     def prompt(self, number: int) -> SimulatedPrompt:
         """Return the prompt of request `number`, from 0, then all again in new epochs."""
-        turn, index = divmod(number, len(self._prompts))
+        repetition, index = divmod(number, len(self._prompts))
         recorded = self._prompts[index]
-        return recorded._replace(epoch=recorded.epoch + turn * self._epochs)
+        return recorded._replace(epoch=recorded.epoch + repetition * self._epochs)
 
     def response(self, row: int, epoch: int, member: int) -> ResponseSpec:
         """Return the recorded response, or the one that replaces it."""
@@ -261,10 +262,12 @@ def _first_of(reader: TrajectoryReader, newest: int) -> int:
     return min((group for (group,) in rows), default=0)
 
 
-def _recorded_answers(reader: TrajectoryReader) -> dict[tuple[int, int], list[Answer]]:
-    """Return the environments' answers by (group, member), in order."""
-    ends: dict[tuple[int, int], int] = {}
-    answers: dict[tuple[int, int], list[Answer]] = {}
+def _recorded_observations(
+    reader: TrajectoryReader,
+) -> dict[tuple[int, int], list[Observation]]:
+    """Return the environments' observations by (group, member), in order."""
+    ends: dict[tuple[int, int], int] = {}  # tokens of each response when its last turn ended
+    observations: dict[tuple[int, int], list[Observation]] = {}
     for kind, group, member, length, seconds in reader.query(
         "SELECT kind, json_extract(body, '$.trajectory[0]'), json_extract(body, '$.trajectory[1]'),"
         " json_extract(body, '$.length'), json_extract(body, '$.seconds') FROM events"
@@ -273,11 +276,11 @@ def _recorded_answers(reader: TrajectoryReader) -> dict[tuple[int, int], list[An
         if kind == "TurnEnded":
             ends[group, member] = length
             continue
-        heard = answers.setdefault((group, member), [])
+        earlier = observations.setdefault((group, member), [])
         tokens = length - ends[group, member]
-        after = ends[group, member] - sum(answer.tokens for answer in heard)
-        heard.append(Answer(after, tokens, seconds))
-    return answers
+        after = ends[group, member] - sum(each.tokens for each in earlier)
+        earlier.append(Observation(after, tokens, seconds))
+    return observations
 
 
 Workload = Synthetic | RecordedWorkload

@@ -24,7 +24,7 @@ from rhymeflow.sim.cluster import Cluster
 from rhymeflow.sim.continuous_batching import Hardware
 from rhymeflow.sim.drafts import Drafts
 from rhymeflow.sim.faults import Death, Recovery
-from rhymeflow.sim.response import Answer, Response
+from rhymeflow.sim.response import Observation, Response
 from rhymeflow.sim.timeline import Timeline
 from rhymeflow.sim.workload import ResponseSpec, SimulatedPrompt, uniform
 from tests.core import invariants
@@ -37,7 +37,7 @@ COST = CostModel(
 
 
 class Lengths:
-    """Responses of 1 to 60 tokens, prompts of 1 to 20, with turns up to 3 answers, by hash."""
+    """Responses of 1 to 60 tokens, prompts of 1 to 20, with turns up to 3 observations, by hash."""
 
     def __init__(self, seed: int, *, turns: bool = False) -> None:
         self.seed, self.turns = seed, turns
@@ -54,8 +54,8 @@ class Lengths:
         length = 1 + int(60 * uniform(self.seed, b"l", row, epoch, member) ** 2)
         reward = float(uniform(self.seed, b"r", row, epoch, member) < 0.4)
         ends = sorted({1 + draw(turn, length) for turn in range(draw(9, 4))} - {length})
-        answers = [Answer(end, draw(end, 7), draw(-end, 3) / 10) for end in ends * self.turns]
-        return ResponseSpec(length, reward, answers)
+        seen = [Observation(end, draw(end, 7), draw(-end, 3) / 10) for end in ends * self.turns]
+        return ResponseSpec(length, reward, seen)
 
 
 def a_recovery(rng: random.Random) -> Recovery:

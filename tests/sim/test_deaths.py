@@ -56,7 +56,7 @@ def died(
 ) -> SimulationResult:
     """Responses are all equally long; two instances, a learner, `synchronous`."""
     with recovering(**(seconds or {})):
-        return run(a_config(path, **{**FAULTS, **changes}), Constant(), dying=dying)
+        return run(a_config(path, **{**FAULTS, **changes}), Constant(), deaths=dying)
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_another_joins_only_when_there_is_a_learner(tmp_path: Path) -> None:
     timeline = Timeline()
     config = a_config(tmp_path, **FAULTS)
     with recovering():
-        run(config, Constant(), timeline=timeline, dying=[Death(0.1, "learner"), Death(0.2, 0)])
+        run(config, Constant(), timeline=timeline, deaths=[Death(0.1, "learner"), Death(0.2, 0)])
     rows = {row.name: row for row in timeline.instances}
     assert rows["rollout-0"].left == 0.2
     assert rows["rollout-0.1"].joined == pytest.approx(0.1 + 0.25 + 2.0)

@@ -20,7 +20,7 @@ from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.profiles import Profile
 from rhymeflow.sim.audit import Outcome
-from rhymeflow.sim.response import Answer
+from rhymeflow.sim.response import Observation
 from rhymeflow.sim.result import SimulationResult, quantiles
 from rhymeflow.sim.simulate import run, simulate
 from rhymeflow.sim.workload import RecordedWorkload, ResponseSpec, SimulatedPrompt, workload
@@ -247,10 +247,10 @@ BOUNDS = {"synchronous": None, "one_step": None, "histopipe": None}
 def test_a_turn_takes_in_what_was_answered_and_keeps_the_rest(tmp_path: Path) -> None:
     config = a_config(tmp_path, learner__groups_per_batch=1)
     # The environment answers once, after 20 tokens: 5 tokens, which take 3 seconds.
-    answers = [Answer(20, 5, 3.0)]
+    observations = [Observation(20, 5, 3.0)]
     found = run(
         config,
-        Constant(most_observed=5, response=lambda *of: ResponseSpec(LENGTH, of[2], answers)),
+        Constant(most_observed=5, response=lambda *of: ResponseSpec(LENGTH, of[2], observations)),
     )
 
     def turn(before: int, tokens: int, kept: int = 0) -> float:
@@ -319,11 +319,12 @@ def test_turns_as_a_run_recorded_them(tmp_path: Path) -> None:
     config = a_config(tmp_path, **{"rollout.max_completion_length": 500})
     recorded = RecordedWorkload(run_dir, config)
     assert recorded.response(3, 0, 1).length == 86
-    assert recorded.response(3, 0, 1).answers == [Answer(40, 7, 2.5), Answer(53, 10, 0.5)]
-    assert recorded.response(3, 0, 0).answers == [Answer(6, 1, 0.25)]
+    both = [Observation(40, 7, 2.5), Observation(53, 10, 0.5)]
+    assert recorded.response(3, 0, 1).observations == both
+    assert recorded.response(3, 0, 0).observations == [Observation(6, 1, 0.25)]
     shorter = RecordedWorkload(run_dir, a_config(tmp_path, **{"rollout.max_completion_length": 53}))
-    assert shorter.response(3, 0, 1).answers == [Answer(40, 7, 2.5)], "cut before the second"
-    assert recorded.response(4, 0, 1).answers == []
+    assert shorter.response(3, 0, 1).observations == both[:1], "cut before the second"
+    assert recorded.response(4, 0, 1).observations == []
     assert recorded.most_observed == 17
     config = build_config({"rollout.num_generations": 2}, base=config, where="test")
     found = simulate(config, output=tmp_path / "out", workload=run_dir)

@@ -34,7 +34,7 @@ def watched() -> tuple[Timeline, SimulationResult]:
     )
     timeline = Timeline()
     with recovering(detection=0.0):
-        found = run(config, workload(config, None), timeline=timeline, dying=[Death(0.5, 1)])
+        found = run(config, workload(config, None), timeline=timeline, deaths=[Death(0.5, 1)])
     return timeline, found
 
 

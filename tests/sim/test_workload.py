@@ -75,12 +75,12 @@ def test_a_mean_that_cannot_be(mean: float) -> None:
 def test_turns_are_as_many_as_is_said_and_share_the_length() -> None:
     made = Synthetic(a_config(mean_turns=3, observation_tokens=7, environment_seconds=2.0))
     specs = [made.response(row, 0, 0) for row in range(4000)]
-    every = [spec.answers for spec in specs]
+    every = [spec.observations for spec in specs]
     assert statistics.fmean(1 + len(each) for each in every) == pytest.approx(3, rel=0.05)
     assert max(1 + len(each) for each in every) <= MOST_TURNS * 3
     assert statistics.fmean(a.seconds for each in every for a in each) == pytest.approx(2, rel=0.05)
     ends = [[a.after for a in each] for each in every]
-    assert all(0 < end < spec.length for spec in specs for end in [a.after for a in spec.answers])
+    assert all(0 < end < one.length for one, e in zip(specs, ends, strict=True) for end in e)
     assert all(each == sorted(set(each)) for each in ends)
     assert [made.response(row, 0, 0) for row in range(4000)] == specs
     assert [made.response(row, 1, 0) for row in range(4000)] != specs
