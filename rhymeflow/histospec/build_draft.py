@@ -94,20 +94,20 @@ def build_drafts(
     """
     width = proposals.tokens.shape[1]
     for i in range(most.shape[0]):
-        limit, count, waiting = min(most[i], width), 0, 0
+        limit, count, frontier_size = min(most[i], width), 0, 0
         mask, parent, depth, path = _weigh(texts, i, weights, ballot), -1, 0, np.float32(1)
         while count < limit:
             if depth < width:
                 options = _vote(texts, i, mask, depth, ranking, ballot)
-                waiting = _put(
+                frontier_size = _put(
                     ballot, options, states[i], is_tree, rates, frontier,
-                    waiting, parent, depth, path,
+                    frontier_size, parent, depth, path,
                 )  # fmt: skip
             best = 0
-            for j in range(1, waiting):
+            for j in range(1, frontier_size):
                 if frontier.probabilities[j] > frontier.probabilities[best]:
                     best = j
-            if waiting == 0 or frontier.probabilities[best] < 0:
+            if frontier_size == 0 or frontier.probabilities[best] < 0:
                 break
             mask, depth = frontier.masks[best], frontier.depths[best] + 1
             path, parent = frontier.probabilities[best], count
@@ -164,8 +164,9 @@ def _vote(texts, i, mask, depth, ranking, ballot):
 
 
 @inner
-def _put(ballot, options, state, is_tree, rates, frontier, waiting, parent, depth, path):
-    """Add the options with the best chances to the frontier; return how many nodes it has then."""
+def _put(ballot, options, state, is_tree, rates, frontier, size, parent, depth, path):
+    """Add the options with the best chances, which follow node `parent`, to the frontier of `size`
+    nodes; return its new size. `path`: the parent's path probability."""
     total = np.float32(UNCAST)
     for option in range(options):
         total += ballot.scores[option]
@@ -179,15 +180,15 @@ def _put(ballot, options, state, is_tree, rates, frontier, waiting, parent, dept
             is_better = rate == chance and ballot.shares[option] > ballot.shares[best]
             if ballot.shares[option] >= 0 and (rate > chance or is_better):
                 best, chance = option, rate
-        ballot.shares[best] = -1.0
-        frontier.tokens[waiting] = ballot.tokens[best]
-        frontier.parents[waiting] = parent
-        frontier.depths[waiting] = depth
-        frontier.classes[waiting] = ballot.classes[best]
-        frontier.masks[waiting] = ballot.masks[best]
-        frontier.probabilities[waiting] = path * chance
-        waiting += 1
-    return waiting
+        ballot.shares[best] = -1.0  # so that it is not chosen again
+        frontier.tokens[size] = ballot.tokens[best]
+        frontier.parents[size] = parent
+        frontier.depths[size] = depth
+        frontier.classes[size] = ballot.classes[best]
+        frontier.masks[size] = ballot.masks[best]
+        frontier.probabilities[size] = path * chance
+        size += 1
+    return size
 
 
 @inner
@@ -198,5 +199,5 @@ def class_of(share, state, kind):
     origin of the text: another prompt, the prompt, the sequence itself, or aligned (a response with
     the same prompt, sample and noise, at the same position).
     """
-    agreed = min(int(share * NUM_SHARES), NUM_SHARES - 1)
-    return (agreed * NUM_STATES + state) * NUM_KINDS + kind
+    bin_of_share = min(int(share * NUM_SHARES), NUM_SHARES - 1)
+    return (bin_of_share * NUM_STATES + state) * NUM_KINDS + kind

@@ -29,6 +29,8 @@ BEGUN, FOLLOWS, LEFT_LATELY, LEFT_BEFORE = range(NUM_STATES)
 `_LATELY` tokens; it left one before. A sequence that has left a proposal leaves the next sooner."""
 _STATE_PRIOR = np.array([1.0, 1.0, 0.7, 0.8])
 _LATELY = 4
+_FOLLOWING, _UNKNOWN = -2, -1
+"""In place of the tokens since a sequence left a proposal: it follows proposals, or is unknown."""
 _STRENGTH = 8.0
 """Weight of a prior, in tokens."""
 _MEMORY = 1000.0
@@ -50,32 +52,32 @@ class Acceptance:
         self._trials = np.zeros((NUM_CLASSES, 2))
         """By class: tokens that counted, and how many of them were right."""
         self.rates = np.empty(NUM_CLASSES, np.float32)
-        self._since = np.full(max_sequences, -1, np.int64)
-        """By handle: tokens since it left a proposal; -2: it follows proposals; -1: unknown."""
+        self._since = np.full(max_sequences, _UNKNOWN, np.int64)
+        """By handle: tokens since it left a proposal, `_FOLLOWING` or `_UNKNOWN`."""
         self._expected = self._accepted = 0.0  # decayed numbers of verified tokens
         self._estimate()
 
     @property
     def discount(self) -> float:
-        """Accepted over expected tokens, at most 1. The choice of the likeliest of many uncertain
-        tokens is biased upwards, and siblings are wrong together."""
+        """Accepted over expected tokens, at most 1. Fewer are accepted than expected, because the
+        tokens that look likeliest are often overrated, and siblings are wrong together."""
         accepted = self._accepted + _DISCOUNT * _DISCOUNT_STRENGTH
         return min(accepted / (self._expected + _DISCOUNT_STRENGTH), 1.0)
 
     def begin(self, handle: int) -> None:
         """Reset the state of a handle that stands for a new sequence."""
-        self._since[handle] = -1
+        self._since[handle] = _UNKNOWN
 
     def states(self, handles: Ints) -> Ints:
         """Return the states of these sequences, int64 [n]."""
         since = self._since[handles]
         left = np.where(since <= _LATELY, LEFT_LATELY, LEFT_BEFORE)
-        return np.where(since >= 0, left, np.where(since == -2, FOLLOWS, BEGUN))
+        return np.where(since >= 0, left, np.where(since == _FOLLOWING, FOLLOWS, BEGUN))
 
     def observe_undrafted(self, handles: Ints) -> None:
         """Record that these sequences got a token each without a proposal."""
         since = self._since[handles]
-        self._since[handles] = np.where(since < 0, -1, since + 1)
+        self._since[handles] = np.where(since < 0, _UNKNOWN, since + 1)
 
     def observe(
         self,
@@ -144,13 +146,13 @@ def _walk(proposals, lengths, rows, handles, generated, offsets, since, trials, 
         elif since[handle] >= 0:
             since[handle] += size
         else:
-            since[handle] = -2 if count > 0 else -1
+            since[handle] = _FOLLOWING if count > 0 else _UNKNOWN
 
 
-_KINDS = 5
+_QUANTITIES = 5
 """Quantities with a price: an iteration, a sequence, a drafted row, a prompt's row, a cached
 token."""
-_SEQUENCE, _DRAFTED, _PROMPT, _CACHED = range(1, _KINDS)
+_SEQUENCE, _DRAFTED, _PROMPT, _CACHED = range(1, _QUANTITIES)
 _EXACT, _PER_OCTAVE, _BINS = 16, 4, 80
 """Numbers of bins by rows: of one number of rows each, per doubling after that, and in total."""
 _FADE = 0.998
@@ -167,6 +169,7 @@ rows, which are tried few at a time."""
 _DOUBTED = 0.2
 """Share of the evidence on drafted rows that `Prices.doubt_drafted` keeps."""
 _SWEEPS = 30
+"""Sweeps of coordinate descent over the prices."""
 _RECENT = 30
 """Iterations that a bin remembers, about."""
 _STRAIGHT = 2.0
@@ -182,10 +185,10 @@ class Prices:
     """
 
     def __init__(self) -> None:
-        self._sums = np.zeros((_KINDS, _KINDS + 1))
+        self._sums = np.zeros((_QUANTITIES, _QUANTITIES + 1))
         """Sums of products of an iteration's quantities (and seconds), over its seconds squared."""
-        self._prices = np.zeros((2, _KINDS))  # expected, and at worst
-        self._bins = np.zeros((_BINS, _KINDS + 1))
+        self._prices = np.zeros((2, _QUANTITIES))  # expected, and at worst
+        self._bins = np.zeros((_BINS, _QUANTITIES + 1))
         """By number of rows: sums of the quantities and seconds of recent iterations."""
         self.num_seen = 0
 
@@ -220,21 +223,21 @@ class Prices:
 
 @njit(cache=True)
 def _learn(row, sums, prices, bins, seen):
-    seconds = size = row[_KINDS]
+    seconds = expected = row[_QUANTITIES]
     entry = bins[_bin(row[_SEQUENCE] + row[_DRAFTED])]
     if seen:
-        size = max(_line(row, prices[0]), 1e-9) * _factor(entry, prices[0])
-        seconds = min(max(seconds, (1 - _CLIP) * size), (1 + _CLIP) * size)
+        expected = max(_linear(row, prices[0]), 1e-9) * _factor(entry, prices[0])
+        seconds = min(max(seconds, (1 - _CLIP) * expected), (1 + _CLIP) * expected)
     if row[_PROMPT] == 0:
         if entry[0] > _RECENT:
             entry *= 0.9
-        entry[:_KINDS] += row[:_KINDS]
-        entry[_KINDS] += seconds
+        entry[:_QUANTITIES] += row[:_QUANTITIES]
+        entry[_QUANTITIES] += seconds
     sums *= _FADE
-    for i in range(_KINDS):
-        for j in range(_KINDS):
-            sums[i, j] += row[i] * row[j] / size**2
-        sums[i, _KINDS] += row[i] * seconds / size**2
+    for i in range(_QUANTITIES):
+        for j in range(_QUANTITIES):
+            sums[i, j] += row[i] * row[j] / expected**2
+        sums[i, _QUANTITIES] += row[i] * seconds / expected**2
     _fit(sums, prices[0], _ASSUMED)
     _fit(sums, prices[1], _WORST)
 
@@ -243,23 +246,26 @@ def _learn(row, sums, prices, bins, seen):
 def _fit(sums, prices, drafted_share):
     """Fit the prices, none below 0, to the observations and the assumptions."""
     full = sums.copy()
-    seconds = sums[0, _KINDS] / sums[0, 0]
+    seconds = sums[0, _QUANTITIES] / sums[0, 0]
     unit = _WEIGHT / seconds**2
     sequences, cached = sums[0, _SEQUENCE] / sums[0, 0], sums[0, _CACHED] / sums[0, 0]
     price = (1 - _FIXED_SHARE) * seconds / sequences
+    # An assumption counts like an iteration with only so much of the quantity. 0.7 halves the
+    # weight; 12 makes cached tokens cost nothing until there is clear evidence.
     assumed = (0.0, price, drafted_share * price, 0.0, 0.0)
-    sizes = (0.0, sequences, 0.7 * sequences, 0.0, 12 * max(cached, 1.0))
-    for i in range(_KINDS):
-        full[i, i] += unit * sizes[i] ** 2
-        full[i, _KINDS] += unit * sizes[i] ** 2 * assumed[i]
+    amounts = (0.0, sequences, 0.7 * sequences, 0.0, 12 * max(cached, 1.0))
+    for i in range(_QUANTITIES):
+        full[i, i] += unit * amounts[i] ** 2
+        full[i, _QUANTITIES] += unit * amounts[i] ** 2 * assumed[i]
+    # Assume that a drafted row and a prompt's row have the same price.
     likeness = unit * sequences**2
     for one, other in ((_DRAFTED, _PROMPT), (_PROMPT, _DRAFTED)):
         full[one, one] += likeness
         full[one, other] -= likeness
     for _ in range(_SWEEPS):
-        for i in range(_KINDS):
-            rest = full[i, _KINDS]
-            for j in range(_KINDS):
+        for i in range(_QUANTITIES):
+            rest = full[i, _QUANTITIES]
+            for j in range(_QUANTITIES):
                 if j != i:
                     rest -= full[i, j] * prices[j]
             prices[i] = max(rest / full[i, i], 0.0)
@@ -274,15 +280,16 @@ def _seconds(row, prices, bins, max_drafted):
         if _bin(row[_SEQUENCE] + drafted) != last:
             last = _bin(row[_SEQUENCE] + drafted)
             factor = _factor(bins[last], prices)
-        least = max(least, _line(row, prices) * factor)
+        least = max(least, _linear(row, prices) * factor)
         seconds[drafted] = least
     return seconds
 
 
 @njit(cache=True)
-def _line(row, prices):
+def _linear(row, prices):
+    """Return the sum of quantities times prices."""
     total = 0.0
-    for i in range(_KINDS):
+    for i in range(_QUANTITIES):
         total += row[i] * prices[i]
     return total
 
@@ -290,8 +297,8 @@ def _line(row, prices):
 @njit(cache=True)
 def _factor(entry, prices):
     """Return observed over expected seconds in a bin."""
-    line = max(_line(entry, prices), 1e-9)
-    return (entry[0] * entry[_KINDS] / line + _STRAIGHT) / (entry[0] + _STRAIGHT)
+    expected = max(_linear(entry, prices), 1e-9)
+    return (entry[0] * entry[_QUANTITIES] / expected + _STRAIGHT) / (entry[0] + _STRAIGHT)
 
 
 @njit(cache=True)
@@ -408,6 +415,7 @@ class Budget:
 
 
 _SMALLEST = 2
+"""Tokens of the smallest window."""
 
 
 class Aimd:

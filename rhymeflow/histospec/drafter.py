@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -32,9 +33,8 @@ _MAX_UNINDEXED = 64
 """Most iterations whose tokens are not indexed yet."""
 _FIRST_ITERATIONS = 3
 """Iterations before the first search, which measure the time without drafts."""
-_COMPARED_FIRST, _COMPARED = 16, 100
-"""Iterations with drafts between two plain ones, which measure the time without drafts: at first,
-and later."""
+_FIRST_PLAIN_INTERVAL, _PLAIN_INTERVAL = 16, 100
+"""Iterations with drafts, at first and later, between two without, which measure their time."""
 
 Ints = NDArray[np.int64]
 
@@ -59,8 +59,9 @@ class _Iteration:
 class Drafter:
     """Drafts for one engine.
 
-    `history`: index of earlier responses, or None. At most `max_sequences` run at a time, of at
-    most `max_length` tokens (prompt and response). `clock` returns seconds.
+    `history`: index of earlier responses; None: drafts come from running sequences only. At most
+    `max_sequences` run at a time, of at most `max_length` tokens (prompt and response). `clock`
+    returns seconds.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Drafter:
         """Tokens that are not indexed yet: (handles, tokens, offsets), as in `extend_many`."""
         self._iteration: _Iteration | None = None
         self._since_plain = 0  # iterations with drafts since the last one without
-        self._compared = _COMPARED_FIRST
+        self._plain_interval = _FIRST_PLAIN_INTERVAL
         self._search = Search(
             self._live,
             history,
@@ -180,7 +181,7 @@ class Drafter:
         self.prices.observe(len(handles), drafted, iteration.other_rows, kv_tokens, seconds)
         spent = iteration.seconds + self._clock() - started
         stats.seconds += spent
-        self._settle(iteration, seconds, spent)
+        self._count_saved(iteration, seconds, spent)
 
     def _should_search(self, sequences: int) -> bool:
         """Whether to search in this iteration."""
@@ -188,8 +189,8 @@ class Drafter:
             return True
         if self.prices.num_seen < _FIRST_ITERATIONS:
             return False
-        if self._since_plain >= self._compared:
-            self._compared = min(2 * self._compared, _COMPARED)
+        if self._since_plain >= self._plain_interval:
+            self._plain_interval = min(2 * self._plain_interval, _PLAIN_INTERVAL)
             return False
         return self._budget.allows_search(sequences)
 
@@ -212,8 +213,9 @@ class Drafter:
 
     def _best_cut(self, iteration: _Iteration, proposals: Proposals) -> Ints:
         """Return how many tokens of each proposal to verify for the most tokens per second."""
-        size = len(proposals.counts), iteration.kv_tokens, int(proposals.counts.sum())
-        seconds, worst = self.prices.seconds(*size), self.prices.seconds(*size, at_worst=True)
+        num_sequences, num_drafted = len(proposals.counts), int(proposals.counts.sum())
+        price = partial(self.prices.seconds, num_sequences, iteration.kv_tokens, num_drafted)
+        seconds, worst = price(), price(at_worst=True)
         max_loss = self._budget.max_loss(float(seconds[0]))
         return best_cut(proposals, seconds, worst, max_loss, self.acceptance.discount)
 
@@ -242,8 +244,11 @@ class Drafter:
             self._search.extend(handles, tokens, offsets)
         self._unindexed.clear()
 
-    def _settle(self, iteration: _Iteration, seconds: float, spent: float) -> None:
-        """Count the seconds that the iteration saved, compared with plain iterations."""
+    def _count_saved(self, iteration: _Iteration, seconds: float, spent: float) -> None:
+        """Count the seconds that the iteration saved, compared with plain iterations.
+
+        It took `seconds` without the drafter's, which are `spent`.
+        """
         drafted = iteration.num_drafted
         self._since_plain = self._since_plain + 1 if drafted else 0
         if iteration.proposals is None:
@@ -257,8 +262,9 @@ class Drafter:
         gained = (iteration.generated / iteration.sequences - 1) * plain
         # The budget uses the predicted time of verification: a single iteration may be delayed.
         saved = gained - verifying - spent
-        took = verifying if iteration.other_rows else seconds - plain
-        self.stats.saved_seconds += gained - took - spent
+        # With other rows, the measured time is not that of verification alone.
+        verified_in = verifying if iteration.other_rows else seconds - plain
+        self.stats.saved_seconds += gained - verified_in - spent
         self._budget.searched(iteration.sequences, search=spent, saved=saved, plain=plain)
         if self._budget.is_used_up and not drafted:
             self.prices.doubt_drafted()

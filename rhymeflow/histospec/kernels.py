@@ -26,9 +26,10 @@ from numba import njit
 
 from rhymeflow.cpu.tiles import prefetch
 
+# Words of a block.
 BLOCK_WORDS = 32
-NUMBER, RESPONSE, PREVIOUS, NEXT, COUNT = 0, 1, 2, 3, 4
-FIRST_WORD = 6
+NUMBER, RESPONSE, PREVIOUS, NEXT, COUNT = 0, 1, 2, 3, 4  # the block, its neighbours, its tokens
+FIRST_WORD = 6  # of the tokens
 BLOCK_TOKENS = BLOCK_WORDS - FIRST_WORD
 
 # Words of the header.
@@ -58,6 +59,7 @@ KEPT = 4  # with so many candidates left, there is no new search
 STALE_AFTER = 32  # tokens after which there is a new search in any case
 
 INDEXES = 2
+# Origins of candidates: another prompt, the prompt, the sequence itself, an aligned response.
 KIND_SHARED, KIND_OWN, KIND_SELF, KIND_ALIGNED = 0, 1, 2, 3
 
 _LOW = 0xFFFFFFFF
@@ -379,10 +381,10 @@ def _agreement(text, position, recent, most):
 
 
 @inner
-def _followed(text, position, recent, came):
-    """Return the position `came` tokens on, if these equal the last ones of `recent`; else 0."""
-    moved = _moved(text, position, came)
-    if moved != 0 and _agreement(text, moved, recent, came) == came:
+def _followed(text, position, recent, num_new):
+    """Return the position `num_new` tokens on, if those are the last ones of `recent`; else 0."""
+    moved = _moved(text, position, num_new)
+    if moved != 0 and _agreement(text, moved, recent, num_new) == num_new:
         return moved
     return np.int64(0)
 
@@ -438,32 +440,35 @@ class Work(NamedTuple):
 def collect(live, history, contexts, candidates, handles, most, texts, work):
     """Update the candidates of these sequences and copy the tokens that follow them.
 
-    Sequence i has row i of `texts`. Each pass goes over all sequences and prefetches what the next
-    pass reads, so that memory latency is paid once instead of once per sequence.
+    Sequence i has row i of `texts`. Source 0 is the live index, 1 the history. Each pass goes over
+    all sequences and prefetches what the next pass reads, so that memory latency is paid once
+    instead of once per sequence.
     """
     # The counters are read once, so that a block is valid during all passes or in none.
-    first, second = _text(live), _text(history)
-    _prefetch_blocks(first, 0, candidates, handles, most)
-    _prefetch_blocks(second, 1, candidates, handles, most)
-    _advance(first, 0, contexts, candidates, handles, most)
-    _advance(second, 1, contexts, candidates, handles, most)
+    live_text, history_text = _text(live), _text(history)
+    _prefetch_blocks(live_text, 0, candidates, handles, most)
+    _prefetch_blocks(history_text, 1, candidates, handles, most)
+    _advance(live_text, 0, contexts, candidates, handles, most)
+    _advance(history_text, 1, contexts, candidates, handles, most)
     count = _keep(contexts, candidates, handles, most, work)
     _hash_all(live, history, contexts, handles, work, count)
     for level in range(NUM_LEVELS):
         walking = _begin_chains(
-            live, first, level, INDEXES, contexts, candidates, handles, work, count
+            live, live_text, level, INDEXES, contexts, candidates, handles, work, count
         )
-        _follow_chains(live, first, 0, level, contexts, candidates, handles, work, walking)
+        _follow_chains(live, live_text, 0, level, contexts, candidates, handles, work, walking)
         walking = _begin_chains(
-            history, second, level, 1, contexts, candidates, handles, work, count
+            history, history_text, level, 1, contexts, candidates, handles, work, count
         )
-        _follow_chains(history, second, 1, level, contexts, candidates, handles, work, walking)
+        _follow_chains(
+            history, history_text, 1, level, contexts, candidates, handles, work, walking
+        )
     for j in range(count):
         handle = handles[work.rows[j]]
         candidates.needed[handle] = min(KEPT, max(candidates.found[handle], 1))
     texts.counts[: handles.shape[0]] = 0
-    _copy(first, 0, candidates, handles, most, texts)
-    _copy(second, 1, candidates, handles, most, texts)
+    _copy(live_text, 0, candidates, handles, most, texts)
+    _copy(history_text, 1, candidates, handles, most, texts)
 
 
 @inner
@@ -487,16 +492,16 @@ def _advance(text, source, contexts, candidates, handles, most):
         handle = handles[i]
         at, sources = candidates.at[handle], candidates.sources[handle]
         recent = contexts.recent[handle]
-        came = contexts.length[handle] - candidates.seen[handle]
+        num_new = contexts.length[handle] - candidates.seen[handle]
         if most[i] == 0:
             continue
         for slot in range(candidates.found[handle]):
-            if at[slot] != 0 and sources[slot] == source and came > 0:
-                is_far = came > LONGEST_MATCH
-                at[slot] = np.int64(0) if is_far else _followed(text, at[slot], recent, came)
+            if at[slot] != 0 and sources[slot] == source and num_new > 0:
+                is_far = num_new > LONGEST_MATCH
+                at[slot] = np.int64(0) if is_far else _followed(text, at[slot], recent, num_new)
         for slot in range(FOUND, PLACES):
             if at[slot] != 0 and sources[slot] == source:
-                at[slot] = _moved(text, at[slot], came) if came > 0 else at[slot]
+                at[slot] = _moved(text, at[slot], num_new) if num_new > 0 else at[slot]
                 if at[slot] != 0:
                     longest = min(LONGEST_MATCH, contexts.known[handle])
                     candidates.matched[handle, slot] = _agreement(text, at[slot], recent, longest)
@@ -512,18 +517,18 @@ def _keep(contexts, candidates, handles, most, work):
         if most[i] == 0:
             continue
         at, matched = candidates.at[handle], candidates.matched[handle]
-        came = contexts.length[handle] - candidates.seen[handle]
+        num_new = contexts.length[handle] - candidates.seen[handle]
         kept = 0
         for slot in range(candidates.found[handle]):
             if at[slot] != 0:
                 at[kept] = at[slot]
-                matched[kept] = min(matched[slot] + came, LONGEST_MATCH)
+                matched[kept] = min(matched[slot] + num_new, LONGEST_MATCH)
                 candidates.sources[handle, kept] = candidates.sources[handle, slot]
                 candidates.kinds[handle, kept] = candidates.kinds[handle, slot]
                 candidates.merits[handle, kept] = candidates.merits[handle, slot]
                 kept += 1
         candidates.seen[handle] = contexts.length[handle]
-        candidates.age[handle] += came
+        candidates.age[handle] += num_new
         if kept < candidates.needed[handle] or candidates.age[handle] >= STALE_AFTER:
             work.rows[count] = i
             count += 1
@@ -658,12 +663,12 @@ def _copy(text, source, candidates, handles, most, texts):
 def remember(contexts, handles, tokens, offsets):
     """Append tokens[offsets[i]:offsets[i + 1]] to the recent tokens of handles[i], for all i."""
     for i in range(handles.shape[0]):
-        handle, came = handles[i], offsets[i + 1] - offsets[i]
+        handle, num_new = handles[i], offsets[i + 1] - offsets[i]
         recent = contexts.recent[handle]
-        kept = max(MEMORY - came, 0)
+        kept = max(MEMORY - num_new, 0)
         for j in range(kept):
             recent[j] = recent[j + MEMORY - kept]
         for j in range(kept, MEMORY):
             recent[j] = tokens[offsets[i + 1] - MEMORY + j]
-        contexts.known[handle] = min(contexts.known[handle] + came, MEMORY)
-        contexts.length[handle] += came
+        contexts.known[handle] = min(contexts.known[handle] + num_new, MEMORY)
+        contexts.length[handle] += num_new

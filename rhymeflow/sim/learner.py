@@ -43,7 +43,8 @@ class SimulatedLearner:
         self.next = inf  # the time at which it publishes
         self.is_up = True
         self.busy = 0.0
-        """Seconds of training and pushing; work that a death undid counts, but not its repetition."""
+        """Seconds of training and pushing. Work that a death undid counts, but repeating it does
+        not."""
         self.retrained = 0  # batches that were trained on again
         self._cost, self._recovery, self._row = cost, recovery, row
         self._batch: _Batch | None = None
