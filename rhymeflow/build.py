@@ -82,7 +82,7 @@ def schedule(config: Config) -> Schedule:
             cost=profiles.load(chosen.cost_model).cost(train_devices=1),
             group_size=config.rollout.num_generations + chosen.extra_generations,
             throughput_ratio=bundle.throughput_ratio,
-            max_slowdown=1 + (chosen.bound + 1) / 8,
+            max_slowdown=1 + (chosen.bound + 1) / 8,  # the best in simulations (docs/lab)
         ),
         layout=bundle.layout or NoLayout,
     )
@@ -99,14 +99,15 @@ def with_cost_model(config: Config) -> Config:
     is_chosen = config.simulation.profile or cost_model != type(config.schedule)().cost_model
     if is_chosen or name.startswith("recipe:"):
         return config
-    model, memory = f"{Path(name).name.lower()}-", f"{config.cluster.gpu_memory_gb:g} GB"
+    memory = f"{config.cluster.gpu_memory_gb:g} GB"
     devices = config.rollout.vllm_tensor_parallel_size
     for profile in map(profiles.load, profiles.names()):
-        is_model = model.startswith(f"{profile.name.rpartition('-')[0]}-")
+        model, _, _ = profile.name.rpartition("-")  # the name ends in that of the GPU
+        is_model = f"{Path(name).name.lower()}-".startswith(f"{model}-")
         if is_model and memory in profile.description and profile.devices_per_instance == devices:
             return config.changed(schedule={"cost_model": profile.name})
     raise UserError(
-        f"schedule.cost_model = {cost_model!r} is of the demo on a CPU, and no profile is of "
+        f"schedule.cost_model = {cost_model!r} is for the demo on a CPU; there is no profile for "
         f"{name} on GPUs of {memory}, {devices} to an instance: name one as simulation.profile "
         f"({', '.join(profiles.names())}), or fit one: `rhymeflow calibrate RUN_DIR`"
     )

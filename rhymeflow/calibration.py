@@ -144,7 +144,7 @@ class _Instance:
     """An instance's state, as the log shows it."""
 
     since: Snapshot | None = None  # with which the current stretch began; None: there is none
-    began: float = 0.0  # seconds
+    began: float = 0.0  # time of that snapshot
     n: int = 0  # running trajectories when the stretch began
     running: set[TrajectoryId] = field(default_factory=set)
     kv_tokens: int = 0
@@ -238,29 +238,29 @@ class Log:
         members = Counter(each.group for each in instance.running)
         instance.prompts = set(members)
         if members:
-            copies = sum((count - 1) * self._prompts[group] for group, count in members.items())
-            self._prefilled += max(0, instance.kv_tokens - copies)
+            copied = sum((count - 1) * self._prompts[group] for group, count in members.items())
+            self._prefilled += max(0, instance.kv_tokens - copied)
 
 
 def read(reader: TrajectoryReader, config: Config) -> Log:
     """Read the log of a run."""
     log = Log(recomputes=config.rollout.kv_cache_on_pull == "recompute")
     grouped = groupby(reader.commands(), attrgetter("event"))
-    upon, commands = next(grouped, (None, None))
+    cause, commands = next(grouped, (None, None))
     for seq, time, event in reader.events():
         log.hear(time, event)
-        if commands is not None and upon == seq:
+        if commands is not None and cause == seq:
             for each in commands:
                 log.obey(each.command)
-            upon, commands = next(grouped, (None, None))
+            cause, commands = next(grouped, (None, None))
     return log
 
 
 class TrainTiming(NamedTuple):
     """The computed tokens and the seconds of a training step."""
 
-    moving: float
-    still: float  # tokens of groups whose rewards are all equal: no backward pass
+    trained: float
+    measured: float  # tokens of groups whose rewards are all equal: no backward pass
     seconds: float
 
 
@@ -268,19 +268,19 @@ def train_timings(
     rows: Sequence[Mapping[str, Any]], reader: TrajectoryReader
 ) -> Iterator[TrainTiming]:
     """Yield the timing of each step."""
-    # By step, which is the version that the batch before it makes: [moving, still].
+    # By step, which is the version that its batch makes: [trained, measured].
     tokens: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for batch, is_still, count in reader.query(
+    for batch, is_flat, count in reader.query(
         "SELECT trained, MIN(reward) = MAX(reward), SUM(length + LENGTH(prompt_tokens) / 4)"
         " FROM trajectories JOIN groups USING (group_id) WHERE trained IS NOT NULL"
         " GROUP BY trained, group_id"
     ):
-        tokens[batch + 1][is_still] += count
+        tokens[batch + 1][is_flat] += count
     for row in rows:
         seconds = (1 - row["idle/learner"]) * row["step_time"] - row.get("params/push_s", 0.0)
-        moving, still = (row.get(COMPUTED, 1.0) * each for each in tokens[row["step"]])
+        trained, measured = (row.get(COMPUTED, 1.0) * each for each in tokens[row["step"]])
         if seconds > 0:
-            yield TrainTiming(moving, still, seconds)
+            yield TrainTiming(trained, measured, seconds)
 
 
 # -- the profile -----------------------------------------------------------------------------------
@@ -299,18 +299,19 @@ class Calibration(NamedTuple):
     """A fitted profile and its errors."""
 
     profile: Profile
-    rows: tuple[FitQuality, ...]
+    qualities: tuple[FitQuality, ...]
 
     def text(self, output: Path | None) -> str:
         """Return a table of errors and coefficients; `output`: the profile's file, if any."""
         p = self.profile
         lines = [p.description, "", f"{'':24}{'mean':>8}{'worst':>8}  of points fitted"]
-        for quantity, points, fitted, held_out in self.rows:
+        for quantity, points, fitted, held_out in self.qualities:
             lines.append(f"{quantity:24}{fitted.mean:8.1%}{fitted.worst:8.1%}  {points}")
             if held_out is not None:
                 lines.append(f"{'  held out':24}{held_out.mean:8.1%}{held_out.worst:8.1%}")
-        saved = f"written to {output}: use it as --schedule.cost_model {output}"
-        if output is None:
+        if output is not None:
+            saved = f"written to {output}: use it as --schedule.cost_model {output}"
+        else:
             saved = (
                 "the profile was not saved: --output FILE.json saves it, and "
                 "--schedule.cost_model FILE.json uses it"
@@ -342,8 +343,9 @@ def calibrate(run_dir: Path, *, output: Path | None) -> Calibration:
         config = config_in_force(reader)
         if config.drafting.window != "off":
             raise UserError(
-                f"{run_dir}: drafting.window = {config.drafting.window!r}: iterations that verify "
-                "drafts are of many sizes; a run that is to be fitted has drafting.window = 'off'"
+                f"{run_dir}: has drafting.window = {config.drafting.window!r}: iterations that "
+                "verify drafts differ in size; a run that is to be fitted has drafting.window = "
+                "'off'"
             )
         # The first step includes loading and compiling.
         rows = [row for row in metrics.read(run_dir).values() if "step_time" in row][1:]
@@ -371,16 +373,18 @@ def fitted(
     """Fit a profile to timings; `rows` are the steps' metrics."""
     calm = [each for each in log.stretches if each.is_calm]
     decoded = calm if len(calm) >= 2 * LEAST_TIMINGS else log.stretches
-    decode = fit_decode(_kept(decoded))
-    columns = np.array([[each.moving, each.still, 1.0] for each in _kept(trained)])
-    (moving, still, fixed), _ = nonnegative(columns, np.array([t.seconds for t in _kept(trained)]))
+    decode = fit_decode(_for_fit(decoded))
+    fitted_steps = _for_fit(trained)
+    columns = np.array([[each.trained, each.measured, 1.0] for each in fitted_steps])
+    measured_seconds = np.array([each.seconds for each in fitted_steps])
+    (train_token, measure_token, train_step), _ = nonnegative(columns, measured_seconds)
 
     def train_seconds(timing: TrainTiming) -> float:
-        return moving * timing.moving + still * timing.still + fixed
+        return train_token * timing.trained + measure_token * timing.measured + train_step
 
     qualities = [
-        _row("decode iterations", decoded, decode.seconds),
-        _row("training steps", trained, train_seconds),
+        _quality("decode iterations", decoded, decode.seconds),
+        _quality("training steps", trained, train_seconds),
     ]
     times = {}
     for quantity, metric in (("pulls", "params/pull_s"), ("pushes", "params/push_s")):
@@ -396,9 +400,9 @@ def fitted(
         source=_source(qualities),
         **decode._asdict(),
         prefill_token=log.prefill_token,
-        train_token=moving * ranks,
-        measure_token=still * ranks,
-        train_step=fixed,
+        train_token=train_token * ranks,
+        measure_token=measure_token * ranks,
+        train_step=train_step,
         push=times["pushes"],
         pull=times["pulls"],
         devices_per_instance=config.rollout.vllm_tensor_parallel_size,
@@ -407,23 +411,23 @@ def fitted(
     return Calibration(profile, tuple(qualities))
 
 
-def _kept(timings: Sequence[Any]) -> list[Any]:
+def _for_fit(timings: Sequence[Any]) -> list[Any]:
     """Return the timings that are not held out."""
     return [each for number, each in enumerate(timings) if number % HELD_OUT]
 
 
-def _row(quantity: str, timings: Sequence[Any], predict: Callable[[Any], float]) -> FitQuality:
+def _quality(quantity: str, timings: Sequence[Any], predict: Callable[[Any], float]) -> FitQuality:
     fitted, held_out = (
         errors(map(predict, subset), (timing.seconds for timing in subset))
-        for subset in (_kept(timings), timings[::HELD_OUT])
+        for subset in (_for_fit(timings), timings[::HELD_OUT])
     )
     return FitQuality(quantity, len(timings), fitted, held_out)
 
 
-def _source(rows: Sequence[FitQuality]) -> str:
+def _source(qualities: Sequence[FitQuality]) -> str:
     shares = ", ".join(
-        f"{row.quantity} {row.fitted.mean:.1%}"
-        + (f" (held out {row.held_out.mean:.1%})" if row.held_out is not None else "")
-        for row in rows
+        f"{each.quantity} {each.fitted.mean:.1%}"
+        + (f" (held out {each.held_out.mean:.1%})" if each.held_out is not None else "")
+        for each in qualities
     )
     return f"fitted by `rhymeflow calibrate` to the log of a run; mean relative errors: {shares}"

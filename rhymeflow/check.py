@@ -55,7 +55,7 @@ class Checked(NamedTuple):
     rewards: list[str]
     """For each reward function, suites' included, a line with the result of a trial call."""
     unseen: str | None
-    """Tokens that reward functions do not see, from `models.tokenizer.unseen_tokens`."""
+    """Tokens that reward functions do not see; see `models.tokenizer.unseen_tokens`."""
 
 
 def before_start(config: Config) -> None:
@@ -156,17 +156,18 @@ def check_machine(config: Config) -> None:
     for number, cpus in enumerate(rollout.cpus or ()):
         can_stay_on(cpus, f"rollout.cpus.{number}")
     tokens = config.drafting.history_tokens if config.drafting.window != "off" else 0
-    for field, count, what, each in (
+    for field, count, what, bytes_each in (
         ("learner.num_ranks", ranks, "so many processes take", LEAST_PROCESS),
         ("rollout.num_instances", rollout.num_instances, "so many processes take", LEAST_PROCESS),
         ("rollout.max_num_seqs", rollout.max_num_seqs, "so many responses take", LEAST_SEQUENCE),
         ("drafting.history_tokens", tokens, "their index takes", LEAST_HISTORY),
     ):
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if count * each > available:
+        needed = count * bytes_each
+        if needed > available:
             raise UserError(
-                f"{field} = {count:,}: {what} at least {count * each / 1e9:,.0f} GB, and this "
-                f"machine has {available / 1e9:,.0f} GB of memory"
+                f"{field} = {count:,}: {what} at least {needed / 1e9:,.0f} GB, and this machine "
+                f"has {available / 1e9:,.0f} GB of memory"
             )
 
 

@@ -30,8 +30,8 @@ MASTER = 4
 ASSUMED_PROMPT = 512
 """Assumed tokens of the longest prompt, if it is taken from neither data nor configuration."""
 ALLOCATOR = 1.25
-"""Ratio of a process's memory to the memory in use, by fragmentation: 1.2 to 1.3 in the learner's
-steps on a CPU (`rhymeflow bench learner`)."""
+"""Ratio of a process's memory to the memory in use, because of fragmentation: 1.2 to 1.3 in the
+learner's steps on a CPU (`rhymeflow bench learner`)."""
 PROCESS = 3_000_000_000
 """Main memory of a process that computes on a GPU: Python, torch, CUDA's libraries; estimated."""
 
@@ -99,27 +99,27 @@ def model_on_gpus(config: Config) -> ModelSize:
 
 def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> ModelSize:
     """Return the sizes of a model in this precision on this device."""
-    text = hf_config.get_text_config()
+    text_config = hf_config.get_text_config()
 
     def first_of(*names: str) -> int:
         """Return the first of these fields that is set; 0: none is."""
-        return next((value for name in names if (value := getattr(text, name, None))), 0)
+        return next((value for name in names if (value := getattr(text_config, name, None))), 0)
 
-    heads, hidden = text.num_attention_heads, text.hidden_size
+    heads, hidden = text_config.num_attention_heads, text_config.hidden_size
     expert_size = first_of("num_experts_per_tok") * first_of("moe_intermediate_size")
     return ModelSize(
         num_parameters=load.count_parameters(hf_config),
-        num_outside=text.vocab_size * hidden * (1 if hf_config.tie_word_embeddings else 2),
-        num_layers=text.num_hidden_layers,
+        num_outside=text_config.vocab_size * hidden * (1 if hf_config.tie_word_embeddings else 2),
+        num_layers=text_config.num_hidden_layers,
         num_heads=heads,
         num_kv_heads=first_of("num_key_value_heads") or heads,
         head_size=first_of("head_dim") or hidden // heads,
         hidden_size=hidden,
         intermediate_size=expert_size or first_of("intermediate_size") or 4 * hidden,
         num_experts=first_of("num_experts", "num_local_experts"),
-        normalises_heads=text.model_type.startswith("qwen3"),
-        vocab_size=text.vocab_size,
-        max_positions=text.max_position_embeddings,
+        normalises_heads=text_config.model_type.startswith("qwen3"),
+        vocab_size=text_config.vocab_size,
+        max_positions=text_config.max_position_embeddings,
         dtype=dtype,
         device=device,
     )
@@ -155,11 +155,13 @@ def activation_bytes(model: ModelSize, *, gradient_checkpointing: bool) -> int:
     return model.num_layers * layer + in_backward
 
 
-def _activations(config: Config, model: ModelSize, prompt: int, length: int) -> MemoryPart:
-    """Estimate a micro-batch, which holds the prompt of a group once."""
+def _activations(config: Config, model: ModelSize, longest_prompt: int, length: int) -> MemoryPart:
+    """Estimate a micro-batch, which holds the prompt of a group once. `length`: most tokens of a
+    prompt and its response."""
     learner = config.learner
     groups = -(-learner.groups_per_batch // (learner.num_minibatches * learner.num_ranks))
-    most = groups * (prompt + config.rollout.num_generations * (length - prompt))
+    response = length - longest_prompt
+    most = groups * (longest_prompt + config.rollout.num_generations * response)
     tokens = max(length, min(most, learner.max_tokens_per_microbatch))
     per_token = activation_bytes(model, gradient_checkpointing=learner.gradient_checkpointing)
     overhead = ALLOCATOR if model.device == "cpu" else 1
@@ -167,14 +169,14 @@ def _activations(config: Config, model: ModelSize, prompt: int, length: int) -> 
 
 
 # -- memory of each process ------------------------------------------------------------------------
-# `prompt` is the number of tokens of the longest prompt.
+# `longest_prompt` is in tokens.
 
 
-def longest(config: Config, model: ModelSize, prompt: int) -> int:
+def longest(config: Config, model: ModelSize, longest_prompt: int) -> int:
     """Return the most tokens of a prompt and its response."""
     rollout = config.rollout
     limit = rollout.vllm_max_model_length if rollout.engine == "vllm" else None
-    return min(limit or model.max_positions, prompt + rollout.max_completion_length)
+    return min(limit or model.max_positions, longest_prompt + rollout.max_completion_length)
 
 
 def of_optimizer(config: Config, model: ModelSize) -> list[MemoryPart]:
@@ -188,8 +190,8 @@ def of_optimizer(config: Config, model: ModelSize) -> list[MemoryPart]:
     ]
 
 
-def of_rank(config: Config, model: ModelSize, prompt: int) -> list[MemoryPart]:
-    """Return all other memory of a rank."""
+def of_rank(config: Config, model: ModelSize, longest_prompt: int) -> list[MemoryPart]:
+    """Return the memory of a rank besides `of_optimizer`."""
     learner, parts = config.learner, []
     if learner.num_ranks > 1:
         # Two layers, since the next is gathered while one computes; each with its gradient.
@@ -199,9 +201,9 @@ def of_rank(config: Config, model: ModelSize, prompt: int) -> list[MemoryPart]:
     elif model.bytes_per_value != MASTER:
         parts.append(MemoryPart(f"weights ({model.name_of_dtype})", model.weights))
     if learner.beta > 0:
-        spread = model.num_parameters * MASTER / learner.num_ranks
+        sharded = model.num_parameters * MASTER / learner.num_ranks
         parts.append(
-            MemoryPart("reference model", spread if learner.num_ranks > 1 else model.weights)
+            MemoryPart("reference model", sharded if learner.num_ranks > 1 else model.weights)
         )
     rows = f"logits, {learner.logits_chunk_size:,} rows x {model.vocab_size:,}"
     logits = learner.logits_chunk_size * model.vocab_size * MASTER
@@ -209,11 +211,11 @@ def of_rank(config: Config, model: ModelSize, prompt: int) -> list[MemoryPart]:
         parts.append(MemoryPart(f"{rows} at a time", logits))
     else:
         parts.append(MemoryPart(f"{rows}, and their gradient", 2 * logits))
-    length = longest(config, model, prompt)
-    return [*parts, _activations(config, model, min(prompt, length), length)]
+    length = longest(config, model, longest_prompt)
+    return [*parts, _activations(config, model, min(longest_prompt, length), length)]
 
 
-def kv_tokens(config: Config, model: ModelSize, prompt: int) -> int:
+def kv_tokens(config: Config, model: ModelSize, longest_prompt: int) -> int:
     """Return the most tokens in an instance's KV cache; below 0: its weights alone are too large.
 
     vLLM takes `vllm_gpu_memory_utilization` of each of its GPUs, and uses what the weights leave of
@@ -221,16 +223,16 @@ def kv_tokens(config: Config, model: ModelSize, prompt: int) -> int:
     """
     rollout = config.rollout
     if rollout.engine == "native" or model.device == "cpu":  # grows on demand
-        return rollout.max_num_seqs * longest(config, model, prompt)
+        return rollout.max_num_seqs * longest(config, model, longest_prompt)
     gpus = config.cluster.gpu_memory_gb * GB * rollout.vllm_tensor_parallel_size
     return int((rollout.vllm_gpu_memory_utilization * gpus - model.weights) // model.kv_token)
 
 
-def of_instance(config: Config, model: ModelSize, prompt: int) -> list[MemoryPart]:
+def of_instance(config: Config, model: ModelSize, longest_prompt: int) -> list[MemoryPart]:
     """Return an instance's memory on each of its GPUs or, on CPUs, in each of its processes."""
     rollout, count = config.rollout, config.rollout.vllm_tensor_parallel_size
     share = "" if count == 1 else f", 1/{count}"
-    tokens = max(0, kv_tokens(config, model, prompt))
+    tokens = max(0, kv_tokens(config, model, longest_prompt))
     cache = MemoryPart(f"KV cache, at most {tokens:,} tokens", tokens * model.kv_token / count)
     if rollout.engine == "vllm" and model.device == "cpu":
         cache = MemoryPart("KV cache (vllm_kv_cache_gb)", rollout.vllm_kv_cache_gb * GB / count)
@@ -275,14 +277,14 @@ def _sized(what: str) -> Iterator[None]:
         raise UserError(f"{what}: no memory for the index of drafts: {error}") from None
 
 
-def here(config: Config, model: ModelSize, prompt: int) -> list[tuple[str, MemoryPart]]:
+def here(config: Config, model: ModelSize, longest_prompt: int) -> list[tuple[str, MemoryPart]]:
     """Return (processes, part) of a run on this machine, with processes of one kind summed."""
     instances, ranks = config.rollout.num_instances, config.learner.num_ranks
     processes = instances * config.rollout.vllm_tensor_parallel_size
     kinds = [
         ("weight store", 1, [MemoryPart("weights, two slots in shared memory", 2 * model.weights)]),
-        ("rollout", processes, of_instance(config, model, prompt)),
-        ("learner", ranks, [*of_optimizer(config, model), *of_rank(config, model, prompt)]),
+        ("rollout", processes, of_instance(config, model, longest_prompt)),
+        ("learner", ranks, [*of_optimizer(config, model), *of_rank(config, model, longest_prompt)]),
         ("weight store", 1, of_changes(config, model)),
         ("history", 1, of_history(config.drafting)),
         ("rollout", instances, of_drafter(config, model)),

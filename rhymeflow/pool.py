@@ -447,7 +447,7 @@ class _Process:
         # Not a daemon: user code may start processes of its own.
         arguments = (theirs, os.getpid(), *arguments)
         self._process = context.Process(target=_main, args=arguments, name=name, daemon=False)
-        with child.left_out():
+        with child.without_main_file():
             self._process.start()
         theirs.close()  # so that the pipe closes when the process ends
         os.set_blocking(self.connection.fileno(), False)

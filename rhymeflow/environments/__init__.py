@@ -80,12 +80,12 @@ def tool_schemas_apart(config: Config) -> dict[SuiteName, Tools]:
     """Return `all_tool_schemas`; another process runs the user's code."""
     if not uses_environments(config):
         return {}
-    from rhymeflow.utils.child import apart  # not above: it imports multiprocessing
+    from rhymeflow.utils.child import call_in_process  # not above: it imports multiprocessing
 
     sections = environment_sections(config).values()
     names = [each.environment for section in sections for each in section.classes]
     names += config.environment.tools
-    schemas: dict[SuiteName, Tools] = apart(all_tool_schemas, config, names)
+    schemas: dict[SuiteName, Tools] = call_in_process(all_tool_schemas, config, names)
     return schemas
 
 

@@ -142,7 +142,7 @@ class LocalWorker:
             )
             # Torch reads this once, and a spawned child may load torch before it runs any code. Two
             # processes that each use all cores slow each other tenfold.
-            with processes.environment(OMP_NUM_THREADS=str(threads)), child.left_out():
+            with processes.environment(OMP_NUM_THREADS=str(threads)), child.without_main_file():
                 process.start()
         self.pid = self._process.pid
         theirs.close()  # so that the pipe closes when the child ends

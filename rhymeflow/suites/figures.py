@@ -45,9 +45,9 @@ def majority(answers: Sequence[JudgedAnswer]) -> float:
 def figures(
     prompts: Sequence[Sequence[JudgedAnswer | None]], pass_threshold: float
 ) -> dict[str, float]:
-    """Return figures by name for the answers to each prompt, equally many to each. An answer that
-    could not be judged is None: `failed` counts them, and the other figures leave them out. pass@k
-    is the mean over prompts with at least k judged answers."""
+    """Return figures by name. `prompts` has the answers to each prompt, equally many to each; an
+    answer that could not be judged is None: `failed` counts these, and the other figures leave them
+    out. pass@k is the mean over prompts with at least k judged answers."""
     n = len(prompts[0])
     assert all(len(answers) == n for answers in prompts)
     judged = [[answer for answer in answers if answer is not None] for answers in prompts]

@@ -54,14 +54,7 @@ def prompts_of(suite: Suite, held_out: list[Prompt] | None = None) -> list[Promp
     source, size, where = section.source, section.size, f"eval.suites: {suite.name}"
     is_of_run = source == data.source and section.options in ({}, data.options)
     if source is None or (is_generator(source) and is_of_run):
-        if source is not None and data.eval_source is not None:
-            data, held_out = data.model_copy(update={"eval_source": None}), None
-        prompts = load_prompts(data, seed)[1] if held_out is None else held_out
-        if (size or 0) > len(prompts) and is_generator(data.eval_source or data.source):
-            prompts = load_prompts(data.model_copy(update={"eval_size": size}), seed)[1]
-        if not prompts:
-            raise UserError(f"{where}: no prompts are held out (data.eval_size = 0); give a source")
-        source = "the held-out set"
+        prompts, source = _held_out_of_run(suite, held_out), "the held-out set"
     elif is_generator(source):
         count, own_seed = size or EVAL_SIZE, derived_seed("eval", seed)
         rows = generate(source, section.options, own_seed, 0, count, f"{where}: source")[1]
@@ -73,6 +66,23 @@ def prompts_of(suite: Suite, held_out: list[Prompt] | None = None) -> list[Promp
     if size is not None and size > len(prompts):
         raise UserError(f"{where}: size = {size}, but {source} has {len(prompts)} rows")
     return prompts[:size]
+
+
+def _held_out_of_run(suite: Suite, held_out: list[Prompt] | None) -> list[Prompt]:
+    """Return the run's held-out prompts; of a generator, more if the suite's `size` asks for more.
+
+    If the suite names the run's generator as its source, `data.eval_source` does not count.
+    """
+    data, seed, size = suite.config.data, suite.config.run.seed, suite.section.size
+    if suite.section.source is not None and data.eval_source is not None:
+        data, held_out = data.model_copy(update={"eval_source": None}), None
+    prompts = load_prompts(data, seed)[1] if held_out is None else held_out
+    if (size or 0) > len(prompts) and is_generator(data.eval_source or data.source):
+        prompts = load_prompts(data.model_copy(update={"eval_size": size}), seed)[1]
+    if not prompts:
+        reason = "no prompts are held out (data.eval_size = 0); give a source"
+        raise UserError(f"eval.suites: {suite.name}: {reason}")
+    return prompts
 
 
 def chosen(config: Config, names: Sequence[str]) -> list[Suite]:

@@ -39,14 +39,18 @@ def how_it_ended(exitcode: int | None) -> str:
     return f"(exit code {exitcode})"
 
 
-def apart(function: Callable[..., Any], argument: Any, names: Iterable[str]) -> Any:
+def call_in_process(function: Callable[..., Any], argument: Any, names: Iterable[str]) -> Any:
     """Return `function(argument)`, called in another process; `function` must be in a module.
-    Raises `UserError` if the process ended; the message has `names`, which it may have imported."""
-    context = multiprocessing.get_context("spawn")
-    reset_start_method = multiprocessing.set_start_method, (None, True)  # for the user's processes
+    Raises `UserError` if that process ends early; the message lists `names`, what it imports."""
+    pool = ProcessPoolExecutor(
+        max_workers=1,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=multiprocessing.set_start_method,  # resets it for the user's processes
+        initargs=(None, True),
+    )
     try:
-        with ProcessPoolExecutor(1, context, *reset_start_method) as pool:
-            with left_out():
+        with pool:
+            with without_main_file():
                 future = pool.submit(function, argument)
             return future.result(START_SECONDS)
     except BrokenProcessPool:
@@ -54,7 +58,7 @@ def apart(function: Callable[..., Any], argument: Any, names: Iterable[str]) -> 
 
 
 @contextlib.contextmanager
-def left_out() -> Iterator[None]:
+def without_main_file() -> Iterator[None]:
     """Make processes that start in the block not import the program's main file."""
     with _lock:
         main = sys.modules["__main__"]
@@ -128,7 +132,7 @@ def _guard() -> None:
     """
     guarded = os.getpid()
     try:
-        ended = os.pidfd_open(guarded)
+        ended = os.pidfd_open(guarded)  # readable once that process has ended
     except OSError:  # before Linux 5.3; the parent still kills the group when it ends a child
         return
     middle = os.fork()

@@ -39,7 +39,7 @@ class Arguments:
     def chosen(
         self, values: Mapping[str, Any], if_named: Mapping[str, Any] = NOTHING
     ) -> dict[str, Any]:
-        """Return those of `values` that it takes, also by `**`, and of `if_named` that it names."""
+        """Return what it takes of `values`, also by `**`, and what it names of `if_named`."""
         taken = {n: each for n, each in values.items() if self.takes_all or n in self.names}
         return taken | {n: each for n, each in if_named.items() if n in self.names}
 

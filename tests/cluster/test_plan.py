@@ -93,7 +93,7 @@ def test_rates_are_of_the_model_or_not_known() -> None:
     assert text == plan.describe(read_config("qwen3_8gpus"))
     assert "by the cost model qwen3-8b-h800" in text
     text = plan.describe(read_config("qwen3_8gpus", {**default, "cluster.gpu_memory_gb": "141"}))
-    assert "no profile is of Qwen/Qwen3-8B on GPUs of 141 GB, 1 to an instance: name one" in text
+    assert "no profile for Qwen/Qwen3-8B on GPUs of 141 GB, 1 to an instance: name one" in text
     assert "GPU memory of each rank" in text
 
 

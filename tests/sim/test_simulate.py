@@ -407,7 +407,7 @@ def test_model_devices_and_ranks_are_those_of_the_configuration() -> None:
     named = build_config({**LARGE, "schedule.cost_model": "qwen3-8b-h800"}, where="test")
     assert found == run(named, workload(named, None)), "routing weighs with it too"
     other = build_config({**LARGE, "model.name": "someone/else-8B"}, where="test")
-    with pytest.raises(UserError, match=r"no profile is of someone/else-8B on GPUs of 80 GB, 1 to"):
+    with pytest.raises(UserError, match=r"no profile for someone/else-8B on GPUs of 80 GB, 1 to"):
         run(other, workload(other, None))
     other = build_config({"simulation.profile": "demo-cpu"}, base=other, where="test")
     assert "recipe:demo" in run(other, workload(other, None)).devices

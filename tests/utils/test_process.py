@@ -14,10 +14,10 @@ from rhymeflow.utils import child, source_version
 
 def test_in_the_block_there_is_no_file_to_import() -> None:
     main = sys.modules["__main__"]
-    with child.left_out():
+    with child.without_main_file():
         assert sys.modules["__main__"] is not main
         assert not hasattr(sys.modules["__main__"], "__file__")
-        with child.left_out():  # by another start in the same thread
+        with child.without_main_file():  # by another start in the same thread
             pass
     assert sys.modules["__main__"] is main
 
