@@ -57,10 +57,7 @@ def plan(config: Config) -> Plan:
 
 def schedule(config: Config) -> Schedule:
     """Return the rules of the run: the named bundle's, except those that `schedule` replaces.
-
-    Raises:
-        UserError: a rule or the cost model is not found, or all advantages would be 0.
-    """
+    Raises `UserError` if a rule or the cost model is not found, or all advantages would be 0."""
     if config.rollout.temperature == 0 and config.learner.is_used:
         raise UserError(
             "rollout.temperature = 0: the responses of a group would all be the same, and every "
@@ -90,11 +87,8 @@ def schedule(config: Config) -> Schedule:
 
 def with_cost_model(config: Config) -> Config:
     """Return the configuration with a cost model: the one it names, or else the shipped profile for
-    its model, GPUs and instances (the default one is for recipes' demo models).
-
-    Raises:
-        UserError: no shipped profile fits.
-    """
+    its model, GPUs and instances (the default one is for recipes' demo models). Raises `UserError`
+    if no shipped profile fits."""
     cost_model, name = config.schedule.cost_model, config.model.name
     is_chosen = config.simulation.profile or cost_model != type(config.schedule)().cost_model
     if is_chosen or name.startswith("recipe:"):
@@ -136,11 +130,8 @@ def _name(rule: Callable[..., Any], known: Mapping[str, Rule]) -> str:
 
 
 def _rule(field: str, given: str | None, known: Mapping[str, Rule], arguments: str) -> Rule:
-    """Return the rule of this name, or the user's function, which must take these arguments.
-
-    Raises:
-        UserError: there is no such rule, or the function cannot be used as one.
-    """
+    """Return the rule of this name, or the user's function, which must take these arguments. Raises
+    `UserError` if there is no such rule, or the function cannot be used as one."""
     assert given is not None
     if given in known:
         return known[given]

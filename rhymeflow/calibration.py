@@ -37,7 +37,7 @@ LEAST_SECONDS = 0.1
 CALM = 0.8
 """Least ratio of the smaller to the larger number of running trajectories in a calm stretch."""
 LEAST_TIMINGS = 8
-HELD_OUT = 4
+HELD_OUT_INTERVAL = 4
 """One timing in this many is held out."""
 COMPUTED = "packing/computed_share"
 _KINKS = 128
@@ -309,13 +309,10 @@ class Calibration(NamedTuple):
             lines.append(f"{quantity:24}{fitted.mean:8.1%}{fitted.worst:8.1%}  {points}")
             if held_out is not None:
                 lines.append(f"{'  held out':24}{held_out.mean:8.1%}{held_out.worst:8.1%}")
-        if output is not None:
-            saved = f"written to {output}: use it as --schedule.cost_model {output}"
-        else:
-            saved = (
-                "the profile was not saved: --output FILE.json saves it, and "
-                "--schedule.cost_model FILE.json uses it"
-            )
+        saved = f"written to {output}: use it as --schedule.cost_model {output}"
+        if output is None:
+            unsaved = "the profile was not saved: --output FILE.json saves it, and "
+            saved = f"{unsaved}--schedule.cost_model FILE.json uses it"
         lines += [
             f"(published fits of decode iterations: mean {PUBLISHED_ERROR:.1%})",
             "",
@@ -332,11 +329,8 @@ class Calibration(NamedTuple):
 
 
 def calibrate(run_dir: Path, *, output: Path | None) -> Calibration:
-    """Fit a profile to a run and, if `output` is given, write it there for `profiles.load`.
-
-    Raises:
-        UserError: there is no run, it used drafts or is too short, or `output` cannot be written.
-    """
+    """Fit a profile to a run and, if `output` is given, write it there for `profiles.load`. Raises
+    `UserError` if there is no run, it used drafts or is too short, or the file cannot be made."""
     if output is not None:
         profiles.check_writable(output)
     with open_undamaged(store_of(run_dir)) as reader:
@@ -413,13 +407,13 @@ def fitted(
 
 def _for_fit(timings: Sequence[Any]) -> list[Any]:
     """Return the timings that are not held out."""
-    return [each for number, each in enumerate(timings) if number % HELD_OUT]
+    return [each for number, each in enumerate(timings) if number % HELD_OUT_INTERVAL]
 
 
 def _quality(quantity: str, timings: Sequence[Any], predict: Callable[[Any], float]) -> FitQuality:
     fitted, held_out = (
         errors(map(predict, subset), (timing.seconds for timing in subset))
-        for subset in (_for_fit(timings), timings[::HELD_OUT])
+        for subset in (_for_fit(timings), timings[::HELD_OUT_INTERVAL])
     )
     return FitQuality(quantity, len(timings), fitted, held_out)
 

@@ -83,11 +83,8 @@ def before_start(config: Config) -> None:
 
 
 def everything(config: Config) -> Checked:
-    """Load all inputs of a run except the weights; `before_start` must have passed.
-
-    Raises:
-        UserError: the run would not start.
-    """
+    """Load all inputs of a run except the weights; `before_start` must have passed. Raises
+    `UserError` if the run would not start."""
     if not config.learner.is_used:
         raise UserError("learner.max_steps = 0: nothing is trained, and `rhymeflow eval` evaluates")
     from rhymeflow.environments.episodes import Episodes
@@ -129,10 +126,7 @@ def everything(config: Config) -> Checked:
 
 def prove(config: Config, *, has_engine: bool) -> None:
     """Compare the learner, and a native engine, with a small random model of this architecture.
-
-    Raises:
-        UserError: their results differ from the model's.
-    """
+    Raises `UserError` if their results differ from the model's."""
     from rhymeflow.engine.native.engine import Engine
     from rhymeflow.learner.policy import proved_scorer
     from rhymeflow.models.load import small_model

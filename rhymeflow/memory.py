@@ -156,8 +156,7 @@ def activation_bytes(model: ModelSize, *, gradient_checkpointing: bool) -> int:
 
 
 def _activations(config: Config, model: ModelSize, longest_prompt: int, length: int) -> MemoryPart:
-    """Estimate a micro-batch, which holds the prompt of a group once. `length`: most tokens of a
-    prompt and its response."""
+    """Estimate a micro-batch, which holds each group's prompt once and sequences of `length`."""
     learner = config.learner
     groups = -(-learner.groups_per_batch // (learner.num_minibatches * learner.num_ranks))
     response = length - longest_prompt
@@ -202,9 +201,8 @@ def of_rank(config: Config, model: ModelSize, longest_prompt: int) -> list[Memor
         parts.append(MemoryPart(f"weights ({model.name_of_dtype})", model.weights))
     if learner.beta > 0:
         sharded = model.num_parameters * MASTER / learner.num_ranks
-        parts.append(
-            MemoryPart("reference model", sharded if learner.num_ranks > 1 else model.weights)
-        )
+        size = sharded if learner.num_ranks > 1 else model.weights
+        parts.append(MemoryPart("reference model", size))
     rows = f"logits, {learner.logits_chunk_size:,} rows x {model.vocab_size:,}"
     logits = learner.logits_chunk_size * model.vocab_size * MASTER
     if model.device == "cpu":

@@ -146,7 +146,7 @@ class LengthPredictor:
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of docs/lengths.md. The rank correlation is left out while there are
-        fewer than `MIN_RANKED_RESPONSES`, or if all lengths are equal."""
+        fewer than `MIN_RANKED_RESPONSES`, or if predictions or lengths are constant."""
         metrics = {"lengths/explained_variance": self.explained_variance}
         if len(self._ranked) >= MIN_RANKED_RESPONSES:
             ranks = spearman(*zip(*self._ranked, strict=True))

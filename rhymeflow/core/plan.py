@@ -56,8 +56,7 @@ class Plan:
     filter_zero_variance: bool  # drop groups whose rewards are all equal: no advantage, no gradient
     max_filtered: int  # most groups filtered between two versions; later ones are kept
     on_stuck: Literal["wait", "retry", "truncate"]
-    """What to do with groups that an idle learner waits for, if at most `stuck_threshold` are left
-    of its batch."""
+    """What to do with at most `stuck_threshold` groups that an idle learner waits for."""
     stuck_threshold: int
     max_retries: int
     """Most retries of the prompt of a stuck group; then the learner waits."""

@@ -35,11 +35,9 @@ class Queue:
     of admitted groups; then groups that are not admitted."""
 
     def __init__(self) -> None:
-        self.unadmitted: deque[GroupId] = deque()
-        """Groups that are not admitted yet."""
-        self.new: dict[TrajectoryId, None] = {}
-        """New members of admitted groups, in order."""
-        self._partial: dict[Version, dict[TrajectoryId, None]] = {}
+        self.unadmitted: deque[GroupId] = deque()  # groups that are not admitted yet
+        self.new: dict[TrajectoryId, None] = {}  # new members of admitted groups, in order
+        self._partial: dict[Version, dict[TrajectoryId, None]] = {}  # by V_traj
 
     def __bool__(self) -> bool:
         return bool(self.new or self._partial or self.unadmitted)

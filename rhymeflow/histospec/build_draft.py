@@ -26,16 +26,12 @@ inner = njit(cache=True, nogil=True, error_model="numpy", _nrt=False, forceinlin
 class Texts(NamedTuple):
     """Continuations of n sequences: at most P candidates each, W tokens ahead."""
 
-    tokens: np.ndarray
-    """int32 [n, P, W]."""
-    counts: np.ndarray
-    """int32 [n, P]: number of each candidate's tokens; 0: there is no candidate."""
+    tokens: np.ndarray  # int32 [n, P, W]
+    counts: np.ndarray  # int32 [n, P]: number of each candidate's tokens; 0: there is no candidate
     matched: np.ndarray
     """int32 [n, P]: number of tokens before it that equal the end of the sequence."""
-    kinds: np.ndarray
-    """int32 [n, P]: the candidate's origin, see `kernels`."""
-    merits: np.ndarray
-    """float32 [n, P]: weight by its response's reward; 1 if that is unknown."""
+    kinds: np.ndarray  # int32 [n, P]: the candidate's origin, see `kernels`
+    merits: np.ndarray  # float32 [n, P]: weight by its response's reward; 1 if that is unknown
 
 
 class Proposals(NamedTuple):
@@ -44,16 +40,14 @@ class Proposals(NamedTuple):
     Nodes are in order of falling path probability, so every prefix of a row is a draft.
     """
 
-    tokens: np.ndarray
-    """int32 [n, W]."""
+    tokens: np.ndarray  # int32 [n, W]
     parents: np.ndarray
     """int32 [n, W]: index of the parent node; -1: the token follows the sequence."""
     path_probability: np.ndarray
     """float32 [n, W]: estimated chance that the token and all before it are accepted."""
     classes: np.ndarray
     """int32 [n, W]: the class whose rate was used for the token itself, see `class_of`."""
-    counts: np.ndarray
-    """int64 [n]."""
+    counts: np.ndarray  # int64 [n]
 
 
 class Frontier(NamedTuple):
@@ -70,8 +64,7 @@ class Frontier(NamedTuple):
 class Ballot(NamedTuple):
     """The votes on the token after one node."""
 
-    weights: np.ndarray
-    """float32 [P]: by candidate."""
+    weights: np.ndarray  # float32 [P]: by candidate
     tokens: np.ndarray
     """int32 [P]: by option, that is by distinct next token, as are the arrays below."""
     votes: np.ndarray

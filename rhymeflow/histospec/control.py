@@ -154,7 +154,7 @@ _QUANTITIES = 5
 token."""
 _SEQUENCE, _DRAFTED, _PROMPT, _CACHED = range(1, _QUANTITIES)
 _EXACT, _PER_OCTAVE, _BINS = 16, 4, 80
-"""Numbers of bins by rows: of one number of rows each, per doubling after that, and in total."""
+"""Bins by the number of rows: those of one number each, those per doubling after that, and all."""
 _FADE = 0.998
 """Decay of the sums per iteration."""
 _CLIP = 0.5
@@ -168,8 +168,7 @@ _WEIGHT = 0.1
 rows, which are tried few at a time."""
 _DOUBTED = 0.2
 """Share of the evidence on drafted rows that `Prices.doubt_drafted` keeps."""
-_SWEEPS = 30
-"""Sweeps of coordinate descent over the prices."""
+_SWEEPS = 30  # of coordinate descent over the prices
 _RECENT = 30
 """Iterations that a bin remembers, about."""
 _STRAIGHT = 2.0
@@ -414,8 +413,7 @@ class Budget:
             self._left = None
 
 
-_SMALLEST = 2
-"""Tokens of the smallest window."""
+_SMALLEST = 2  # tokens of a window
 
 
 class Aimd:

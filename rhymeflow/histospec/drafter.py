@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -34,7 +33,8 @@ _MAX_UNINDEXED = 64
 _FIRST_ITERATIONS = 3
 """Iterations before the first search, which measure the time without drafts."""
 _FIRST_PLAIN_INTERVAL, _PLAIN_INTERVAL = 16, 100
-"""Iterations with drafts, at first and later, between two without, which measure their time."""
+"""Iterations with drafts between two plain ones, at first and later. Plain iterations measure the
+time without drafts."""
 
 Ints = NDArray[np.int64]
 
@@ -213,9 +213,9 @@ class Drafter:
 
     def _best_cut(self, iteration: _Iteration, proposals: Proposals) -> Ints:
         """Return how many tokens of each proposal to verify for the most tokens per second."""
-        num_sequences, num_drafted = len(proposals.counts), int(proposals.counts.sum())
-        price = partial(self.prices.seconds, num_sequences, iteration.kv_tokens, num_drafted)
-        seconds, worst = price(), price(at_worst=True)
+        n, kv_tokens, nodes = iteration.sequences, iteration.kv_tokens, int(proposals.counts.sum())
+        seconds = self.prices.seconds(n, kv_tokens, nodes)
+        worst = self.prices.seconds(n, kv_tokens, nodes, at_worst=True)
         max_loss = self._budget.max_loss(float(seconds[0]))
         return best_cut(proposals, seconds, worst, max_loss, self.acceptance.discount)
 
@@ -245,10 +245,8 @@ class Drafter:
         self._unindexed.clear()
 
     def _count_saved(self, iteration: _Iteration, seconds: float, spent: float) -> None:
-        """Count the seconds that the iteration saved, compared with plain iterations.
-
-        It took `seconds` without the drafter's, which are `spent`.
-        """
+        """Count what the iteration saved, compared with plain ones. It took `seconds` and the
+        drafter `spent`."""
         drafted = iteration.num_drafted
         self._since_plain = self._since_plain + 1 if drafted else 0
         if iteration.proposals is None:

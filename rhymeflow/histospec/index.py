@@ -33,22 +33,16 @@ def prompt_key(prompt_ids: Sequence[int]) -> int:
 class Arrays(NamedTuple):
     """The arrays of the index: L levels, B blocks, R responses."""
 
-    header: np.ndarray
-    """int64 [16]: counters, see `kernels`."""
+    header: np.ndarray  # int64 [16]: counters, see `kernels`
     words: np.ndarray
     """int32 [B * 32]: blocks of text, each a header of six words and then its tokens."""
     links: np.ndarray
     """uint32 [L, B * 32]: for each token's position the next older position in its chain."""
-    heads: np.ndarray
-    """uint32 [L, power of two]: the newest position of each chain."""
-    prompts: np.ndarray
-    """int64 [power of two]: the newest response of each bucket of prompts."""
-    records: np.ndarray
-    """int64 [R, 12]: a record per response, see `kernels`."""
-    rewards: np.ndarray
-    """float32 [R]; NaN: unknown."""
-    merits: np.ndarray
-    """float32 [R]: weight by the reward; 1: unknown."""
+    heads: np.ndarray  # uint32 [L, power of two]: the newest position of each chain
+    prompts: np.ndarray  # int64 [power of two]: the newest response of each bucket of prompts
+    records: np.ndarray  # int64 [R, 12]: a record per response, see `kernels`
+    rewards: np.ndarray  # float32 [R]; NaN: unknown
+    merits: np.ndarray  # float32 [R]: weight by the reward; 1: unknown
 
 
 class Index:
@@ -85,11 +79,7 @@ class Index:
 
     @classmethod
     def attach(cls, handle: IndexHandle) -> Index:
-        """Map another process's index for reading.
-
-        Raises:
-            FileNotFoundError: the creator is gone.
-        """
+        """Map another process's index for reading; `FileNotFoundError` if its creator is gone."""
         index = cls.__new__(cls)
         buffer = shared_memory.attach(handle.name, writable=False)
         index._take(handle, _mapped(handle, buffer), owns=False)

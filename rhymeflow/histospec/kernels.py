@@ -26,9 +26,9 @@ from numba import njit
 
 from rhymeflow.cpu.tiles import prefetch
 
-# Words of a block.
+# Words of a block: its number, its response, the blocks before and after it, its number of tokens.
 BLOCK_WORDS = 32
-NUMBER, RESPONSE, PREVIOUS, NEXT, COUNT = 0, 1, 2, 3, 4  # the block, its neighbours, its tokens
+NUMBER, RESPONSE, PREVIOUS, NEXT, COUNT = 0, 1, 2, 3, 4
 FIRST_WORD = 6  # of the tokens
 BLOCK_TOKENS = BLOCK_WORDS - FIRST_WORD
 
@@ -422,18 +422,12 @@ def align(arrays, prompt, sample, noise_epoch, length, at):
 class Work(NamedTuple):
     """Scratch memory of a search for n sequences."""
 
-    keys: np.ndarray
-    """uint64 [n, NUM_LEVELS]: of the suffixes of the sequences in `rows`."""
-    rows: np.ndarray
-    """int64 [n]: the sequences for which there is a new search."""
-    limits: np.ndarray
-    """int64 [n]: most candidates of a sequence after this level."""
-    most: np.ndarray
-    """int64 [n]: most candidates of a sequence after this chain."""
-    sequence: np.ndarray
-    """int64 [n]: sequences whose chain is being followed."""
-    at: np.ndarray
-    """int64 [n]: the next position in each of these chains."""
+    keys: np.ndarray  # uint64 [n, NUM_LEVELS]: of the suffixes of the sequences in `rows`
+    rows: np.ndarray  # int64 [n]: the sequences for which there is a new search
+    limits: np.ndarray  # int64 [n]: most candidates of a sequence after this level
+    most: np.ndarray  # int64 [n]: most candidates of a sequence after this chain
+    sequence: np.ndarray  # int64 [n]: sequences whose chain is being followed
+    at: np.ndarray  # int64 [n]: the next position in each of these chains
 
 
 @inner

@@ -29,20 +29,13 @@ _NEARNESS = (1.0, 2.0, 2.0, 2.0)  # by origin: another prompt, the prompt, the s
 class Contexts(NamedTuple):
     """The context of each sequence, by handle."""
 
-    recent: np.ndarray
-    """int32 [H, MEMORY]: its last tokens, the newest at the end."""
-    known: np.ndarray
-    """int64 [H]: how many entries of `recent`, from the end, are tokens."""
-    length: np.ndarray
-    """int64 [H]: tokens of the response."""
-    prompt: np.ndarray
-    """int64 [H]: key of the prompt."""
-    sample: np.ndarray
-    """int64 [H]: number of the response among the prompt's."""
-    noise: np.ndarray
-    """int64 [H]: epoch of its noise."""
-    itself: np.ndarray
-    """uint64 [H]: key of prompt, sample and noise together."""
+    recent: np.ndarray  # int32 [H, MEMORY]: its last tokens, the newest at the end
+    known: np.ndarray  # int64 [H]: how many entries of `recent`, from the end, are tokens
+    length: np.ndarray  # int64 [H]: tokens of the response
+    prompt: np.ndarray  # int64 [H]: key of the prompt
+    sample: np.ndarray  # int64 [H]: number of the response among the prompt's
+    noise: np.ndarray  # int64 [H]: epoch of its noise
+    itself: np.ndarray  # uint64 [H]: key of prompt, sample and noise together
 
 
 class Candidates(NamedTuple):
@@ -50,22 +43,14 @@ class Candidates(NamedTuple):
 
     at: np.ndarray
     """int64 [H, PLACES]: position that corresponds to the sequence's last token; 0: none."""
-    sources: np.ndarray
-    """int32 [H, PLACES]: number of the candidate's index."""
-    matched: np.ndarray
-    """int32 [H, PLACES]: number of matching tokens, up to `at`."""
-    kinds: np.ndarray
-    """int32 [H, PLACES]: origins, see `kernels`."""
-    merits: np.ndarray
-    """float32 [H, PLACES]: weights by reward."""
-    found: np.ndarray
-    """int64 [H]: number of candidates found by suffix."""
-    needed: np.ndarray
-    """int64 [H]: the indexes are searched again when `found` is below this."""
-    seen: np.ndarray
-    """int64 [H]: length of the response at which the candidates were last updated."""
-    age: np.ndarray
-    """int64 [H]: tokens since the last search."""
+    sources: np.ndarray  # int32 [H, PLACES]: number of the candidate's index
+    matched: np.ndarray  # int32 [H, PLACES]: number of matching tokens, up to `at`
+    kinds: np.ndarray  # int32 [H, PLACES]: origins, see `kernels`
+    merits: np.ndarray  # float32 [H, PLACES]: weights by reward
+    found: np.ndarray  # int64 [H]: number of candidates found by suffix
+    needed: np.ndarray  # int64 [H]: the indexes are searched again when `found` is below this
+    seen: np.ndarray  # int64 [H]: length of the response at which the candidates were last updated
+    age: np.ndarray  # int64 [H]: tokens since the last search
 
 
 class Search:
@@ -93,6 +78,7 @@ class Search:
         self._ranking = _RANKINGS[drafting.ranking]
         self._free = list(range(max_sequences))[::-1]
         n, places, width = max_sequences, kernels.PLACES, drafting.max_draft
+        # Shapes and types are those at the fields of these classes, in their order.
         self._contexts = Contexts(
             *_zeros((n, kernels.MEMORY), "i4"), *_zeros(n, "i8 i8 i8 i8 i8 u8")
         )

@@ -74,10 +74,7 @@ def names() -> list[str]:
 
 def load(name_or_path: str) -> Profile:
     """Return the shipped profile of this name, or the one in a file whose name ends in `.json`.
-
-    Raises:
-        UserError: there is no such profile, or a field of the file is wrong.
-    """
+    Raises `UserError` if there is no such profile, or a field of the file is wrong."""
     if name_or_path.endswith(".json"):
         return _read(Path(name_or_path))
     if name_or_path not in names():
@@ -98,11 +95,8 @@ def save(profile: Profile, path: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Check that `save` can write to `path`, before anything is measured.
-
-    Raises:
-        UserError: the name does not end in `.json`, or the file cannot be written.
-    """
+    """Check that `save` can write to `path`, before anything is measured. Raises `UserError` if the
+    name does not end in `.json`, or the file cannot be written."""
     if path.suffix != ".json":
         raise UserError(f"--output: {path}: the name of a profile's file ends in .json")
     if path.is_dir():

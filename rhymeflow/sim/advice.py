@@ -74,11 +74,8 @@ class _StepSeconds(NamedTuple):
 
 
 def advise(run_dir: Path) -> Advice:
-    """Simulate a run, and each small change of it.
-
-    Raises:
-        UserError: there is no run, it has too few steps, or it cannot be simulated.
-    """
+    """Simulate a run, and each small change of it. Raises `UserError` if there is no run, it has
+    too few steps, or it cannot be simulated."""
     with open_undamaged(store_of(run_dir)) as reader:
         config = config_in_force(reader)
     rows = [row for row in metrics.read(run_dir).values() if "step_time" in row]

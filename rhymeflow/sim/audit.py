@@ -117,9 +117,7 @@ class Audit:
         for group, chosen in zip(command.groups, command.members, strict=True):
             for response in self._end(group):
                 used = response.id.member in chosen
-                self._record(
-                    response, "consumed" if used else "aborted", "" if used else NOT_NEEDED
-                )
+                self._note(response, "consumed" if used else "aborted", "" if used else NOT_NEEDED)
         batch = TrainedBatch(
             responses=len(trained),
             response_tokens=sum(response.generated for response in trained),
@@ -143,7 +141,7 @@ class Audit:
     def drop(self, command: Drop) -> None:
         """Record a group that ended without being trained on."""
         for response in self._end(command.group):
-            self._record(response, command.ending, command.reason)
+            self._note(response, command.ending, command.reason)
 
     def close(self) -> None:
         """Check at the end of the run that every admitted group and every batch has ended."""
@@ -177,7 +175,7 @@ class Audit:
         group.has_ended = True
         return group.members
 
-    def _record(self, response: Response, ending: str, reason: str) -> None:
+    def _note(self, response: Response, ending: str, reason: str) -> None:
         self.outcomes.append(Outcome(response.sampled_length, ending, reason))
 
 

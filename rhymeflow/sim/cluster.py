@@ -102,12 +102,8 @@ class Cluster:
         self.deaths.expect()
 
     def run(self) -> None:
-        """Run until the coordinator commands `Finish`.
-
-        Raises:
-            InvariantViolation: the run broke the bound or lost a group.
-            UserError: failures are so frequent that the next step never ends.
-        """
+        """Run until the coordinator commands `Finish`. Raises `InvariantViolation` if the run broke
+        the bound or lost a group, `UserError` if failures are too frequent for a step to end."""
         heap = self._heap
         while not self._finished:
             assert heap, f"nothing can happen at {self.now} s, and the run is not finished"
@@ -216,15 +212,9 @@ class Cluster:
             return
         prompt = self.audit.groups[trajectory.group].prompt
         spec = self.workload.response(prompt.row, prompt.epoch, trajectory.member)
-        response = Response(
-            id=trajectory,
-            prompt_tokens=prompt.tokens,
-            sampled_length=spec.length,
-            reward=spec.reward,
-            observations=spec.observations,
-            known=prompt.epoch > 0 and self.hardware.drafts.max_draft > 0,
-            routed_version=version,
-        )
+        response = Response(trajectory, prompt.tokens, spec.length, spec.reward, spec.observations)
+        response.known = prompt.epoch > 0 and self.hardware.drafts.max_draft > 0
+        response.routed_version = version
         self.audit.admit(response)
 
     def _complete(self, trajectories: list[TrajectoryId], seconds: float) -> None:

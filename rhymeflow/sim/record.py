@@ -31,11 +31,8 @@ Cut = tuple[int, InstanceId]
 
 
 class Record:
-    """Writes a simulated run into a directory.
-
-    Raises:
-        UserError: the directory holds a real run, or another simulation is writing there.
-    """
+    """Writes a simulated run into a directory. Raises `UserError` if the directory holds a real
+    run, or another simulation is writing there."""
 
     def __init__(
         self, directory: Path, config: Config, on_step: Callable[[int], object] = lambda step: None

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -199,50 +198,44 @@ def _table(title: str, *headings: str) -> Table:
 
 def _summary(r: SimulationResult) -> Table:
     measured = r.step_seconds[r.skipped : r.steps - r.uncounted]
-    rows: list[tuple[str, Any]] = [
-        ("cluster", r.devices),
-        ("schedule", f"{r.schedule}, staleness at most {r.max_staleness}"),
-        ("virtual time", f"{r.seconds:,.1f} s for {r.steps} steps"),
-        (
-            "step",
+    rows = {
+        "cluster": r.devices,
+        "schedule": f"{r.schedule}, staleness at most {r.max_staleness}",
+        "virtual time": f"{r.seconds:,.1f} s for {r.steps} steps",
+        "step": (
             f"median {median(measured):,.2f} s, {min(measured):,.2f} to {max(measured):,.2f} s; "
-            f"{r.steps_per_second:.4g} steps/s",
+            f"{r.steps_per_second:.4g} steps/s"
         ),
-        (
-            "trained",
+        "trained": (
             f"{r.throughput:,.0f} tokens/s ({r.response_throughput:,.0f} of responses), "
-            f"{r.trajectories_per_second:,.2f} responses/s of {r.mean_length:,.0f} tokens",
+            f"{r.trajectories_per_second:,.2f} responses/s of {r.mean_length:,.0f} tokens"
         ),
-        (
-            "idle",
+        "idle": (
             f"rollout {r.idle_rollout:.1%} (in the whole run, instances from "
             f"{min(r.idle_instances):.1%} to {max(r.idle_instances):.1%}), "
-            f"learner {r.idle_learner:.1%}",
+            f"learner {r.idle_learner:.1%}"
         ),
-        (
-            "tokens generated",
+        "tokens generated": (
             f"{r.tokens_generated:,}, {r.tokens_wasted / max(1, r.tokens_generated):.2%} of them "
-            f"not trained on; {r.tokens_recomputed:,} recomputed",
+            f"not trained on; {r.tokens_recomputed:,} recomputed"
         ),
-        (
-            "instances",
+        "instances": (
             f"{r.pulls:,} pulls, {r.interrupts:,} responses interrupted, "
-            f"{r.preemptions:,} preempted",
+            f"{r.preemptions:,} preempted"
         ),
-        ("lengths", f"predicted with rank correlation {_figure(r.rank_correlation)}"),
-    ]
+        "lengths": f"predicted with rank correlation {_figure(r.rank_correlation)}",
+    }
     if r.drafted:
         drafts = f"{r.drafted:,} tokens, {r.accepted / r.drafted:.1%} accepted"
-        rows.append(
-            ("drafts", f"{drafts}; {r.tokens_per_iteration:.2f} tokens per iteration and response")
-        )
+        per_iteration = f"{r.tokens_per_iteration:.2f} tokens per iteration and response"
+        rows["drafts"] = f"{drafts}; {per_iteration}"
     if r.deaths:
         counts = ", ".join(f"{victim} {count:,}" for victim, count in r.deaths.items())
         lost = f"{r.tokens_lost:,} tokens lost, {counted(r.batches_retrained, 'batch', 'batches')}"
-        rows.append(("deaths", f"{counts}; {lost} trained again"))
+        rows["deaths"] = f"{counts}; {lost} trained again"
     title = f"{r.name}: rates and idle shares of steps {r.skipped + 1} to {r.steps - r.uncounted}"
     table = Table(box=None, title=title, title_justify="left", show_header=False, pad_edge=False)
-    for row in rows:
+    for row in rows.items():
         table.add_row(*row)
     return table
 

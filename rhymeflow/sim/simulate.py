@@ -25,7 +25,7 @@ from rhymeflow.sim.record import Record
 from rhymeflow.sim.result import SimulationResult, counted, result
 from rhymeflow.sim.timeline import Timeline, draw
 from rhymeflow.sim.workload import Workload
-from rhymeflow.sim.workload import workload as a_workload
+from rhymeflow.sim.workload import workload as workload_of
 
 _WATERMARK = 0.01
 """Share of the KV cache that an admission leaves free, so that running responses can grow."""
@@ -54,7 +54,7 @@ def simulate(
     """
     timeline = Timeline()
     directory = output or Path("simulations") / config.name
-    lengths = a_workload(config, workload)
+    lengths = workload_of(config, workload)
     try:
         with closing(Record(directory, config, on_step)) as record:
             figures = run(config, lengths, timeline=timeline, log=record)
@@ -81,9 +81,8 @@ def run(
     them, so a schedule that works ahead would look faster than it is. `profile` and `deaths`
     default to the configuration's. `log` is called with events and commands.
 
-    Raises:
-        UserError: the configuration cannot be simulated, or failures are too frequent for it.
-        InvariantViolation: the run broke the staleness bound or lost a group: a defect.
+    Raises `UserError` if the configuration cannot be simulated or failures are too frequent for it;
+    `InvariantViolation`, a defect, if the run broke the staleness bound or lost a group.
     """
     simulation = config.simulation
     if simulation.skip_steps + uncounted >= config.learner.max_steps:

@@ -32,11 +32,8 @@ _WEIGHTS /= _WEIGHTS.sum()
 
 
 class Lengths:
-    """Lengths from 1 to `longest` tokens, of a configured distribution.
-
-    Raises:
-        UserError: no scale of the distribution has the configured mean.
-    """
+    """Lengths from 1 to `longest` tokens, of a configured distribution. Raises `UserError` if no
+    scale of it has the configured mean."""
 
     def __init__(self, config: WorkloadConfig, longest: int) -> None:
         mean = longest / 4 if config.mean_length is None else config.mean_length
@@ -193,10 +190,8 @@ class RecordedWorkload:
     A response that the run did not finish, or never requested, is replaced by another one of its
     prompt, or of any prompt if that has none, chosen by hash. Responses that were finished early
     are left out. Observations are as recorded, after the same time. The time of the last call to
-    the environment, which ended the episode, is left out, as is that of rewards.
-
-    Raises:
-        UserError: there is no run, or no response was finished in it.
+    the environment, which ended the episode, is left out, as is that of rewards. Raises `UserError`
+    if there is no run, or no response was finished in it.
     """
 
     def __init__(self, run_dir: Path, config: Config, *, newest: int | None = None) -> None:

@@ -69,10 +69,8 @@ def prompts_of(suite: Suite, held_out: list[Prompt] | None = None) -> list[Promp
 
 
 def _held_out_of_run(suite: Suite, held_out: list[Prompt] | None) -> list[Prompt]:
-    """Return the run's held-out prompts; of a generator, more if the suite's `size` asks for more.
-
-    If the suite names the run's generator as its source, `data.eval_source` does not count.
-    """
+    """Return the run's held-out prompts; of a generator, as many as the suite's `size` asks for. If
+    the suite names the run's generator as its source, `data.eval_source` does not count."""
     data, seed, size = suite.config.data, suite.config.run.seed, suite.section.size
     if suite.section.source is not None and data.eval_source is not None:
         data, held_out = data.model_copy(update={"eval_source": None}), None
@@ -98,11 +96,8 @@ def chosen(config: Config, names: Sequence[str]) -> list[Suite]:
 
 def of_run(config: Config) -> list[Suite]:
     """Return the suites that a run of `config` evaluates: its held-out prompts first, then those of
-    section `eval` that have `steps`; all of them if the run does not train.
-
-    Raises:
-        UserError: one has neither reward functions nor environments.
-    """
+    section `eval` that have `steps`; all of them if the run does not train. Raises `UserError` if
+    one has neither reward functions nor environments."""
     suites = [suite for suite in config.eval.suites if suite.steps or not config.learner.is_used]
     if config.learner.is_used and config.data.eval_size != 0:
         suites.insert(0, EvalSuite(name=HELD_OUT))
@@ -189,10 +184,8 @@ def load_suites(
     """Read and encode the prompts of the suites that a run of `config` evaluates, by suite name.
 
     `held_out`: the run's held-out prompts, if loaded already. `max_length`: the model's context, in
-    tokens. `tools`: each suite's tools, for the chat template.
-
-    Raises:
-        UserError: prompts cannot be read or generated, or do not fit the model's context.
+    tokens. `tools`: each suite's tools, for the chat template. Raises `UserError` if prompts cannot
+    be read or generated, or do not fit the model's context.
     """
     loaded, suites = {}, of_run(config)
     if held_out is None and any(suite.section.source is None for suite in suites):

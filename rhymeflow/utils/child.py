@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,14 +42,10 @@ def how_it_ended(exitcode: int | None) -> str:
 def call_in_process(function: Callable[..., Any], argument: Any, names: Iterable[str]) -> Any:
     """Return `function(argument)`, called in another process; `function` must be in a module.
     Raises `UserError` if that process ends early; the message lists `names`, what it imports."""
-    pool = ProcessPoolExecutor(
-        max_workers=1,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=multiprocessing.set_start_method,  # resets it for the user's processes
-        initargs=(None, True),
-    )
+    context = multiprocessing.get_context("spawn")
+    reset = partial(multiprocessing.set_start_method, None, force=True)  # for the user's processes
     try:
-        with pool:
+        with ProcessPoolExecutor(1, context, initializer=reset) as pool:
             with without_main_file():
                 future = pool.submit(function, argument)
             return future.result(START_SECONDS)

@@ -46,11 +46,8 @@ def free_left(prefix: str) -> None:
 
 def create(name: str, size: int, *, what: str, advice: str) -> mmap.mmap:
     """Create `size` bytes of shared memory under a new name. On Linux all of it is reserved,
-    because a write beyond the machine's memory would kill the writer with SIGBUS.
-
-    Raises:
-        UserError: the machine's shared memory is too small; the message has `what` and `advice`.
-    """
+    because a write beyond the machine's memory would kill the writer with SIGBUS. Raises
+    `UserError` with `what` and `advice` if the machine's shared memory is too small."""
     descriptor = open_descriptor(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         resource_tracker.register(f"/{name}", _TRACKED_AS)

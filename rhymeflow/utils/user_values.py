@@ -69,11 +69,8 @@ def shown(value: Any) -> str:
 
 def reward_numbers(result: Any, count: int) -> list[float | None]:
     """Return a reward function's result for `count` responses as a list. The result is a sequence,
-    or an array [count] or [count, 1] of NumPy, PyTorch or pandas, which is read by position.
-
-    Raises:
-        ValueError: it is something else; the message says what.
-    """
+    or an array [count] or [count, 1] of NumPy, PyTorch or pandas, which is read by position. Raises
+    `ValueError` if it is something else; the message says what."""
     wanted = f"a list with {count} number{'' if count == 1 else 's'}"
     if hasattr(result, "to_numpy"):  # iterating a data frame would give column names
         result = result.to_numpy()

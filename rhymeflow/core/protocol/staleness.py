@@ -190,10 +190,8 @@ class StalenessBuffers(Entries):
     # -- the two packings --------------------------------------------------------------------
 
     def _settle(self, filled: set[Version]) -> tuple[GroupId, ...]:
-        """Pack finished work early until nothing moves; return the surplus of `filled` buffers.
-
-        Reservations lie late when this is called.
-        """
+        """Pack finished work early until nothing moves, once reservations lie late; return the
+        surplus of the `filled` buffers and of those it fills."""
         while (moved := self._pack_one_early()) is not None:
             source, target = moved
             filled.add(target)

@@ -89,13 +89,13 @@ def _keepers(view: FleetView) -> frozenset[InstanceId]:
     return frozenset(x.name for _, _, x in sorted(draining)[: min(most, needed)])
 
 
+_MOST_TOGETHER = 64
+"""Most trajectories that are gathered on one instance."""
+
+
 def _max_together(cost: CostModel, tokens: float, max_slowdown: float) -> int:
     """Most trajectories of `tokens` tokens that one instance decodes within `max_slowdown`."""
     most, slowest = 1, max_slowdown * cost.iteration(1, tokens)
-    while most < _MOST and cost.iteration(most + 1, (most + 1) * tokens) <= slowest:
+    while most < _MOST_TOGETHER and cost.iteration(most + 1, (most + 1) * tokens) <= slowest:
         most += 1
     return most
-
-
-_MOST = 64
-"""Most trajectories that are gathered on one instance."""
