@@ -120,8 +120,7 @@ class Train:
 
     version: Version
     groups: tuple[GroupId, ...]
-    members: tuple[tuple[int, ...], ...]
-    """For each group, the members to train on, in ascending order."""
+    members: tuple[tuple[int, ...], ...]  # to train on, for each group, in ascending order
     parts: tuple[int, ...] = ()
     """Number of groups of each `Accumulate` of this batch; those groups come first in `groups`. The
     learner sums the gradients of these parts and of the remaining groups in this order, so that the

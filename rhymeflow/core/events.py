@@ -215,8 +215,7 @@ class Evaluated:
     reward: float | None
     suite: SuiteName = HELD_OUT
     held: Version | None = None
-    """The version that was evaluated: `version`, or a newer one that the instance pulled instead;
-    None in older logs."""
+    """The version evaluated: `version`, or a newer one pulled instead; None in older logs."""
 
 
 Event = (

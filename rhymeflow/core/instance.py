@@ -28,8 +28,7 @@ class Instance:
     """Members RUNNING on it, with their tokens (prompt and response) when they were routed."""
     stopping: set[TrajectoryId] = field(default_factory=set)  # interrupted, not yet reported so
     evaluating: set[EvaluationId] = field(default_factory=set)  # commanded, not yet reported done
-    waiting: tuple[TrajectoryId, ...] = ()
-    """Trajectories that were not being decoded at the last snapshot."""
+    waiting: tuple[TrajectoryId, ...] = ()  # those not decoded at the last snapshot
     decoded_tokens: float = 0.0  # at the last snapshot; see `Snapshot.decoded_tokens`
     _decoded_before: dict[TrajectoryId, float] = field(default_factory=dict)
     """Of each assigned trajectory: `decoded_tokens` when it was routed or was last seen waiting."""
@@ -80,9 +79,8 @@ class Instance:
         if last == seen or (last is not None and _age(seen) < _age(last)):
             return
         self.shown, self._last = None, seen
-        self._kv_seen, self.waiting, self.decoded_tokens = (
-            seen.kv_tokens, seen.waiting, seen.decoded_tokens
-        )  # fmt: skip
+        self._kv_seen, self.decoded_tokens = seen.kv_tokens, seen.decoded_tokens
+        self.waiting = seen.waiting
         for trajectory in seen.waiting:
             if trajectory in self.assigned:
                 self._decoded_before[trajectory] = seen.decoded_tokens

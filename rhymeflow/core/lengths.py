@@ -45,6 +45,11 @@ class _DecayedMean:
     def mean(self) -> float:
         return self.total / self.count
 
+    @property
+    def variance(self) -> float:
+        """The mean, if the values are variances."""
+        return max(self.mean, _MIN_VARIANCE)
+
     def add(self, value: float) -> None:
         self.total = _GROUP_DECAY * self.total + value
         self.count = _GROUP_DECAY * self.count + 1.0
@@ -94,8 +99,7 @@ class LengthPredictor:
         self.longest, self.generated = longest, generated
         self._open: dict[GroupId, _Group] = {}
         self._prompts: dict[int, tuple[int, float, float]] = {}
-        """By prompt, latest last: (epoch, decayed number of responses, decayed sum of their log
-        lengths)."""
+        """By prompt, latest last: (epoch, decayed number of responses and sum of log lengths)."""
         # Before any group has ended: lognormal, with a quarter of `longest` as its mean.
         self._within = _DecayedMean(0.5)
         """The variance of log lengths within a group."""
@@ -148,10 +152,9 @@ class LengthPredictor:
         """Return the metrics of docs/lengths.md. The rank correlation is left out while there are
         fewer than `MIN_RANKED_RESPONSES`, or if predictions or lengths are constant."""
         metrics = {"lengths/explained_variance": self.explained_variance}
-        if len(self._ranked) >= MIN_RANKED_RESPONSES:
-            ranks = spearman(*zip(*self._ranked, strict=True))
-            return metrics if ranks is None else {**metrics, "lengths/rank_correlation": ranks}
-        return metrics
+        is_known = len(self._ranked) >= MIN_RANKED_RESPONSES
+        ranks = spearman(*zip(*self._ranked, strict=True)) if is_known else None
+        return metrics if ranks is None else {**metrics, "lengths/rank_correlation": ranks}
 
     def expected(self, group: GroupId, generated: int = 0) -> float:
         """Return the expected final length, in tokens, of a member that has `generated` tokens."""
@@ -175,14 +178,6 @@ class LengthPredictor:
         return min(max(length, 1.0), float(self.longest))
 
     @property
-    def _within_variance(self) -> float:
-        return max(self._within.mean, _MIN_VARIANCE)
-
-    @property
-    def _between_variance(self) -> float:
-        return max(self._between.mean, _MIN_VARIANCE)
-
-    @property
     def _points(self) -> list[float]:
         """The standardised residuals, summarised by the means of `_POINTS` equal parts."""
         if self._points_now is None:  # computed on demand, as a whole batch ends at once
@@ -192,17 +187,16 @@ class LengthPredictor:
         return self._points_now
 
     def _history(self, group: _Group) -> float:
-        """Return the deviation of the prompt's earlier responses from the overall mean, shrunk if
-        they are few."""
+        """Return the deviation of the prompt's earlier responses, shrunk if they are few."""
         # Within-group over between-group variance: the responses that the overall mean counts for.
-        pseudo_count = self._within_variance / self._between_variance
+        pseudo_count = self._within.variance / self._between.variance
         deviations = group.sum_earlier - group.num_earlier * self._overall.mean
         return deviations / (pseudo_count + group.num_earlier)
 
     def _prior(self, group: _Group) -> tuple[float, float]:
         """Return the prior mean and variance of the group's level, its expected log length."""
         if not group.num_earlier:
-            return self._overall.mean, self._between_variance
+            return self._overall.mean, self._between.variance
         weight = self._recurring.shrunk_slope
         variance = self._recurring.residual_variance(weight)
         return self._overall.mean + weight * self._history(group), max(variance, _MIN_VARIANCE)
@@ -210,7 +204,7 @@ class LengthPredictor:
     def _level(self, group: _Group) -> tuple[float, float]:
         """Return the posterior mean of the group's level, and the standard deviation of a member's
         log length."""
-        (prior, variance), within = self._prior(group), self._within_variance
+        (prior, variance), within = self._prior(group), self._within.variance
         precision = 1 / variance + len(group.logs) / within
         level = (prior / variance + sum(group.logs.values()) / within) / precision
         return level, sqrt(within + 1 / precision)
@@ -255,7 +249,7 @@ class LengthPredictor:
     def _update_residuals(self, group: _Group, logs: list[float]) -> None:
         # From the means just updated, since predictions add the residuals to these.
         prior, variance = self._prior(group)
-        scale = sqrt(self._within_variance + variance)
+        scale = sqrt(self._within.variance + variance)
         self._residuals.extend((y - prior) / scale for y in logs)
         self._points_now = None
 
@@ -282,8 +276,7 @@ class _Group:
     sum_earlier: float  # decayed sum of their log lengths
     overall: float  # overall mean
     predicted: float = 0.0  # prior mean of the group's level
-    logs: dict[int, float] = field(default_factory=dict)
-    """Log lengths of the members that have finished, by member."""
+    logs: dict[int, float] = field(default_factory=dict)  # log lengths of finished members
 
 
 _UNKNOWN = _Group(-1, 0, 0.0, 0.0, 0.0)

@@ -58,8 +58,7 @@ class Plan:
     on_stuck: Literal["wait", "retry", "truncate"]
     """What to do with at most `stuck_threshold` groups that an idle learner waits for."""
     stuck_threshold: int
-    max_retries: int
-    """Most retries of the prompt of a stuck group; then the learner waits."""
+    max_retries: int  # most retries of the prompt of a stuck group; then the learner waits
 
     def evaluates(self, suite: SuiteName, version: Version) -> bool:
         """Whether `version` is to be evaluated on `suite`."""

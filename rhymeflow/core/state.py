@@ -99,8 +99,7 @@ class State:
         self.early: dict[GroupId, GroupCreated] = {}  # kept until all lower numbers are reported
         self.num_requested = 0  # groups that are requested and not reported yet
         self.prompts: dict[GroupId, RequestedPrompt] = {}  # of groups reported and not ended
-        self.retries: dict[GroupId, int] = {}
-        """By ended group whose prompt is to be retried: the prompt's retries, this one included."""
+        self.retries: dict[GroupId, int] = {}  # by ended group: its prompt's, the next included
         self.num_inflight = 0  # admitted groups that are not complete
         self.num_waiting_env = 0  # members that wait for their environments
         self.num_filtered = 0  # groups filtered since the last version
@@ -118,9 +117,8 @@ class State:
     def reconfigure(self, plan: Plan, schedule: Schedule) -> None:
         """Continue with more or fewer batches, other evaluations and other rules."""
         now = self.published or 0
-        assert (plan.groups_per_batch, plan.max_staleness) == (
-            self.plan.groups_per_batch, self.plan.max_staleness
-        )  # fmt: skip
+        assert plan.groups_per_batch == self.plan.groups_per_batch
+        assert plan.max_staleness == self.plan.max_staleness
         assert plan.num_batches >= self.buffers.first
         turned_off = {suite for suite, every in self.plan.eval_steps.items() if every}
         turned_off -= {suite for suite, every in plan.eval_steps.items() if every}

@@ -71,8 +71,7 @@ class Buffer:
 
     def __init__(self, target: int, size: int) -> None:
         self.target, self.size = target, size
-        self.reserved = Held(-1)
-        """Its `first` is the group that can wait longest."""
+        self.reserved = Held(-1)  # its `first` is the group that can wait longest
         self.occupied = Held(1)
 
     def __len__(self) -> int:

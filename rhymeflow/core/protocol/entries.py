@@ -48,8 +48,7 @@ class Entries:
         self.extra_groups = extra_groups
         self.max_staleness = max_staleness
         self.num_batches = num_batches
-        self.first: Version = 0
-        """The buffer to be consumed next."""
+        self.first: Version = 0  # the buffer to be consumed next
         self._size = groups_per_batch + extra_groups
         self.by_version: dict[Version, Buffer] = {}
         """The buffers that hold or have held a group. Callers only read it."""

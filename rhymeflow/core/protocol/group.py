@@ -121,8 +121,7 @@ class Group:
 
     id: GroupId
     prompt_tokens: int
-    retries: int
-    """Number of earlier groups of the same prompt that were retried."""
+    retries: int  # number of earlier groups of the same prompt that were retried
     members: list[Member]
     finishing_early: bool = False  # whether its unfinished members are being truncated
     complete: bool = False  # whether it has all the rewards it needs, and an OCCUPIED entry

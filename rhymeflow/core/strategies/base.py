@@ -25,8 +25,7 @@ class TrajectoryView(NamedTuple):
     id: TrajectoryId
     version: Version | None  # V_traj, the version it was started under; None: it is new
     min_version: Version  # the lowest version of an instance that may generate it
-    tokens: int
-    """Tokens that it needs in a cache: the prompt and the response so far."""
+    tokens: int  # that it needs in a cache: the prompt and the response so far
     home: InstanceId | None = None
     """The instance that may still cache most of these tokens: the policy's last turn was there, and
     its weights have not changed since."""
@@ -40,10 +39,8 @@ class InstanceView(NamedTuple):
     capacity: int  # trajectories that it decodes at a time
     kv_capacity: int  # tokens that its KV cache holds
     kv_tokens: int  # in its KV cache at the last snapshot, changed by the commands since
-    assigned: Mapping[TrajectoryId, int]
-    """Trajectories routed to it, with their tokens when they were routed."""
-    waiting: tuple[TrajectoryId, ...]
-    """Assigned trajectories that are not decoded: no room yet, or preempted."""
+    assigned: Mapping[TrajectoryId, int]  # routed to it, with their tokens when they were
+    waiting: tuple[TrajectoryId, ...]  # assigned but not decoded: no room yet, or preempted
     accepts: bool  # whether the schedule lets trajectories be routed to it now
 
     def has_room(self) -> bool:
@@ -92,8 +89,7 @@ class FleetView:
     """The fleet and the queue at one tick."""
 
     published: Version  # the newest in the weight store
-    instances: tuple[InstanceView, ...]
-    """In the order they joined."""
+    instances: tuple[InstanceView, ...]  # in the order they joined
     queue: Iterable[TrajectoryView]
     """Waiting trajectories: oldest V_traj first, then new members of admitted groups, then members
     of unadmitted groups. Computed while it is iterated over; it can be iterated over again."""

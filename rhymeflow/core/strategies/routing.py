@@ -149,8 +149,7 @@ class _Fleet:
             if instance.has_room():
                 self._with_room.setdefault(instance.version, []).append((index, instance))
         self.versions = sorted(self._with_room)
-        self.num_open = sum(map(len, self._with_room.values()))
-        """Instances that still have room."""
+        self.num_open = sum(map(len, self._with_room.values()))  # instances that still have room
         self._rank, self.has_place = rank, has_place
         self._loads: dict[Version, dict[InstanceId, _Load]] = {}
         """By version, created on demand: many ticks need one version of several."""
