@@ -1,8 +1,8 @@
 """A pool of processes that run a user's code: reward functions, environments and tools.
 
 Every task is returned once, with a result or an error. A call that raises, hangs or ends its
-process is retried as configured, and then named in the error; another call's failure is never
-counted against it. `poll` never waits for user code, and time is its argument: the caller waits on
+process is retried as configured; then the task's error names it. No call is blamed for another's
+failure. `poll` never waits for user code, and time is its argument: the caller waits on
 `connections()` until `next_deadline()` at the latest, then polls.
 """
 
@@ -32,10 +32,10 @@ from rhymeflow.utils.child import descendants, detach
 from rhymeflow.utils.process import redirect_output
 
 FAILED_STARTS = 3
-"""The run fails when so many processes in a row have ended without answering a call."""
+"""The run fails when this many processes in a row have ended without a reply to a call."""
 
 GRACE_SECONDS = 2.0
-"""Time beyond the timeout in which a process that times its own calls can cancel and report one."""
+"""Time after the timeout in which a process that times its own calls can cancel and report it."""
 
 RESEND_SECONDS = 0.001
 """Time until the rest of a message is sent to a process whose pipe was full."""
@@ -49,7 +49,10 @@ _LENGTH = struct.Struct("!i")
 
 @dataclass_transform(frozen_default=True)
 class PoolMessage(msgspec.Struct, frozen=True, tag=True):
-    """A message between pool and process about session `id`, which is never reused."""
+    """A message between pool and process about session `id`, which is never reused.
+
+    A session is what the process keeps for one task, or for several of one key, one by one.
+    """
 
     id: int
 
@@ -59,7 +62,7 @@ class Close(PoolMessage):
 
 
 class Imported(msgspec.Struct, frozen=True, tag=True):
-    """The user's code is imported; with `error` it could not be, and the process ends."""
+    """The user's code was imported; with `error`: it could not be, and the process ends."""
 
     error: str | None = None
 
@@ -94,19 +97,19 @@ def clipped(text: str) -> str:
     return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "..."
 
 
-class Refused(Exception):  # noqa: N818 - the answer is refused; the call has not failed
-    """An answer is wrong, or cannot be encoded; the text says why."""
+class Refused(Exception):  # noqa: N818 - the reply is refused; the call itself has not failed
+    """What user code returned is wrong, or cannot be encoded; the text says why."""
 
 
 class Task:
-    """Work for one process: one or several questions (calls); ends with `result` or `error`."""
+    """Work for one process: one call or several, in order; ends with `result` or `error`."""
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
         """Its name in errors, unique among the tasks in a pool."""
         self.result: Any = None
         self.error: str | None = None
-        self.id = -1  # its session, which names the object in `process` that answers
+        self.id = -1  # its session
         self.process: _Process | None = None
         self.stays = False  # whether its session is kept for the next task of this key
         self.part = 0  # number of the current call
@@ -115,11 +118,11 @@ class Task:
         self.failures: Counter[int] = Counter()  # by number of the call
 
     def begin(self, earlier: Any) -> PoolMessage:
-        """Return the first question. `earlier`: the task whose session is used; None: a new one."""
+        """Return the first call's message. `earlier`: the task whose session continues, if any."""
         raise NotImplementedError
 
     def take(self, reply: Any) -> PoolMessage | None:
-        """Take a reply; return the next question, or None if `result` is set or replies follow.
+        """Take a reply; return the next call's message; None: `result` is set, or replies follow.
 
         Raises:
             Refused: the reply is wrong, which counts as a failure.
@@ -138,11 +141,11 @@ class Task:
 class Pool:
     """Runs tasks in `config.num_workers` processes; what their code prints is appended to `log`.
 
-    In each, `setup(*arguments)` imports the user's code, which errors call `named`, and returns a
-    function that serves a connection; `replies` is the union of its reply types. With
-    `max_concurrent`, a process serves so many tasks at once, reports which calls have begun, and
-    times and cancels calls. Without it, a process serves one task at a time, the pool times calls,
-    and sessions end with tasks.
+    In each process, `setup(*arguments)` imports the user's code, which errors call `named`, and
+    returns a function that serves a connection; `replies` is the union of its reply types. With
+    `max_concurrent`, a process serves up to that many tasks at once, reports which calls have
+    begun, and times and cancels calls. Without it, a process serves one task at a time, the pool
+    times calls, and sessions end with tasks.
     """
 
     def __init__(
@@ -163,14 +166,14 @@ class Pool:
         self._processes: list[_Process] = []
         self._queue: deque[Task] = deque()
         self._suspects: deque[Task] = deque()
-        """Tasks whose calls ran when their process ended: each is retried alone, to find out which
-        one ends it."""
+        """Tasks with a call that ran when their process ended: each is retried alone, to find out
+        which of them ends processes."""
         self._active: dict[Hashable, Task] = {}
         self._live: dict[Hashable, Task] = {}
         """The latest task of each session that is kept and has no current call."""
         self._finished: list[Task] = []
         self._has_new = False
-        self._polled = 0.0
+        self._polled_at = 0.0
         self._ids = itertools.count()
         self._failed_starts = 0
 
@@ -236,13 +239,13 @@ class Pool:
         return [process.connection for process in self._processes]
 
     def next_deadline(self) -> float | None:
-        """Return the latest time for the next `poll`; None: none; in the past: a task is new."""
+        """Return when to `poll` at the latest: at once (-inf) for a new task; None: no limit."""
         if self._has_new:
             return -math.inf
         deadlines = [process.deadline for process in self._processes]
         deadlines += [each.deadline for p in self._processes for each in p.tasks.values()]
         if any(process.unsent for process in self._processes):
-            deadlines.append(self._polled + RESEND_SECONDS)
+            deadlines.append(self._polled_at + RESEND_SECONDS)
         first = min(deadlines, default=math.inf)
         return None if first == math.inf else first
 
@@ -258,7 +261,7 @@ class Pool:
         Raises:
             UserError: processes end again and again without answering a call.
         """
-        self._polled, self._has_new = now, False
+        self._polled_at, self._has_new = now, False
         for process in list(self._processes):
             for reply in process.replies():
                 if process not in self._processes:
@@ -363,7 +366,7 @@ class Pool:
         (self._suspects if task.is_suspect else self._queue).appendleft(task)
 
     def _replace(
-        self, process: _Process, end: str, now: float, at_fault: Task | None = None
+        self, process: _Process, failure: str, now: float, at_fault: Task | None = None
     ) -> None:
         """Kill a process and start another. The failure counts against `at_fault`, else against the
         only call that had begun; if several had begun, their tasks become suspects."""
@@ -376,7 +379,8 @@ class Pool:
             self._failed_starts += 1
             if self._failed_starts == FAILED_STARTS:
                 raise UserError(
-                    f"{self._section} processes: {FAILED_STARTS} ended in a row; the last one {end}"
+                    f"{self._section} processes: {FAILED_STARTS} ended in a row; the last one "
+                    f"{failure}"
                 )
         if at_fault is None and len(begun) == 1:
             [at_fault] = begun
@@ -386,7 +390,7 @@ class Pool:
                 task.is_suspect = at_fault is None and task.is_begun
                 self._requeue(task)
         if at_fault is not None:
-            self._count_failure(at_fault, end)
+            self._count_failure(at_fault, failure)
 
     # -- sending ----------------------------------------------------------------------------------
 
