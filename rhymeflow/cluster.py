@@ -17,10 +17,10 @@ from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 from rhymeflow.memory import GB, MemoryPart, ModelSize, size_text, total
 
-STORED_TOKEN = 10
+TOKEN_BYTES = 10
 """Bytes in the store per generated token: eight for the token and its log-probability
 (docs/run-directory.md), the rest for events, estimated for responses of some thousand tokens."""
-STORED_DETAILS = 6
+TOKEN_DETAIL_BYTES = 6
 """Further bytes per token with `run.token_details`."""
 _DAY = 86_400  # seconds
 
@@ -33,15 +33,15 @@ def describe(config: Config) -> str:
     """
     model = model_of(config)
     nodes = place(config)
-    rank, instance = of_rank(config, model), memory.of_instance(config, model, prompt_of(config))
+    rank, instance = of_rank(config, model), memory.of_instance(config, model, max_prompt(config))
     _check_gpus(config, model, rank, instance)
     for node in nodes:
         _check_node(config, model, node)
     lines = [*_head(config, model), *_nodes(config, model, nodes)]
-    where = "the learner" if config.learner.num_ranks == 1 else "each rank"
-    lines += _table(f"GPU memory of {where}", rank)
-    where = "the instance" if shares_gpu(config) else "each instance, on each of its GPUs"
-    lines += _table(f"GPU memory of {where}", instance)
+    owner = "the learner" if config.learner.num_ranks == 1 else "each rank"
+    lines += _table(f"GPU memory of {owner}", rank)
+    owner = "the instance" if shares_gpu(config) else "each instance, on each of its GPUs"
+    lines += _table(f"GPU memory of {owner}", instance)
     try:
         config = build.with_cost_model(config)
     except UserError as unknown:
@@ -67,26 +67,26 @@ def shares_gpu(config: Config) -> bool:
 
 
 def place(config: Config) -> list[Node]:
-    """Place ranks, from node 0 on, then instances on the nodes of `config.cluster`.
+    """Place the ranks, from node 0 on, and then each instance on the first node with room for it.
 
     Raises:
         UserError: there are too few GPUs, or too few free in one node for an instance.
     """
     cluster, ranks = config.cluster, config.learner.num_ranks
-    parts, instances = config.rollout.vllm_tensor_parallel_size, config.rollout.num_instances
+    instances, gpus = config.rollout.num_instances, config.rollout.vllm_tensor_parallel_size
     assert cluster.nodes is not None
     if shares_gpu(config):
-        if (cluster.nodes, instances, parts, ranks) != (1, 1, 1, 1) or not cluster.gpus_per_node:
+        if (cluster.nodes, instances, gpus, ranks) != (1, 1, 1, 1) or not cluster.gpus_per_node:
             raise UserError(
                 "runtime = 'local' computes on the first GPU of one machine, with one instance and "
-                "one rank; more GPUs than one need runtime = 'ray'"
+                "one rank; a run on several GPUs needs runtime = 'ray'"
             )
         return [Node(0, cluster.gpus_per_node - 1, [0], [0])]
-    needed, available = instances * parts + ranks, cluster.nodes * cluster.gpus_per_node
+    needed, available = instances * gpus + ranks, cluster.nodes * cluster.gpus_per_node
     if needed > available:
         raise UserError(
-            f"rollout.num_instances = {instances} x rollout.vllm_tensor_parallel_size = {parts} and"
-            f" learner.num_ranks = {ranks} take {needed} GPUs, and cluster.nodes = {cluster.nodes} "
+            f"rollout.num_instances = {instances} x rollout.vllm_tensor_parallel_size = {gpus} and "
+            f"learner.num_ranks = {ranks} take {needed} GPUs, and cluster.nodes = {cluster.nodes} "
             f"x cluster.gpus_per_node = {cluster.gpus_per_node} are {available}"
         )
     nodes = [Node(number, cluster.gpus_per_node) for number in range(cluster.nodes)]
@@ -95,40 +95,40 @@ def place(config: Config) -> list[Node]:
         node.ranks.append(rank)
         node.num_free -= 1
     for instance in range(instances):
-        free = next((node for node in nodes if node.num_free >= parts), None)
+        free = next((node for node in nodes if node.num_free >= gpus), None)
         if free is None:
             raise UserError(
                 f"rollout.num_instances = {instances}: only {instance} of them find "
-                f"rollout.vllm_tensor_parallel_size = {parts} free GPUs in one node of "
+                f"rollout.vllm_tensor_parallel_size = {gpus} free GPUs in one node of "
                 f"cluster.gpus_per_node = {cluster.gpus_per_node}, beside learner.num_ranks = "
                 f"{ranks}"
             )
         free.instances.append(instance)
-        free.num_free -= parts
+        free.num_free -= gpus
     return nodes
 
 
 def model_of(config: Config) -> ModelSize:
-    """Return the model; `UserError` if it cannot be split over the GPUs of an instance."""
-    model, parts = memory.model_on_gpus(config), config.rollout.vllm_tensor_parallel_size
-    if model.num_heads % parts or model.num_kv_heads % parts:
+    """Return the model's sizes. Raises `UserError` if an instance's GPUs cannot split the model."""
+    model, num_gpus = memory.model_on_gpus(config), config.rollout.vllm_tensor_parallel_size
+    if model.num_heads % num_gpus or model.num_kv_heads % num_gpus:
         raise UserError(
-            f"rollout.vllm_tensor_parallel_size = {parts} does not divide the "
+            f"rollout.vllm_tensor_parallel_size = {num_gpus} does not divide the "
             f"{model.num_heads} attention heads and {model.num_kv_heads} KV heads of "
             f"{config.model.name}"
         )
     return model
 
 
-def prompt_of(config: Config) -> int:
-    """Return the tokens of the longest prompt that the plan assumes."""
+def max_prompt(config: Config) -> int:
+    """Return the length of the longest prompt, in tokens, that the plan assumes."""
     return config.data.max_prompt_length or config.simulation.workload.prompt_tokens
 
 
 def of_rank(config: Config, model: ModelSize) -> list[MemoryPart]:
     """Return the memory of one rank on its GPU."""
     optimizer = [] if config.learner.offload_optimizer else memory.of_optimizer(config, model)
-    return [*optimizer, *memory.of_rank(config, model, prompt_of(config))]
+    return [*optimizer, *memory.of_rank(config, model, max_prompt(config))]
 
 
 def of_node(config: Config, model: ModelSize, node: Node) -> list[MemoryPart]:
@@ -151,14 +151,14 @@ def _check_gpus(
     config: Config, model: ModelSize, rank: Sequence[MemoryPart], instance: Sequence[MemoryPart]
 ) -> None:
     rollout, gpu_gb = config.rollout, config.cluster.gpu_memory_gb
-    least = memory.longest(config, model, prompt_of(config))
-    tokens = memory.kv_tokens(config, model, prompt_of(config))
-    if tokens < least:
+    longest = memory.longest(config, model, max_prompt(config))
+    capacity = memory.kv_tokens(config, model, max_prompt(config))
+    if capacity < longest:
         raise UserError(
             f"rollout.vllm_gpu_memory_utilization = {rollout.vllm_gpu_memory_utilization:g} of "
             f"cluster.gpu_memory_gb = {gpu_gb:g} on {rollout.vllm_tensor_parallel_size} GPUs: "
             f"beside weights of {size_text(model.weights)} the KV cache would hold "
-            f"{max(0, tokens):,} tokens, and one prompt and response may have {least:,}"
+            f"{max(0, capacity):,} tokens, and one prompt and response may have {longest:,}"
         )
     needed, who = total(rank), "a rank takes"
     if shares_gpu(config):
@@ -169,21 +169,21 @@ def _check_gpus(
             f"{size_text(total(instance))}, more than cluster.gpu_memory_gb = {gpu_gb:g}"
         )
     if needed > gpu_gb * GB:
-        most = max(rank, key=lambda part: part.num_bytes)
+        largest = max(rank, key=lambda part: part.num_bytes)
         raise UserError(
             f"learner.num_ranks = {config.learner.num_ranks}: {who} {size_text(needed)}, "
-            f"{size_text(most.num_bytes)} of it {most.what}: more than cluster.gpu_memory_gb = "
-            f"{gpu_gb:g}"
+            f"{size_text(largest.num_bytes)} of it {largest.what}: more than "
+            f"cluster.gpu_memory_gb = {gpu_gb:g}"
         )
 
 
 def _check_node(config: Config, model: ModelSize, node: Node) -> None:
     parts = of_node(config, model, node)
     if total(parts) > config.cluster.memory_gb * GB:
-        most = max(parts, key=lambda part: part.num_bytes)
+        largest = max(parts, key=lambda part: part.num_bytes)
         raise UserError(
             f"cluster.memory_gb = {config.cluster.memory_gb:g}: node {node.number} takes "
-            f"{size_text(total(parts))}, {size_text(most.num_bytes)} of it {most.what}"
+            f"{size_text(total(parts))}, {size_text(largest.num_bytes)} of it {largest.what}"
         )
 
 
@@ -193,8 +193,8 @@ class Rates(NamedTuple):
     profile: str
     rollout: float  # all instances
     learner: float
-    both: float  # the lower of the two, or what they reach in turns on a shared GPU
-    store_day: float  # bytes that the store grows in a day
+    both: float  # the lower of these two; on a shared GPU, which they use in turns, less
+    store_per_day: float  # bytes that are added to the store
     mean_length: float  # tokens of a response
 
 
@@ -217,16 +217,18 @@ def rates(config: Config, model: ModelSize) -> Rates:
     cost = profile.cost(config.learner.num_ranks)
     mean = workload.mean_length or rollout.max_completion_length / 4
     cached = workload.prompt_tokens + mean / 2  # mean cached tokens of a running response
-    capacity = memory.kv_tokens(config, model, prompt_of(config))
-    running = min(rollout.max_num_seqs, capacity / cached)
-    generated = rollout.num_instances * cost.throughput(running, running * cached)
-    prompt = workload.prompt_tokens / rollout.num_generations  # computed once per group
-    trained = mean / (mean + prompt) / cost.train_token
-    stored = STORED_TOKEN + STORED_DETAILS * config.run.token_details  # bytes per token
-    both = min(generated, trained)
-    if shares_gpu(config):  # they take turns
-        both = generated * trained / (generated + trained)
-    return Rates(profile.name, generated, trained, both, both * stored * _DAY, mean)
+    capacity = memory.kv_tokens(config, model, max_prompt(config))
+    running = min(rollout.max_num_seqs, capacity / cached)  # responses per instance
+    rollout_rate = rollout.num_instances * cost.throughput(running, running * cached)
+    # The learner computes a prompt once per group: this is each response's share of it.
+    prompt_share = workload.prompt_tokens / rollout.num_generations
+    learner_rate = mean / (mean + prompt_share) / cost.train_token
+    both = min(rollout_rate, learner_rate)
+    if shares_gpu(config):  # the times per token add up
+        both = rollout_rate * learner_rate / (rollout_rate + learner_rate)
+    stored_bytes = TOKEN_BYTES + TOKEN_DETAIL_BYTES * config.run.token_details
+    store_per_day = both * stored_bytes * _DAY
+    return Rates(profile.name, rollout_rate, learner_rate, both, store_per_day, mean)
 
 
 def _head(config: Config, model: ModelSize) -> Iterator[str]:
@@ -254,14 +256,14 @@ def _nodes(config: Config, model: ModelSize, nodes: Sequence[Node]) -> Iterator[
 def _workers(config: Config, nodes: Sequence[Node]) -> str:
     ranks = [rank for node in nodes for rank in node.ranks]
     instances = [instance for node in nodes for instance in node.instances]
-    parts = config.rollout.vllm_tensor_parallel_size
+    num_gpus = config.rollout.vllm_tensor_parallel_size
     workers = []
     if nodes[0].number == 0:
         workers.append("controller, store, rewards")
     if ranks:
         workers.append(_span("learner rank", ranks))
     if instances:
-        on = f" on {parts} GPUs each" if parts > 1 else ""
+        on = f" on {num_gpus} GPUs each" if num_gpus > 1 else ""
         workers.append(_span("rollout", instances, "-") + on)
     if shares_gpu(config):
         workers.append("learner and rollout on GPU 0 together")
@@ -296,4 +298,4 @@ def _rates(config: Config, bounds: Rates) -> Iterator[str]:
         (f"both, {both}", bounds.both),
     ):
         yield f"    {what:<55} {rate:>9,.0f} tokens/s"
-    yield _line(MemoryPart("store, a day", bounds.store_day))
+    yield _line(MemoryPart("store, a day", bounds.store_per_day))

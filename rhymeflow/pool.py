@@ -35,7 +35,7 @@ FAILED_STARTS = 3
 """The run fails when this many processes in a row have ended without a reply to a call."""
 
 GRACE_SECONDS = 2.0
-"""Time after the timeout in which a process that times its own calls can cancel and report it."""
+"""Time beyond the timeout for a process that times its own calls to cancel a late one."""
 
 RESEND_SECONDS = 0.001
 """Time until the rest of a message is sent to a process whose pipe was full."""

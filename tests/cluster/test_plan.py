@@ -68,12 +68,12 @@ def test_the_cache_is_that_of_the_cost_model(recipe: str) -> None:
     whole = config.model_copy(
         update={"rollout": config.rollout.model_copy(update={"vllm_gpu_memory_utilization": 0.9})}
     )
-    found = memory.kv_tokens(whole, model_of(recipe), plan.prompt_of(whole))
+    found = memory.kv_tokens(whole, model_of(recipe), plan.max_prompt(whole))
     assert found == pytest.approx(profile.kv_capacity, rel=1e-3)
     assert profile.devices_per_instance == config.rollout.vllm_tensor_parallel_size
     if config.rollout.max_kv_tokens is not None:  # what the simulator takes instead
         assert config.rollout.max_kv_tokens <= memory.kv_tokens(
-            config, model_of(recipe), plan.prompt_of(config)
+            config, model_of(recipe), plan.max_prompt(config)
         )
 
 
