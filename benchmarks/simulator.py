@@ -27,7 +27,7 @@ from rhymeflow.observe.metrics import mean
 from rhymeflow.runtime.controller import ROUND_SECONDS
 from rhymeflow.sim import simulate
 from rhymeflow.sim.workload import workload
-from rhymeflow.store.reader import Recorded, TrajectoryReader
+from rhymeflow.store.reader import RecordedEvent, TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.workers.rollout import STATUS_SECONDS
 
@@ -117,7 +117,7 @@ def as_it_ran(config: Config, profile: Path, run_dir: Path) -> Config:
     return build_config(fields, base=config, where="simulation")
 
 
-def reward_seconds(log: Iterable[Recorded]) -> float:
+def reward_seconds(log: Iterable[RecordedEvent]) -> float:
     """Median time from the event that finishes a response to that of its reward, less a round.
 
     Both wait for the end of a round of events, of which the simulation has its own.

@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 from rhymeflow.workers.messages import AnyMessage
 
 Role = Literal["learner", "learner_rank", "policy", "rollout", "history", "reward", "environment"]
-"""The module of `rhymeflow.workers` that a worker runs. `learner` is the learner's rank 0,
-`learner_rank` another of its ranks; `policy` stands in its place where nothing is trained."""
+"""The module of `rhymeflow.workers` that a worker runs. `learner` is the learner's rank 0, and
+`learner_rank` each other rank; where nothing is trained, `policy` takes the place of `learner`."""
 
 
 @dataclass(frozen=True, slots=True)

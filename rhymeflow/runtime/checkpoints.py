@@ -11,14 +11,14 @@ from rhymeflow.config.run import RunConfig
 from rhymeflow.core.types import Version
 
 EARLY = 2 / 3
-"""Fraction of `run.save_seconds` after which an evaluated version is saved."""
+"""Fraction of `run.save_seconds` after which a version is saved if it is evaluated."""
 
 
 class Checkpoints:
     """The checkpoints of a run.
 
     `evaluates` tells whether a version gets `run.best_metric`. `existing` are the versions that
-    earlier attempts saved, and `metrics` what they measured, by version.
+    earlier attempts saved; `metrics` are those that earlier attempts recorded, by version.
     """
 
     def __init__(
@@ -85,7 +85,10 @@ class Checkpoints:
     def begin(self, version: Version) -> tuple[Version, ...]:
         """Mark the checkpoint as being written; return the earlier versions to keep."""
         earlier, limit = sorted({*self._versions, *self._pending}), self._config.save_total_limit
-        newest = earlier[1 - limit :] if limit > 1 else earlier if limit == 0 else []
+        if limit == 0:  # no limit
+            newest = earlier
+        else:  # `version` itself is one of the `limit` checkpoints
+            newest = earlier[1 - limit :] if limit > 1 else []
         kept = tuple(sorted({*newest, *([] if self.best is None else [self.best])}))
         self._pending[version] = kept
         self._seconds = 0.0

@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from rhymeflow.store.writer import SqliteTrajectoryStore
 
 TICK_SECONDS = 0.1
-"""The longest wait for news, and so the age of the progress display."""
+"""The longest wait for news, and so the greatest age of the progress display."""
 
 ROUND_SECONDS = 0.005
 """Length of a round, whose events are handled together: planning costs as much for one event as for
-many. It is short against a response, since the last response of a batch, its reward and the batch
-each wait for the end of a round. News from the learner, and any news while an instance pulls, ends
-the round."""
+many. It is much shorter than a response takes, since the last response of a batch, its reward and
+the batch each wait for the end of a round. News from the learner, and any news while an instance
+pulls, ends the round."""
 
-ROUND_SHARE = 0.5
+MAX_WORK_SHARE = 0.5
 LONGEST_ROUND_SECONDS = 0.02
-"""Rounds grow up to this length while the work takes more than `ROUND_SHARE` of them."""
+"""Rounds grow, up to this length, so that work takes at most `MAX_WORK_SHARE` of them."""
 
 LAST_SECONDS = 60.0
 """Limit for the step in progress and a last checkpoint once the log cannot be written."""
@@ -91,9 +91,10 @@ class Controller:
         self._snapshots: dict[InstanceId, events.Snapshot | None] = {}
         """The last snapshot of each instance that has joined; None: it sent none yet."""
         self.stop_asked = self.end_asked = False
-        self._events: list[Event] = []
+        """Set upon a signal: to stop after the batch in progress, or to end at once."""
+        self._events: list[Event] = []  # not logged yet
         self._pulling: set[InstanceId] = set()
-        self._round_began = self._grew = 0.0
+        self._round_began = self._room_checked_at = 0.0
         self._finished = False
         self._continue_from(past)
 
@@ -104,13 +105,15 @@ class Controller:
         self._take(ask_again(past, self.in_flight, self.environments))
         for number, command in past.unrecorded:
             self.store.record_command(number, command)
+            # The others were for workers that are gone, or are repeated: `ask_again` has repeated
+            # requests, and the coordinator gives `Finish` again.
             if isinstance(command, commands.FinishEarly | commands.Drop | commands.Train):
                 self._carry_out(command)
         if self.training.batch is None and past.training is not None:
             self.training.begin(past.training)
         if self.training.published == self.config.learner.max_steps > 0:
             self.training.save()
-        if past.attempts:  # so that the next attempt need not replay what is before
+        if past.attempts:  # so that the next attempt replays only what comes after
             self.log.take_snapshot()
         for note in past.notes:
             self.reporter.warn(note)
@@ -152,19 +155,20 @@ class Controller:
                 if isinstance(item, WorkerLost) or isinstance(item.message, messages.Failed):
                     return
                 if not isinstance(item.message, messages.Alive):
-                    deque(self.training.hear(item.message), maxlen=0)
+                    deque(self.training.hear(item.message), maxlen=0)  # its events are dropped
 
     # -- receiving ---------------------------------------------------------------------------
 
     def _wait(self) -> list[News]:
         """Wait for news, and then for the end of the round unless the news is urgent."""
         learner = self.supervisor.learner.name
-        more = self.coordinator.state.has_more
-        spent = self.reporter.now - self._round_began
-        news = self.supervisor.wait(0.0 if more else TICK_SECONDS)
-        round_seconds = min(max(ROUND_SECONDS, spent / ROUND_SHARE), LONGEST_ROUND_SECONDS)
+        has_more = self.coordinator.state.has_more  # commands to give before anything else happens
+        work_seconds = self.reporter.now - self._round_began
+        news = self.supervisor.wait(0.0 if has_more else TICK_SECONDS)
+        round_seconds = max(ROUND_SECONDS, work_seconds / MAX_WORK_SHARE)
+        round_seconds = min(round_seconds, LONGEST_ROUND_SECONDS)
         rest = self._round_began + round_seconds - self.reporter.now
-        is_urgent = more or self._pulling or any(item.worker == learner for item in news)
+        is_urgent = has_more or self._pulling or any(item.worker == learner for item in news)
         if news and not is_urgent and rest > 0:
             news += self.supervisor.wait(rest, for_any_of=[learner])
         self._round_began = self.reporter.now
@@ -195,7 +199,7 @@ class Controller:
                         self.history.let_draft(instance)
 
     def _from_instance(self, name: InstanceId, message: Any) -> Iterator[Event]:
-        """Store a message's data and yield its events; none if its response is over."""
+        """Store a message's data and yield its event, unless that is of a response that is over."""
         throughput = self.reporter.throughput
         match message:
             case events.InstanceJoined():
@@ -218,7 +222,7 @@ class Controller:
                 yield pulled
             case messages.Envelope(events.Snapshot() as snapshot, status):
                 throughput.statuses[name] = status
-                if snapshot != self._snapshots[name]:  # an idle instance repeats it
+                if snapshot != self._snapshots[name]:  # an idle instance repeats its last one
                     self._snapshots[name] = snapshot
                     yield snapshot
             case _:
@@ -227,7 +231,7 @@ class Controller:
     def _stopped(
         self, event: events.TrajectoryFinished | events.TurnEnded | events.TrajectoryInterrupted
     ) -> None:
-        """Store the tokens of a response that its instance has stopped generating."""
+        """Store a response that its instance has stopped generating, and request what follows."""
         if isinstance(event, events.TrajectoryFinished):
             length = self.environments.finished(event.trajectory, event.reason)
         else:
@@ -255,8 +259,9 @@ class Controller:
                 case _:
                     self._carry_out(action)
 
-    def _left(self, name: InstanceId, reason: str) -> Iterator[Event]:
-        """Keep the tokens of an instance that is gone; yield its events, if it had joined."""
+    def _instance_left(self, name: InstanceId, reason: str) -> Iterator[Event]:
+        """Store the tokens of an instance that is gone; yield its interruptions and, if it had
+        joined, its departure."""
         for trajectory, length in self.in_flight.seal_all(name):
             yield events.TrajectoryInterrupted(trajectory, name, 0, length)
         self.evaluations.leave(name)
@@ -292,7 +297,7 @@ class Controller:
         match role := self.supervisor.role(loss.worker):
             case "rollout":
                 worker = self.supervisor.replace_instance(loss)
-                self._events += self._left(loss.worker, loss.reason)
+                self._events += self._instance_left(loss.worker, loss.reason)
                 if worker is not None:
                     self._connect(worker.name)
                 successor = "no instance" if worker is None else worker.name
@@ -311,9 +316,10 @@ class Controller:
                 self.reporter.warn(f"{loss.reason}; {another.name} restores its state")
 
     def _grow(self) -> None:
-        if self.reporter.now - self._grew < GROW_SECONDS:
+        """Start another instance if there is room; checks once in `GROW_SECONDS`."""
+        if self.reporter.now - self._room_checked_at < GROW_SECONDS:
             return
-        self._grew = self.reporter.now
+        self._room_checked_at = self.reporter.now
         worker = self.supervisor.grow()
         if worker is not None:
             self._connect(worker.name)
@@ -330,9 +336,9 @@ class Controller:
 
     def _tick(self) -> None:
         """Log new events and let the coordinator act on them, until there are no more."""
-        more = self.coordinator.state.has_more
-        while (self._events or more) and not self._finished:
-            happened, self._events, more = self._events, [], False
+        has_more = self.coordinator.state.has_more
+        while (self._events or has_more) and not self._finished:
+            happened, self._events, has_more = self._events, [], False
             self.reporter.count_failures(happened)
             for command in self.log.act_on(happened, self.reporter.now):
                 self._carry_out(command)
@@ -340,7 +346,7 @@ class Controller:
         self.log.end_round(self.reporter.now)
 
     def _record_events(self) -> None:
-        """Log events without acting on them: tokens must not be stored without their events."""
+        """Log events without acting on them, so that no tokens are stored without their events."""
         self.log.record(self._events, self.reporter.now)
         self._events = []
 
@@ -373,16 +379,18 @@ class Controller:
             self._abort(command.trajectories)
         worker = self.supervisor.instances.get(command.instance)
         if worker is None:
-            return  # it is gone, and the coordinator is about to learn that
+            return  # it is gone, which the coordinator is about to learn
         match command:
-            case commands.Route():  # with stored tokens of whichever instance
+            case commands.Route():  # the tokens so far may be another instance's
                 continuation = self.in_flight.continuation(command.trajectory)
                 worker.send(messages.Envelope(command, continuation))
             case commands.Evaluate():
                 worker.send(command)
                 keeps_version = command.instance not in self._pulling
-                what = command.instance, command.suite, command.version
-                self._evaluate(self.evaluations.begin(*what, keeps_version=keeps_version))
+                actions = self.evaluations.begin(
+                    command.instance, command.suite, command.version, keeps_version=keeps_version
+                )
+                self._evaluate(actions)
             case commands.Pull():
                 self._pulling.add(command.instance)
                 worker.send(command)

@@ -28,7 +28,8 @@ class DiskSpace:
     def check(self, save_total_limit: int, num_existing: int) -> None:
         """Raise `UserError` unless there is room for `save_total_limit` checkpoints, of which
         `num_existing` exist already, and for one more that is being written."""
-        count = max(1, (save_total_limit or 1) + 1 - num_existing)
+        num_kept = save_total_limit or 1  # 0: no limit, so how many will be kept is not known
+        count = max(1, num_kept + 1 - num_existing)
         needed, free = count * self._checkpoint_bytes + LOG_BYTES, free_bytes(self._run_dir)
         if free < needed:
             raise UserError(
@@ -56,12 +57,12 @@ class DiskSpace:
 
 
 def is_full(run_dir: Path) -> bool:
-    """Whether less than 1 MiB can be written there."""
+    """Whether less than 1 MiB can be written to the disk of `run_dir`."""
     return run_dir.is_dir() and free_bytes(run_dir) < 2**20
 
 
 def free_bytes(run_dir: Path) -> int:
-    """Bytes that this user can still write on the disk of `run_dir`."""
+    """Return the bytes that this user can still write to the disk of `run_dir`."""
     disk = os.statvfs(run_dir)
     return disk.f_bavail * disk.f_frsize
 

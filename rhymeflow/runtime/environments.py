@@ -1,7 +1,7 @@
 """Has the environment worker open prompts, answer the policy's turns and judge responses.
 
-Each request holds the whole episode, so a lost worker loses nothing. An environment's opening
-follows the prompt, for the whole group. Groups are reported in the order of their prompts.
+Each request holds the whole episode, so a lost worker loses nothing. An opening is text that an
+environment adds to the prompt of a whole group. Groups are created in the order of their prompts.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from rhymeflow.suites.suite import RUN, of_run
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.workers import messages
 
-Answered = messages.EpisodeOpened | messages.TurnAnswered | messages.EpisodeJudged
-ANSWERS: Mapping[str, type[Answered]] = {
+Reply = messages.EpisodeOpened | messages.TurnAnswered | messages.EpisodeJudged
+REPLIES: Mapping[str, type[Reply]] = {
     "opening": messages.EpisodeOpened,
     "answer": messages.TurnAnswered,
     "reward": messages.EpisodeJudged,
 }
-"""The answer to each kind of request, unless the environment fails."""
+"""The reply to each kind of request, unless the environment fails."""
 
 
 class Environments:
-    """Sends requests to the environment worker, and turns its answers into events."""
+    """Sends requests to the environment worker, and turns its replies into events."""
 
     def __init__(
         self,
@@ -51,9 +51,10 @@ class Environments:
             suite.name: suite.config for suite in of_run(config)
         }
         self._asked: dict[str, tuple[TrajectoryId | Drawn, messages.AskEnvironment]] = {}
-        """Requests that the environment worker has not answered, by their keys."""
+        """Requests without a reply yet, by key; each with the response or prompt it is for."""
         self._pending: dict[GroupId, tuple[Drawn, str | None]] = {}
-        """Prompts in the order in which they were drawn; with the opening, if there is one yet."""
+        """Training prompts that are not groups yet, in the order in which they were drawn; each has
+        its opening, or None while that has not arrived."""
 
     # -- groups -------------------------------------------------------------------------------
 
@@ -64,30 +65,30 @@ class Environments:
             return
         if drawn.suite == RUN:
             self._pending[drawn.group] = drawn, None
-        episode = Episode(drawn.name, *drawn.about, [], [], suite=drawn.suite)
-        self._put(drawn, messages.AskEnvironment(episode, "opening"))
+        self._ask(drawn, messages.AskEnvironment(drawn.episode(drawn.name, [], []), "opening"))
 
     def _opened(self, drawn: Drawn, opening: str) -> Iterator[GroupCreated]:
         if drawn.suite != RUN:
             yield self._in_flight.add(drawn, opening)
             return
         self._pending[drawn.group] = drawn, opening
-        for group, (prompt, text) in list(self._pending.items()):
-            if text is None:
-                return
+        for group, (earliest, its_opening) in list(self._pending.items()):
+            if its_opening is None:
+                return  # later groups wait for this one
             del self._pending[group]
-            yield self._in_flight.add(prompt, text)
+            yield self._in_flight.add(earliest, its_opening)
 
     # -- responses ----------------------------------------------------------------------------
 
     def turn_ended(self, trajectory: TrajectoryId) -> None:
-        """Have the policy's last turn answered, which is stored."""
+        """Request the observation that follows the policy's last turn, whose tokens are stored."""
         group = self._in_flight[trajectory.group]
-        group.turns_ended[trajectory.member] = len(self._in_flight.turns(trajectory)) + 1
+        num_observations = len(self._in_flight.observations(trajectory))
+        group.turns_ended[trajectory.member] = num_observations + 1
         episode, length = self._episode(trajectory)
-        longest = self._config(trajectory).rollout.max_completion_length
-        room = longest - length - 1  # one token for the next turn
-        self._put(trajectory, messages.AskEnvironment(episode, "answer", room))
+        limit = self._config(trajectory).rollout.max_completion_length
+        room = limit - length - 1  # one token for the next turn
+        self._ask(trajectory, messages.AskEnvironment(episode, "answer", room))
 
     def finished(self, trajectory: TrajectoryId, reason: FinishReason) -> int:
         """Store that a response is complete and have it rewarded; return its length in tokens."""
@@ -99,7 +100,7 @@ class Environments:
         """Have a complete response rewarded by its environment and then by reward functions."""
         if self._config(trajectory).environment.classes:
             episode, _ = self._episode(trajectory)
-            self._put(trajectory, messages.AskEnvironment(episode, "reward"))
+            self._ask(trajectory, messages.AskEnvironment(episode, "reward"))
         else:
             self.close([trajectory])
             self._rewards.ask(trajectory, {})
@@ -116,20 +117,20 @@ class Environments:
             self._supervisor.environments.send(messages.CloseEpisodes(keys))
 
     def ask_again(self) -> None:
-        """Repeat all open requests, to the worker that replaces a lost one."""
+        """Repeat all requests without a reply, to the worker that replaces a lost one."""
         for _, message in self._asked.values():
             self._supervisor.environments.send(message)
 
-    # -- answers ------------------------------------------------------------------------------
+    # -- replies ------------------------------------------------------------------------------
 
-    def take(self, message: Answered | messages.EpisodeFailed) -> Iterator[Event | NotOpened]:
-        """Yield the events that follow from an answer. Raises `UserError` if an environment failed
+    def take(self, message: Reply | messages.EpisodeFailed) -> Iterator[Event | NotOpened]:
+        """Yield the events that follow from a reply. Raises `UserError` if an environment failed
         and `on_failure` is "stop", or if too many failed in a row."""
         if message.key not in self._asked:
             return  # it was closed
         subject, asked = self._asked[message.key]
-        if not isinstance(message, (ANSWERS[asked.wants], messages.EpisodeFailed)):
-            return  # it answers an earlier request, which was withdrawn
+        if not isinstance(message, (REPLIES[asked.wants], messages.EpisodeFailed)):
+            return  # it replies to an earlier request, which was withdrawn
         del self._asked[message.key]
         if isinstance(subject, TrajectoryId) and subject not in self._in_flight:
             return
@@ -151,13 +152,13 @@ class Environments:
     ) -> Iterator[Event]:
         figures, answer = message.figures, message.answer
         self._throughput.add_turn(figures)
-        took = figures.seconds, figures.calls, figures.failed_calls
-        if isinstance(answer, str):
+        costs = figures.seconds, figures.calls, figures.failed_calls
+        if isinstance(answer, str):  # the reason why the episode has ended
             self.finished(trajectory, answer)
-            yield events.EpisodeEnded(trajectory, message.turn, answer, *took)
+            yield events.EpisodeEnded(trajectory, message.turn, answer, *costs)
             return
         length = self._in_flight.observe(trajectory, answer)
-        yield events.Observed(trajectory, message.turn, length, *took)
+        yield events.Observed(trajectory, message.turn, length, *costs)
 
     def _failed(
         self, subject: TrajectoryId | Drawn, message: messages.EpisodeFailed, *, wants: str
@@ -178,9 +179,9 @@ class Environments:
 
     # -- requests -----------------------------------------------------------------------------
 
-    def _put(self, subject: TrajectoryId | Drawn, message: messages.AskEnvironment) -> None:
+    def _ask(self, subject: TrajectoryId | Drawn, message: messages.AskEnvironment) -> None:
         key = message.episode.key
-        if key in self._asked:  # finished early while it waited for an answer
+        if key in self._asked:  # the response was finished early while it waited for an observation
             self._close([key])
         self._asked[key] = subject, message
         self._supervisor.environments.send(message)
@@ -188,17 +189,16 @@ class Environments:
     def _episode(self, trajectory: TrajectoryId) -> tuple[Episode, int]:
         """Return a response's episode, and its length in tokens."""
         group = self._in_flight[trajectory.group]
-        tokens, turns = self._in_flight.tokens(trajectory), self._in_flight.turns(trajectory)
-        ends = [0, *(end for _, end in turns)]
-        sampled = [tokens[a:b] for a, (b, _) in zip(ends, turns, strict=False)]
-        if self._in_flight.turns_ended(trajectory) > len(turns):
-            sampled.append(tokens[ends[-1] :])
-        observed = [tokens[a:b] for a, b in turns]
+        tokens = self._in_flight.tokens(trajectory)
+        observations = self._in_flight.observations(trajectory)
+        turn_starts = [0, *(end for _, end in observations)]
+        turn_ends = [start for start, _ in observations]
+        if self._in_flight.turns_ended(trajectory) > len(observations):
+            turn_ends.append(len(tokens))
+        turns = [tokens[start:end] for start, end in zip(turn_starts, turn_ends, strict=False)]
+        observed = [tokens[start:end] for start, end in observations]
         name = self._in_flight.name(trajectory)
-        episode = Episode(
-            name, *group.drawn.about, sampled, observed, group.opening, group.drawn.suite
-        )
-        return episode, len(tokens)
+        return group.drawn.episode(name, turns, observed, group.opening), len(tokens)
 
     def _config(self, trajectory: TrajectoryId) -> Config:
         return self._configs[self._in_flight[trajectory.group].drawn.suite]

@@ -1,7 +1,8 @@
 """Evaluations of versions on suites: groups that answer a suite's prompts, and their figures.
 
-Figures cover all answers that could be judged, all by one version. Groups of a lost instance
-continue on the instance that evaluates their version next.
+An answer is a response to a suite's prompt. Figures cover all answers that could be judged; one
+version sampled all of them. Groups of a lost instance continue on the next one that evaluates their
+version.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ class Evaluation:
     requested: Version
     instance: InstanceId | None = None
     """The instance that answers; None: it is lost."""
-    opening: set[int] = field(default_factory=set)  # rows that are not groups yet
+    ungrouped: set[int] = field(default_factory=set)
+    """Rows that were drawn and are not groups yet: an environment has to open them."""
     groups: dict[int, GroupId] = field(default_factory=dict)  # by row
     judged: dict[tuple[int, int], JudgedAnswer | None] = field(default_factory=dict)
     """Answers by row and member; None: the answer could not be judged."""
     error: str = ""
-    """Why the last answer that could not be judged was not."""
+    """The error of the last answer that could not be judged; empty if there was none."""
 
     @property
     def num_answers(self) -> int:
-        """Answers to all prompts of the suite."""
+        """The number of answers to all prompts of the suite."""
         return len(self.suite.prompts) * self.suite.n
 
     def figures(self) -> dict[str, float]:
@@ -77,7 +79,7 @@ class Evaluations:
 
     @property
     def progress(self) -> str:
-        """How many answers of each suite are judged, for the display."""
+        """How many answers to each suite are judged, for the display."""
         return ", ".join(
             f"{name}: {len(evaluation.judged):,} of {evaluation.num_answers:,} answers"
             for (name, _), evaluation in self._in_progress.items()
@@ -85,7 +87,7 @@ class Evaluations:
 
     def restore(self) -> None:
         """Add the groups that are in flight from an earlier attempt."""
-        for group_id, (suite, version) in self._in_flight.of_suites.items():
+        for group_id, (suite, version) in self._in_flight.suite_groups.items():
             evaluation, group = self._evaluation(suite, version), self._in_flight[group_id]
             evaluation.groups[group.drawn.prompt.row] = group_id
             if evaluation.suite.config.environment.is_used:
@@ -95,15 +97,16 @@ class Evaluations:
     def begin(
         self, instance: InstanceId, suite: SuiteName, version: Version, *, keeps_version: bool
     ) -> Iterator[EvaluationAction]:
-        """Have `instance` answer a suite's prompts; `keeps_version`: no pull comes before that."""
+        """Have `instance` answer a suite's prompts. `keeps_version`: it does not pull another
+        version first, so answers that it or another instance began under `version` can go on."""
         yield from self._give_up_outdated(suite, version, keeps_version=keeps_version)
         evaluation = self._evaluation(suite, version)
         evaluation.instance = instance
         for group in evaluation.groups.values():
             yield from self._generate(evaluation, group)
         rows = set(range(len(evaluation.suite.prompts)))
-        missing = rows - evaluation.groups.keys() - evaluation.opening
-        evaluation.opening |= missing
+        missing = rows - evaluation.groups.keys() - evaluation.ungrouped
+        evaluation.ungrouped |= missing
         for row in sorted(missing):
             yield self._in_flight.draw_for(suite, row, version)
         yield from self._result(evaluation)  # perhaps only an instance was missing
@@ -119,7 +122,7 @@ class Evaluations:
                 if (instance := self._of(trajectory).instance) is not None:
                     yield self._route(instance, trajectory)
             case events.TrajectoryRewarded(trajectory=trajectory) if trajectory.group < 0:
-                yield from self._judged(trajectory, self._answer(trajectory, event.reward))
+                yield from self._judged(trajectory, self._judged_answer(trajectory, event.reward))
             case events.RewardFailed() | events.EnvironmentFailed() if event.trajectory.group < 0:
                 self._of(event.trajectory).error = event.error
                 yield from self._judged(event.trajectory, None)
@@ -135,10 +138,10 @@ class Evaluations:
     def _created(self, drawn: Drawn) -> Iterator[EvaluationAction]:
         assert drawn.version is not None
         evaluation, row = self._in_progress.get((drawn.suite, drawn.version)), drawn.prompt.row
-        if evaluation is None or row not in evaluation.opening:
+        if evaluation is None or row not in evaluation.ungrouped:
             self._in_flight.give_up(drawn.group, drawn.version)
             return
-        evaluation.opening.discard(row)
+        evaluation.ungrouped.discard(row)
         evaluation.groups[row] = drawn.group
         yield from self._generate(evaluation, drawn.group)
 
@@ -146,11 +149,11 @@ class Evaluations:
         """Count all answers to a prompt as failed."""
         assert drawn.version is not None
         evaluation = self._in_progress.get((drawn.suite, drawn.version))
-        if evaluation is not None and drawn.prompt.row in evaluation.opening:
+        if evaluation is not None and drawn.prompt.row in evaluation.ungrouped:
             evaluation.error = error
             for member in range(evaluation.suite.n):
                 evaluation.judged[drawn.prompt.row, member] = None
-            evaluation.opening.discard(drawn.prompt.row)
+            evaluation.ungrouped.discard(drawn.prompt.row)
             yield from self._result(evaluation)
 
     def _judged(
@@ -161,20 +164,21 @@ class Evaluations:
         evaluation.judged[row, trajectory.member] = answer
         yield from self._result(evaluation)
 
-    def _answer(self, trajectory: TrajectoryId, reward: float) -> JudgedAnswer:
+    def _judged_answer(self, trajectory: TrajectoryId, reward: float) -> JudgedAnswer:
         suite, group = self._of(trajectory).suite, self._in_flight[trajectory.group]
-        sampled = self._in_flight.num_stored(trajectory) - sum(
-            end - start for start, end in self._in_flight.turns(trajectory)
-        )
+        observations = self._in_flight.observations(trajectory)
+        num_observed = sum(end - start for start, end in observations)
+        num_sampled = self._in_flight.num_stored(trajectory) - num_observed
         vote = vote_of(group.last_turns[trajectory.member], suite.section.answer_pattern)
-        return JudgedAnswer(reward, sampled, group.reasons[trajectory.member] in CUT, vote)
+        return JudgedAnswer(reward, num_sampled, group.reasons[trajectory.member] in CUT, vote)
 
     # -- actions ------------------------------------------------------------------------------
 
     def _give_up_outdated(
         self, suite: SuiteName, version: Version, *, keeps_version: bool
     ) -> Iterator[EvaluationAction]:
-        """Give up evaluations that lost their instance and cannot continue under `version`."""
+        """Give up a suite's evaluations that lost their instance, except that of `version` if its
+        instance `keeps_version` and all answers so far are by it."""
         for (name, requested), evaluation in list(self._in_progress.items()):
             if name != suite or evaluation.instance is not None:
                 continue
@@ -197,7 +201,8 @@ class Evaluations:
         for member in range(evaluation.suite.n):
             trajectory = TrajectoryId(group_id, member)
             is_over = member in group.reasons or (row, member) in evaluation.judged
-            is_waiting = group.turns_ended.get(member, 0) > len(self._in_flight.turns(trajectory))
+            num_observations = len(self._in_flight.observations(trajectory))
+            is_waiting = group.turns_ended.get(member, 0) > num_observations
             if not is_over and not is_waiting:
                 yield self._route(evaluation.instance, trajectory)
 
@@ -211,6 +216,7 @@ class Evaluations:
         if len(evaluation.judged) < evaluation.num_answers or evaluation.instance is None:
             return
         suite, figures, requested = evaluation.suite, evaluation.figures(), evaluation.requested
+        # One version sampled all answers; it may be newer than the requested one.
         (held,) = self._versions(evaluation) or {requested}
         for group in evaluation.groups.values():
             self._in_flight.end(group)
@@ -221,6 +227,7 @@ class Evaluations:
         yield EvaluationResult(event, figures, evaluation.error)
 
     def _versions(self, evaluation: Evaluation) -> set[Version]:
+        """Return the versions that sampled the answers so far."""
         groups = map(self._in_flight.__getitem__, evaluation.groups.values())
         return {version for group in groups for version in group.versions.values()}
 

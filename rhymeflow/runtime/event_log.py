@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from rhymeflow.store.writer import SqliteTrajectoryStore
 
 SNAPSHOT_EVENTS = 100_000
-"""Most events between two snapshots. To replay so many takes seconds."""
+"""Most events between two snapshots. A replay of this many takes seconds."""
 
 COMMIT_SECONDS = 1.0
-"""Time between commits, but for those of versions. A commit writes whole pages, so few large ones
-cost less than many small ones."""
+"""Time between commits; a version is committed at once. A commit writes whole pages, so few large
+commits cost less than many small ones."""
 
 
 class EventLog:
@@ -47,7 +47,7 @@ class EventLog:
         self._history_tokens = 0 if drafting.window == "off" else drafting.history_tokens
         self._store, self._coordinator = store, past.coordinator
         self._in_flight, self._training = in_flight, training
-        self._num_drawn = past.num_drawn  # as the log has it; more may have been taken
+        self._num_drawn = past.num_drawn  # in the log; `InFlight` may have drawn more by now
         self._last_handled = past.last_event
         self._num_events = 0  # since the last snapshot
         self.is_snapshot_due = False
@@ -71,9 +71,9 @@ class EventLog:
             self._num_drawn += isinstance(event, GroupCreated) and event.repeats is None
             self._last_handled = number
             started = time.perf_counter()
-            planned = self._coordinator.handle(event)
+            commands = self._coordinator.handle(event)
             self.coordinator_seconds += time.perf_counter() - started
-            for command in planned:
+            for command in commands:
                 self._store.record_command(number, command)
                 yield command
         self._num_events += len(events)
@@ -83,7 +83,7 @@ class EventLog:
         if self.is_snapshot_due or self._num_events >= SNAPSHOT_EVENTS:
             self.take_snapshot()
         if now - self._committed_at >= COMMIT_SECONDS:
-            self._in_flight.seal_all()  # a death costs no more of a response
+            self._in_flight.seal_all()  # so a crash costs at most the tokens since the last commit
             self._prune()
             self.commit(now)
 
@@ -110,6 +110,6 @@ class EventLog:
         newest = self._training.checkpoints.newest
         if self._keep_tokens is None or newest is None:
             return
-        before = min(newest, self._training.published - self._keep_tokens)
-        if before > 0:
-            self._store.prune(before=before, history_tokens=self._history_tokens)
+        first_kept = min(newest, self._training.published - self._keep_tokens)
+        if first_kept > 0:
+            self._store.prune(before=first_kept, history_tokens=self._history_tokens)

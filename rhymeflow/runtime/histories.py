@@ -21,7 +21,7 @@ from rhymeflow.workers.messages import HistoryGrew, UseDrafter
 class _Node:
     worker: str | None
     """The node's history worker; None: it was lost too often."""
-    started: int = 1
+    num_started: int = 1  # workers so far, the first included
     index: IndexHandle | None = None
     num_tokens: int = 0
     drafting: set[str] = field(default_factory=set)  # instances that have this index
@@ -29,7 +29,7 @@ class _Node:
 
 class Histories:
     """The history workers of a run, if it drafts. On each node at most `run.instance_restarts` are
-    replaced. `free` frees shared memory of this machine, by name."""
+    replaced. `free` frees the shared memory of a name on this machine."""
 
     def __init__(
         self,
@@ -45,13 +45,13 @@ class Histories:
         self._nodes: dict[str, _Node] = {}
 
     def start(self) -> None:
-        """Start workers on the nodes of placed instances, once the store can be read."""
+        """Start workers on the nodes of placed instances. The store must be readable by now."""
         if self._is_enabled:
             for instance in self._supervisor.instances.values():
                 self.let_draft(instance)
 
     def metrics(self) -> dict[str, float]:
-        """The length of the history, on the node that has most."""
+        """Return the length of the longest history that a node has."""
         tokens = [node.num_tokens for node in self._nodes.values()]
         return {"draft/history_tokens": max(tokens)} if tokens else {}
 
@@ -85,14 +85,14 @@ class Histories:
         if not any(instance.node == name for instance in self._supervisor.instances.values()):
             del self._nodes[name]
             self._warn(f"{loss.reason}; its node has no instances any more")
-        elif node.started > self._restarts:
+        elif node.num_started > self._restarts:
             node.worker = None
             self._warn(
                 f"{loss.reason}; it was replaced as often as run.instance_restarts allows; the run "
                 "continues and drafts from what history there is"
             )
         else:
-            node.worker, node.started = self._start(name), node.started + 1
+            node.worker, node.num_started = self._start(name), node.num_started + 1
             self._warn(f"{loss.reason}; the run continues, its history is rebuilt from the store")
 
     def _start(self, node: str) -> str:

@@ -1,8 +1,8 @@
 """Groups in flight: their prompts, and the tokens of their responses that are not stored yet.
 
-Instances send tokens several times a second, so that little is lost with one. They are stored as a
-segment about every second, and when the version or the instance changes, the response is
-interrupted or it ends. Tokens of responses that are over are ignored.
+Instances send tokens several times a second, so that little is lost with an instance. A response's
+new tokens are stored as a segment about every second, and whenever the response stops or another
+version or instance continues it. Tokens of responses that are over are ignored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rhymeflow.core.events import GroupCreated
 from rhymeflow.core.types import (
@@ -26,6 +26,7 @@ from rhymeflow.core.types import (
 )
 from rhymeflow.data.load import RunPrompts
 from rhymeflow.data.prompts import Message, Prompt, opened, opening_of
+from rhymeflow.environments.episode import Episode
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
 from rhymeflow.suites.suite import RUN, SuitePrompts
@@ -42,14 +43,26 @@ class Drawn(NamedTuple):
     epoch: int
     prompt: Prompt
     repeats: GroupId | None = None
+    """The ended group whose prompt is retried; None: the prompt is new."""
     suite: SuiteName = RUN
     version: Version | None = None
     """For a suite's prompt: the version that is evaluated."""
 
-    @property
-    def about(self) -> tuple[int, int, str | list[Message], dict[str, Any]]:
-        """What environments get: row, epoch, prompt and columns."""
-        return self.prompt.row, self.epoch, self.prompt.prompt, self.prompt.columns
+    def episode(
+        self, key: str, turns: list[list[int]], observed: list[list[int]], opening: str = ""
+    ) -> Episode:
+        """Return an episode with this prompt; see `Episode` for the arguments."""
+        return Episode(
+            key=key,
+            row=self.prompt.row,
+            epoch=self.epoch,
+            prompt=self.prompt.prompt,
+            columns=self.prompt.columns,
+            turns=turns,
+            observed=observed,
+            opening=opening,
+            suite=self.suite,
+        )
 
     @property
     def name(self) -> str:
@@ -67,6 +80,13 @@ class NotOpened(NamedTuple):
     error: str
 
 
+class Unstored(NamedTuple):
+    """The newest tokens of a response, from one instance and under one version; not stored yet."""
+
+    instance: InstanceId
+    parts: list[Part]
+
+
 @dataclass(slots=True)
 class GroupInFlight:
     """A group's prompt and the state of its members (its responses, by number)."""
@@ -75,17 +95,18 @@ class GroupInFlight:
     opening: str
     """Text that the environment put after the prompt; see `whole_prompt`."""
     prompt_ids: list[int]
-    open: dict[int, tuple[InstanceId, list[Part]]] = field(default_factory=dict)
-    """Members being generated: their instance, and the parts that are not stored yet."""
+    open: dict[int, Unstored] = field(default_factory=dict)
+    """Members with tokens that are not stored yet."""
     stored: dict[int, array[int]] = field(default_factory=dict)
     """Stored tokens of each member that has any."""
     versions: dict[int, Version] = field(default_factory=dict)
     """The version that generated a member's last stored token."""
-    turns: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """The start and end, in tokens, of each answer of a member's environment."""
+    observations: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """The start and end, in tokens, of each observation in a member's response."""
     turns_ended: dict[int, int] = field(default_factory=dict)
     """How many of the policy's turns have ended, for members with turns."""
-    reasons: dict[int, FinishReason] = field(default_factory=dict)  # of complete members
+    reasons: dict[int, FinishReason] = field(default_factory=dict)
+    """Why each complete member is complete."""
     aborted: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     """Members of a suite's group that could not be generated or judged."""
@@ -114,9 +135,9 @@ class InFlight:
         self._store, self._prompts, self._suites = store, prompts, suites
         self._groups: dict[GroupId, GroupInFlight] = {}
         self._next_group_id: GroupId = 0
-        self._last_of_suites: GroupId = 0
+        self._last_suite_group: GroupId = 0  # groups of suites are numbered downwards from -1
         self.num_drawn = 0  # from the stream; a retried prompt does not count
-        self.of_suites: dict[GroupId, tuple[SuiteName, Version]] = {}
+        self.suite_groups: dict[GroupId, tuple[SuiteName, Version]] = {}
         """Suites' groups that were in flight when the earlier attempt ended."""
 
     def __getitem__(self, group: GroupId) -> GroupInFlight:
@@ -130,41 +151,41 @@ class InFlight:
     # -- groups ------------------------------------------------------------------------------
 
     def name(self, trajectory: TrajectoryId) -> str:
-        """A response's name in requests and in messages to the user."""
+        """Return a response's name in requests and in messages to the user."""
         drawn = self._groups[trajectory.group].drawn
         if drawn.suite == RUN:
             return f"trajectory {trajectory}"
         return f"answer {trajectory.member} to {drawn.name}"
 
-    def begin_at(self, next_group: GroupId, num_drawn: int, now: Version) -> None:
+    def begin_at(self, next_group: GroupId, num_drawn: int, published: Version) -> None:
         """Continue an earlier attempt, which took `num_drawn` prompts from the data.
 
         Groups from `next_group` on are stored but not in the log: they are deleted and drawn again.
-        Suites' groups end unless they evaluate version `now`: weights of other versions are gone.
+        Suites' groups end unless they evaluate version `published`: other weights are gone.
         """
         self._next_group_id, self.num_drawn = next_group, num_drawn
         self._store.forget_groups(next_group)
-        self._last_of_suites, in_flight = self._store.suite_groups()
-        self.of_suites = {}
+        self._last_suite_group, in_flight = self._store.suite_groups()
+        self.suite_groups = {}
         for group, (suite, version) in in_flight.items():
-            if suite in self._suites and version == now:
-                self.of_suites[group] = suite, version
+            if suite in self._suites and version == published:
+                self.suite_groups[group] = suite, version
             else:
-                self.give_up(group, now)
+                self.give_up(group, published)
 
     def restore(self, aborted: Mapping[GroupId, Iterable[int]]) -> None:
-        """Restore the stored groups that are keys of `aborted`, which has their aborted members,
-        and those `of_suites`. Raises `UserError` if a prompt has changed or is not stored."""
-        aborted = {**aborted, **dict.fromkeys(self.of_suites, ())}
+        """Restore stored groups: `suite_groups`, and the keys of `aborted`, whose values are the
+        groups' aborted members. Raises `UserError` if a prompt has changed or is not stored."""
+        aborted = {**aborted, **dict.fromkeys(self.suite_groups, ())}
         progress = self._store.progress(aborted)
         if lost := aborted.keys() - progress.keys():
             raise UserError(f"cannot be resumed: the log has group {min(lost)}, but not its prompt")
         for group_id, members in aborted.items():
             stored = progress[group_id]
             row = stored.row
-            suite, evaluates = self.of_suites.get(group_id, (RUN, None))
-            source = self._prompts.train if suite == RUN else self._suites[suite].prompts
-            prompt = source[row] if row < len(source) else None
+            suite, evaluates = self.suite_groups.get(group_id, (RUN, None))
+            prompts = self._prompts.train if suite == RUN else self._suites[suite].prompts
+            prompt = prompts[row] if row < len(prompts) else None
             opening = None if prompt is None else opening_of(prompt.prompt, stored.prompt)
             ids: list[int] = []
             if prompt is not None and opening is not None:
@@ -181,7 +202,7 @@ class InFlight:
                 ids,
                 stored=stored.tokens,
                 versions=stored.versions,
-                turns=stored.turns,
+                observations=stored.observations,
                 reasons=stored.finished,
                 aborted={*members},
             )
@@ -195,33 +216,33 @@ class InFlight:
 
     def draw_for(self, suite: SuiteName, row: int, version: Version) -> Drawn:
         """Take the prompt at `row` of a suite, to evaluate `version`."""
-        self._last_of_suites -= 1
+        self._last_suite_group -= 1
         prompt = self._suites[suite].prompts[row]
-        return Drawn(self._last_of_suites, EVALUATION_EPOCH, prompt, None, suite, version)
+        return Drawn(self._last_suite_group, EVALUATION_EPOCH, prompt, None, suite, version)
 
     def draw_again(self, group: GroupId) -> Drawn:
-        """Take the prompt of an ended group for a new one, with the same row, epoch and so noise:
-        a retry does not favour shorter answers."""
+        """Take the prompt of an ended group for a new one. Row and epoch are the same, and so is
+        the noise: with fresh noise, retries would favour short responses."""
         row, epoch = self._store.origin(group)
         self._next_group_id += 1
         return Drawn(self._next_group_id - 1, epoch, self._prompts.train[row], group)
 
     def add(self, drawn: Drawn, opening: str = "") -> GroupCreated:
         """Store a prompt with its environment's opening as a new group."""
-        group_id, epoch, prompt, repeats, suite, version = drawn
-        ids = self._encoded(prompt, opening, suite)
-        self._groups[group_id] = GroupInFlight(drawn, opening, ids)
+        prompt, ids = drawn.prompt, self._encoded(drawn.prompt, opening, drawn.suite)
+        group = GroupInFlight(drawn, opening, ids)
+        self._groups[drawn.group] = group
         self._store.put_group(
-            group_id,
+            drawn.group,
             row=prompt.row,
-            epoch=epoch,
-            prompt=opened(prompt.prompt, opening),
+            epoch=drawn.epoch,
+            prompt=group.whole_prompt,
             prompt_tokens=ids,
             columns=prompt.columns,
-            suite=suite or None,
-            version=version,
+            suite=drawn.suite or None,
+            version=drawn.version,
         )
-        return GroupCreated(group_id, prompt.row, epoch, len(ids), repeats)
+        return GroupCreated(drawn.group, prompt.row, drawn.epoch, len(ids), drawn.repeats)
 
     def _encoded(self, prompt: Prompt, opening: str, suite: SuiteName) -> list[int]:
         if suite != RUN and not opening:
@@ -251,11 +272,11 @@ class InFlight:
         if part.trajectory not in self:
             return
         open_members, member = self._groups[part.trajectory.group].open, part.trajectory.member
-        if member in open_members and open_members[member][1][0].version != part.version:
+        if member in open_members and open_members[member].parts[0].version != part.version:
             self.seal(part.trajectory)
         if member not in open_members:
             assert part.start == self.num_stored(part.trajectory), (instance, part)
-            open_members[member] = instance, [part]
+            open_members[member] = Unstored(instance, [part])
             return
         holder, parts = open_members[member]
         assert holder == instance, (holder, instance, part.trajectory)
@@ -284,22 +305,22 @@ class InFlight:
         return self.num_stored(trajectory)
 
     def observe(self, trajectory: TrajectoryId, tokens: list[int]) -> int:
-        """Store an environment's answer; return the response's length in tokens."""
+        """Store an environment's observation; return the response's length in tokens."""
         group, member = self._groups[trajectory.group], trajectory.member
         assert member not in group.open, f"{trajectory} is being generated"
         stored, version = group.stored[member], group.versions[member]
         start = len(stored)
         self._store.put_observed(trajectory, start=start, version=version, tokens=tokens)
         stored.extend(tokens)
-        group.turns.setdefault(member, []).append((start, len(stored)))
+        group.observations.setdefault(member, []).append((start, len(stored)))
         return len(stored)
 
-    def turns(self, trajectory: TrajectoryId) -> list[tuple[int, int]]:
-        """The start and end, in tokens, of each answer of a response's environment."""
-        return self._groups[trajectory.group].turns.get(trajectory.member, [])
+    def observations(self, trajectory: TrajectoryId) -> list[tuple[int, int]]:
+        """Return the start and end, in tokens, of each observation in a response."""
+        return self._groups[trajectory.group].observations.get(trajectory.member, [])
 
     def turns_ended(self, trajectory: TrajectoryId) -> int:
-        """How many of the policy's turns have ended."""
+        """Return how many of the policy's turns have ended."""
         group = self._groups.get(trajectory.group)
         return 0 if group is None else group.turns_ended.get(trajectory.member, 0)
 
@@ -315,28 +336,28 @@ class InFlight:
         chosen = [
             TrajectoryId(group_id, member)
             for group_id, group in self._groups.items()
-            for member, (holder, _) in group.open.items()
-            if instance in (None, holder)
+            for member, unstored in group.open.items()
+            if instance in (None, unstored.instance)
         ]
         return [(trajectory, self.seal(trajectory)) for trajectory in chosen]
 
     def tokens(self, trajectory: TrajectoryId) -> list[int]:
-        """The response so far; all of it must be stored."""
+        """Return the response so far; all of it must be stored."""
         group = self._groups[trajectory.group]
         assert trajectory.member not in group.open, f"{trajectory} is being generated"
         stored = group.stored.get(trajectory.member)
         return [] if stored is None else stored.tolist()
 
     def continuation(self, trajectory: TrajectoryId) -> Continuation:
-        """What an instance needs to continue a response."""
-        group, turns = self._groups[trajectory.group], self.turns(trajectory)
+        """Return what an instance needs to continue a response."""
+        group, observations = self._groups[trajectory.group], self.observations(trajectory)
         return Continuation(
             group.drawn.prompt.row,
             group.drawn.epoch,
             group.prompt_ids,
             self.tokens(trajectory),
-            turn=len(turns) + 1,
-            turn_start=turns[-1][1] if turns else 0,
+            turn=len(observations) + 1,
+            turn_start=observations[-1][1] if observations else 0,
             suite=group.drawn.suite,
         )
 
@@ -347,5 +368,5 @@ class InFlight:
             self._groups[trajectory.group].aborted.add(trajectory.member)
 
     def num_stored(self, trajectory: TrajectoryId) -> int:
-        """How many of a response's tokens are stored."""
+        """Return how many of a response's tokens are stored."""
         return len(self._groups[trajectory.group].stored.get(trajectory.member, ()))

@@ -129,10 +129,17 @@ class LocalWorker:
         self.name, self.node, self.log = name, "", str(logs / f"{name}.log")
         ours, theirs = self.pipe()
         self.connection = Channel(ours)
-        threads, cpus = resources.num_threads, resources.cpus
-        paths = str(run_dir), self.log
-        setup = entry.WorkerSetup(role, name, config.model_dump_json(), *paths, threads, cpus)
-        # No daemons: the reward worker has processes of its own. `LocalRuntime.close` ends all.
+        setup = entry.WorkerSetup(
+            role=role,
+            name=name,
+            config=config.model_dump_json(),
+            run_dir=str(run_dir),
+            log=self.log,
+            num_threads=resources.num_threads,
+            cpus=resources.cpus,
+        )
+        # No daemons, which may not start processes: the reward worker does. `LocalRuntime.close`
+        # ends all workers.
         self._process: BaseProcess | Interpreter
         if needs_interpreter(role, config):
             self._process = Interpreter(config, setup, ours, theirs)
@@ -142,11 +149,12 @@ class LocalWorker:
             )
             # Torch reads this once, and a spawned child may load torch before it runs any code. Two
             # processes that each use all cores slow each other tenfold.
-            with processes.environment(OMP_NUM_THREADS=str(threads)), child.without_main_file():
+            num_threads = str(resources.num_threads)
+            with processes.environment(OMP_NUM_THREADS=num_threads), child.without_main_file():
                 process.start()
         self.pid = self._process.pid
         theirs.close()  # so that the pipe closes when the child ends
-        self._sent: list[bytes] = []
+        self._sent: list[bytes] = []  # since the last `hand_over`
         self._outbox: SimpleQueue[list[bytes] | None] = SimpleQueue()
         self._sender = threading.Thread(target=self._deliver, daemon=True, name=f"to {name}")
         self._sender.start()
@@ -162,7 +170,7 @@ class LocalWorker:
             self._sent = []
 
     def read(self) -> News | None:
-        """Read a message or the worker's end; None: a repeated message was dropped."""
+        """Return a message or the worker's end; None: it was a repeated message."""
         try:
             message = self.connection.read()
             return None if message is None else Received(self.name, decode(message))
@@ -219,7 +227,7 @@ class Interpreter(subprocess.Popen[bytes]):
         }
         log = Path(setup.log)
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:  # for output before the worker opens its log
+        with log.open("ab") as output:  # what is printed before the worker opens its log
             super().__init__(
                 command,
                 env={**os.environ, **variables},

@@ -14,7 +14,7 @@ class Observer:
     written; the controller waits. Subclasses override the calls that they want."""
 
     stop_asked = False
-    """Set it to end the run with the published version."""
+    """Set it to end the run with the version published by then."""
     save_asked = False
     """Set it to save a checkpoint of the published version; reset when that begins."""
 

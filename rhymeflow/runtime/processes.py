@@ -31,6 +31,7 @@ _READ_ON_IMPORT = (
 """Prefixes of environment variables that libraries read when they are imported."""
 
 _started_with: dict[str, str] | None = None
+"""The server's variables that libraries read when they are imported; None: it was not started."""
 
 
 def context() -> BaseContext:
@@ -44,14 +45,15 @@ def can_fork() -> bool:
 
 
 def prepare() -> None:
-    """Start the server, if any, without waiting for it; restart it if the environment changed."""
+    """Start the server where workers are forked; restart it if the environment changed. Does not
+    wait for its imports."""
     global _started_with
     if not can_fork():
         return
-    present = {k: v for k, v in os.environ.items() if k.startswith(_READ_ON_IMPORT)}
-    if _started_with not in (None, present):
+    variables = {k: v for k, v in os.environ.items() if k.startswith(_READ_ON_IMPORT)}
+    if _started_with not in (None, variables):
         _SERVER._stop()  # its workers continue
-    _started_with = present
+    _started_with = variables
     start_resource_tracker()
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
     # One thread, until a worker sets its own number.

@@ -1,8 +1,8 @@
 """Rebuilds the coordinator of a run from its log.
 
-Events are replayed from the newest snapshot and must give the log's commands; those upon the last
-event that the log lacks are returned, to be carried out. Where this version decides otherwise, the
-log's own decisions are replayed instead; if the commands still differ, the log is refused.
+Events are replayed from the newest snapshot and must give the log's commands. The log may lack
+commands upon its last event: they are returned, to be carried out. If this version of the code
+decides otherwise, the log's own decisions are replayed; if commands still differ, it is refused.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def beginning(config: Config) -> Past:
 
 
 def recall(run_dir: Path, change: Callable[[Config], Config]) -> tuple[Past, Config]:
-    """Return the run as it was at the end of its log, and the configuration to resume it with.
+    """Return the run as it was at the end of its log, and the configuration to resume it with: what
+    `change` makes of the last attempt's.
 
     A run that ended before it stored an attempt starts over, with its `config.yaml`.
 
@@ -101,9 +102,11 @@ class _Replay:
     ) -> None:
         self._reader, self._path, self._decisions = reader, path, decisions
         self._attempts = reader.attempts()
-        self._done = self._num_drawn = 0
-        """The last event that need not be replayed; how many prompts were drawn by then."""
-        self._training: Train | None = None
+        self._done = 0
+        """The last event before the replay: that of the snapshot, or 0."""
+        self._num_drawn = 0
+        """Prompts drawn so far; a retried prompt does not count."""
+        self._training: Train | None = None  # the last batch so far
         self._unrecorded: list[tuple[int, Command]] = []
         self._unreadable = 0
         """The event of the newest snapshot, if it cannot be read."""
@@ -111,19 +114,19 @@ class _Replay:
 
     def _begin(self) -> Coordinator:
         """Return the coordinator of the newest readable snapshot, or of the beginning."""
-        for done, blob in reversed(self._reader.snapshots()):
+        for event, blob in reversed(self._reader.snapshots()):
             try:
                 saved = snapshot.read(blob)
             except pickle.UnpicklingError as error:
                 raise UserError(
-                    f"{self._path}: cannot be resumed: the coordinator's state after event {done} "
+                    f"{self._path}: cannot be resumed: the coordinator's state after event {event} "
                     f"cannot be read: {error}"
                 ) from None
             if saved is None:
-                self._unreadable = max(self._unreadable, done)
+                self._unreadable = max(self._unreadable, event)
                 continue
-            self._done, self._num_drawn, self._training = done, saved.num_drawn, saved.training
-            coordinator = self._coordinator_at(done)
+            self._done, self._num_drawn, self._training = event, saved.num_drawn, saved.training
+            coordinator = self._coordinator_at(event)
             saved.state.restore(coordinator.state.plan, coordinator.state.schedule)
             coordinator.state = saved.state
             return coordinator
@@ -137,40 +140,41 @@ class _Replay:
 
     def run(self) -> Past:
         """Replay to the end. Raises `ReplayError`."""
-        begins = {attempt.first_event: attempt for attempt in self._attempts}
-        seconds, last = self._attempts[-1].time, 0
+        attempts_by_event = {attempt.first_event: attempt for attempt in self._attempts}
+        seconds, last_event = self._attempts[-1].time, 0
         self._follow_decisions()
         recorded = self._recorded()
-        pending = next(recorded, None)
+        upcoming = next(recorded, None)  # the log's next commands, with their event
         for seq, time, event in self._reader.events(max(self._done, 1)):
-            seconds, last = max(seconds, time), seq
+            seconds, last_event = max(seconds, time), seq
             if seq <= self._done:
                 continue  # it is in the snapshot
-            if (attempt := begins.get(seq)) and seq > 1:
+            if (attempt := attempts_by_event.get(seq)) and seq > 1:
                 configured(config_of(attempt, self._path), self._coordinator)
                 self._follow_decisions()
             logged: list[Command] = []
-            if pending is not None and pending[0] == seq:
-                logged, pending = pending[1], next(recorded, None)
-            self._handle(seq, event, logged, is_last=pending is None)
-        if pending is not None:
-            seq, (command, *_) = pending
+            if upcoming is not None and upcoming[0] == seq:
+                logged, upcoming = upcoming[1], next(recorded, None)
+            self._handle(seq, event, logged, is_last=upcoming is None)
+        if upcoming is not None:
+            seq, (command, *_) = upcoming
             raise ReplayError(f"the log has {command} upon event {seq}, and no such event")
         state = self._coordinator.state
         state.schedule = build.schedule(config_of(self._attempts[-1], self._path))
         return Past(
             self._coordinator,
-            len(self._attempts),
-            seconds,
-            self._num_drawn,
-            tuple(self._unrecorded),
-            None if state.training is None else self._training,
-            last,
-            self._notes(),
+            attempts=len(self._attempts),
+            seconds=seconds,
+            num_drawn=self._num_drawn,
+            unrecorded=tuple(self._unrecorded),
+            training=None if state.training is None else self._training,
+            last_event=last_event,
+            notes=self._notes(),
         )
 
     def _handle(self, seq: int, event: Event, logged: list[Command], *, is_last: bool) -> None:
-        """Handle an event and compare its commands with the log's; the last may lack some."""
+        """Handle an event and compare its commands with the log's. `is_last`: the log has no later
+        commands, and may lack some of this event's."""
         if self._decisions is not None:
             self._decisions.repeat(logged)
         try:
@@ -186,7 +190,7 @@ class _Replay:
         self._training = next((c for c in replayed if isinstance(c, Train)), self._training)
 
     def _recorded(self) -> Iterator[tuple[int, list[Command]]]:
-        """The commands of the log after the start, grouped by their event."""
+        """Yield each event after the snapshot that has commands in the log, with these commands."""
         commands = self._reader.commands(self._done)
         for event, group in groupby(commands, key=lambda recorded: recorded.event):
             yield event, [recorded.command for recorded in group]
@@ -218,7 +222,7 @@ class LoggedDecisions:
     """Replays logged decisions instead of calling strategies.
 
     Logged routes, pulls and interrupts are proposed again, and the protocol checks them. The log
-    does not say where a layout wanted to move a group: groups return to their first place.
+    does not say where a layout wanted to move groups, so they are back in their first places.
     """
 
     def __init__(self) -> None:
@@ -251,6 +255,7 @@ class LoggedDecisions:
         return any(isinstance(c, Pull) and c.instance == instance.name for c in self._commands)
 
     def _migration(self, view: FleetView) -> Iterable[Migration]:
-        # Responses that were interrupted for another reason are gone by now, and ignored.
+        # Interrupts for another reason are proposed too; the coordinator ignores them, since it has
+        # interrupted their responses by now.
         interrupts = [command for command in self._commands if isinstance(command, Interrupt)]
         return [Migration(command.instance, command.trajectories) for command in interrupts]

@@ -24,16 +24,16 @@ class Past(NamedTuple):
     """The state of a run at the end of its log."""
 
     coordinator: Coordinator
-    attempts: int = 0
+    attempts: int = 0  # how many there were
     seconds: float = 0.0
     """How long all attempts ran, without the time between them."""
     num_drawn: int = 0
     """Groups whose prompt was taken from the data; a retried prompt does not count."""
     unrecorded: tuple[tuple[int, Command], ...] = ()
-    """Commands after the last one in the log, each with the number of its event."""
+    """Commands upon the last event that the log lacks, each with the number of that event."""
     training: Train | None = None
     """The batch that is being trained on."""
-    last_event: int = 0
+    last_event: int = 0  # its number
     notes: tuple[str, ...] = ()
     """Warnings for the user about the replay."""
 
@@ -49,9 +49,10 @@ def restore(past: Past, in_flight: InFlight) -> None:
 
 
 def ask_again(past: Past, in_flight: InFlight, environments: Environments) -> Iterator[Event]:
-    """Repeat open requests, and yield the events of instances that are gone and of new groups."""
+    """Repeat requests that have no reply; yield the events of instances that are gone and of new
+    groups."""
     state = past.coordinator.state
-    for group_id in in_flight.of_suites:
+    for group_id in in_flight.suite_groups:
         for index in in_flight[group_id].reasons:
             environments.judge(TrajectoryId(group_id, index))
     for group_id, group in state.groups.items():
@@ -80,7 +81,7 @@ def _departures(past: Past, in_flight: InFlight) -> Iterator[Event]:
 
 
 def _ended(past: Past) -> list[GroupId]:
-    """Groups that have ended for the coordinator but not yet in the store."""
+    """Return the groups that have ended for the coordinator but not yet in the store."""
     groups: list[GroupId] = []
     for _, command in past.unrecorded:
         if isinstance(command, Drop):

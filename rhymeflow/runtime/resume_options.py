@@ -13,7 +13,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.suites.suite import check_best_metric
 
 _STORED = "responses that are stored or in flight were made under it"
-_ANSWERED = "episodes in flight are replayed under it"
+_REPLAYED = "episodes in flight are replayed under it"
 FIXED: Mapping[str, str] = {
     "model": "the checkpoints and the policy in flight are of this model",
     "data": "groups name its rows, and their order continues where it stopped",
@@ -29,9 +29,9 @@ FIXED: Mapping[str, str] = {
     "rollout.top_p": _STORED,
     "rollout.top_k": _STORED,
     "rollout.rhyming_noise": _STORED,
-    "environment.classes": _ANSWERED,
-    "environment.tools": _ANSWERED,
-    "environment.max_observation_chars": _ANSWERED,
+    "environment.classes": _REPLAYED,
+    "environment.tools": _REPLAYED,
+    "environment.max_observation_chars": _REPLAYED,
     "simulation": "nothing is simulated",
     "sft": "it belongs to `rhymeflow sft`",
 }
@@ -44,7 +44,7 @@ def with_options(config: Config, overrides: Mapping[str, str]) -> Config:
 
 
 def with_values(config: Config, changes: Config) -> Config:
-    """Return the configuration with the values of `changes`; null and `auto` change nothing."""
+    """Return the configuration with the values of `changes`, except its nulls and `auto`s."""
     values = {name: v for name, v in _fields(changes).items() if v is not None and v != "auto"}
     return build_config(values, config, where="the run's configuration")
 

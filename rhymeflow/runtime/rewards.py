@@ -1,8 +1,9 @@
-"""Sends complete responses to the reward worker, and turns its answers into events.
+"""Sends complete responses to the reward worker, and turns its replies into events.
 
 Functions per response get each response as it ends. Functions per group get the first
-`num_generations` members that the former have judged, and spare members if that call fails. Of a
-suite's group they get all members; all functions judge a single member at once. See law 6.
+`num_generations` members that the functions per response have judged, and if that call fails, spare
+members in the place of the failed. Of a suite's group they get all members; if that has one member
+only, a single request calls all functions. See law 6.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from rhymeflow.workers import messages
 if TYPE_CHECKING:
     from rhymeflow.store.writer import SqliteTrajectoryStore
 
-Answer = messages.RewardComputed | messages.NoReward
+Reply = messages.RewardComputed | messages.NoReward
 
 
 class _Asked(NamedTuple):
@@ -41,11 +42,13 @@ class _Asked(NamedTuple):
 
 
 class _Judging(NamedTuple):
-    """The functions that judge responses `alone`, and `size` members of a group `together`, as
-    indices into the reward worker's functions."""
+    """How responses of the run or of a suite are judged. Functions are indices into the reward
+    worker's functions."""
 
     alone: tuple[int, ...]
+    """Functions that are called with one response."""
     together: tuple[int, ...]
+    """Functions that are called with `size` members of a group."""
     size: int
     sum: WeightedSum
     has_turns: bool
@@ -54,7 +57,7 @@ class _Judging(NamedTuple):
 
     @classmethod
     def of(cls, config: Config, run: Config, suite: SuiteName, size: int) -> _Judging:
-        """Read it from the section `reward` of the run or of a suite."""
+        """Read it from the section `reward` of `config`, the configuration of `suite` in `run`."""
         functions, indices = config.reward.functions, tuple(functions_of(run, suite))
         indexed = list(zip(indices, functions, strict=True))
         alone = tuple(i for i, function in indexed if function.per == "response")
@@ -67,7 +70,7 @@ class _Judging(NamedTuple):
 
 
 class Rewards:
-    """The requests to the reward worker, and the events that follow from its answers."""
+    """The requests to the reward worker, and the events that follow from its replies."""
 
     def __init__(
         self,
@@ -92,24 +95,23 @@ class Rewards:
         aggregation = config.learner.multi_objective_aggregation
         self._compares_components = aggregation == "normalize_then_sum"
         self._asked: dict[str, _Asked] = {}
-        """Requests that the reward worker has not answered, by their keys."""
+        """Requests without a reply yet, by key."""
 
     def ask(self, trajectory: TrajectoryId, own: dict[str, float]) -> None:
         """Have a complete, stored response rewarded; `own` is its environment's reward, by name."""
         judging = self._judging_of(trajectory.group)
-        # Without functions the reward worker still makes text of the response.
+        # Even without functions the reward worker is asked: it decodes the response to text.
         if judging.alone or not judging.together:
             self._ask(self._in_flight.name(trajectory), [trajectory], [own], judging.alone)
         else:
             self._collect(trajectory, own)
 
-    def take(self, message: Answer) -> Iterator[Event]:
-        """Yield the events that follow from an answer. Raises `UserError` if there is no reward and
+    def take(self, message: Reply) -> Iterator[Event]:
+        """Yield the events that follow from a reply. Raises `UserError` if there is no reward and
         `on_failure` is "stop", or if too many failed in a row."""
         trajectories, earlier, is_group, _ = self._asked.pop(message.key)
-        failure = message if isinstance(message, messages.NoReward) else None
         group = trajectories[0].group
-        self._failures.count(None if failure is None else failure.error)
+        self._failures.count(message.error if isinstance(message, messages.NoReward) else None)
         if isinstance(message, messages.RewardComputed):
             self._reporter.log(message, "eval/" if group < 0 else "")
         if trajectories[0] not in self._in_flight:
@@ -131,7 +133,7 @@ class Rewards:
             yield from self._rewarded(message, trajectories, components)
 
     def ask_again(self) -> None:
-        """Repeat all open requests, to the reward worker that replaces a lost one."""
+        """Repeat all requests without a reply, to the worker that replaces a lost one."""
         for asked in self._asked.values():
             self._supervisor.rewards.send(asked.message)
 
@@ -143,12 +145,12 @@ class Rewards:
     # -- groups ------------------------------------------------------------------------------
 
     def _collect(self, trajectory: TrajectoryId, components: dict[str, float]) -> None:
-        """Add a response to those that wait for their group's functions."""
+        """Add a response to those that wait for the functions per group."""
         self._in_flight[trajectory.group].to_judge[trajectory.member] = components
         self._judge(trajectory.group)
 
     def _judge(self, group_id: GroupId) -> None:
-        """Call a group's functions once enough of its members wait for them."""
+        """Call the functions per group once enough members of the group wait for them."""
         group, judging = self._in_flight[group_id], self._judging_of(group_id)
         size = judging.size - len(group.failed)
         if group.is_judged or not group.to_judge or len(group.to_judge) < size:
@@ -167,25 +169,26 @@ class Rewards:
         trajectories: list[TrajectoryId],
         components: Sequence[dict[str, float]],
     ) -> Iterator[Event]:
-        """Yield each response's reward. If one of a group's has none, all of the group fail."""
+        """Yield each response's reward. If one of a training group's has none, all of them fail."""
         is_suite = trajectories[0].group < 0
-        total = self._judging_of(trajectories[0].group).sum
-        rewards = [total(each) for each in components]
+        weighted_sum = self._judging_of(trajectories[0].group).sum
+        weights = weighted_sum.weights
+        rewards = [weighted_sum(each) for each in components]
         last_turns = message.last_turns or message.texts
         rows = zip(trajectories, components, rewards, last_turns, strict=True)
-        for trajectory, each, reward, last in rows:
-            problem = total.problem(message.key, [reward] if is_suite else rewards)
+        for trajectory, each, reward, last_turn in rows:
+            problem = weighted_sum.problem(message.key, [reward] if is_suite else rewards)
             if problem is not None:
                 yield self._failed(trajectory, problem)
                 continue
             assert reward is not None
-            ordered = total.ordered(each)
+            ordered = weighted_sum.ordered(each)
             self._store.put_reward(trajectory, reward=reward, components=ordered)
             compared = None
-            if self._compares_components:  # each within its group
-                compared = {name: (total.weights[name], value) for name, value in ordered.items()}
+            if self._compares_components:  # each component within its group
+                compared = {name: (weights[name], value) for name, value in ordered.items()}
             if is_suite:
-                self._in_flight[trajectory.group].last_turns[trajectory.member] = last
+                self._in_flight[trajectory.group].last_turns[trajectory.member] = last_turn
             yield TrajectoryRewarded(trajectory, reward, compared)
 
     def _failed(self, trajectory: TrajectoryId, error: str) -> RewardFailed:
@@ -207,9 +210,9 @@ class Rewards:
         *,
         is_group: bool = False,
     ) -> None:
-        group, turns = self._in_flight[trajectories[0].group], []
+        group, observations = self._in_flight[trajectories[0].group], []
         if self._judging[group.drawn.suite].has_turns:
-            turns = [self._in_flight.turns(trajectory) for trajectory in trajectories]
+            observations = [self._in_flight.observations(each) for each in trajectories]
         message = messages.ComputeReward(
             name,
             group.whole_prompt,
@@ -217,7 +220,7 @@ class Rewards:
             group.drawn.prompt.columns,
             functions,
             TrainerState(self.published, self._max_steps),
-            turns,
+            observations,
         )
         self._asked[name] = _Asked(trajectories, earlier, is_group, message)
         self._supervisor.rewards.send(message)

@@ -76,7 +76,7 @@ def check_start(config: Config) -> None:
 
 
 def runtime_of(config: Config) -> Callable[[Config, Path, Path], AbstractContextManager[Runtime]]:
-    """Return the runtime's class: called with configuration, run directory and log directory.
+    """Return the runtime's class. It is called with configuration, run directory and log directory.
 
     Raises:
         UserError: a package that it needs is not installed.
@@ -103,10 +103,10 @@ def claimed(
     Raises:
         UserError: the directory holds a run, another run begins there, or it cannot be created.
     """
-    made: list[Path] = []
+    created: list[Path] = []
     before: set[Path] | None = None
     try:
-        path, store = _begin(config, path, made)
+        path, store = _begin(config, path, created)
         with one_line(path), closing(store):
             before = {f for f in path.rglob("*") if not f.name.startswith((EVENTS, LOCK))}
             yield path, store
@@ -114,22 +114,22 @@ def claimed(
         if path is not None and before is not None and not _was_trained(path):
             with suppress(UserError):
                 _remove(path, before)
-        remove_if_empty(made)
+        remove_if_empty(created)
         raise
 
 
 def _begin(
-    config: Config, path: Path | None, made: list[Path]
+    config: Config, path: Path | None, created: list[Path]
 ) -> tuple[Path, SqliteTrajectoryStore]:
-    """Create the directory and its store; append created directories to `made`."""
+    """Create the directory and its store; append created directories to `created`."""
     try:
         if path is not None or config.run.output_dir is not None:
             path = path or choose_run_dir(config)
-            made += make(path, exist_ok=True)
-        while path is None:  # another run may begin in the one that was chosen
+            created += make(path, exist_ok=True)
+        while path is None:  # another run may create the chosen directory first
             chosen = choose_run_dir(config)
             with suppress(FileExistsError):
-                made += make(chosen, exist_ok=False)
+                created += make(chosen, exist_ok=False)
                 path = chosen
         return path, SqliteTrajectoryStore(path / EVENTS, is_new=True)
     except OSError as error:

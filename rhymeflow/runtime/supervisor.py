@@ -91,7 +91,7 @@ class Supervisor:
         return self._runtime.wait(timeout, for_any_of=for_any_of)
 
     def watch(self, news: Iterable[News], now: float) -> Iterator[News]:
-        """Yield the news of running workers, and losses of those that died or hang.
+        """Yield the news of running workers but heartbeats, and losses of those that died or hang.
 
         Raises:
             UserError, WorkerDied: a worker reports a user's mistake, or a defect.
@@ -119,11 +119,13 @@ class Supervisor:
         yield from self._hanging(now)
 
     def _hanging(self, now: float) -> Iterator[WorkerLost]:
-        """Yield the workers that hang, the longest silent first: other ranks wait for it."""
+        """Yield the workers that hang, the longest silent first: of the learner's ranks, the others
+        only wait for that one."""
         limit = self._config.run.worker_timeout
         times = [(w.heard, w.advanced, n) for n, w in self._workers.items() if w.heard is not None]
         for heard, advanced, name in sorted(times, key=itemgetter(0)):
             is_silent = now - heard > limit
+            # The caller may have ended a worker because of an earlier loss.
             if name in self._workers and (is_silent or now - advanced > limit):
                 what = "been silent" if is_silent else "made no progress"
                 yield WorkerLost(
@@ -131,8 +133,8 @@ class Supervisor:
                 )
 
     def replace_instance(self, loss: WorkerLost) -> WorkerHandle | None:
-        """End a lost instance and start another in its place; None: there are enough. Raises
-        `WorkerDied` after `run.instance_restarts` losses, not counting those of nodes."""
+        """End a lost instance and start another in its place; return None if there are enough.
+        Raises `WorkerDied` after `run.instance_restarts` losses, not counting those of nodes."""
         if not loss.with_node:
             if self._restarts_left == 0:
                 raise WorkerDied(loss.reason)
@@ -155,8 +157,8 @@ class Supervisor:
         return self._start_instance(next(place for place in count() if place not in taken))
 
     def replace(self, loss: WorkerLost) -> WorkerHandle:
-        """End a lost worker that is no instance (a rank: all ranks) and start another. Raises
-        `WorkerDied` after `run.instance_restarts` losses of its role."""
+        """End a lost worker that is no instance, or with one rank all ranks, and start another.
+        Raises `WorkerDied` after `run.instance_restarts` losses of its role."""
         role = self.role(loss.worker)
         if role == "learner_rank":
             role = "learner"
@@ -229,7 +231,7 @@ class Supervisor:
 
 
 def _place(instance: InstanceId) -> int:
-    """Return an instance's place in the fleet, which its replacement takes over."""
+    """Return an instance's place in the fleet: its number, which its replacement takes over."""
     return int(instance.removeprefix("rollout-").partition(".")[0])
 
 

@@ -14,17 +14,17 @@ from rhymeflow.environments.episode import TurnFigures
 from rhymeflow.workers.messages import Part, Status
 
 WINDOW = 1.0
-"""Seconds; four reports of an instance. A step may be shorter than the time between two reports."""
+"""Seconds, in which an instance reports four times: a step may be shorter than between reports."""
 
 
 class _Totals(NamedTuple):
     """Totals since the run began, at the end of a step; times in seconds."""
 
     time: float
-    tokens: int = 0
-    busy: float = 0.0
-    saved: float = 0.0
-    trained: float = 0.0
+    tokens: int = 0  # generated
+    busy: float = 0.0  # of all instances
+    saved: float = 0.0  # by drafts
+    trained: float = 0.0  # tokens
 
 
 class Throughput:
@@ -43,6 +43,7 @@ class Throughput:
         self._late_busy = 0.0
         """Busy seconds that exceeded the steps so far."""
         self._coordination: dict[str, float] = {}
+        """Total seconds by part of the coordination, at the end of the last step."""
         self._step: Counter[str] = Counter()
         """Counts of this step: tokens of training responses, their iterations and drafted tokens;
         turns that environments answered."""
@@ -109,7 +110,8 @@ class Throughput:
         }
         metrics |= self._coordination_metrics(seconds, coordination_seconds)
         if self._has_drafts:
-            metrics |= self._draft_metrics(first, total.saved - before.saved, total)
+            metrics["draft/time_saved"] = total.saved - before.saved
+            metrics |= self._draft_ratios(first, total)
         metrics |= self._turn_metrics()
         if self.pull_seconds:
             metrics["params/pull_s"] = sum(self.pull_seconds) / len(self.pull_seconds)
@@ -127,15 +129,16 @@ class Throughput:
         )
 
     def _busy_share(self, reported: float, seconds: float) -> float:
-        """The busy share of the instances' time in a step; `reported`: their busy seconds."""
+        """Return the share of the instances' time in a step of `seconds` that was busy. `reported`:
+        the busy seconds that they reported in the step."""
         available = max(len(self.statuses), 1) * seconds
         busy = min(self._late_busy + reported, available)
         self._late_busy += reported - busy
         return busy / available
 
-    def _draft_metrics(self, first: _Totals, saved: float, total: _Totals) -> dict[str, float]:
-        """Leaves out a ratio whose denominator is 0; `saved`: seconds saved in the step."""
-        step, metrics = self._step, {"draft/time_saved": saved}
+    def _draft_ratios(self, first: _Totals, total: _Totals) -> dict[str, float]:
+        """Leaves out a ratio whose denominator is 0. `first`: totals at the window's beginning."""
+        step, metrics = self._step, dict[str, float]()
         if step["iterations"]:
             metrics["draft/mean_acceptance_length"] = step["tokens"] / step["iterations"]
         if step["drafted"]:
@@ -158,11 +161,11 @@ class Throughput:
         return metrics
 
     def _coordination_metrics(self, seconds: float, totals: dict[str, float]) -> dict[str, float]:
-        since = {part: total - self._coordination.get(part, 0.0) for part, total in totals.items()}
+        spent = {part: total - self._coordination.get(part, 0.0) for part, total in totals.items()}
         self._coordination = totals
-        cpu = since.pop("cpu")
+        cpu = spent.pop("cpu")
         return {
-            **{f"coordination/{part}_s": spent for part, spent in since.items()},
-            "coordination/share": sum(since.values()) / seconds,
+            **{f"coordination/{part}_s": part_seconds for part, part_seconds in spent.items()},
+            "coordination/share": sum(spent.values()) / seconds,
             "coordination/cpu_share": cpu / seconds,
         }

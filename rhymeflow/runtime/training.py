@@ -44,7 +44,7 @@ class Training:
         """The path of the newest complete checkpoint."""
         self.last_step: tuple[messages.BatchTrained, messages.Publication]
         """What the learner reported of the last published step."""
-        self._trained: messages.BatchTrained | None = None  # not published yet
+        self._trained: messages.BatchTrained | None = None  # of a step that is not published yet
 
     def accumulate(self, command: Accumulate) -> None:
         """Start on the gradient of the next batch with these groups, if there is a learner."""
@@ -62,12 +62,12 @@ class Training:
             self._save(reached)
 
     def _begin_training(self) -> None:
-        """A resumed run may train before it has an instance."""
+        """Have steps measured from here: a resumed run may train before it has an instance."""
         if self.weights is not None and self.batch is not None:
             self._reporter.begin_training()
 
     def save(self) -> None:
-        """Save the version that the learner will have after this batch, unless it is saved."""
+        """Save the version that the learner has after this batch, unless a checkpoint has it."""
         version = self.published + (self.batch is not None)
         if version not in self.checkpoints:
             self._save(version)

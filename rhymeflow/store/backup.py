@@ -1,9 +1,10 @@
 """Copies a run to other storage at each checkpoint, and rebuilds the run from there.
 
-ATTEMPT/beginning.json which run the attempt is of ATTEMPT/rows/NNNNNNNN.db rows that the store got
-since the previous backup, as SQLite ATTEMPT/inputs/... objects that a Trainer was given
-ATTEMPT/NNNNNNNN/... the checkpoint, and small files of the run directory
-ATTEMPT/NNNNNNNN/backup.json written last: the names of all files of the run, and their digests
+    ATTEMPT/beginning.json        which run the attempt is of
+    ATTEMPT/rows/NNNNNNNN.db      rows that the store got since the previous backup, as SQLite
+    ATTEMPT/inputs/...            objects that a Trainer was given
+    ATTEMPT/NNNNNNNN/...          the checkpoint, and small files of the run directory
+    ATTEMPT/NNNNNNNN/backup.json  written last: the names of all files of the run, and their digests
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from msgspec import DecodeError
 from rhymeflow.errors import UserError, to_resume
 from rhymeflow.store import schema
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
-from rhymeflow.store.schema import EVENTS, NOTED, PUBLISHED, SCHEMA_VERSION
+from rhymeflow.store.schema import CHANGES_KEYS, EVENTS, PUBLISHED, SCHEMA_VERSION
 from rhymeflow.utils import disk
 from rhymeflow.utils.disk import flush
 
 STATE, STAGING = "backup.json", "backup-upload"
 """Names in the run directory: the state of the backup, and links to files that are being copied."""
 
-FILES = ("config.yaml", "trackers.json", "metrics.jsonl")
+CHANGING_FILES = ("config.yaml", "trackers.json", "metrics.jsonl")
 """Files of the run directory that change: each backup copies them anew."""
 
 LAYOUT = 2
 """Version of the format of a backup."""
 
-KEPT = 2
+KEPT_CHECKPOINTS = 2
 """Number of checkpoints of an attempt that stay in the backup."""
 
 RETRY_SECONDS = (1.0, 60.0)
@@ -61,14 +62,14 @@ class Damaged(Exception):  # noqa: N818 - it is what happened
 
 
 class StorePosition(msgspec.Struct, frozen=True):
-    """What a store contains, as row numbers."""
+    """What a store contains."""
 
     position: dict[str, int]
     """Number of the last row of each table in `GROWING`."""
     last_event: tuple[int, float]
-    """Its number and time."""
-    published: int
-    pruned_before: int
+    """Number and time of the last event."""
+    published: int  # the newest version
+    pruned_before: int  # tokens of groups that ended under earlier versions are deleted
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -239,8 +240,14 @@ def state_of(connection: sqlite3.Connection) -> StorePosition:
         newest = f"SELECT COALESCE(MAX({column}), 0) FROM {table}"
         (position[table],) = connection.execute(newest).fetchone()
     last_event = connection.execute(_LAST_EVENT).fetchone() or (0, 0.0)
-    versions = [connection.execute(query).fetchone() for query in (PUBLISHED, _PRUNED_BEFORE)]
-    return StorePosition(position, last_event, *(row[0] if row else 0 for row in versions))
+    published = connection.execute(PUBLISHED).fetchone()
+    pruned_before = connection.execute(_PRUNED_BEFORE).fetchone()
+    return StorePosition(
+        position,
+        last_event,
+        published=published[0] if published else 0,
+        pruned_before=pruned_before[0] if pruned_before else 0,
+    )
 
 
 def read_rows(connection: sqlite3.Connection, target: Path, since: dict[str, int]) -> StorePosition:
@@ -257,22 +264,24 @@ def read_rows(connection: sqlite3.Connection, target: Path, since: dict[str, int
         execute("PRAGMA part.synchronous = OFF")
         execute("BEGIN")
         state = state_of(connection)
-        chosen = {
+        rows = {
             table: f"main.{table} t WHERE t.{column} > {since.get(table, 0)}"
             for table, column in GROWING.items()
         }
-        chosen["snapshots"] += " ORDER BY event DESC LIMIT 1"
-        chosen["meta"] = "main.meta t"
-        for table, key in NOTED.items():
-            names, same = "ab"[: len(key)], zip(key, "ab", strict=False)
-            chosen[table] = (
-                f"(SELECT DISTINCT {', '.join(names)} FROM part.changes WHERE what = '{table}') n "
+        rows["snapshots"] += " ORDER BY event DESC LIMIT 1"
+        rows["meta"] = "main.meta t"
+        # `changes`, one of the tables in `GROWING`, is in `part` before these are selected.
+        for table, key in CHANGES_KEYS.items():
+            columns = list(zip(key, "ab", strict=False))
+            names = ", ".join(name for _, name in columns)
+            rows[table] = (
+                f"(SELECT DISTINCT {names} FROM part.changes WHERE what = '{table}') n "
                 f"CROSS JOIN main.{table} t ON "
-                + " AND ".join(f"t.{column} = n.{name}" for column, name in same)
+                + " AND ".join(f"t.{column} = n.{name}" for column, name in columns)
             )
-        for table, rows in chosen.items():
-            number = "t.rowid, " if table == "segments" else ""  # `follow.py` reads by its numbers
-            execute(f"CREATE TABLE part.{table} AS SELECT {number}t.* FROM {rows}")
+        for table, selected in rows.items():
+            number = "t.rowid, " if table == "segments" else ""  # `follow.py` reads by row number
+            execute(f"CREATE TABLE part.{table} AS SELECT {number}t.* FROM {selected}")
         execute("COMMIT")
     finally:
         if connection.in_transaction:
@@ -290,13 +299,13 @@ def apply_rows(connection: sqlite3.Connection, part: Path) -> None:
     execute(f"DELETE FROM main.segments WHERE {pruned}")
     execute(f"DELETE FROM main.token_details WHERE {pruned}")
     execute(f"UPDATE main.trajectories SET text = NULL WHERE {pruned}")
-    for table, key in NOTED.items():
+    for table, key in CHANGES_KEYS.items():
         changed = f"SELECT {', '.join('ab'[: len(key)])} FROM part.changes WHERE what = '{table}'"
         execute(f"DELETE FROM main.{table} WHERE ({', '.join(key)}) IN ({changed})")
-    for table in (*GROWING, *NOTED, "meta"):
+    for table in (*GROWING, *CHANGES_KEYS, "meta"):
         names = ", ".join(f'"{row[1]}"' for row in execute(f"PRAGMA part.table_info({table})"))
         execute(f"INSERT OR REPLACE INTO main.{table} ({names}) SELECT {names} FROM part.{table}")
-    newest = "SELECT event FROM main.snapshots ORDER BY event DESC LIMIT 2"
+    newest = "SELECT event FROM main.snapshots ORDER BY event DESC LIMIT 2"  # as the writer keeps
     execute(f"DELETE FROM main.snapshots WHERE event NOT IN ({newest})")
     execute("COMMIT")
     execute("DETACH part")
@@ -315,10 +324,10 @@ class BackupThread:
         self._thread = threading.Thread(target=self._serve, name="backup", daemon=True)
         self._due, self._ends_at = threading.Event(), float("inf")
         self._made_at = time.monotonic()
-        self._problem: str | None = None
-        self._reported: str | None = None
-        self._defect: BaseException | None = None
-        self._attempt, self._number = "", 0
+        self._problem: str | None = None  # of the last try, if that failed
+        self._reported: str | None = None  # the last problem that the user was told
+        self._defect: BaseException | None = None  # what ended the thread
+        self._attempt, self._number = "", 0  # in the storage: this attempt, its last backup
         self._last: Backup | None = None
         self._copied: dict[str, StoredFile] = {}
         """Files that are copied already, by path in the run directory."""
@@ -419,34 +428,33 @@ class BackupThread:
             self._begin(connection)
         self._check_is_newest()
         ((published,),) = connection.execute(PUBLISHED).fetchall() or [(0,)]
-        every = checkpoints_up_to(self._run_dir / CHECKPOINTS, sys.maxsize)
-        version = max((each for each in every if each <= published), default=None)
-        is_newest = is_last or version == max(
-            every, default=None
-        )  # else its event is not stored yet
+        checkpoints = checkpoints_up_to(self._run_dir / CHECKPOINTS, sys.maxsize)
+        version = max((each for each in checkpoints if each <= published), default=None)
+        # The version of a newer checkpoint has no event in the store yet: it is copied later.
+        is_newest = is_last or version == max(checkpoints, default=None)
         last = self._last
         if version is None or (not is_last and last is not None and version == last.version):
             return is_newest
         began, files = time.monotonic(), self._staging / "files"
-        checkpoint = f"{CHECKPOINTS}/{every[version].name}"
+        source = checkpoints[version]
         # Links keep the checkpoint's files while they are copied. The rows are read between linking
         # and copying, so that the tokens that a resumed run would need are not deleted yet.
         try:
-            shutil.copytree(every[version], files / checkpoint, copy_function=os.link)
+            shutil.copytree(source, files / CHECKPOINTS / source.name, copy_function=os.link)
             if (inputs := self._run_dir / "inputs").is_dir():
                 shutil.copytree(inputs, files / inputs.name, copy_function=os.link)
         except OSError:
-            if every[version].is_dir():
+            if source.is_dir():
                 raise
-            return False  # a newer one is complete
+            return False  # the run has deleted it, since a newer one is complete
         state = read_rows(
             connection, self._staging / "rows.db", last.state.position if last else {}
         )
         if state.pruned_before > version:
-            return False
+            return False  # a run restored from this checkpoint would lack tokens
         if last and (last.version, last.state.position) == (version, state.position):
             return True
-        for name in FILES:  # after the rows: a step's metrics are written before its event
+        for name in CHANGING_FILES:  # after the rows: a step's metrics are written before its event
             if (self._run_dir / name).is_file():
                 shutil.copyfile(self._run_dir / name, files / name)
         self._copy(state, version)
@@ -472,13 +480,13 @@ class BackupThread:
         self._storage.put(name, file)
 
     def _copy(self, state: StorePosition, version: int) -> None:
-        """Copy the linked files and the rows, then `backup.json`, and delete old backups."""
+        """Put the linked files, the rows and then `backup.json`; delete old checkpoints."""
         attempt, number, last = self._attempt, self._number + 1, self._last
         target, staged, files = f"{attempt}/{number:08d}", self._staging / "files", {}
         new = self._storage.put(f"{attempt}/rows/{number:08d}.db", self._staging / "rows.db")
         for path in filter(Path.is_file, sorted(staged.rglob("*"))):
             name = path.relative_to(staged).as_posix()
-            if name in FILES or name not in self._copied:
+            if name in CHANGING_FILES or name not in self._copied:
                 folder = attempt if name.startswith("inputs/") else target
                 self._copied[name] = self._storage.put(f"{folder}/{name}", path)
             files[name] = self._copied[name]
@@ -488,7 +496,7 @@ class BackupThread:
         self._last, self._copied, self._number, self._problem = backup, files, number, None
         if last is None or last.version != version:  # else an earlier backup has the checkpoint
             for old in filter(str.isdigit, self._storage.names(attempt)):
-                if int(old) <= number - KEPT:
+                if int(old) <= number - KEPT_CHECKPOINTS:
                     self._storage.remove(f"{attempt}/{old}")
         self._write_state()
 

@@ -43,7 +43,8 @@ def open_undamaged(path: Path) -> Iterator[TrajectoryReader]:
 
 def damage_of(path: Path, error: Exception) -> str | None:
     """Return what is wrong with the file in one line, or None. Reads the whole file."""
-    # Batches were complete when they were trained on, and all text of the log was encoded.
+    # These errors prove damage: a batch was complete when it was trained on, and all text in the
+    # log was encoded.
     if isinstance(error, IncompleteBatch | msgspec.DecodeError):
         return str(error)
     result = _quick_check(path)
@@ -55,16 +56,16 @@ def damage_of(path: Path, error: Exception) -> str | None:
 
 @contextlib.contextmanager
 def explained(
-    path: Path, look: Callable[[Path, Exception], str | None] = damage_of
+    path: Path, find_damage: Callable[[Path, Exception], str | None] = damage_of
 ) -> Iterator[None]:
-    """Turn an error in the block into a `UserError` if the store at `path` is damaged. `look` is
-    `damage_of`, or calls it on the machine that has the file."""
+    """Turn an error in the block into a `UserError` if the store at `path` is damaged.
+    `find_damage` is `damage_of`, or calls it on the machine that has the file."""
     try:
         yield
     except UserError:
         raise
     except _ERRORS as error:
-        damage = look(path, error)
+        damage = find_damage(path, error)
         if damage is None:
             raise
         raise UserError(

@@ -1,8 +1,8 @@
 """Follows a run's event store as it grows: reads new segments and rewards.
 
-Each segment is returned once, in the order of storing. A reward comes with the response's segments
-if it is stored when they are read, else once, later. Groups that were pruned before they were read
-are left out.
+Each segment is returned once, in the order of storing. A response's reward comes with each segment
+that is read after the reward was stored, and by itself if it was stored later. Groups that were
+pruned before they were read are left out.
 """
 
 from __future__ import annotations
@@ -41,24 +41,26 @@ class Follower:
     def __init__(self, reader: Reader, *, num_tokens: int) -> None:
         self._reader = reader
         # Rewards first: a reward stored between the two reads comes with its segments.
-        self._seq = self._last_event()
-        self._row = row_before_last(reader.query, num_tokens)
+        self._last_seq = self._last_event()
+        self._last_row = row_before_last(reader.query, num_tokens)
 
     def segments(self, limit: int) -> list[NewSegment]:
         """Return up to `limit` next segments, [] if there are none yet."""
-        rows = self._reader.query(_SEGMENTS, self._row, limit)
+        rows = self._reader.query(_SEGMENTS, self._last_row, limit)
         if rows:
-            self._row = rows[-1][0]
+            self._last_row = rows[-1][0]
         return [
-            NewSegment(TrajectoryId(group, member), start, np.frombuffer(tokens, "<i4"), *outcome)
-            for _, group, member, start, tokens, *outcome in rows
+            NewSegment(
+                TrajectoryId(group, member), start, np.frombuffer(tokens, "<i4"), length, reward
+            )
+            for _, group, member, start, tokens, length, reward in rows
         ]
 
     def rewards(self) -> list[TrajectoryRewarded]:
         """Return the rewards that were stored since the last call."""
-        before, self._seq = self._seq, self._last_event()
+        before, self._last_seq = self._last_seq, self._last_event()
         kind = TrajectoryRewarded.__name__
-        rows = self._reader.query(_REWARDS, before, self._seq, kind)
+        rows = self._reader.query(_REWARDS, before, self._last_seq, kind)
         return [codec.decode(kind, body) for kind, body in rows]
 
     def prompt(self, group: GroupId) -> tuple[int, list[int]]:

@@ -33,7 +33,7 @@ _decoder = msgspec.msgpack.Decoder(list[TrajectoryRecord])
 def serve() -> None:
     """Offer this process's stores to `RemoteTrajectoryReader`s; one thread answers them."""
     open_reader = cache(TrajectoryReader)
-    last: tuple[Any, Reference] | None = None
+    last: tuple[Any, Reference] | None = None  # the last request for a batch, and the batch
 
     def query(path: str, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         return open_reader(path).query(statement, *values)

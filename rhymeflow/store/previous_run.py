@@ -31,10 +31,10 @@ def open_run(run_dir: str, field: str) -> PreviousRun:
 
     path = Path(run_dir)
     try:
-        store, config = store_of(path), path / "config.yaml"
-        if not config.is_file():
-            raise UserError(f"{path}: is not a run directory, it has no {config.name}")
-        return PreviousRun(read_config(str(config)), TrajectoryReader(store))
+        store, config_file = store_of(path), path / "config.yaml"
+        if not config_file.is_file():
+            raise UserError(f"{path}: is not a run directory, it has no {config_file.name}")
+        return PreviousRun(read_config(str(config_file)), TrajectoryReader(store))
     except UserError as error:
         raise UserError(f"{field}: {error}") from None
 

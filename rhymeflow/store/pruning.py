@@ -16,8 +16,8 @@ from typing import Any
 from rhymeflow.core.types import GroupId, Version
 
 ROWS_AT_ONCE = 256
-"""Segments that one commit deletes, plus twice the new ones since the last commit. So a commit
-takes little longer than without pruning, and pruning never falls behind."""
+"""A commit deletes about this many segments, and twice as many as are new since the last commit. So
+it takes little longer than without pruning, and pruning never falls behind."""
 
 _ENDED = """SELECT ending_version, group_id FROM groups WHERE ending IS NOT NULL AND suite IS NULL
     AND group_id IN (SELECT DISTINCT group_id FROM segments) ORDER BY 1, 2"""
@@ -57,10 +57,11 @@ class Pruner:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._ended: deque[tuple[Version, GroupId]] | None = None
-        """Ended groups with tokens, in the order of ending; None: not read yet."""
+        """Ended groups with tokens, in the order of ending; None: not read from the store yet."""
         self._marks: deque[tuple[int, int]] = deque()
-        """Row numbers of `segments`, each with the number of tokens put up to that row."""
-        self._num_tokens = self._new_rows = 0
+        """Row numbers of `segments`, each with the number of tokens put up to that row; negative
+        for a row that an earlier writer put."""
+        self._num_tokens = self._new_rows = 0  # put by this writer; since the last `prune`
 
     def ended(self, group: GroupId, version: Version) -> None:
         """Record that a group ended when `version` was the newest."""
@@ -74,8 +75,8 @@ class Pruner:
 
     def prune(self, before: Version, history_tokens: int) -> None:
         """Delete tokens of groups that ended under a version less than `before`, except groups with
-        tokens among the last `history_tokens`. One call deletes about `ROWS_AT_ONCE` segments."""
-        floor = self._floor(history_tokens)
+        tokens among the last `history_tokens`. One call deletes a part; see `ROWS_AT_ONCE`."""
+        newest_prunable = self._newest_prunable(history_tokens)
         if self._ended is None:
             self._ended = deque(self._connection.execute(_ENDED))
         room, self._new_rows = ROWS_AT_ONCE + 2 * self._new_rows, 0
@@ -83,7 +84,7 @@ class Pruner:
         while self._ended and self._ended[0][0] < before and room > 0:
             _, group = self._ended[0]
             last_row, num_rows = self._connection.execute(_LAST_ROW, (group,)).fetchone()
-            if num_rows and last_row > floor:
+            if num_rows and last_row > newest_prunable:
                 break
             self._ended.popleft()
             room -= num_rows
@@ -95,8 +96,9 @@ class Pruner:
                 self._connection.execute(statement, groups)
             self._connection.execute(_MARK, (before,))
 
-    def _floor(self, history_tokens: int) -> int:
-        """Return the last row before the last `history_tokens` tokens, but not the newest row."""
+    def _newest_prunable(self, history_tokens: int) -> int:
+        """Return the last row before the last `history_tokens` tokens, but not the newest row:
+        SQLite would give its number to the next row, and `follow.py` would miss that."""
         (newest,) = self._connection.execute(_NEWEST).fetchone()
         if newest is None:
             return 0

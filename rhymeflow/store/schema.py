@@ -19,12 +19,12 @@ from rhymeflow.errors import UserError, to_resume
 from rhymeflow.utils.source_version import source_version
 
 ENVIRONMENT = "environment"
-"""Stored as the instance of tokens that an environment answered."""
+"""Stored as the instance of an environment's observations."""
 
 EVENTS = "events.db"
 
 SCHEMA_VERSION = 18
-"""Of the tables and of the fields of events and commands; other versions are refused."""
+"""Version of the tables and of the fields of events and commands; others are refused."""
 
 PUBLISHED = """SELECT json_extract(body, '$.version') FROM events
     WHERE kind = 'VersionPublished' ORDER BY seq DESC LIMIT 1"""
@@ -38,13 +38,13 @@ LOCK = "writer.lock"
 #
 # attempts: Each start of the run; the events of an attempt are those from `first_event` on.
 # events: The coordinator's inputs; `body` holds an event's fields as JSON.
-# commands: The coordinator's outputs; `event` is the one that caused the command, mostly a `Tick`.
+# commands: The coordinator's outputs; `event` caused the command, and is a `Tick` in most cases.
 # snapshots: The coordinator's state after an event; the last two are kept.
 # groups: A prompt and how its group ended. Groups below 0 belong to a suite: they answer its
 #     prompts for the evaluation of version `evaluates`.
 # segments: Tokens that one instance generated under one version. Blobs are little-endian: int32
-#     tokens, float32 log-probabilities. `steps` counts the iterations that generated them, 0 if an
-#     environment answered them; `drafted` counts the tokens that were proposed in these iterations;
+#     tokens, float32 log-probabilities. `steps` counts the iterations that generated them, 0 for an
+#     environment's observation; `drafted` counts the tokens that were proposed in these iterations;
 #     `accepted` is stored with `run.token_details`.
 # trajectories: A complete response. `trained` is the version of the batch that it was trained in.
 # token_details: The learner's results for each token, with `run.token_details`.
@@ -115,14 +115,14 @@ CREATE VIEW first_routes AS
     SELECT group_id, member, MIN(seq) AS seq, time, instance, version AS v_traj
     FROM routes GROUP BY group_id, member;
 """
-NOTED: Mapping[str, tuple[str, ...]] = {
+CHANGES_KEYS: Mapping[str, tuple[str, ...]] = {
     "attempts": ("attempt",),
     "groups": ("group_id",),
     "trajectories": ("group_id", "member"),
     "token_details": ("group_id", "member"),
     "pruned": ("group_id",),
 }
-"""Tables whose changed rows `changes` lists, each with the columns that `a` and `b` hold."""
+"""Tables whose changed rows `changes` lists; `a` and `b` there are the values of these columns."""
 
 
 def open_for_writing(path: Path, *, is_new: bool) -> tuple[sqlite3.Connection, int]:
@@ -171,7 +171,7 @@ def lock_directory(directory: Path) -> int:
         holder = os.read(descriptor, 1024).decode()
         os.close(descriptor)
         raise UserError(f"{directory}: {holder} is writing to this run") from error
-    if not _is_same_file(descriptor, directory / LOCK):  # a failing run has deleted it meanwhile
+    if not _is_same_file(descriptor, directory / LOCK):  # a run that failed has deleted it
         os.close(descriptor)
         return lock_directory(directory)
     os.truncate(descriptor, 0)
@@ -195,12 +195,12 @@ def is_written(run_dir: Path) -> bool:
     return False
 
 
-def _may_be_alive(text: str) -> bool:
-    """Whether the process that the lock names may be alive: one on another host may be."""
-    named = re.fullmatch(r"process (\d+) on (.*)", text)
-    if named is not None and named[2] == socket.gethostname():
+def _may_be_alive(holder: str) -> bool:
+    """Whether the process that the lock file names may be alive: one on another host may be."""
+    match = re.fullmatch(r"process (\d+) on (.*)", holder)
+    if match is not None and match[2] == socket.gethostname():
         try:
-            os.kill(int(named[1]), 0)
+            os.kill(int(match[1]), 0)
         except ProcessLookupError:
             return False
         except PermissionError:  # alive, and another user's
@@ -240,7 +240,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Open the store read-only. Raises `UserError` if it is missing, or see `check_version`."""
+    """Open the store read-only. Raises `UserError` if it is missing or no store of this version."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     with ExitStack() as undo:

@@ -46,7 +46,7 @@ class Transaction:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Begin the transaction if it has not begun, for a block that writes with `connection`."""
+        """Begin the transaction if it has not begun; the block may then write with `connection`."""
         with self._faults():
             self._begin()
             yield
@@ -149,7 +149,7 @@ def make_whole(connection: sqlite3.Connection, path: Path) -> None:
     """
     connection.execute(f"PRAGMA busy_timeout = {WAIT_SECONDS * 1000:.0f}")
     is_busy, in_wal, copied = connection.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
-    if not is_busy or in_wal == copied >= 0:  # below 0: it could not begin
+    if not is_busy or in_wal == copied >= 0:  # both are -1 if the checkpoint could not begin
         connection.execute("PRAGMA busy_timeout = 0")  # the file is complete; do not wait
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return
@@ -183,7 +183,8 @@ class OnDisk:
     def __init__(self, path: Path) -> None:
         self._path, self._run_dir = path, path.parent
         status = path.stat()
-        self._identity, self._size = (status.st_dev, status.st_ino), status.st_size
+        self._identity = status.st_dev, status.st_ino
+        self._size = status.st_size  # at the last check
 
     @property
     def is_missing(self) -> bool:

@@ -46,8 +46,8 @@ class GroupProgress(NamedTuple):
     finished: dict[int, FinishReason]
     versions: dict[int, Version]
     """For each member with tokens, the version that generated the last one."""
-    turns: dict[int, list[tuple[int, int]]]
-    """For each member that an environment answered, the start and end of each answer, in tokens."""
+    observations: dict[int, list[tuple[int, int]]]
+    """For each member that has any, the start and end of each observation, in tokens."""
 
 
 _Class = TypeVar("_Class", bound=type)
@@ -94,7 +94,8 @@ class SqliteTrajectoryStore:
         self._last_snapshot = self._last("snapshots", "event")
 
     def begin_attempt(self, config: str, *, now: float, started: str) -> int:
-        """Begin an attempt at the date and time `started`; return its number, from 1."""
+        """Begin an attempt `now`, in seconds since the run began, at the date and time `started`;
+        return its number, from 1."""
         self._attempt += 1
         with self._transaction.writing():
             schema.note_writer(self._connection)
@@ -112,7 +113,7 @@ class SqliteTrajectoryStore:
         return json.loads(row[0]) if row else {}
 
     def put_digests(self, digests: Mapping[str, str]) -> None:
-        """Store digests of the data rows that the run began with, by what the rows are for."""
+        """Store digests of the data rows that the run began with, by what the rows are used for."""
         with self._transaction.writing():
             self._connection.execute(
                 "INSERT OR REPLACE INTO meta VALUES ('rows', ?)", (json.dumps(digests),)
@@ -166,8 +167,8 @@ class SqliteTrajectoryStore:
         """Store a group's prompt; chat messages and columns are stored as JSON. With `suite`, the
         group answers that suite's prompt for the evaluation of `version`."""
         text = prompt if isinstance(prompt, str) else codec.to_json(prompt)
-        content = text, _int32(prompt_tokens), codec.to_json(columns)
-        values = group, row, epoch, *content, suite, version
+        encoded = text, _int32(prompt_tokens), codec.to_json(columns)
+        values = group, row, epoch, *encoded, suite, version
         self._change("groups", (group,), Statement.GROUP, *values)
 
     def suite_groups(self) -> tuple[GroupId, dict[GroupId, tuple[SuiteName, Version]]]:
@@ -199,7 +200,7 @@ class SqliteTrajectoryStore:
             start = len(tokens)
             tokens.frombytes(blob)
             if is_observed:
-                progress[group].turns.setdefault(member, []).append((start, len(tokens)))
+                progress[group].observations.setdefault(member, []).append((start, len(tokens)))
         for group, member, reason in self._query(FINISHED_OF, wanted):
             progress[group].finished[member] = reason
         return progress
@@ -220,9 +221,9 @@ class SqliteTrajectoryStore:
         """Store the tokens from position `start` on that `instance` generated under `version`.
 
         They took `steps` iterations, in which `drafted` tokens were proposed and verified.
-        `accepted`, if known, has one byte per token: 1 if it was drafted, else 0. A segment that
-        grew since it was last put has the same start: the longest is kept. A segment without tokens
-        is not stored.
+        `accepted`, if known, has one byte per token: 1 if it was drafted, else 0. A segment may be
+        put again when it has grown, with the same start: the longest is kept. A segment without
+        tokens is not stored.
         """
         assert len(tokens) == len(logprobs), f"{trajectory}: {len(tokens)} != {len(logprobs)}"
         assert accepted is None or len(accepted) == len(tokens), f"{trajectory}: {len(accepted)}"
@@ -236,7 +237,7 @@ class SqliteTrajectoryStore:
     def put_observed(
         self, trajectory: TrajectoryId, *, start: int, version: Version, tokens: Sequence[int]
     ) -> None:
-        """Store the tokens from position `start` on that an environment answered. They took no
+        """Store an environment's observation, from position `start` on. Its tokens took no
         iterations and have no log-probabilities."""
         blob = _int32(tokens)
         self._put(

@@ -118,9 +118,9 @@ def test_what_an_environment_answers_follows_what_the_policy_said(in_flight, sto
     assert record.versions == [1, 1, 1, 1, 1, 2]
     assert record.observed == [False, False, True, True, True, False]
     assert record.logprobs == [0.0, -1.0, 0.0, 0.0, 0.0, -5.0]
-    assert in_flight.turns(FIRST) == [(2, 5)]
+    assert in_flight.observations(FIRST) == [(2, 5)]
     found = store.progress([0])[0]
-    assert (found.turns, found.versions) == ({0: [(2, 5)]}, {0: 2})
+    assert (found.observations, found.versions) == ({0: [(2, 5)]}, {0: 2})
     assert found.tokens[0].tolist() == record.completion_ids
 
 

@@ -165,7 +165,7 @@ def test_whatever_fails_the_backup_comes_to_have_all(tmp_path_factory, seed, act
     # A try that failed may have left an older one in the folder of the backup that succeeded.
     folders = {name.rsplit("/", 3)[0] for name in files(url) if name.endswith("/model")}
     kept = Counter(folder.rpartition("/")[0] for folder in folders)
-    assert max(kept.values()) <= backups.KEPT, "checkpoints of an attempt"
+    assert max(kept.values()) <= backups.KEPT_CHECKPOINTS, "checkpoints of an attempt"
 
 
 @pytest.mark.parametrize("kind", ["rows", "marker", "checkpoint"])

@@ -99,7 +99,7 @@ def test_texts_and_details_go_with_the_tokens_and_a_batch_of_them_is_refused(tmp
         ((before,),) = reader.query("SELECT value FROM meta WHERE key = 'pruned_before'")
         assert before <= run.checkpoint
         one = TrajectoryId(run.trained[0], 0)
-        said = rf"tokens of trajectory {one.group}\.0 are needed and were deleted"
+        said = rf"tokens of trajectory {one.group}\.0 are needed but were deleted"
         with pytest.raises(UserError, match=said):
             reader.batch([one.group], [[0]])
         ((length, text),) = reader.query(

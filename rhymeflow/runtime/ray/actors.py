@@ -87,16 +87,17 @@ class RayObjects:
 
 
 class StoreActor:
-    """Reads the controller's store for workers. It only reads, so Ray may restart and repeat."""
+    """Reads the controller's store for workers. It only reads, so Ray may restart it and repeat
+    calls."""
 
     def __init__(self, namespace: str) -> None:
         self._objects = RayObjects(handle.STORE, namespace)
         objects.use(self._objects)
         handle.serve()
 
-    def answer(self, what: str, arguments: Sequence[Any]) -> Any:
+    def answer(self, name: str, arguments: Sequence[Any]) -> Any:
         """Answer a worker's `objects.ask`."""
-        return self._objects.answer(what, arguments)
+        return self._objects.answer(name, arguments)
 
 
 def _join(cluster: str, node_address: str, namespace: str) -> None:
@@ -153,9 +154,9 @@ class WorkerActor:
                 messages.append(self._channel.recv_bytes())
         return messages or None
 
-    def answer(self, what: str, arguments: Sequence[Any]) -> Any:
+    def answer(self, name: str, arguments: Sequence[Any]) -> Any:
         """Answer another process's `objects.ask`."""
-        return self._objects.answer(what, arguments)
+        return self._objects.answer(name, arguments)
 
     def _work(self) -> None:
         try:

@@ -27,8 +27,8 @@ _ALONE = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
 }
-"""Default environment of a Ray that is started here. Ray's own default niceness is 15, but here its
-workers do all the work."""
+"""Default environment of a Ray that is started here. Its workers do all the work, so they have
+niceness 0; Ray's own default is 15."""
 
 
 def check_version() -> None:

@@ -41,25 +41,25 @@ Arrivals = SimpleQueue[tuple[str, Future[Any] | None]]
 
 
 class Need(NamedTuple):
-    """Logical resources of one worker."""
+    """Ray's logical resources for a worker, or for several."""
 
     cpus: int
     gpus: int = 0
 
 
 def need(role: Role, num_threads: int, config: Config, *, has_gpus: bool) -> Need:
-    """The resources of a worker of this role. `has_gpus`: whether the run computes on GPUs."""
+    """Return what a worker of this role needs. `has_gpus`: whether the run computes on GPUs."""
     match role:
         case "rollout":
-            parts = config.rollout.vllm_tensor_parallel_size
-            return Need(parts * num_threads, has_gpus * parts)
+            num_shards = config.rollout.vllm_tensor_parallel_size
+            return Need(num_shards * num_threads, has_gpus * num_shards)
         case "learner" | "learner_rank":
             return Need(num_threads, int(has_gpus))
     return Need(0)
 
 
 def least(config: Config, *, has_gpus: bool) -> Need:
-    """The resources that a run needs at least: its learner and all of its first instances."""
+    """Return the least that a run needs: for its learner and its `rollout.num_instances`."""
     rollout, learner = config.rollout, config.learner
     one = need("rollout", rollout.num_threads or 1, config, has_gpus=has_gpus)
     rank = need("learner", learner.num_threads or 1, config, has_gpus=has_gpus)
@@ -165,8 +165,8 @@ class RayRuntime:
         return need(role, resources.num_threads, self._config, has_gpus=self._has_gpus)
 
     def _strategy(self, role: Role, resources: Resources) -> Any:
-        """Ray's scheduling strategy for a worker. User code may need files of the controller's
-        node, so it runs there; the learner's ranks are packed; instances are spread."""
+        """Return Ray's scheduling strategy for a worker. User code runs on the controller's node,
+        whose files it may need; the learner's ranks are packed; instances are spread."""
         if role in ("reward", "environment"):
             return self._controller_node()
         if role in ("learner", "learner_rank") and self._config.learner.num_ranks > 1:
@@ -183,7 +183,8 @@ class RayRuntime:
         return strategies.NodeAffinitySchedulingStrategy(node, soft=False)
 
     def _rank_strategy(self, role: Role, resources: Resources) -> Any:
-        """A rank's strategy: a bundle of the placement group, which rank 0, the first, creates."""
+        """Return a rank's strategy: a bundle of the placement group, which is created for rank 0,
+        the first to start."""
         if role == "learner":
             self._remove_placement_group()
             needed = self._need(role, resources)
@@ -251,7 +252,7 @@ class RayRuntime:
         return worker.node is not None and worker.node not in alive
 
     def _read(self, worker: RayWorker, result: Future[Any]) -> list[News]:
-        """Return the news of a `collect`, and start the next unless the worker is lost."""
+        """Return the news of a `collect`, and start the next one unless the worker is lost."""
         error = result.exception()
         if error is not None and not isinstance(error, self._ray.exceptions.RayError):
             raise error
@@ -333,7 +334,7 @@ class RayWorker:
 
 
 def cause_of_death(error: BaseException) -> str:
-    """The sentence of Ray's message that gives the cause; others give advice."""
+    """Return the sentence of Ray's message that gives the cause; the others give advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if line.startswith(("The actor is dead", "Caused by"))]
     detail = (telling or lines or [type(error).__name__])[-1]
