@@ -220,15 +220,13 @@ def rates(config: Config, model: ModelSize) -> Rates:
     capacity = memory.kv_tokens(config, model, max_prompt(config))
     running = min(rollout.max_num_seqs, capacity / cached)  # responses per instance
     rollout_rate = rollout.num_instances * cost.throughput(running, running * cached)
-    # The learner computes a prompt once per group: this is each response's share of it.
-    prompt_share = workload.prompt_tokens / rollout.num_generations
+    prompt_share = workload.prompt_tokens / rollout.num_generations  # computed once per group
     learner_rate = mean / (mean + prompt_share) / cost.train_token
     both = min(rollout_rate, learner_rate)
     if shares_gpu(config):  # the times per token add up
         both = rollout_rate * learner_rate / (rollout_rate + learner_rate)
     stored_bytes = TOKEN_BYTES + TOKEN_DETAIL_BYTES * config.run.token_details
-    store_per_day = both * stored_bytes * _DAY
-    return Rates(profile.name, rollout_rate, learner_rate, both, store_per_day, mean)
+    return Rates(profile.name, rollout_rate, learner_rate, both, both * stored_bytes * _DAY, mean)
 
 
 def _head(config: Config, model: ModelSize) -> Iterator[str]:

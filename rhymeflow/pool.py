@@ -49,10 +49,7 @@ _LENGTH = struct.Struct("!i")
 
 @dataclass_transform(frozen_default=True)
 class PoolMessage(msgspec.Struct, frozen=True, tag=True):
-    """A message between pool and process about session `id`, which is never reused.
-
-    A session is what the process keeps for one task, or for several of one key, one by one.
-    """
+    """A message about session `id`, never reused: what a process keeps for tasks of one key."""
 
     id: int
 
@@ -366,9 +363,9 @@ class Pool:
         (self._suspects if task.is_suspect else self._queue).appendleft(task)
 
     def _replace(
-        self, process: _Process, failure: str, now: float, at_fault: Task | None = None
+        self, process: _Process, end: str, now: float, at_fault: Task | None = None
     ) -> None:
-        """Kill a process and start another. The failure counts against `at_fault`, else against the
+        """Kill a process and start another. Its `end` counts as a failure of `at_fault`, or of the
         only call that had begun; if several had begun, their tasks become suspects."""
         process.kill()
         index = self._processes.index(process)
@@ -379,8 +376,7 @@ class Pool:
             self._failed_starts += 1
             if self._failed_starts == FAILED_STARTS:
                 raise UserError(
-                    f"{self._section} processes: {FAILED_STARTS} ended in a row; the last one "
-                    f"{failure}"
+                    f"{self._section} processes: {FAILED_STARTS} ended in a row; the last one {end}"
                 )
         if at_fault is None and len(begun) == 1:
             [at_fault] = begun
@@ -390,7 +386,7 @@ class Pool:
                 task.is_suspect = at_fault is None and task.is_begun
                 self._requeue(task)
         if at_fault is not None:
-            self._count_failure(at_fault, failure)
+            self._count_failure(at_fault, end)
 
     # -- sending ----------------------------------------------------------------------------------
 

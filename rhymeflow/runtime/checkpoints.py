@@ -85,10 +85,8 @@ class Checkpoints:
     def begin(self, version: Version) -> tuple[Version, ...]:
         """Mark the checkpoint as being written; return the earlier versions to keep."""
         earlier, limit = sorted({*self._versions, *self._pending}), self._config.save_total_limit
-        if limit == 0:  # no limit
-            newest = earlier
-        else:  # `version` itself is one of the `limit` checkpoints
-            newest = earlier[1 - limit :] if limit > 1 else []
+        # `version` itself is one of the `limit` checkpoints; 0: there is no limit.
+        newest = earlier[1 - limit :] if limit > 1 else earlier if limit == 0 else []
         kept = tuple(sorted({*newest, *([] if self.best is None else [self.best])}))
         self._pending[version] = kept
         self._seconds = 0.0

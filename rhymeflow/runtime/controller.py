@@ -105,8 +105,7 @@ class Controller:
         self._take(ask_again(past, self.in_flight, self.environments))
         for number, command in past.unrecorded:
             self.store.record_command(number, command)
-            # The others were for workers that are gone, or are repeated: `ask_again` has repeated
-            # requests, and the coordinator gives `Finish` again.
+            # Others were for workers that are gone, or are requests, which `ask_again` repeats.
             if isinstance(command, commands.FinishEarly | commands.Drop | commands.Train):
                 self._carry_out(command)
         if self.training.batch is None and past.training is not None:
@@ -163,10 +162,9 @@ class Controller:
         """Wait for news, and then for the end of the round unless the news is urgent."""
         learner = self.supervisor.learner.name
         has_more = self.coordinator.state.has_more  # commands to give before anything else happens
-        work_seconds = self.reporter.now - self._round_began
+        worked = self.reporter.now - self._round_began  # seconds
         news = self.supervisor.wait(0.0 if has_more else TICK_SECONDS)
-        round_seconds = max(ROUND_SECONDS, work_seconds / MAX_WORK_SHARE)
-        round_seconds = min(round_seconds, LONGEST_ROUND_SECONDS)
+        round_seconds = min(max(ROUND_SECONDS, worked / MAX_WORK_SHARE), LONGEST_ROUND_SECONDS)
         rest = self._round_began + round_seconds - self.reporter.now
         is_urgent = has_more or self._pulling or any(item.worker == learner for item in news)
         if news and not is_urgent and rest > 0:
@@ -260,8 +258,7 @@ class Controller:
                     self._carry_out(action)
 
     def _instance_left(self, name: InstanceId, reason: str) -> Iterator[Event]:
-        """Store the tokens of an instance that is gone; yield its interruptions and, if it had
-        joined, its departure."""
+        """Store the tokens of an instance that is gone; yield its events, if it had joined."""
         for trajectory, length in self.in_flight.seal_all(name):
             yield events.TrajectoryInterrupted(trajectory, name, 0, length)
         self.evaluations.leave(name)
@@ -316,7 +313,6 @@ class Controller:
                 self.reporter.warn(f"{loss.reason}; {another.name} restores its state")
 
     def _grow(self) -> None:
-        """Start another instance if there is room; checks once in `GROW_SECONDS`."""
         if self.reporter.now - self._room_checked_at < GROW_SECONDS:
             return
         self._room_checked_at = self.reporter.now
@@ -387,10 +383,8 @@ class Controller:
             case commands.Evaluate():
                 worker.send(command)
                 keeps_version = command.instance not in self._pulling
-                actions = self.evaluations.begin(
-                    command.instance, command.suite, command.version, keeps_version=keeps_version
-                )
-                self._evaluate(actions)
+                what = command.instance, command.suite, command.version
+                self._evaluate(self.evaluations.begin(*what, keeps_version=keeps_version))
             case commands.Pull():
                 self._pulling.add(command.instance)
                 worker.send(command)

@@ -28,8 +28,7 @@ class DiskSpace:
     def check(self, save_total_limit: int, num_existing: int) -> None:
         """Raise `UserError` unless there is room for `save_total_limit` checkpoints, of which
         `num_existing` exist already, and for one more that is being written."""
-        num_kept = save_total_limit or 1  # 0: no limit, so how many will be kept is not known
-        count = max(1, num_kept + 1 - num_existing)
+        count = max(1, (save_total_limit or 1) + 1 - num_existing)  # 0, no limit: at least one
         needed, free = count * self._checkpoint_bytes + LOG_BYTES, free_bytes(self._run_dir)
         if free < needed:
             raise UserError(

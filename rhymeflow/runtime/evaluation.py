@@ -1,8 +1,7 @@
 """Evaluations of versions on suites: groups that answer a suite's prompts, and their figures.
 
-An answer is a response to a suite's prompt. Figures cover all answers that could be judged; one
-version sampled all of them. Groups of a lost instance continue on the next one that evaluates their
-version.
+An answer is a response to a suite's prompt. Figures cover all answers that could be judged, all by
+one version. Groups of a lost instance continue on the next one that evaluates their version.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ class Evaluation:
     requested: Version
     instance: InstanceId | None = None
     """The instance that answers; None: it is lost."""
-    ungrouped: set[int] = field(default_factory=set)
-    """Rows that were drawn and are not groups yet: an environment has to open them."""
+    ungrouped: set[int] = field(default_factory=set)  # rows that were drawn and have no group yet
     groups: dict[int, GroupId] = field(default_factory=dict)  # by row
     judged: dict[tuple[int, int], JudgedAnswer | None] = field(default_factory=dict)
     """Answers by row and member; None: the answer could not be judged."""
@@ -97,8 +95,7 @@ class Evaluations:
     def begin(
         self, instance: InstanceId, suite: SuiteName, version: Version, *, keeps_version: bool
     ) -> Iterator[EvaluationAction]:
-        """Have `instance` answer a suite's prompts. `keeps_version`: it does not pull another
-        version first, so answers that it or another instance began under `version` can go on."""
+        """Have `instance` answer a suite's prompts. `keeps_version`: it pulls no other first."""
         yield from self._give_up_outdated(suite, version, keeps_version=keeps_version)
         evaluation = self._evaluation(suite, version)
         evaluation.instance = instance
@@ -201,8 +198,8 @@ class Evaluations:
         for member in range(evaluation.suite.n):
             trajectory = TrajectoryId(group_id, member)
             is_over = member in group.reasons or (row, member) in evaluation.judged
-            num_observations = len(self._in_flight.observations(trajectory))
-            is_waiting = group.turns_ended.get(member, 0) > num_observations
+            num_answered = len(self._in_flight.observations(trajectory))
+            is_waiting = group.turns_ended.get(member, 0) > num_answered
             if not is_over and not is_waiting:
                 yield self._route(evaluation.instance, trajectory)
 
@@ -227,7 +224,6 @@ class Evaluations:
         yield EvaluationResult(event, figures, evaluation.error)
 
     def _versions(self, evaluation: Evaluation) -> set[Version]:
-        """Return the versions that sampled the answers so far."""
         groups = map(self._in_flight.__getitem__, evaluation.groups.values())
         return {version for group in groups for version in group.versions.values()}
 

@@ -42,8 +42,7 @@ class Drawn(NamedTuple):
     group: GroupId
     epoch: int
     prompt: Prompt
-    repeats: GroupId | None = None
-    """The ended group whose prompt is retried; None: the prompt is new."""
+    repeats: GroupId | None = None  # the ended group whose prompt is retried
     suite: SuiteName = RUN
     version: Version | None = None
     """For a suite's prompt: the version that is evaluated."""
@@ -52,17 +51,8 @@ class Drawn(NamedTuple):
         self, key: str, turns: list[list[int]], observed: list[list[int]], opening: str = ""
     ) -> Episode:
         """Return an episode with this prompt; see `Episode` for the arguments."""
-        return Episode(
-            key=key,
-            row=self.prompt.row,
-            epoch=self.epoch,
-            prompt=self.prompt.prompt,
-            columns=self.prompt.columns,
-            turns=turns,
-            observed=observed,
-            opening=opening,
-            suite=self.suite,
-        )
+        about = self.prompt.row, self.epoch, self.prompt.prompt, self.prompt.columns
+        return Episode(key, *about, turns, observed, opening, self.suite)
 
     @property
     def name(self) -> str:
@@ -105,8 +95,7 @@ class GroupInFlight:
     """The start and end, in tokens, of each observation in a member's response."""
     turns_ended: dict[int, int] = field(default_factory=dict)
     """How many of the policy's turns have ended, for members with turns."""
-    reasons: dict[int, FinishReason] = field(default_factory=dict)
-    """Why each complete member is complete."""
+    reasons: dict[int, FinishReason] = field(default_factory=dict)  # of complete members
     aborted: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     """Members of a suite's group that could not be generated or judged."""
@@ -352,10 +341,10 @@ class InFlight:
         """Return what an instance needs to continue a response."""
         group, observations = self._groups[trajectory.group], self.observations(trajectory)
         return Continuation(
-            group.drawn.prompt.row,
-            group.drawn.epoch,
-            group.prompt_ids,
-            self.tokens(trajectory),
+            row=group.drawn.prompt.row,
+            epoch=group.drawn.epoch,
+            prompt_ids=group.prompt_ids,
+            tokens=self.tokens(trajectory),
             turn=len(observations) + 1,
             turn_start=observations[-1][1] if observations else 0,
             suite=group.drawn.suite,

@@ -129,17 +129,11 @@ class LocalWorker:
         self.name, self.node, self.log = name, "", str(logs / f"{name}.log")
         ours, theirs = self.pipe()
         self.connection = Channel(ours)
+        threads, cpus = resources.num_threads, resources.cpus
         setup = entry.WorkerSetup(
-            role=role,
-            name=name,
-            config=config.model_dump_json(),
-            run_dir=str(run_dir),
-            log=self.log,
-            num_threads=resources.num_threads,
-            cpus=resources.cpus,
+            role, name, config.model_dump_json(), str(run_dir), self.log, threads, cpus
         )
-        # No daemons, which may not start processes: the reward worker does. `LocalRuntime.close`
-        # ends all workers.
+        # No daemons: the reward worker has processes of its own. `LocalRuntime.close` ends all.
         self._process: BaseProcess | Interpreter
         if needs_interpreter(role, config):
             self._process = Interpreter(config, setup, ours, theirs)
@@ -149,8 +143,7 @@ class LocalWorker:
             )
             # Torch reads this once, and a spawned child may load torch before it runs any code. Two
             # processes that each use all cores slow each other tenfold.
-            num_threads = str(resources.num_threads)
-            with processes.environment(OMP_NUM_THREADS=num_threads), child.without_main_file():
+            with processes.environment(OMP_NUM_THREADS=str(threads)), child.without_main_file():
                 process.start()
         self.pid = self._process.pid
         theirs.close()  # so that the pipe closes when the child ends

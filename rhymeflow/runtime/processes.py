@@ -30,8 +30,7 @@ _READ_ON_IMPORT = (
 )
 """Prefixes of environment variables that libraries read when they are imported."""
 
-_started_with: dict[str, str] | None = None
-"""The server's variables that libraries read when they are imported; None: it was not started."""
+_started_with: dict[str, str] | None = None  # these variables, as the server started
 
 
 def context() -> BaseContext:
@@ -45,8 +44,7 @@ def can_fork() -> bool:
 
 
 def prepare() -> None:
-    """Start the server where workers are forked; restart it if the environment changed. Does not
-    wait for its imports."""
+    """Start the server, if any, without waiting for it; restart it if the environment changed."""
     global _started_with
     if not can_fork():
         return

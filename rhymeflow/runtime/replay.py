@@ -54,8 +54,7 @@ def beginning(config: Config) -> Past:
 
 
 def recall(run_dir: Path, change: Callable[[Config], Config]) -> tuple[Past, Config]:
-    """Return the run as it was at the end of its log, and the configuration to resume it with: what
-    `change` makes of the last attempt's.
+    """Return the run as it was at the end of its log, and the configuration to resume it with.
 
     A run that ended before it stored an attempt starts over, with its `config.yaml`.
 
@@ -102,10 +101,8 @@ class _Replay:
     ) -> None:
         self._reader, self._path, self._decisions = reader, path, decisions
         self._attempts = reader.attempts()
-        self._done = 0
-        """The last event before the replay: that of the snapshot, or 0."""
-        self._num_drawn = 0
-        """Prompts drawn so far; a retried prompt does not count."""
+        self._done = 0  # the last event that need not be replayed: that of the snapshot
+        self._num_drawn = 0  # prompts drawn so far, without retries
         self._training: Train | None = None  # the last batch so far
         self._unrecorded: list[tuple[int, Command]] = []
         self._unreadable = 0
@@ -173,8 +170,8 @@ class _Replay:
         )
 
     def _handle(self, seq: int, event: Event, logged: list[Command], *, is_last: bool) -> None:
-        """Handle an event and compare its commands with the log's. `is_last`: the log has no later
-        commands, and may lack some of this event's."""
+        """Handle an event and compare its commands with the log's, which may lack some if this
+        `is_last`."""
         if self._decisions is not None:
             self._decisions.repeat(logged)
         try:
@@ -255,7 +252,6 @@ class LoggedDecisions:
         return any(isinstance(c, Pull) and c.instance == instance.name for c in self._commands)
 
     def _migration(self, view: FleetView) -> Iterable[Migration]:
-        # Interrupts for another reason are proposed too; the coordinator ignores them, since it has
-        # interrupted their responses by now.
+        # The coordinator ignores interrupts for another reason: it has given these by now.
         interrupts = [command for command in self._commands if isinstance(command, Interrupt)]
         return [Migration(command.instance, command.trajectories) for command in interrupts]

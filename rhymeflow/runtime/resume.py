@@ -49,8 +49,7 @@ def restore(past: Past, in_flight: InFlight) -> None:
 
 
 def ask_again(past: Past, in_flight: InFlight, environments: Environments) -> Iterator[Event]:
-    """Repeat requests that have no reply; yield the events of instances that are gone and of new
-    groups."""
+    """Repeat requests without a reply; yield the events of lost instances and of new groups."""
     state = past.coordinator.state
     for group_id in in_flight.suite_groups:
         for index in in_flight[group_id].reasons:

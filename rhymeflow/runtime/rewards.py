@@ -45,10 +45,8 @@ class _Judging(NamedTuple):
     """How responses of the run or of a suite are judged. Functions are indices into the reward
     worker's functions."""
 
-    alone: tuple[int, ...]
-    """Functions that are called with one response."""
-    together: tuple[int, ...]
-    """Functions that are called with `size` members of a group."""
+    alone: tuple[int, ...]  # functions that are called with one response
+    together: tuple[int, ...]  # functions that are called with `size` members of a group
     size: int
     sum: WeightedSum
     has_turns: bool
@@ -214,13 +212,13 @@ class Rewards:
         if self._judging[group.drawn.suite].has_turns:
             observations = [self._in_flight.observations(each) for each in trajectories]
         message = messages.ComputeReward(
-            name,
-            group.whole_prompt,
-            [self._in_flight.tokens(trajectory) for trajectory in trajectories],
-            group.drawn.prompt.columns,
-            functions,
-            TrainerState(self.published, self._max_steps),
-            observations,
+            key=name,
+            prompt=group.whole_prompt,
+            responses=[self._in_flight.tokens(trajectory) for trajectory in trajectories],
+            columns=group.drawn.prompt.columns,
+            functions=functions,
+            trainer_state=TrainerState(self.published, self._max_steps),
+            observations=observations,
         )
         self._asked[name] = _Asked(trajectories, earlier, is_group, message)
         self._supervisor.rewards.send(message)

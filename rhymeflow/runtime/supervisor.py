@@ -119,8 +119,7 @@ class Supervisor:
         yield from self._hanging(now)
 
     def _hanging(self, now: float) -> Iterator[WorkerLost]:
-        """Yield the workers that hang, the longest silent first: of the learner's ranks, the others
-        only wait for that one."""
+        """Yield the workers that hang, the longest silent first: other ranks only wait for it."""
         limit = self._config.run.worker_timeout
         times = [(w.heard, w.advanced, n) for n, w in self._workers.items() if w.heard is not None]
         for heard, advanced, name in sorted(times, key=itemgetter(0)):

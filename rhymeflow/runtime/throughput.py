@@ -42,8 +42,7 @@ class Throughput:
         """Totals at the end of the last steps, from the newest that is at least `WINDOW` old."""
         self._late_busy = 0.0
         """Busy seconds that exceeded the steps so far."""
-        self._coordination: dict[str, float] = {}
-        """Total seconds by part of the coordination, at the end of the last step."""
+        self._coordination: dict[str, float] = {}  # total seconds by part, up to this step
         self._step: Counter[str] = Counter()
         """Counts of this step: tokens of training responses, their iterations and drafted tokens;
         turns that environments answered."""
@@ -129,8 +128,7 @@ class Throughput:
         )
 
     def _busy_share(self, reported: float, seconds: float) -> float:
-        """Return the share of the instances' time in a step of `seconds` that was busy. `reported`:
-        the busy seconds that they reported in the step."""
+        """Return the busy share of a step of `seconds`. `reported`: all instances' busy seconds."""
         available = max(len(self.statuses), 1) * seconds
         busy = min(self._late_busy + reported, available)
         self._late_busy += reported - busy

@@ -240,14 +240,9 @@ def state_of(connection: sqlite3.Connection) -> StorePosition:
         newest = f"SELECT COALESCE(MAX({column}), 0) FROM {table}"
         (position[table],) = connection.execute(newest).fetchone()
     last_event = connection.execute(_LAST_EVENT).fetchone() or (0, 0.0)
-    published = connection.execute(PUBLISHED).fetchone()
-    pruned_before = connection.execute(_PRUNED_BEFORE).fetchone()
-    return StorePosition(
-        position,
-        last_event,
-        published=published[0] if published else 0,
-        pruned_before=pruned_before[0] if pruned_before else 0,
-    )
+    (published,) = connection.execute(PUBLISHED).fetchone() or (0,)
+    (pruned_before,) = connection.execute(_PRUNED_BEFORE).fetchone() or (0,)
+    return StorePosition(position, last_event, published, pruned_before)
 
 
 def read_rows(connection: sqlite3.Connection, target: Path, since: dict[str, int]) -> StorePosition:
@@ -270,7 +265,6 @@ def read_rows(connection: sqlite3.Connection, target: Path, since: dict[str, int
         }
         rows["snapshots"] += " ORDER BY event DESC LIMIT 1"
         rows["meta"] = "main.meta t"
-        # `changes`, one of the tables in `GROWING`, is in `part` before these are selected.
         for table, key in CHANGES_KEYS.items():
             columns = list(zip(key, "ab", strict=False))
             names = ", ".join(name for _, name in columns)

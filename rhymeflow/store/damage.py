@@ -43,8 +43,7 @@ def open_undamaged(path: Path) -> Iterator[TrajectoryReader]:
 
 def damage_of(path: Path, error: Exception) -> str | None:
     """Return what is wrong with the file in one line, or None. Reads the whole file."""
-    # These errors prove damage: a batch was complete when it was trained on, and all text in the
-    # log was encoded.
+    # These prove damage: a batch was complete when it was trained on, and all text was encoded.
     if isinstance(error, IncompleteBatch | msgspec.DecodeError):
         return str(error)
     result = _quick_check(path)

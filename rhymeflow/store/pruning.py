@@ -59,8 +59,7 @@ class Pruner:
         self._ended: deque[tuple[Version, GroupId]] | None = None
         """Ended groups with tokens, in the order of ending; None: not read from the store yet."""
         self._marks: deque[tuple[int, int]] = deque()
-        """Row numbers of `segments`, each with the number of tokens put up to that row; negative
-        for a row that an earlier writer put."""
+        """Row numbers of `segments`, each with the number of tokens put up to that row."""
         self._num_tokens = self._new_rows = 0  # put by this writer; since the last `prune`
 
     def ended(self, group: GroupId, version: Version) -> None:

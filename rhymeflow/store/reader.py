@@ -42,8 +42,7 @@ class Attempt(NamedTuple):
     first_event: int
     time: float
     """When it began, in seconds of the events' clock, which stands still between attempts."""
-    started: str
-    """The date and time when it began, such as "2026-11-27T04:31:31Z"."""
+    started: str  # date and time, such as 2026-11-27T04:31:31Z
     config: str
     """The configuration as JSON text."""
 
@@ -203,13 +202,11 @@ class TrajectoryReader:
         return schema.written_by(self._connection)
 
     def snapshots(self) -> list[tuple[int, bytes]]:
-        """Return encoded states of the coordinator, each with the number of the event that it comes
-        after, in order."""
+        """Return encoded states of the coordinator, each with the number of its last event."""
         return self.query("SELECT event, state FROM snapshots ORDER BY event")
 
     def _rows(self, columns: str, table: str, first: int) -> Iterator[tuple[Any, ...]]:
-        """Yield the present rows of a table from number `first` on. It only grows, so several
-        transactions read one state of it."""
+        """Yield rows of a table that only grows, so several transactions read one state of it."""
         ((last,),) = self.query(f"SELECT COALESCE(MAX(seq), 0) FROM {table}")
         for start in range(first, last + 1, ROWS_AT_ONCE):
             yield from self.query(
@@ -218,8 +215,8 @@ class TrajectoryReader:
                 min(start + ROWS_AT_ONCE - 1, last),
             )
 
-    def _record(self, trajectory: TrajectoryId, prompt_ids: list[int] | None) -> TrajectoryRecord:
-        if prompt_ids is None:
+    def _record(self, trajectory: TrajectoryId, prompt: list[int] | None) -> TrajectoryRecord:
+        if prompt is None:
             raise IncompleteBatch(f"group {trajectory.group}: its prompt is not stored")
         rows = self.query(
             "SELECT length, reason, reward, components FROM trajectories"
@@ -228,7 +225,7 @@ class TrajectoryReader:
         )
         if not rows:
             raise IncompleteBatch(f"trajectory {trajectory}: has not finished")
-        length, reason, reward, components = rows[0]
+        length, reason, reward, component_text = rows[0]
         if reward is None:
             raise IncompleteBatch(f"trajectory {trajectory}: has no reward")
         tokens: list[int] = []
@@ -255,17 +252,9 @@ class TrajectoryReader:
             raise IncompleteBatch(
                 f"trajectory {trajectory}: {len(tokens)} tokens are stored of {length}"
             )
+        components = json.loads(component_text)
         return TrajectoryRecord(
-            group=trajectory.group,
-            member=trajectory.member,
-            prompt_ids=prompt_ids,
-            completion_ids=tokens,
-            logprobs=logprobs,
-            versions=versions,
-            reward=reward,
-            reason=reason,
-            components=json.loads(components),
-            observed=observed,
+            *trajectory, prompt, tokens, logprobs, versions, reward, reason, components, observed
         )
 
     def _segments(self, trajectory: TrajectoryId) -> list[StoredSegment]:
@@ -279,10 +268,8 @@ class TrajectoryReader:
             tokens = _unpacked(token_blob, "<i4")
             # Observations have no log-probabilities.
             logprobs = _unpacked(logprob_blob, "<f4") if steps else [0.0] * len(tokens)
-            segment = StoredSegment(
-                start, version, instance, steps, drafted, len(tokens), tokens, logprobs
-            )
-            segments.append(segment)
+            content = len(tokens), tokens, logprobs
+            segments.append(StoredSegment(start, version, instance, steps, drafted, *content))
         return segments
 
     def _pruned(self, trajectory: TrajectoryId) -> list[StoredSegment]:

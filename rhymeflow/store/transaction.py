@@ -183,8 +183,7 @@ class OnDisk:
     def __init__(self, path: Path) -> None:
         self._path, self._run_dir = path, path.parent
         status = path.stat()
-        self._identity = status.st_dev, status.st_ino
-        self._size = status.st_size  # at the last check
+        self._identity, self._size = (status.st_dev, status.st_ino), status.st_size
 
     @property
     def is_missing(self) -> bool:

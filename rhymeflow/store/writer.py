@@ -221,9 +221,8 @@ class SqliteTrajectoryStore:
         """Store the tokens from position `start` on that `instance` generated under `version`.
 
         They took `steps` iterations, in which `drafted` tokens were proposed and verified.
-        `accepted`, if known, has one byte per token: 1 if it was drafted, else 0. A segment may be
-        put again when it has grown, with the same start: the longest is kept. A segment without
-        tokens is not stored.
+        `accepted`, if known, has one byte per token: 1 if it was drafted, else 0. A segment that
+        grew is put again, with the same start: the longest is kept. One without tokens is left out.
         """
         assert len(tokens) == len(logprobs), f"{trajectory}: {len(tokens)} != {len(logprobs)}"
         assert accepted is None or len(accepted) == len(tokens), f"{trajectory}: {len(accepted)}"

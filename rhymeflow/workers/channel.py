@@ -1,7 +1,7 @@
 """A connection that delivers every message once, over any transport.
 
-A transport that reconnects may repeat messages, so they are numbered, and one with an old number is
-dropped. Both ends must be channels.
+A transport that reconnects may repeat messages. So they are numbered, and a message with an old
+number is dropped. Both ends must be channels.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _NUMBER = struct.Struct("<Q")
 
 
 class Channel:
-    """One end of the connection; wraps one of `multiprocessing` or the like."""
+    """One end of the connection; wraps a `Connection` of `multiprocessing`, or the like."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._num_sent = self._num_received = 0
-        self._arrived: bytes | None = None  # read by `poll`, not taken yet
+        self._arrived: bytes | None = None  # read by `poll`, not returned by `recv_bytes` yet
         self._sending = threading.Lock()
 
     def send_bytes(self, message: bytes) -> None:
@@ -33,7 +33,7 @@ class Channel:
             self._connection.send_bytes(_NUMBER.pack(self._num_sent) + message)
 
     def read(self) -> bytes | None:
-        """Wait for a message; None: it is a repetition."""
+        """Wait for a message and return it; None: it was repeated."""
         frame = self._connection.recv_bytes()
         (number,) = _NUMBER.unpack_from(frame)
         if number <= self._num_received:
@@ -50,7 +50,7 @@ class Channel:
         return message
 
     def poll(self, timeout: float = 0.0) -> bool:
-        """Whether there is a message within `timeout` seconds. Raises `EOFError` likewise."""
+        """Whether a message arrives within `timeout` seconds. Raises `EOFError` as `recv_bytes`."""
         deadline = time.monotonic() + timeout
         while self._arrived is None and self._connection.poll(timeout):
             self._arrived = self.read()

@@ -32,10 +32,11 @@ ORPHAN_SECONDS = 2.0
 """Time that a worker has to release its resources once its controller is gone."""
 
 BEAT_SECONDS = 1.0
+"""Time between two heartbeats."""
 
 START_SECONDS = 3600.0
-"""While a worker starts, for so long, each heartbeat counts as progress: loading, compiling and
-vLLM's start report none. The largest models load from slow disks in less."""
+"""While a worker starts, each heartbeat counts as progress for this long: loading, compiling and
+vLLM's start report none. The largest models take less to load from slow disks."""
 
 
 class WorkerSetup(NamedTuple):
@@ -56,13 +57,11 @@ def enter(connection: Connection, setup: WorkerSetup, environment: Mapping[str, 
     gc.enable()  # see `preload`
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_process_name(setup.name)
-    if (
-        controller := parent_process()
-    ) is not None:  # None: it was not started by `multiprocessing`
+    if (controller := parent_process()) is not None:  # it was started by `multiprocessing`
         end_with(controller.sentinel)
     if setup.role in ("reward", "environment"):
         os.setsid()  # user code that signals its process group must not signal the run
-    os.environ.clear()  # the server that forked this process has an older one
+    os.environ.clear()  # a process that was forked has the environment of the fork server
     os.environ.update(environment)
     if "torch" in sys.modules:  # else it reads the variable
         sys.modules["torch"].set_num_threads(setup.num_threads)
@@ -97,8 +96,8 @@ def set_num_threads(num_threads: int) -> None:
 
 
 def end_with(controller: int) -> None:
-    """End this process soon after the controller ends, even while it does not listen, as when it
-    compiles. `controller` is a descriptor that becomes readable then."""
+    """End this process soon after the controller ends, even if it reads no messages then, as when
+    it compiles. `controller` is a descriptor that becomes readable when the controller ends."""
 
     def watch() -> None:
         wait([controller])
@@ -110,8 +109,8 @@ def end_with(controller: int) -> None:
 
 @contextmanager
 def beating(connection: Channel) -> Iterator[None]:
-    """Send a heartbeat about every second while the block runs, from a thread. It has the progress
-    of the work (`utils/progress.py`), so that the controller notices work that hangs."""
+    """Send a heartbeat about every second while the block runs, from a thread. A heartbeat has the
+    progress of the work (`utils/progress.py`), so that the controller notices work that hangs."""
     over, began = threading.Event(), time.monotonic()
 
     def beat() -> None:

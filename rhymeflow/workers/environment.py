@@ -1,7 +1,7 @@
-"""The environment worker: decodes the policy's turns, has them answered, and encodes the answers.
+"""The environment worker: decodes the policy's turns, has them answered, encodes the observations.
 
 Environments run in a pool of processes (`rhymeflow/pool.py`). A request holds the whole episode; it
-gets one answer or one failure (law 6), unless its episode is closed.
+gets one reply, which may be a failure (law 6), or none if its episode is closed.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class EnvironmentWorker(UserCodeWorker):
                 raise AssertionError(f"unexpected message {message}")
 
     def _answer(self, task: EpisodeTask) -> None:
-        send(self._connection, self._message(task))
+        send(self._connection, self._reply(task))
 
-    def _message(self, task: EpisodeTask) -> Message:
+    def _reply(self, task: EpisodeTask) -> Message:
         key, turn = task.episode.key, len(task.episode.turns)
         match task.result:
             case Opened(text=text):

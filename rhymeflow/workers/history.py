@@ -31,7 +31,7 @@ POLL_SECONDS = 0.25
 """Time between reads of the store after one that found something; a response takes longer."""
 
 IDLE_SECONDS = 1.0
-"""The longest time between two reads, and so between two messages."""
+"""The longest time between two reads, and so between two messages to the controller."""
 
 SEGMENTS_AT_ONCE = 256
 """Most segments between two checks for a message of the controller."""
@@ -62,7 +62,7 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
 
 
 def serve(connection: Channel, index: Index, writers: list[IndexWriter]) -> None:
-    """Write new segments until `Shutdown`; a writer follows once the one before has no more."""
+    """Write new segments until `Shutdown`; each writer begins once the one before has no more."""
     wait = 0.0
     progress.has_started = True
     while not connection.poll(wait):
@@ -81,8 +81,8 @@ def serve(connection: Channel, index: Index, writers: list[IndexWriter]) -> None
 
 
 def _previous_run(index: Index, config: Config) -> IndexWriter:
-    """The writer of `drafting.history_run`. Its responses are aligned if both runs have the same
-    seed and number prompts alike, and so have the same noise."""
+    """Return the writer of `drafting.history_run`. Its responses are aligned if both runs have the
+    same seed and number prompts alike, since they have the same noise then."""
     assert config.drafting.history_run is not None
     reader = store_reader(config, Path(config.drafting.history_run))
     previous = config_of(reader.attempts()[-1], reader.path)
@@ -93,7 +93,7 @@ def _previous_run(index: Index, config: Config) -> IndexWriter:
 
 
 def _numbering(data: DataConfig) -> DataConfig:
-    """The fields that number prompts, without those that a run fills in when it begins."""
+    """Return the fields that number prompts, without those that a run fills in when it begins."""
     return data.model_copy(update={"chat_template": None, "size": None, "eval_size": 0})
 
 
@@ -108,13 +108,13 @@ class IndexWriter:
         self._aligned = aligned
         self._open: dict[TrajectoryId, int] = {}
         """The numbers in the index of responses that are not rewarded yet."""
-        self._rewarded: list[TrajectoryRewarded] = []
+        self._rewarded: list[TrajectoryRewarded] = []  # responses may have segments to read
         self._prompt = lru_cache(PROMPTS_REMEMBERED)(follower.prompt)
         """Returns the epoch in which a group was requested, and its prompt's tokens."""
 
     def write(self) -> int:
         """Write new segments, at most `SEGMENTS_AT_ONCE`; return how many."""
-        # Rewards come first: all segments of a response rewarded by now will be read.
+        # Rewards are read first: once no segment is left, those of rewarded responses are written.
         self._rewarded += self._follower.rewards()
         segments = self._follower.segments(SEGMENTS_AT_ONCE)
         for segment in segments:

@@ -68,10 +68,10 @@ from rhymeflow.workers.messages import (
 from rhymeflow.workers.restore import from_checkpoint, parts, samples, skipped_in_a_row, train_again
 
 PATIENCE = 10.0
-"""Seconds that a rank waits to be replaced after a collective has failed."""
+"""Seconds that a rank waits after a failed collective, for the controller to replace all ranks."""
 
 SAVING_SECONDS = 0.05
-"""How often an idle learner checks whether a checkpoint is written; the run's end waits for it."""
+"""How often an idle learner checks whether a checkpoint is written, for which a run's end waits."""
 
 STATE_BYTES = 12
 """Bytes per parameter in a checkpoint: master weight and AdamW's two moments, in float32."""
@@ -84,9 +84,9 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
         serve(connection, config, run_dir, 0, None)
         return
     host = LOOPBACK if config.runtime == "local" else objects.here().address
-    store = meeting_place(count, host=host)
-    send(connection, RanksMeet(address_of(store)))
-    serve(connection, config, run_dir, 0, store)
+    place = meeting_place(count, host=host)
+    send(connection, RanksMeet(address_of(place)))
+    serve(connection, config, run_dir, 0, place)
 
 
 def serve(
@@ -94,10 +94,10 @@ def serve(
     config: Config,
     run_dir: Path,
     rank: int,
-    at: MeetingPlace | None,
-    early: Sequence[AnyMessage] = (),
+    place: MeetingPlace | None,
+    waiting: Sequence[AnyMessage] = (),
 ) -> None:
-    """Serve the run as a rank until `Shutdown`; several ranks meet `at` a place. `early`: messages
+    """Serve the run as a rank until `Shutdown`; several ranks meet at `place`. `waiting`: messages
     that arrived before they met.
 
     A rank that fails because another is gone waits to be replaced instead of reporting a defect.
@@ -105,13 +105,14 @@ def serve(
     keep_freed_memory()
     count, device = config.learner.num_ranks, resolve_device(config.model)
     if count > 1:  # on a cluster, a rank sees only its own GPU
-        device = device_of(*((rank, count) if config.runtime == "local" else (0, 1)), device)
+        number, num_visible = (rank, count) if config.runtime == "local" else (0, 1)
+        device = device_of(number, num_visible, device)
     learner = None
     try:
         # Silent ranks are replaced before the others' collectives time out.
         seconds = 2 * config.run.worker_timeout
-        ranks = ALONE if at is None else Ranks.meet(at, rank, count, device, seconds)
-        learner = LearnerProcess(connection, config, run_dir, ranks, early)
+        ranks = ALONE if place is None else Ranks.meet(place, rank, count, device, seconds)
+        learner = LearnerProcess(connection, config, run_dir, ranks, waiting)
         learner.serve()
         ranks.leave()
     except RuntimeError:
@@ -125,9 +126,9 @@ def serve(
 
 class LearnerProcess:
     """The learner, the store that it reads batches from, and the weights that it publishes.
-    `early`: messages that arrived before it was made."""
+    `waiting`: messages that arrived before it was made."""
 
-    ranks = ALONE
+    ranks = ALONE  # for subclasses with an `__init__` of their own
     _waiting: Sequence[AnyMessage] = ()
 
     def __init__(
@@ -136,10 +137,10 @@ class LearnerProcess:
         config: Config,
         run_dir: Path,
         ranks: Ranks = ALONE,
-        early: Sequence[AnyMessage] = (),
+        waiting: Sequence[AnyMessage] = (),
     ) -> None:
         self.connection, self.config, self.ranks = connection, config, ranks
-        self._waiting = early
+        self._waiting = waiting
         if not run_dir.is_dir():
             raise UserError(
                 f"run.output_dir: there is no {run_dir} on {socket.gethostname()}: the learner "
@@ -158,23 +159,23 @@ class LearnerProcess:
         checksum = self._publish_weights()
         if self.weights is None:
             return
-        model, count = self.learner.model, self.learner.num_parameters
+        model, num_parameters = self.learner.model, self.learner.num_parameters
         loaded = LoadedModel(
-            self.weights.handle,
-            device.type,
-            str(dtype).removeprefix("torch."),
-            model.config.get_text_config().max_position_embeddings,
-            count * (dtype.itemsize + STATE_BYTES),
-            retrain_seconds,
-            count,
-            sum(each.numel() for each in model.parameters() if each.requires_grad),
-            damaged,
+            handle=self.weights.handle,
+            device=device.type,
+            dtype=str(dtype).removeprefix("torch."),
+            max_length=model.config.get_text_config().max_position_embeddings,
+            checkpoint_bytes=num_parameters * (dtype.itemsize + STATE_BYTES),
+            retrain_seconds=retrain_seconds,
+            num_parameters=num_parameters,
+            num_trained=sum(each.numel() for each in model.parameters() if each.requires_grad),
+            damaged=damaged,
         )
         self._send(Envelope(LearnerReady(self.version, as_text(checksum)), loaded))
 
     def _restore(self, directory: Path) -> tuple[list[tuple[Version, str]], float]:
-        """Bring the learner to the last published version; return the damaged checkpoints, and how
-        many seconds training again took."""
+        """Bring the learner to the last published version; return damaged checkpoints with their
+        problems, and how many seconds training again took."""
         learner, reader, limit = self.learner, self._reader, self.config.learner.max_skipped_steps
         damaged = from_checkpoint(learner, reader, directory, lambda: as_text(learner.checksum()))
         began = time.perf_counter()
@@ -257,7 +258,7 @@ class LearnerProcess:
     def _train(self, message: Train) -> None:
         assert message.version == self.version, (message.version, self.version)
         *early, rest = parts(message)
-        if self._early != early[: len(self._early)]:  # lost on the way, or not of this batch
+        if self._early != early[: len(self._early)]:  # one was lost, or is not of this batch
             self.learner.forget()
             self._begin_batch()
         for part in early[len(self._early) :]:
@@ -275,23 +276,24 @@ class LearnerProcess:
 
     def _begin_batch(self) -> None:
         self._early: list[Accumulate] = []
-        """The parts of the next batch that are accumulated."""
+        """The parts of the next batch whose gradient is accumulated already."""
         self._early_seconds = 0.0
         self._ages: list[Version] = []
-        """Ages in versions of the next batch's trajectories that were read."""
+        """Ages, in versions, of the trajectories of the next batch that were read so far."""
 
     @contextmanager
     def _read(self, part: Accumulate) -> Iterator[tuple[list[Sample], TokenDetails | None]]:
-        """Yield the samples of a part, and a record for their token details, reported after use."""
+        """Yield the samples of a part and, with `run.token_details`, a record of their details that
+        is reported after the block."""
         records = self._reader.batch(part.groups, part.members)
         self._ages += staleness(records, self.version, self.config.schedule.bound)
         batch = samples(records, self.config)
-        details = (
-            TokenDetails(batch, self.config.learner) if self.config.run.token_details else None
-        )
+        if not self.config.run.token_details:
+            yield batch, None
+            return
+        details = TokenDetails(batch, self.config.learner)
         yield batch, details
-        if details is not None:
-            self._report(self.learner.whole_details(details), records)
+        self._report(self.learner.whole_details(details), records)
 
     def _report(self, details: TokenDetails, records: list[TrajectoryRecord]) -> None:
         responses = [

@@ -12,9 +12,9 @@ from rhymeflow.workers.messages import AnyMessage, JoinRanks, Shutdown, receive
 
 def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     """Wait for rank 0's address, and serve the run until `Shutdown`."""
-    early: list[AnyMessage] = []
+    waiting: list[AnyMessage] = []
     while not isinstance(message := receive(connection), JoinRanks):
         if isinstance(message, Shutdown):
             return
-        early.append(message)
-    serve(connection, config, run_dir, message.rank, message.address, early)
+        waiting.append(message)
+    serve(connection, config, run_dir, message.rank, message.address, waiting)

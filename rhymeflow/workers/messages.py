@@ -34,11 +34,11 @@ class Envelope(NamedTuple):
 
 
 class Continuation(msgspec.Struct, frozen=True, array_like=True):
-    """With `Route`: a response to prompt row `prompt` in `epoch`, to be continued after `tokens` of
-    the policy and its environment. The policy's turn `turn`, from 1, began after `turn_start` of
-    them. Commands for suites' responses have number 0."""
+    """With `Route`: a response to the prompt of data row `row` in `epoch`, to be continued after
+    `tokens` of the policy and its environment. The policy's turn `turn`, from 1, began after
+    `turn_start` of them. Commands for suites' responses have number 0."""
 
-    prompt: int
+    row: int
     epoch: int
     prompt_ids: list[int]
     tokens: list[int]
@@ -67,7 +67,7 @@ class LoadedModel(msgspec.Struct, frozen=True, array_like=True):
     """Most tokens of a prompt and its response together."""
     checkpoint_bytes: int
     retrain_seconds: float = 0.0
-    """How long training on the batches since the last checkpoint again took."""
+    """How long it took to train again on the batches since the last checkpoint."""
     num_parameters: int = 0
     num_trained: int = 0  # those that are not frozen
     damaged: list[tuple[Version, str]] = []
@@ -88,7 +88,7 @@ DATA: dict[str, Any] = {
     "LearnerReady": LoadedModel,
     "VersionPublished": Publication,
 }
-"""The type of the data that comes with a command or event, by its name; others carry none."""
+"""The type of the data that comes with a command or event, by its name; all others have no data."""
 
 
 # -- from the controller --------------------------------------------------------------------------
@@ -131,10 +131,10 @@ class SaveCheckpoint(Message):
 
 
 class ComputeReward(Message):
-    """Decode responses to one prompt, call reward functions on them, and answer under `key`."""
+    """Decode responses to one prompt, call reward functions on them, and reply under `key`."""
 
     key: str
-    """Names the responses in answers and in errors that users see."""
+    """Names the responses in replies and in errors that users see."""
     prompt: str | list[dict[str, Any]]
     responses: list[list[int]]
     """Token ids of each; every function is called once, with all responses."""
@@ -142,13 +142,13 @@ class ComputeReward(Message):
     functions: tuple[int, ...]
     """Indices into the functions of `suites.suite.reward_sections`."""
     trainer_state: TrainerState
-    turns: list[list[tuple[int, int]]] = []
-    """With environments, for each response the start and end, in tokens, of each answer in it."""
+    observations: list[list[tuple[int, int]]] = []
+    """With environments: the start and end, in tokens, of each observation in each response."""
 
 
 class AskEnvironment(Message):
-    """Request the opening after the prompt; an answer of at most `room` tokens to the last of
-    `episode.turns`; or, at the end, the reward."""
+    """Request what `wants` says: the opening that follows the prompt, the answer to the last of
+    `episode.turns` (at most `room` tokens), or the reward of the whole episode."""
 
     episode: Episode
     wants: Literal["opening", "answer", "reward"]
@@ -206,10 +206,10 @@ class BatchDetails(Message):
 
 
 class Retraining(Message):
-    """The learner of a resumed run trains on a stored batch, to make `version` again."""
+    """The learner of a resumed run trains on a stored batch again, which makes `version`."""
 
     version: Version
-    last: Version  # at which it stops
+    last: Version  # the version at which such training ends
 
 
 class BatchTrained(Message):
@@ -229,14 +229,14 @@ class CheckpointEnded(Message):
 
 
 class HistoryGrew(Message):
-    """A node's index, which holds `num_tokens`; the code for drafting is compiled."""
+    """A node's index holds `num_tokens`. The code for drafting is compiled before the first one."""
 
     index: IndexHandle
     num_tokens: int
 
 
 class RewardComputed(Message):
-    """For each response its text, and by name the rewards of the functions that applied."""
+    """For each response its text, and its rewards by the names of the functions that applied."""
 
     key: str
     texts: list[str]
@@ -244,13 +244,13 @@ class RewardComputed(Message):
     last_turns: list[str] = []
     """If responses have turns: the text of each one's last turn."""
     noted: list[tuple[str, float]] = []
-    """Names and values of metrics that functions log."""
+    """Names and values that functions passed to `log_metric`."""
     extra: dict[str, list[Any]] = {}
-    """Columns that functions log, with a value for each response."""
+    """Columns that functions passed to `log_extra`: a value for each response."""
 
 
 class NoReward(Message):
-    """The reward of the responses failed, after all retries, with `error`."""
+    """The responses have no reward: their functions failed with `error`, after all retries."""
 
     key: str
     texts: list[str]
@@ -258,14 +258,14 @@ class NoReward(Message):
 
 
 class EpisodeOpened(Message):
-    """The text after the prompt that `reset` returned, see `data.prompts.opened`; may be empty."""
+    """The text that `reset` returned, perhaps empty; see `data.prompts.opened`."""
 
     key: str
     opening: str
 
 
 class TurnAnswered(Message):
-    """The answer to turn `turn`, as token ids, or the reason why the episode has ended."""
+    """The observation after turn `turn`, as token ids, or the reason why the episode has ended."""
 
     key: str
     turn: int
@@ -302,7 +302,7 @@ class Failed(Message):
 
 
 WAIT_SECONDS = 1.0
-"""How often a worker that waits for a message reports progress."""
+"""How often a worker counts progress while it waits for a message: waiting is not hanging."""
 
 AnyMessage = Message | Envelope | Command | Event
 

@@ -28,10 +28,10 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     try:
         checksum = weights.publish(0, tensors)
         loaded = LoadedModel(
-            weights.handle,
-            device.type,
-            str(dtype).removeprefix("torch."),
-            model.config.get_text_config().max_position_embeddings,
+            handle=weights.handle,
+            device=device.type,
+            dtype=str(dtype).removeprefix("torch."),
+            max_length=model.config.get_text_config().max_position_embeddings,
             checkpoint_bytes=0,
         )
         del model, tensors

@@ -1,6 +1,6 @@
 """Compiles kernels and bytecode before the first run: `python -m rhymeflow.workers.precompile`.
 
-The installer calls it. Without it, the first run compiles in the background and drafts later.
+The installer calls it. Otherwise the first run compiles in the background, and drafts only then.
 """
 
 from __future__ import annotations
@@ -52,11 +52,9 @@ def compile_weights() -> None:
     old, new = np.zeros(4096, np.uint8), np.zeros(4096, np.uint8)
     new[7] = 1
     finder = Finder(plan({"w": ((2048,), torch.bfloat16)}))
-    fixed = old.copy()
-    fixed.flags.writeable = (
-        False  # as an object store's buffers are; numba compiles another function
-    )
-    assert finder.find(new, fixed).changed == 1
+    read_only = old.copy()  # as an object store's buffers are: numba compiles another function
+    read_only.flags.writeable = False
+    assert finder.find(new, read_only).changed == 1
     changes = finder.find(new, old)
     assert changes.listed is not None
     proof.digest(old)

@@ -13,4 +13,4 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller handles Ctrl-C
 gc.disable()
 for _name in ("rhymeflow.workers.entry", "rhymeflow.models.load"):
     importlib.import_module(_name)
-gc.freeze()  # workers' collections skip what is loaded by now
+gc.freeze()  # garbage collections of workers skip what is loaded by now

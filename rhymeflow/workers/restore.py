@@ -51,7 +51,8 @@ def from_checkpoint(
     learner: Learner, reader: Reader, directory: Path, checksum: Callable[[], str]
 ) -> list[tuple[Version, str]]:
     """Restore the newest whole checkpoint, if any; return newer ones, each with its problem. The
-    log must have the `checksum` of the weights; raises `UserError` if no whole one has it."""
+    log must have the `checksum` of the restored weights. Raises `UserError` if weights with another
+    checksum were restored and no earlier checkpoint is whole."""
     damaged: list[tuple[Version, str]] = []
     has_changed = False
     for version, path in reversed(checkpoints_up_to(directory, published(reader)).items()):
@@ -92,7 +93,7 @@ def train_again(
 
 
 def _checksums(reader: Reader, version: Version) -> set[str]:
-    """The logged checksums of a version, as it was published and as it was restored."""
+    """Return the logged checksums of a version, as it was published and as it was restored."""
     return {checksum for (checksum,) in reader.query(_CHECKSUMS, version)}
 
 
@@ -117,12 +118,12 @@ def samples(records: Iterable[TrajectoryRecord], config: Config) -> list[Sample]
 
 
 def _skipped(reader: Reader, since: int = 0) -> dict[Version, list[int]]:
-    """The indices of skipped optimizer steps, by the version that their batch made."""
+    """Return the indices of skipped optimizer steps, by the version that their batch made."""
     return {version: json.loads(numbers) for version, numbers in reader.query(_SKIPPED, since)}
 
 
 def parts(train: Train) -> list[Accumulate]:
-    """Split a batch into the parts accumulated early and the rest, which may be empty."""
+    """Split a batch into the parts that were accumulated early and the rest, which may be empty."""
     ends = [*accumulate(train.parts, initial=0), len(train.groups)]
     return [
         Accumulate(train.version, train.groups[start:end], train.members[start:end])
@@ -131,10 +132,10 @@ def parts(train: Train) -> list[Accumulate]:
 
 
 def _batches(reader: Reader, first: Version, last: Version) -> list[tuple[Train, Config]]:
-    """The batches from `first` to before `last`, each with its attempt's configuration."""
+    """Return the batches from `first` to before `last`, each with its attempt's configuration."""
     attempts = reader.attempts()
     batches = []
-    # The batch after `last` may have begun.
+    # One row more than these batches: training on batch `last` may have begun.
     for event, body in reversed(reader.query(_TRAINED, last - first + 1)):
         command = json.loads(body)
         if first <= command["version"] < last:

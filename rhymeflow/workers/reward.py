@@ -1,8 +1,8 @@
 """The reward worker: decodes responses to text and has reward functions judge them.
 
-A request has responses to one prompt and the functions to call; without any it asks only for text.
-Functions run in a pool of processes (`rhymeflow/pool.py`). Each request gets one answer: rewards,
-or why there are none (law 6).
+A request has responses to one prompt and the functions to call; without functions it asks only for
+text. Functions run in a pool of processes (`rhymeflow/pool.py`). Each request gets one reply:
+rewards, or why there are none (law 6).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ Prompt = str | list[dict[str, Any]]
 
 
 class RewardWorker(UserCodeWorker):
-    """Answers `ComputeReward`. `names`: the functions; `decode`: makes text of token ids; `seen`,
-    for a reward model: makes of a prompt what the policy got."""
+    """Answers `ComputeReward`. `names`: of the functions; `decode`: makes text of token ids;
+    `seen`: makes of a prompt what the policy got, for a reward model."""
 
     def __init__(
         self,
@@ -67,13 +67,14 @@ class RewardWorker(UserCodeWorker):
         assert isinstance(message, ComputeReward), f"unexpected message {message}"
         responses = message.responses
         texts = [self._decode(tokens) for tokens in responses]
+        all_observations, has_turns = message.observations, bool(message.observations)
         turns = [
-            [self._decode(part) for part in parts_of(tokens, answers)]
-            for tokens, answers in zip(responses, message.turns, strict=bool(message.turns))
+            [self._decode(part) for part in parts_of(tokens, observations)]
+            for tokens, observations in zip(responses, all_observations, strict=has_turns)
         ]
         if not message.functions:
-            nothing: list[dict[str, float]] = [{} for _ in texts]
-            send(self._connection, RewardComputed(message.key, texts, nothing, _last(turns)))
+            no_rewards: list[dict[str, float]] = [{} for _ in texts]
+            send(self._connection, RewardComputed(message.key, texts, no_rewards, _last(turns)))
             return
         seen = None if self._seen is None else self._seen(message.prompt)
         request = RewardRequest(
@@ -87,13 +88,13 @@ class RewardWorker(UserCodeWorker):
             send(self._connection, NoReward(key, texts, task.error))
             return
         result, last = task.result, _last(task.request.turns)
-        answer = RewardComputed(key, texts, result.components, last, result.noted, result.extra)
-        send(self._connection, answer)
+        reply = RewardComputed(key, texts, result.components, last, result.noted, result.extra)
+        send(self._connection, reply)
 
 
-def parts_of(tokens: list[int], answers: list[tuple[int, int]]) -> list[list[int]]:
-    """Split a response into the policy's turns and the answers between them."""
-    ends = [0, *(place for answer in answers for place in answer), len(tokens)]
+def parts_of(tokens: list[int], observations: list[tuple[int, int]]) -> list[list[int]]:
+    """Split a response into the policy's turns and the observations between them."""
+    ends = [0, *(place for observation in observations for place in observation), len(tokens)]
     return [tokens[start:end] for start, end in pairwise(ends)]
 
 

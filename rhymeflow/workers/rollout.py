@@ -1,8 +1,8 @@
 """The rollout worker: an instance whose engine carries out numbered commands in order.
 
-While a pull is fetched the engine continues, and later commands wait. A response's tokens are sent
-before its events; an instance's version never falls; the checksum of pulled weights is verified
-before a token is generated under them (law 5).
+While new weights are fetched the engine continues, and later commands wait. A response's tokens are
+sent before its events; an instance's version never falls; the checksum of pulled weights is
+verified before a token is generated under them (law 5).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from rhymeflow.workers.messages import (
 )
 
 STATUS_SECONDS = 0.25
-"""Time between two reports of state and new tokens, and so the most that is lost with an instance.
-It is short against a step, long against an iteration."""
+"""Time between two reports of state and new tokens, and so the most work that is lost with an
+instance. It is short compared with a step, long compared with an iteration of the engine."""
 
 POLL_SECONDS = 0.01
 """How long an engine that computes in another process may delay a command."""
@@ -57,9 +57,9 @@ class HeldResponse:
 
     request: Request
     turn: int  # of the policy, from 1
-    tokens: int
-    steps: int = 0
-    drafted: int = 0
+    num_sent: int  # tokens
+    steps: int = 0  # in which these were generated
+    drafted: int = 0  # in these steps
 
 
 def prepare(config: Config) -> None:
@@ -78,7 +78,7 @@ def prepare(config: Config) -> None:
 
 def make_engine(config: Config, weights: WeightReader, name: str) -> RolloutEngine:
     """Make the engine of instance `name`, which begins with the newest weights."""
-    drafts = partial(drafter_of, config, stats=DraftStats())  # totals over all its drafters
+    drafts = partial(drafter_of, config, stats=DraftStats())  # one total of all its drafters
     if config.rollout.engine == "vllm":
         from rhymeflow.engine.vllm.vllm_engine import VllmEngine
 
@@ -110,7 +110,7 @@ class RolloutInstance:
     ) -> None:
         self.connection, self.name, self.config = connection, name, config
         self._later: deque[object] = deque()
-        """Messages that arrived while there was no learner, for when there is one."""
+        """Messages that arrived while there was no learner; they are handled once there is one."""
         self.weights, self.engine = self._begin(lambda weights: engine(config, weights, name))
         limits = self.engine.limits()
         self.stop_tokens = limits.stop_token_ids
@@ -122,7 +122,7 @@ class RolloutInstance:
         self._pulling: Pull | None = None
         """The pull that is being fetched; later commands wait."""
         self._is_cut_off = False
-        """Whether the pull waits for another learner because the last one is gone."""
+        """Whether the pull waits for another learner because the one before is gone."""
         self._ending = False
         joined = events.InstanceJoined(
             name,
@@ -186,8 +186,8 @@ class RolloutInstance:
             wait = 0.0
 
     def _next(self, wait: float) -> object | None:
-        """Return the next message; None: there is none, or a pull comes first. While a pull waits
-        for another learner, only `ConnectWeights` and `Shutdown` pass."""
+        """Return the next message; None: there is none, or a pull must end first. While a pull
+        waits for another learner, only `ConnectWeights` and `Shutdown` are returned."""
         if self._pulling is not None and not self._is_cut_off:
             return None
         if self._later and not self._is_cut_off:
@@ -229,7 +229,7 @@ class RolloutInstance:
     def _route(self, trajectory: TrajectoryId, message: Continuation) -> None:
         tokens = message.tokens
         epoch = epoch_of_noise(self.config, message.epoch, trajectory.member)
-        noise = NoiseKey(message.prompt, epoch, trajectory.member)
+        noise = NoiseKey(message.row, epoch, trajectory.member)
         config = self._configs[message.suite]
         rollout = config.rollout
         sampling = Sampling(
@@ -246,7 +246,7 @@ class RolloutInstance:
         request.turn_start, request.keeps_cache = message.turn_start, config.environment.is_used
         request.is_urgent = message.suite != RUN  # evaluations come first
         if reason := request.finish_reason():
-            # An earlier instance sent its last token, and died before it reported the end.
+            # The response is complete: an earlier instance died after it had sent the last token.
             self._send_ended(request, reason, message.turn)
             return
         self._held[trajectory] = HeldResponse(request, message.turn, len(tokens))
@@ -268,7 +268,7 @@ class RolloutInstance:
     def _pull(self, message: Pull) -> None:
         """Fetch new weights and install them; while there is work, only once they are fetched."""
         if message.version <= self.engine.version:
-            # An earlier pull got newer weights, and the coordinator counts on them (law 1).
+            # An earlier pull got newer weights, on which the coordinator counts (law 1).
             self._send_pulled(message, 0.0)
             return
         self._pulling = message
@@ -310,7 +310,7 @@ class RolloutInstance:
         parts = []
         for request in requests:
             held, end = self._held[request.id], len(request.tokens)
-            start = held.tokens
+            start = held.num_sent
             if start < end:
                 part = Part(
                     request.id,
@@ -323,7 +323,7 @@ class RolloutInstance:
                     b"" if request.accepted is None else bytes(request.accepted[start - end :]),
                 )
                 parts.append(part)
-                held.tokens, held.steps, held.drafted = end, request.steps, request.drafted
+                held.num_sent, held.steps, held.drafted = end, request.steps, request.drafted
         if parts:
             send(self.connection, TokensGenerated(parts))
 
@@ -339,8 +339,10 @@ class RolloutInstance:
         load = self.engine.load()
         carried_out = self.last_number if self._pulling is None else self._pulling.number - 1
         waiting = tuple(key for key in load.waiting if key.group >= 0)
-        times = load.clock, load.prefill_seconds
-        snapshot = events.Snapshot(self.name, carried_out, waiting, load.kv_tokens, *times)
-        totals = load.num_generated, self.busy_seconds, load.drafts
-        status = Status(load.num_running, len(waiting), *totals)
+        snapshot = events.Snapshot(
+            self.name, carried_out, waiting, load.kv_tokens, load.clock, load.prefill_seconds
+        )
+        status = Status(
+            load.num_running, len(waiting), load.num_generated, self.busy_seconds, load.drafts
+        )
         send(self.connection, Envelope(snapshot, status))

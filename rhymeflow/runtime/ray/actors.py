@@ -87,8 +87,7 @@ class RayObjects:
 
 
 class StoreActor:
-    """Reads the controller's store for workers. It only reads, so Ray may restart it and repeat
-    calls."""
+    """Reads the controller's store for workers, so Ray may restart it and repeat calls."""
 
     def __init__(self, namespace: str) -> None:
         self._objects = RayObjects(handle.STORE, namespace)

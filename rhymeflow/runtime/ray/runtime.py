@@ -183,8 +183,7 @@ class RayRuntime:
         return strategies.NodeAffinitySchedulingStrategy(node, soft=False)
 
     def _rank_strategy(self, role: Role, resources: Resources) -> Any:
-        """Return a rank's strategy: a bundle of the placement group, which is created for rank 0,
-        the first to start."""
+        """Return a rank's strategy: a bundle of the placement group, which rank 0 creates first."""
         if role == "learner":
             self._remove_placement_group()
             needed = self._need(role, resources)
