@@ -14,7 +14,7 @@ from rhymeflow.environments.episode import TurnFigures
 from rhymeflow.workers.messages import Part, Status
 
 WINDOW = 1.0
-"""Seconds, in which an instance reports four times: a step may be shorter than between reports."""
+"""Seconds, in which an instance reports four times. A step may end before the next report."""
 
 
 class _Totals(NamedTuple):
@@ -96,13 +96,13 @@ class Throughput:
         seconds = max(now - before.time, 1e-9)
         while len(self._ends) > 1 and self._ends[1].time <= now - WINDOW:
             self._ends.popleft()
-        first = self._ends[0]
+        window_start = self._ends[0]
         self._ends.append(total)
-        window = max(now - first.time, 1e-9)
-        self.trained_tokens_per_s = (trained - first.trained) / window
+        window = max(now - window_start.time, 1e-9)
+        self.trained_tokens_per_s = (trained - window_start.trained) / window
         metrics = {
             "step_time": seconds,
-            "rollout/tokens_per_s": (total.tokens - first.tokens) / window,
+            "rollout/tokens_per_s": (total.tokens - window_start.tokens) / window,
             "idle/rollout": 1 - self._busy_share(total.busy - before.busy, seconds),
             # Workers' clocks differ, so the share can lie slightly outside of [0, 1].
             "idle/learner": min(max(1 - learner_seconds / seconds, 0.0), 1.0),
@@ -110,7 +110,7 @@ class Throughput:
         metrics |= self._coordination_metrics(seconds, coordination_seconds)
         if self._has_drafts:
             metrics["draft/time_saved"] = total.saved - before.saved
-            metrics |= self._draft_ratios(first, total)
+            metrics |= self._draft_ratios(window_start, total)
         metrics |= self._turn_metrics()
         if self.pull_seconds:
             metrics["params/pull_s"] = sum(self.pull_seconds) / len(self.pull_seconds)
@@ -134,8 +134,8 @@ class Throughput:
         self._late_busy += reported - busy
         return busy / available
 
-    def _draft_ratios(self, first: _Totals, total: _Totals) -> dict[str, float]:
-        """Leaves out a ratio whose denominator is 0. `first`: totals at the window's beginning."""
+    def _draft_ratios(self, window_start: _Totals, total: _Totals) -> dict[str, float]:
+        """Leaves out a ratio whose denominator is 0. `window_start`: totals as the window began."""
         step, metrics = self._step, dict[str, float]()
         if step["iterations"]:
             metrics["draft/mean_acceptance_length"] = step["tokens"] / step["iterations"]
@@ -143,8 +143,8 @@ class Throughput:
             # Each iteration generates one token without any draft.
             accepted = step["tokens"] - step["iterations"]
             metrics["draft/acceptance_rate"] = accepted / step["drafted"]
-        saved = total.saved - first.saved
-        if (undrafted := total.busy - first.busy + saved) > 0:
+        saved = total.saved - window_start.saved
+        if (undrafted := total.busy - window_start.busy + saved) > 0:
             metrics["draft/time_saved_share"] = saved / undrafted
         return metrics
 
