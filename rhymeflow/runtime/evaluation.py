@@ -174,8 +174,7 @@ class Evaluations:
     def _give_up_outdated(
         self, suite: SuiteName, version: Version, *, keeps_version: bool
     ) -> Iterator[EvaluationAction]:
-        """Give up a suite's evaluations that lost their instance, except that of `version` if its
-        instance `keeps_version` and all answers so far are by it."""
+        """Give up a suite's evaluations without an instance that cannot continue by `version`."""
         for (name, requested), evaluation in list(self._in_progress.items()):
             if name != suite or evaluation.instance is not None:
                 continue
