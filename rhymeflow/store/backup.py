@@ -375,7 +375,7 @@ class BackupThread:
 
     def _make_backups(self, connection: sqlite3.Connection) -> None:
         """Make a backup whenever one is due, and retry a failed one, until `close`."""
-        wait: float | None = None
+        wait: float | None = None  # seconds; None: until a backup is due
         while True:
             self._due.wait(wait)
             self._due.clear()
@@ -394,8 +394,8 @@ class BackupThread:
 
     def _write_state(self) -> None:
         if self._run_dir.is_dir():
-            event = self._last.state.last_event if self._last else (0, 0.0)
-            state = Copied(self._storage.url, *event, self._problem)
+            number, when = self._last.state.last_event if self._last else (0, 0.0)
+            state = Copied(self._storage.url, number, when, self._problem)
             disk.replace(self._run_dir / STATE, msgspec.json.encode(state))
 
     def _begin(self, connection: sqlite3.Connection) -> None:
