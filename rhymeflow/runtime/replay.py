@@ -170,7 +170,7 @@ class _Replay:
         )
 
     def _handle(self, seq: int, event: Event, logged: list[Command], *, is_last: bool) -> None:
-        """Handle an event; compare its commands with the log's; it may lack some if `is_last`."""
+        """Handle an event; compare its commands with the log's. The last event's may be missing."""
         if self._decisions is not None:
             self._decisions.repeat(logged)
         try:

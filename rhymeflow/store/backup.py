@@ -1,5 +1,6 @@
 """Copies a run to other storage at each checkpoint, and rebuilds the run from there.
 
+The storage holds:
     ATTEMPT/beginning.json        which run the attempt is of
     ATTEMPT/rows/NNNNNNNN.db      rows that the store got since the previous backup, as SQLite
     ATTEMPT/inputs/...            objects that a Trainer was given
