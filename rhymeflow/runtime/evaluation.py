@@ -212,8 +212,7 @@ class Evaluations:
         if len(evaluation.judged) < evaluation.num_answers or evaluation.instance is None:
             return
         suite, figures, requested = evaluation.suite, evaluation.figures(), evaluation.requested
-        # One version sampled all answers; it may be newer than the requested one.
-        (held,) = self._versions(evaluation) or {requested}
+        (held,) = self._versions(evaluation) or {requested}  # one sampled all, perhaps a newer one
         for group in evaluation.groups.values():
             self._in_flight.end(group)
             self._store.put_ending(group, "evaluated", version=held)
