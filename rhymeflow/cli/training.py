@@ -128,7 +128,7 @@ def _add_train(add: Add) -> None:
 
 def _add_shown(sub: argparse.ArgumentParser) -> None:
     """Add how a run is shown."""
-    what = "serve a dashboard of the run while it lasts, and print its address"
+    what = "serve a dashboard of the run, in a terminal also after its end until Ctrl-C"
     sub.add_argument("--dashboard", action="store_true", help=what)
     what = "without a terminal, also staleness, speed, drafts and idle shares of each step"
     sub.add_argument("--verbose", action="store_true", help=what)

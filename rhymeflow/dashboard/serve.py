@@ -1,4 +1,5 @@
-"""Serves the dashboard: `rhymeflow dashboard` until Ctrl-C, `train --dashboard` until its run ends.
+"""Serves the dashboard: `rhymeflow dashboard` until Ctrl-C, `train --dashboard` beside its run, and
+in a terminal after it until Ctrl-C.
 
 It listens on this machine only, unless `--host` names another address. The address to open contains
 a token that is random at each start.
@@ -12,6 +13,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +24,7 @@ import uvicorn
 
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.server import LOOPBACK, make_app
-from rhymeflow.errors import UserError
+from rhymeflow.errors import RunError, UserError
 from rhymeflow.observe.query import TokenTexts, short_names
 from rhymeflow.store.schema import EVENTS
 
@@ -123,9 +125,9 @@ def listening(host: str, port: int | None) -> socket.socket:
 
 @contextlib.contextmanager
 def beside(run_dir: Path) -> Iterator[str]:
-    """Serve pages over the run that begins in `run_dir`, in another process, until the block ends.
-    Yields their URL, which a browser may open before the process is up. Raises `UserError` if no
-    port is free."""
+    """Serve pages over the run that begins in `run_dir`, in another process, until the block ends,
+    and in a terminal until Ctrl-C after that. Yields their URL, which a browser may open before the
+    process is up. Raises `UserError` if no port is free."""
     token = secrets.token_urlsafe(16)
     with contextlib.closing(listening(HERE, None)) as listener:
         process = get_context("spawn").Process(
@@ -140,11 +142,23 @@ def beside(run_dir: Path) -> Iterator[str]:
         url = address(HERE, listener, token)
     try:
         yield url
+        _stay(url, run_dir, "the run has ended")
+    except (UserError, RunError) as error:
+        _stay(url, run_dir, f"the run has stopped: {error}")
+        raise
     finally:
         process.terminate()
         process.join(_PATIENCE)
         process.kill()
         process.join()
+
+
+def _stay(url: str, run_dir: Path, how: str) -> None:
+    """Go on until Ctrl-C, where somebody is at a terminal and there is something to look at."""
+    if sys.stdout.isatty() and (run_dir / EVENTS).is_file():
+        print(f"{how}; the dashboard stays at {url} until Ctrl-C", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()
 
 
 def _serve_beside(run_dir: Path, listener: socket.socket, token: str) -> None:
