@@ -233,6 +233,7 @@ def kinds(board: Dashboard, draw: random.Random) -> Mapping[str, Callable[[], Qu
         groups += board.ask("/groups", offset=offset)["groups"]
     longest = board.ask("/groups", sort="length", descending="true")["groups"]
     log = board.ask("/log")
+    outputs = [each["name"] for each in board.ask("/outputs")]
     seconds, pick = overview["seconds"], draw.choice
     group, step = partial(draw.randrange, overview["groups"]), draw.randrange
 
@@ -299,6 +300,9 @@ def kinds(board: Dashboard, draw: random.Random) -> Mapping[str, Callable[[], Qu
         "response": partial(response, groups),
         "response: longest": partial(response, longest),
         "drafts": lambda: ("/drafts", {}),
+        "setup": lambda: ("/about", {}),
+        "outputs": lambda: ("/outputs", {}),
+        "outputs: the end of one": lambda: (f"/outputs/{pick(outputs)}", {}),
         **{f"groups: {name}": partial(_asked, "/groups", q) for name, q in of_groups.items()},
         **{f"log: {name}": partial(_asked, "/log", q) for name, q in of_log.items()},
     }

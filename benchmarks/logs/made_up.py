@@ -126,6 +126,10 @@ def build_log(
         },
     )
     (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    for number in range(size.instances):
+        printed = folder / f"logs/attempt-1/rollout-{number}.log"
+        printed.parent.mkdir(parents=True, exist_ok=True)
+        printed.write_text("a line that a worker printed\n" * 10_000, encoding="utf-8")
     nearly = 0.99 * event_log.SNAPSHOT_EVENTS - 1000 if till_snapshot else 0
     with closing(SqliteTrajectoryStore(folder / EVENTS)) as store:
         cluster = Cluster(config, store, folder, size)

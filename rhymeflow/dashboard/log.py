@@ -5,6 +5,7 @@ that selects the same rows."""
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,6 +19,12 @@ LOOKED_AT = 100_000
 
 _COUNTS = """SELECT (SELECT COALESCE(MAX(seq), 0) FROM events),
     (SELECT COALESCE(MAX(seq), 0) FROM commands)"""
+_PROBLEMS = """SELECT seq AS event, time, kind, json_extract(body, '$.instance') AS instance,
+        SUBSTR(json_extract(body, IIF(kind LIKE '%Failed', '$.error', '$.reason')), 1, 500) AS said,
+        json_extract(body, '$.trajectory[0]') AS "group" FROM events
+    WHERE seq > ? AND seq <= ? AND (kind IN ('InstanceLeft', 'EnvironmentFailed', 'RewardFailed')
+        OR (kind = 'VersionPublished' AND json_array_length(body, '$.skipped') > 0))
+    ORDER BY seq"""
 _JOINED = """SELECT json_extract(body, '$.instance') FROM events
     WHERE kind = 'InstanceJoined' AND seq > ?"""
 
@@ -26,12 +33,13 @@ Place = tuple[int, int, int]
 
 
 class LogNames:
-    """All kinds and instances in the log."""
+    """All kinds and instances in the log, and what went wrong."""
 
     def __init__(self, reader: TrajectoryReader) -> None:
         self.reader = reader
         self.kinds: set[str] = set()
         self.instances: set[str] = set()
+        self.problems: deque[dict[str, Any]] = deque(maxlen=PAGE)
         self._events = self._commands = 0
 
     def follow(self) -> None:
@@ -43,6 +51,7 @@ class LogNames:
             (self.instances, _JOINED, self._events),
         ):
             names.update(name for (name,) in self.reader.query(statement, since))
+        self.problems.extend(self.reader.records(_PROBLEMS, self._events, events))
         self._events, self._commands = events, commands
 
 
@@ -60,10 +69,12 @@ class LogQuery(NamedTuple):
 
 
 def listed(run: Run, asked: LogQuery) -> dict[str, Any]:
-    """Return a page of rows, the place `after` which the next page begins, and all `kinds` and
-    `instances`. Raises `UserError` if there is no such kind or instance."""
+    """Return a page of rows, the place `after` which the next page begins, all `kinds` and
+    `instances`, and the newest `problems`. Raises `UserError` if there is no such kind or
+    instance."""
     with run.kept(LogNames) as names:
         known = {"kind": sorted(names.kinds), "instance": sorted(names.instances)}
+        problems = list(names.problems)
     for what, name in (("kind", asked.kind), ("instance", asked.instance)):
         if name and name not in known[what]:
             raise UserError(f"the log has no {what} {name!r}{nearest(name, known[what])}")
@@ -75,6 +86,7 @@ def listed(run: Run, asked: LogQuery) -> dict[str, Any]:
         "commands": commands,
         "kinds": known["kind"],
         "instances": known["instance"],
+        "problems": problems,
         "rows": [_row(*row) for row in rows],
         "after": rows[-1][:3] if len(rows) == PAGE else end,
         "sql": sql(asked),

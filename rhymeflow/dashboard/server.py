@@ -25,7 +25,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.dashboard import groups, log, time_view, views
+from rhymeflow.dashboard import about, groups, log, time_view, views
 from rhymeflow.dashboard.run import Run
 from rhymeflow.errors import UserError
 from rhymeflow.observe import query
@@ -115,7 +115,7 @@ def make_app(
         return views.response(run, TrajectoryId(group, member), texts)
 
     answers: dict[str, Answer] = {
-        "": _overview,
+        "": lambda run, request: views.overview(run),
         "/metrics": lambda run, request: views.metrics(run, request.query_params.getlist("name")),
         "/time": _time,
         "/groups": lambda run, request: groups.listed(run, _group_query(request)),
@@ -124,16 +124,19 @@ def make_app(
         "/drafts": lambda run, request: views.drafts(run),
         "/log": lambda run, request: log.listed(run, _log_query(request)),
         "/advice": advice,
+        "/about": lambda run, request: about.about(run),
+        "/outputs": lambda run, request: about.outputs(run),
+        "/outputs/{attempt}/{worker}": _output,
     }
 
-    def about(answer: Answer) -> Callable[[Request], Response]:
+    def asked(answer: Answer) -> Callable[[Request], Response]:
         return _json(lambda request: answer(named(request.path_params["run"]), request))
 
     listed = [{"name": run.name, "directory": str(run.directory)} for run in runs]
     routes = [
         Route("/api/runs", _json(lambda request: listed)),
         Route("/api/differences", _json(differences)),
-        *(Route(f"/api/runs/{{run}}{path}", about(each)) for path, each in answers.items()),
+        *(Route(f"/api/runs/{{run}}{path}", asked(each)) for path, each in answers.items()),
         Route("/", lambda request: FileResponse(STATIC / "index.html")),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
@@ -141,14 +144,13 @@ def make_app(
     return Starlette(routes=routes, middleware=[guard])
 
 
-def _overview(run: Run, request: Request) -> Any:
-    with run.reader() as reader:
-        return query.overview(run.directory, reader, run.metrics.rows()) | {"name": run.name}
-
-
 def _group(run: Run, request: Request) -> Any:
     with run.reader() as reader:
         return query.group(reader, _group_number(request.path_params) or 0)
+
+
+def _output(run: Run, request: Request) -> Any:
+    return about.output(run, "{attempt}/{worker}".format(**request.path_params))
 
 
 def _time(run: Run, request: Request) -> Any:

@@ -1,4 +1,5 @@
-"""Smaller views of a run: curves, drafts, a response, and advice by the simulator."""
+"""Smaller views of a run: the first screen, curves, drafts, a response, and advice by the
+simulator."""
 
 from __future__ import annotations
 
@@ -24,15 +25,41 @@ from rhymeflow.dashboard.groups import Summaries
 from rhymeflow.dashboard.run import Run
 from rhymeflow.learner.algorithms.advantages import decoupled_advantages, group_advantages
 from rhymeflow.observe import query
-from rhymeflow.observe.metrics import is_of_time
+from rhymeflow.observe.limits import of_rows
+from rhymeflow.observe.metrics import by_step, is_of_time
 from rhymeflow.observe.query import SHOWN_PROMPT, TokenTexts, draft_figures, drafts_by_epoch
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.store.previous_run import section_in_force
 from rhymeflow.store.reader import TrajectoryReader
-from rhymeflow.suites.figures import REWARD
+from rhymeflow.suites.figures import REWARD, STDERR
 
 if TYPE_CHECKING:
     from rhymeflow.sim.advice import Advice
+
+# -- the first screen ------------------------------------------------------------------------------
+
+
+def overview(run: Run) -> dict[str, Any]:
+    """Return `query.overview` with the run's `state`, metrics of the `latest` step, its `limit`,
+    how many `rows` of metrics there are, and the `held_out` reward of the first, the best and the
+    last evaluation, each as (step, mean, standard error)."""
+    rows = run.metrics.rows()
+    steps = by_step(rows)
+    rewards = query.held_out(steps)
+    chosen = (min(rewards), max(rewards, key=rewards.__getitem__), max(rewards)) if rewards else ()
+    with run.reader() as reader:
+        found = query.overview(run.directory, reader, rows)
+        state = query.state_of(run.directory, reader)
+    limit = of_rows(steps.values(), found["bound"]) if found["attempts"] else None
+    return found | {
+        "name": run.name,
+        "state": state,
+        "rows": len(rows),
+        "latest": steps.get(found["steps"], {}),
+        "held_out": [(step, rewards[step], steps[step].get(STDERR)) for step in chosen],
+        "limit": limit and limit.line,
+    }
+
 
 # -- curves ----------------------------------------------------------------------------------------
 
@@ -185,12 +212,14 @@ _BATCH = """SELECT group_id, member, reward, components FROM trajectories
 
 
 def response(run: Run, trajectory: TrajectoryId, texts: TokenTexts) -> dict[str, Any]:
-    """Return `query.response` with texts of tokens, the advantage, and `command` for the prompt.
-    Raises `UserError` if there is no such response."""
+    """Return `query.response` with texts of its and of the prompt's tokens, the advantage, and
+    `command` for the prompt. Raises `UserError` if there is no such response."""
     with run.reader() as reader:
         found = query.response(run.directory, reader, trajectory)
+        read = reader.prompt_tokens(trajectory.group)
         return {
             **found,
+            "prompt_texts": read and texts.of(reader, read),
             "texts": found["tokens"] and texts.of(reader, found["tokens"]),
             "advantage": _advantage(reader, trajectory, found["step"]),
             "generate": command(run.directory, reader, found["prompt"]),

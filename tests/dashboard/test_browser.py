@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from rhymeflow.config.load import read_config
-from rhymeflow.core.events import InstanceJoined, LearnerReady
+from rhymeflow.core.events import InstanceJoined, LearnerReady, RewardFailed
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.dashboard.run import Run
 from rhymeflow.sim.simulate import simulate
@@ -30,7 +30,7 @@ from tests.store.stores import finished, segment
 pytestmark = pytest.mark.slow
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
-VIEWS = ("run", "time", "groups", "drafts", "log")
+VIEWS = ("run", "groups", "time", "drafts", "log", "setup")
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ALONE = [
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -127,12 +127,30 @@ def conversation(run_dir: Path, model_dir: Path) -> None:
     made.store.put_consumed(0, version=3, members=(0, 1))
     learner = np.array([-0.5, -1.5, 0, 0, -0.25], "<f4")
     made.store.put_token_details(first, logprobs=learner.tobytes(), flags=bytes([0, 1, 4, 4, 0]))
+    made.store.record(0.6, [RewardFailed(TrajectoryId(1, 0), "ValueError: bang")] * 2)
+    _files(run_dir)
     for group, prompt in ((1, "second?"), (2, "third?")):
         made.group(group, prompt)
         made.response(group, 0, "x")
         made.response(group, 1, "y")
         made.store.put_consumed(group, version=3, members=(0, 1))
     made.close()
+
+
+def _files(run_dir: Path) -> None:
+    """Metrics of six steps without a reward, a checkpoint, and what a worker printed."""
+    with (run_dir / "metrics.jsonl").open("w") as file:
+        for step in range(1, 7):
+            row = {"step": step, "time": 2.0 * step, "step_time": 2.0, "reward": 0.0}
+            row |= {"reward_std": 0.0, "frac_reward_zero_std": 1.0, "grad_norm": 0.0}
+            row |= {"learning_rate": 2e-4, "rewards/right/mean": 0.0, "rewards/right/std": 0.0}
+            file.write(json.dumps(row) + "\n")
+        for step, reward in ((0, 0.5), (4, 0.75)):
+            file.write(json.dumps({"step": step, "time": 2.0, "eval/reward": reward}) + "\n")
+    (run_dir / "checkpoints/step-4").mkdir(parents=True)
+    (run_dir / "logs/attempt-1").mkdir(parents=True)
+    (run_dir / "logs/attempt-1/rollout-0.log").write_text("a line\nValueError: boom\n")
+    (run_dir / "summary.json").write_text(json.dumps({"seconds": 1.0}))
 
 
 def hostile(run_dir: Path, model_dir: Path) -> None:
@@ -189,10 +207,10 @@ def test_from_a_curve_to_a_response(seen: Seen, address: str) -> None:
     page = seen.page
     assert page.url == f"{address}#/one/run", "the printed address, without its token"
     assert page.title() == "one · Run · Rhymeflow"
-    facts = page.locator(".facts").inner_text()
-    for text in ("8 of 8", "ended", "rhymeflow, bound 2", "32 consumed"):
-        assert text in facts
-    titles = page.locator(".u-title").all_inner_texts()
+    said = page.locator(".first").inner_text()
+    for text in ("8 of 8", "Ended", "All 8 steps are done", "rhymeflow, bound 2", "32 consumed"):
+        assert text in said
+    titles = page.locator(".chart h3").all_inner_texts()
     assert "Tokens of a response" in titles
     assert "Entropy" not in titles, "a simulation has none"
     page.locator(".u-over").first.click(position={"x": 5, "y": 50})
@@ -215,15 +233,16 @@ def test_time(seen: Seen, address: str) -> None:
     seen.open(f"{address}#/one/time")
     text = page.locator("main").inner_text()
     assert re.search(r"Pace: limited by .* \(last \d steps\)", text)
-    shares = [int(each) for each in re.findall(r"(\d+) %", page.locator(".shares").inner_text())]
+    said = page.locator(".legend").first.inner_text()
+    shares = [int(each) for each in re.findall(r"(\d+) %", said)]
     assert abs(sum(shares) - 100) <= 2, "each is rounded"
-    canvas = page.locator("canvas")
+    canvas = page.locator("canvas.lanes")
     box = canvas.bounding_box()
     assert box["height"] == 22 + 24 * (3 + 8), "a learner, two instances, eight batches"
     page.mouse.move(box["x"] + 500, box["y"] + 22 + 12)
-    page.wait_for_selector(".token-facts >> text=learner at")
+    page.wait_for_selector(".told >> text=learner at")
     page.mouse.move(box["x"] + 0.85 * box["width"], box["y"] + 22 + 24 * 10.5)
-    page.wait_for_selector(".token-facts >> text=/batch 8 at .* of 4 groups begun, . complete/")
+    page.wait_for_selector(".told >> text=/batch 8 at .* of 4 groups begun, . complete/")
     page.keyboard.type("+")
     page.wait_for_url(re.compile(r"/time\?from="))
     seen.shown()
@@ -254,9 +273,13 @@ def test_a_response_with_turns_token_by_token(seen: Seen, address: str) -> None:
     tokens = page.locator(".tokens .token")
     assert tokens.all_inner_texts() == list("ab=3c")
     assert page.locator(".tokens .observed").all_inner_texts() == ["=", "3"]
-    assert page.locator(".tokens .mark").all_inner_texts() == [
-        "environment", "version 2", "rollout-1",
+    assert page.locator(".tokens .mark").all_inner_texts() == ["version 2", "rollout-1"]
+    who = page.locator(".turn .who").all_inner_texts()
+    assert [re.split(r"\W", each)[0] for each in who] == [
+        "user", "assistant", "environment", "assistant",
     ]  # fmt: skip
+    page.get_by_text("The prompt as the policy read it").click()
+    page.wait_for_selector("details pre >> text=<eos>ab")
     tokens.nth(1).hover()
     facts = page.locator(".token-facts").inner_text()
     for text in ("sampler\n-1\n", "-1.5000", "drafted and accepted", "clipped", "2 of 3 drafted"):
@@ -272,7 +295,11 @@ def test_a_response_with_turns_token_by_token(seen: Seen, address: str) -> None:
     page.wait_for_url("**beside=0.1**")
     seen.shown()
     assert page.locator("article").count() == 2
-    assert page.locator("article").first.locator(".differs").all_inner_texts() == ["=", "3", "c"]
+    assert page.locator("article").first.locator(".tokens .differs").all_inner_texts() == [
+        "=",
+        "3",
+        "c",
+    ]
     page.get_by_role("button", name="copy as JSON").click()
     assert json.loads(copied(seen))["text"] == "ab=3c"
     page.get_by_role("button", name="copy as rhymeflow generate").click()
@@ -308,7 +335,7 @@ def test_runs_side_by_side(seen: Seen, address: str) -> None:
     for field in fields:
         assert field in table
     assert page.locator("details tbody tr").count() == len(fields)
-    page.wait_for_selector(".u-legend >> text=two")
+    page.wait_for_selector(".legend >> text=two")
     page.get_by_label("smooth over").fill("3")
     page.keyboard.press("Enter")
     page.wait_for_url("**smooth=3**")
@@ -317,9 +344,9 @@ def test_runs_side_by_side(seen: Seen, address: str) -> None:
 
 def test_keys_and_help(seen: Seen, address: str) -> None:
     page = seen.page
-    for key, view in (("t", "time"), ("g", "groups"), ("l", "log"), ("r", "run"), ("d", "drafts")):
+    for view in ("time", "groups", "log", "run", "setup", "drafts"):
         page.keyboard.press("g")
-        page.keyboard.press(key)
+        page.keyboard.press(view[0])
         page.wait_for_url(f"**/#/one/{view}")
         seen.shown()
     assert "By epoch" in page.locator("main").inner_text()
@@ -332,7 +359,7 @@ def test_keys_and_help(seen: Seen, address: str) -> None:
 
 def test_what_a_policy_writes_is_only_text(seen: Seen, address: str) -> None:
     """Any script that ran would open a dialog."""
-    for view in ("groups", "group/0", "trajectory/0/0", "log", "time", "drafts"):
+    for view in (*VIEWS, "group/0", "trajectory/0/0"):
         seen.open(f"{address}#/hostile/{view}")
     seen.open(f"{address}#/hostile/group/0")
     text = seen.page.locator("main").inner_text()
@@ -350,10 +377,92 @@ def test_what_is_wrong_is_said(seen: Seen, address: str) -> None:
 
 @pytest.mark.parametrize("seen", [PHONE], indirect=True)
 def test_nothing_is_wider_than_a_phone(seen: Seen, address: str) -> None:
-    for view in (*VIEWS, "group/0", "trajectory/0/0"):
-        seen.open(f"{address}#/talk/{view}")
+    views = *VIEWS, "group/0", "trajectory/0/0", "log?worker=attempt-1%2Frollout-0"
+    for run, view in [("one", each) for each in VIEWS] + [("talk", each) for each in views]:
+        seen.open(f"{address}#/{run}/{view}")
         width = seen.page.evaluate("document.documentElement.scrollWidth")
-        assert width <= PHONE["width"], view
+        assert width <= PHONE["width"], (run, view)
+
+
+def test_the_first_screen_says_how_it_is(seen: Seen, address: str) -> None:
+    """A run whose rewards are all 0, that something ended."""
+    seen.open(f"{address}#/talk/run")
+    page = seen.page
+    assert page.locator(".head .badge").inner_text() == "Stopped"
+    assert "rhymeflow resume" in page.locator(".copy code").inner_text()
+    figures = " ".join(page.locator(".stats").inner_text().split())
+    for text in ("0.750", "+0.250 since step 0", "100 % of groups without spread", "6 of ", "Took"):
+        assert text in figures
+    assert "All rewards of the last 4 steps are 0" in page.locator(".verdicts").inner_text()
+    assert "Groups without spread" in page.locator(".chart h3").all_inner_texts()
+    flat = page.locator(".chart", has_text="Learning rate").locator("canvas")
+    top, bottom, height = flat.evaluate(ROWS)
+    assert 0.2 * height < top <= bottom < 0.8 * height, "a flat curve is not at the frame"
+
+
+ROWS = """canvas => {
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    const rows = [];
+    for (let i = 0; i < data.length; i += 4) {
+        if (data[i + 2] - data[i] > 120) rows.push(Math.floor(i / 4 / canvas.width));
+    }
+    return [Math.min(...rows), Math.max(...rows), canvas.height];
+}"""
+"""The first and the last row of a chart's pixels that have the blue of its curve; all rows."""
+
+
+def test_any_metric_is_charted_by_choice(seen: Seen, address: str) -> None:
+    page = seen.page
+    seen.open(f"{address}#/talk/run")
+    assert "rewards/right/std" not in page.locator(".chart h3").all_inner_texts()
+    page.get_by_label("Chart a metric").fill("rewards/right/std")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**metric=rewards%2Fright%2Fstd**")
+    seen.shown()
+    page.reload()
+    seen.shown()
+    assert page.locator(".chart h3").first.inner_text() == "rewards/right/std"
+    page.get_by_label("Remove rewards/right/std").click()
+    page.wait_for_url("**/#/talk/run")
+
+
+def test_dark_and_light_follow_the_system_or_the_button(seen: Seen, address: str) -> None:
+    page = seen.page
+    seen.open(f"{address}#/one/run")
+
+    def looks() -> tuple[str, str]:
+        """The page's background, and a picture of a chart."""
+        page.wait_for_timeout(50)  # charts are drawn with the next frame
+        back = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return back, page.locator(".chart canvas").first.evaluate("canvas => canvas.toDataURL()")
+
+    page.emulate_media(color_scheme="dark")
+    dark = looks()
+    page.emulate_media(color_scheme="light")
+    light = looks()
+    assert dark[0] != light[0]
+    assert dark[1] != light[1]
+    page.locator("#theme").click()
+    assert looks() == light
+    page.locator("#theme").click()
+    assert looks() == dark
+    page.reload()
+    seen.shown()
+    assert looks()[0] == dark[0], "it is remembered"
+
+
+def test_what_went_wrong_comes_first_in_the_log(seen: Seen, address: str) -> None:
+    page = seen.page
+    seen.open(f"{address}#/talk/log")
+    wrong = page.locator(".card").first.inner_text()
+    for text in ("Errors and warnings", "RewardFailed 2 times", "ValueError: boom"):
+        assert text in wrong
+    page.get_by_role("link", name="attempt-1/rollout-0").click()
+    page.wait_for_selector(".output >> text=a line")
+    seen.open(f"{address}#/talk/setup")
+    text = page.locator("main").inner_text()
+    for each in ("exact_match", "builtin.py", "checkpoints/step-4", "best held-out reward"):
+        assert each in text
 
 
 # -- a run that goes on ----------------------------------------------------------------------------
@@ -372,7 +481,8 @@ def test_a_live_run_is_followed_in_every_view(chromium, tmp_path: Path) -> None:
         page = chromium.new_page()
         page.goto(match[0].split()[1], timeout=60_000)
         page.wait_for_selector("main h1", timeout=60_000)
-        steps = "Number(document.querySelector('.facts dd')?.textContent.split(' ')[0] ?? 0)"
+        figure = "document.querySelector('[data-fact=steps] .value')"
+        steps = f"Number({figure}?.textContent.split(' ')[0].replace(',', '') ?? 0)"
         until(page, f"() => {steps} > 2", seconds=60)
         before = page.evaluate(steps)
         started = time.monotonic()

@@ -7,6 +7,7 @@ import random
 import shlex
 import shutil
 import socket
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +18,11 @@ from benchmarks.dashboard import kinds
 from benchmarks.logs.made_up import Size, build_log
 from rhymeflow.core.events import VersionPublished
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.dashboard import views
+from rhymeflow.dashboard import about, views
 from rhymeflow.dashboard.run import Run
-from rhymeflow.dashboard.serve import listening, named, newest
+from rhymeflow.dashboard.serve import beside, listening, named, newest
 from rhymeflow.dashboard.server import COOKIE, STATIC
+from rhymeflow.errors import UserError
 from rhymeflow.observe.query import TokenTexts
 from tests.dashboard.conftest import TOKEN, Client, serving
 from tests.export.made import MadeRun, model
@@ -86,6 +88,8 @@ def test_a_run(client: Client, run_dir: Path) -> None:
     assert (found["steps"], found["groups"]) == (4, 10)
     assert found["endings"] == {"consumed": 8, "aborted": 1, "open": 1}
     assert "reward" in found["metrics"]
+    assert (found["state"], found["rows"]) == ("killed", 6)
+    assert [each[:2] for each in found["held_out"]] == [[0, 0.25], [4, 0.75], [4, 0.75]]
     curves = client.ask("runs/a-run/metrics", name=["reward", "eval/reward", "nothing"])
     assert curves["reward"] == {
         "step": [1, 2, 3, 4], "time": [10, 20, 30, 40], "value": [0.1, 0.2, 0.3, 0.4],
@@ -191,6 +195,7 @@ def test_a_prompt_that_drafted_is_that_of_training(tmp_path: Path) -> None:
         ("runs/a-run/time", {"from": "nan"}, "is no number of seconds"),
         ("runs/a-run/log", {"after": "1"}, "is no place in the log"),
         ("runs/a-run/log", {"kind": "Evaluted"}, "has no kind 'Evaluted'; did you mean Evaluated"),
+        ("runs/a-run/outputs/attempt-1/learner", {}, "there is no output 'attempt-1/learner'"),
         ("runs/a-run/log", {"instance": "rollout-9"}, "the log has no instance 'rollout-9'"),
         ("differences", {"run": ["a-run", "three"]}, "no run 'three'"),
     ],
@@ -209,6 +214,31 @@ def test_a_store_that_cannot_be_read_is_one_line(client: Client, run_dir: Path) 
         for path in ("", "/time", "/groups", "/log", "/drafts", "/groups/1", "/trajectories/1/0"):
             assert said in client.problem(f"runs/a-run{path}"), path
         store.unlink(missing_ok=True)
+
+
+# -- what a run is made of -------------------------------------------------------------------------
+
+
+def test_files_are_those_that_the_configuration_names(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import os\n\ndef good(completions):\n    return 1\n")
+    (tmp_path / "rows.csv").write_text("prompt\n" + "a\n" * about.MOST)
+    fields = {"data.source": "rows.csv", "reward.functions": ["mine.py:good", "no.such.one"]}
+    run_dir = MadeRun(tmp_path / "run", model(tmp_path / "model"), **fields).close()
+    (run_dir / "logs/attempt-10").mkdir(parents=True)
+    log = run_dir / "logs/attempt-10/learner.log"
+    log.write_text("first\n" + "x" * about.MOST + "\nlast\nOSError: full\n")
+    (run_dir / "secret.log").write_text("secret")
+    with serving([Run(run_dir, "one")]) as client:
+        data, function, module = client.ask("runs/one/about")["sources"]
+        [output] = client.ask("runs/one/outputs")
+        text = client.ask(f"runs/one/outputs/{output['name']}")["text"]
+        for path in ("..%2F..%2Fsecret", "attempt-10/..%2F..%2Fsecret"):
+            assert client.raw(f"/api/runs/one/outputs/{path}")[0] in (400, 404), path
+    assert (data["path"], len(data["text"])) == (str(tmp_path / "rows.csv"), about.MOST)
+    assert (function["path"], function["line"]) == (str(tmp_path / "mine.py"), 3)
+    assert (module["path"], module["text"]) == (None, None)
+    assert (output["name"], output["problem"]) == ("attempt-10/learner", "OSError: full")
+    assert text == "last\nOSError: full\n"
 
 
 # -- names, addresses ------------------------------------------------------------------------------
@@ -236,6 +266,28 @@ def test_the_next_port_is_taken_if_none_was_asked_for() -> None:
         # asyncio asks for TCP_NODELAY where a socket says that it is TCP; else a short answer on a
         # connection that is kept takes 40 ms.
         assert first.proto == socket.IPPROTO_TCP
+
+
+@pytest.mark.parametrize("error", [None, UserError("no such column")])
+def test_beside_a_run_in_a_terminal_it_stays(
+    run_dir: Path, monkeypatch, capsys, error: UserError | None
+) -> None:
+    """Until Ctrl-C, and says how the run ended; without a terminal it ends with the run."""
+    asked = []
+
+    def ask_and_leave() -> None:
+        said = capsys.readouterr().out
+        assert ("the run has stopped: no such column" if error else "the run has ended") in said
+        asked.append(Client(int(said.split(":")[-1].split("/")[0])).raw("/api/runs")[0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("signal.pause", ask_and_leave)
+    for isatty in (True, False):
+        monkeypatch.setattr("sys.stdout.isatty", lambda isatty=isatty: isatty)
+        with pytest.raises(UserError) if error else nullcontext(), beside(run_dir):
+            if error:
+                raise error
+    assert asked == [403], "its token is another"
 
 
 def test_points_are_means_where_there_are_many(tmp_path: Path) -> None:

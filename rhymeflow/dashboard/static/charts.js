@@ -1,115 +1,147 @@
-// Curves over steps or time, with a band where a point stands for many rows.
+// A card with curves over steps or time, and a band where a point stands for many rows. Its legend
+// has the last values, and those below the pointer while there is one.
 
 import uPlot from "./vendor/uPlot.js";
-import { duration, number } from "./dom.js";
+import { colour, faded, line } from "./colours.js";
+import { fill, h, styled } from "./dom.js";
+import { range } from "./range.js";
+import { smoothed } from "./smooth.js";
+import { duration, figure, number, short } from "./words.js";
 
-const COLOURS = ["#2a78d6", "#eb6834", "#1baf7a", "#b8860b", "#8050c8", "#d03b6b"];
+const HEIGHT = 188;
+const FONT = "12px system-ui, sans-serif";
+const STEPS = [1, 2, 5].flatMap((each, _, all) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6].map((by) => each * by)).sort((a, b) => a - b);
+const SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800];
+
+const DASHES = [undefined, [6, 4], [2, 3]];
 
 const sync = uPlot.sync("curves");
 
-// The present value of a colour in the style sheet, as a canvas takes no variables.
-export function colour(name) {
-  const probe = document.createElement("i");
-  probe.style.color = `var(${name})`;
-  document.body.append(probe);
-  const found = getComputedStyle(probe).color;
-  probe.remove();
-  return found;
-}
-
-// Formats a number for an axis, with few characters.
-function short(value) {
-  const size = Math.abs(value);
-  if (value === 0 || (size >= 0.001 && size < 1e5)) return String(Number(value.toPrecision(4)));
-  return value.toExponential(1).replace("e+", "e").replace(".0e", "e");
-}
-
-function smoothed({ value, weight }, width) {
-  if (width < 2) return value;
-  const share = 2 / (width + 1);
-  let sum = null, all = null;
-  return value.map((each, i) => {
-    const w = weight ? weight[i] : 1;
-    sum = sum === null ? w * each : sum + share * (w * each - sum);
-    all = all === null ? w : all + share * (w - all);
-    return sum / all;
-  });
-}
-
-// `series`: [{ label, points }], with points as the server sends them. `update(series)` of the result
+// `series`: [{ label, points, colour, dash }], with points as the server sends them, and numbers of a
+// colour and of a kind of dashes. `update(series)` of the result
 // shows newer points and keeps the zoom.
-export function chart(element, title, series, { axis = "step", smooth = 1, onstep = null } = {}) {
+export function chart(element, title, series, { axis = "step", smooth = null, onstep = null, onremove = null } = {}) {
   let shown = arranged(series, axis, smooth);
-  const xs = () => shown.data[0];
-  const line = { stroke: colour("--line"), width: 1 };
-  const axes = { stroke: colour("--dim"), grid: line, ticks: line };
-  const plot = (width) => new uPlot({
-    title, width, height: 200, series: shown.lines, bands: shown.bands,
-    scales: { x: { time: false } },
+  const place = h("div", { class: "plot" }), legend = h("div", { class: "legend" }), latest = h("b", { class: "n" });
+  const remove = onremove && h("button", { type: "button", class: "quiet", "aria-label": `Remove ${title}`, onclick: onremove }, "×");
+  fill(element,
+    h("figcaption", { class: "head" }, h("h3", {}, title), h("span", { class: "end head" }, latest, remove)), legend, place);
+
+  function tell(plot) {
+    const at = plot?.cursor.idx ?? null;
+    const x = at === null ? null : shown.data[0][at];
+    const entries = shown.entries.map((each) => ({ ...each, ...each.tell(at) }));
+    const isOne = entries.length === 1;
+    latest.textContent = isOne ? entries[0].text : "";
+    fill(legend,
+      entries.map((each) => h("span", { class: "entry" }, styled(h("i", { class: `swatch ${each.isDashed ? "dashed" : ""}` }), "--fill", `var(${each.colour})`),
+        h("span", { class: "label" }, each.label), isOne ? null : h("b", {}, each.text), each.more)),
+      x === null ? null : h("span", { class: "entry" }, axis === "time" ? `at ${duration(x)}` : `at step ${number(x)}`),
+      shown.notes.map((each) => h("span", {}, each)));
+  }
+
+  const plot = () => new uPlot({
+    width: place.clientWidth || 300, height: HEIGHT, series: shown.lines, bands: shown.bands,
+    scales: {
+      x: { time: false, range: (_, min, max) => (min === max ? [min - 1, max + 1] : [min, max]) },
+      y: { range: (_, min, max) => range(min, max) },
+    },
     axes: [
-      { ...axes, values: axis === "time" ? (_, ticks) => ticks.map(duration) : undefined },
-      { ...axes, size: 60, values: (_, ticks) => ticks.map(short) },
+      { ...axes(), incrs: axis === "time" ? SECONDS : STEPS, size: 28, values: (_, ticks) => ticks.map(axis === "time" ? duration : short) },
+      { ...axes(), size: width, values: (_, ticks) => ticks.map(short) },
     ],
-    legend: { live: true },
-    cursor: { sync: { key: sync.key } },
-  }, shown.data, element);
-  let made = plot(element.clientWidth);
+    padding: [8, 12, 0, 0],
+    legend: { show: false },
+    cursor: { sync: { key: sync.key }, y: false, points: { size: 7 } },
+    hooks: { setCursor: [tell] },
+  }, shown.data, place);
+
+  let made = plot();
   const clicked = () => {
     const at = made.cursor.idx;
-    if (at !== null && at !== undefined) onstep(xs()[at]);
+    if (at !== null && at !== undefined) onstep(shown.data[0][at]);
   };
   const listen = () => { if (onstep) made.over.addEventListener("click", clicked); };
+  const redraw = () => made.redraw();
   listen();
+  tell(made);
   const follow = new ResizeObserver(() => {
-    const width = element.clientWidth;
-    if (width && width !== made.width) made.setSize({ width, height: 200 });
+    if (place.clientWidth && place.clientWidth !== made.width) made.setSize({ width: place.clientWidth, height: HEIGHT });
   });
-  follow.observe(element);
+  follow.observe(place);
+  window.addEventListener("theme", redraw);
   return {
     update(newer) {
       const before = shown;
       shown = arranged(newer, axis, smooth);
-      if (shown.lines.map((each) => each.label).join() !== before.lines.map((each) => each.label).join()) {
-        const width = made.width;
+      if (shown.key !== before.key) {
         made.destroy();
-        made = plot(width);
+        made = plot();
         listen();
-        return;
+      } else {
+        const { min, max } = made.scales.x, xs = before.data[0];
+        const isWhole = !xs.length || (min <= xs[0] && max >= xs.at(-1));
+        made.setData(shown.data, isWhole);
+        if (!isWhole) made.redraw();
       }
-      const { min, max } = made.scales.x;
-      const isWhole = !before.data[0].length || (min <= before.data[0][0] && max >= before.data[0].at(-1));
-      made.setData(shown.data, isWhole);
-      if (!isWhole) made.redraw();
+      tell(made);
     },
     destroy() {
+      window.removeEventListener("theme", redraw);
       follow.disconnect();
       made.destroy();
     },
   };
 }
 
-// Data for uPlot: columns of one length, lines that show them, and bands between lines.
+// Of an axis, by its longest number.
+function width(_, texts) {
+  return Math.max(40, 16 + 7 * Math.max(0, ...(texts ?? []).map((each) => each.length)));
+}
+
+function axes() {
+  const lines = { stroke: () => colour("--line"), width: 1 };
+  return { stroke: () => colour("--dim"), grid: lines, ticks: { ...lines, size: 4 }, font: FONT };
+}
+
+// Data for uPlot: columns of one length, lines that show them, and bands between lines; and what the
+// legend says of each series at a place, or at its end.
 function arranged(series, axis, smooth) {
   const xs = [...new Set(series.flatMap((each) => each.points[axis]))].sort((a, b) => a - b);
   const place = new Map(xs.map((x, i) => [x, i]));
-  const spread = (points, values) => {
-    const found = new Array(xs.length).fill(null);
-    points[axis].forEach((x, i) => { found[place.get(x)] = values[i]; });
-    return found;
+  const found = { data: [xs], lines: [{}], bands: [], entries: [], notes: new Set() };
+  const add = (points, values, line) => {
+    const column = new Array(xs.length).fill(null);
+    points[axis].forEach((x, i) => { column[place.get(x)] = values[i]; });
+    found.data.push(column);
+    found.lines.push({ spanGaps: true, ...line });
+    return column;
   };
-  const data = [xs], bands = [];
-  const lines = [{ label: axis, value: (_, x) => (x === null ? "" : axis === "time" ? duration(x) : String(x)) }];
-  const hidden = { stroke: "transparent", spanGaps: true, points: { show: false }, value: (_, y) => number(y) };
-  series.forEach(({ label, points }, i) => {
-    const stroke = COLOURS[i % COLOURS.length];
-    data.push(spread(points, smoothed(points, smooth)));
-    lines.push({ label, stroke, width: 1.5, spanGaps: true, points: { show: (plot) => plot.data[0].length < 40 },
-      value: (_, y) => number(y) });
-    if (!points.low) return;
-    data.push(spread(points, points.high), spread(points, points.low));
-    bands.push({ series: [data.length - 2, data.length - 1], fill: `${stroke}22` });
-    const names = points.is_interval ? ["95 % up to", "95 % from"] : ["most", "least"];
-    lines.push(...names.map((name) => ({ ...hidden, label: `${label}, ${name}` })));
+  const hidden = { stroke: "transparent", points: { show: false } };
+  series.forEach(({ label, points, colour: nth, dash }) => {
+    const name = line(nth), mean = smoothed(points, smooth);
+    if (mean.width > 1) {
+      found.notes.add(`mean of about ${mean.width}`);
+      add(points, points.value, { stroke: () => faded(name, 0.3), width: 1, points: { show: false } });
+    }
+    const values = add(points, mean.values, { stroke: () => colour(name), width: 1.75, dash: DASHES[dash % DASHES.length],
+      points: { show: (plot) => plot.data[0].length < 40, size: 5, stroke: () => colour(name), fill: () => colour(name) } });
+    let between = () => "";
+    if (points.low) {
+      const high = add(points, points.high, hidden), low = add(points, points.low, hidden);
+      found.bands.push({ series: [found.data.length - 2, found.data.length - 1], fill: () => faded(name, 0.15) });
+      const what = points.is_interval ? "95 %" : "all";
+      between = (at) => `${what} from ${figure(low[at])} to ${figure(high[at])}`;
+    }
+    const tell = (at) => {
+      let last = at ?? values.length - 1;
+      while (last > 0 && values[last] === null) last -= 1;
+      const isKnown = values[last] !== null && values[last] !== undefined;
+      return isKnown ? { text: figure(values[last]), more: between(last) } : { text: "–", more: "" };
+    };
+    found.entries.push({ label, colour: name, isDashed: dash > 0, tell });
   });
-  return { data, lines, bands };
+  found.notes = [...found.notes];
+  found.key = JSON.stringify([found.entries.map((each) => each.label), found.lines.length, found.bands.length]);
+  return found;
 }

@@ -1,37 +1,52 @@
-// The curves of a view for the metrics that a run has.
+// The charts of a view for the metrics that runs have, in sections.
 
 import { chart } from "./charts.js";
 import { h } from "./dom.js";
 
-// `known`: [[title, [metric, ...]], ...]. `show` takes points by run and metric, and draws or updates
-// a curve for each title with points.
-export function curves(known, options = {}) {
-  const root = h("section", { class: "curves" });
-  const made = new Map();
+// `show` takes sections as of the catalogue and points by run and metric, and draws or updates a
+// chart for each title with points. `options`: as of `chart`, or a function of the title.
+export function curves(options = {}) {
+  const root = h("div", {});
+  const made = new Map(), places = new Map();
+
+  function section(name) {
+    if (!places.has(name)) {
+      const place = h("div", { class: "curves" });
+      root.append(h("section", { class: "section" }, name ? h("h2", {}, name) : null, place));
+      places.set(name, place);
+    }
+    return places.get(name);
+  }
+
+  function draw(name, title, names, runs) {
+    // One run has a colour for each metric, of several each has its own, and dashes tell metrics apart.
+    const isOne = runs.length === 1;
+    const series = runs.flatMap(([run, points], i) => names
+      .map((each, j) => ({
+        label: isOne ? each : names.length === 1 ? run : `${run}, ${each}`,
+        points: points[each], colour: isOne ? j : i, dash: isOne ? 0 : j,
+      }))
+      .filter((each) => each.points?.step.length));
+    if (!series.length) return;
+    const key = JSON.stringify([name, title]);
+    if (made.has(key)) made.get(key).update(series);
+    else {
+      const place = h("figure", { class: "card chart" });
+      section(name).append(place);
+      made.set(key, chart(place, title, series, typeof options === "function" ? options(name, title) : options));
+    }
+  }
+
   return {
     root,
-    show(pointsByRun) {
+    show(sections, pointsByRun) {
       const runs = Object.entries(pointsByRun);
-      for (const [title, names] of known) {
-        const series = runs.flatMap(([run, points]) => names
-          .filter((name) => points[name]?.step.length)
-          .map((name) => ({ label: runs.length === 1 ? name : names.length === 1 ? run : `${run}, ${name}`, points: points[name] })));
-        if (!series.length) continue;
-        if (made.has(title)) made.get(title).update(series);
-        else {
-          const place = h("figure", {});
-          root.append(place);
-          made.set(title, chart(place, title, series, options));
-        }
+      for (const [name, charts] of sections) {
+        for (const [title, names] of charts) draw(name, title, names, runs);
       }
     },
     close() {
       made.forEach((each) => each.destroy());
     },
   };
-}
-
-// The metrics of these curves that a run has.
-export function metricsOf(known, run) {
-  return known.flatMap(([, names]) => names).filter((name) => run.metrics.includes(name));
 }

@@ -2,23 +2,24 @@
 
 import { to } from "../address.js";
 import { ask } from "../api.js";
-import { fill, h, number, table } from "../dom.js";
+import { fill, h } from "../dom.js";
+import { badge, card, table } from "../parts.js";
+import { conversation, promptOf, rendered, speaker, turn, turnsOf } from "../speakers.js";
+import { tokensOf } from "../tokens.js";
+import { number, plural } from "../words.js";
 
 export async function show(main, now) {
   const group = await ask(`runs/${now.run}/groups/${now.parts[0]}`);
-  const epochs = group.epochs.map((each) => h("tr", { "aria-current": each.group === group.group ? "true" : null },
-    h("td", {}, h("a", { href: to(now.run, "group", [each.group]) }, each.group)),
-    h("td", { class: "n" }, each.epoch ?? "–"), h("td", { class: "n" }, each.step ?? "–"),
-    h("td", { class: "n" }, number(each.reward)), h("td", { class: "n" }, number(each.length, 0))));
+  const first = group.members[0]?.member;
+  const whole = (member) => ask(`runs/${now.run}/trajectories/${group.group}/${member}`);
   fill(main,
-    h("h1", {}, `Group ${group.group}`),
-    h("p", {}, [`prompt ${group.row}`, group.epoch === null ? "of a suite" : `epoch ${group.epoch}`,
-      group.step ? `trained on in step ${group.step}` : (group.ending_reason ?? group.ending ?? "open")].join(" · ")),
-    conversation(group.prompt),
-    columns(group.columns),
-    h("section", { class: "side" }, group.members.map((each) => response(each, group, now))),
-    group.epochs.length > 1 ? h("details", { open: true }, h("summary", {}, "This prompt over epochs"),
-      table(["group", "epoch", "step", "reward", "mean length"], epochs)) : null);
+    h("div", { class: "head" }, h("h1", {}, `Group ${group.group}`), badge(group.ending ?? "open", { consumed: "good", aborted: "bad" }[group.ending] ?? "")),
+    h("p", { class: "note" }, [`prompt ${group.row}`, group.epoch === null ? "of a suite" : `epoch ${group.epoch}`,
+      group.step ? `trained on in step ${group.step}` : group.ending_reason].filter(Boolean).join(" · ")),
+    card("Prompt", conversation(group.prompt),
+      first === undefined ? null : rendered(async () => promptOf(await whole(first))), columns(group.columns)),
+    h("section", { class: "side" }, group.members.map((each) => response(each, group, now, whole))),
+    group.epochs.length > 1 ? card("This prompt over epochs", epochs(group, now)) : null);
   const at = group.epochs.findIndex((each) => each.group === group.group);
   const go = (by) => () => {
     const other = group.epochs[at + by];
@@ -27,21 +28,41 @@ export async function show(main, now) {
   return { keys: { "[": go(-1), "]": go(1) } };
 }
 
-function response(each, group, now) {
-  const parts = Object.entries(each.components ?? {}).map(([name, value]) => `${name} ${number(value)}`);
-  return h("article", {},
-    h("h2", {}, h("a", { href: to(now.run, "trajectory", [group.group, each.member]), "data-line": true },
-      `response ${each.member}`)),
-    h("p", {}, [`reward ${number(each.reward)}`, ...parts, `${each.length} tokens`, each.reason ?? "not complete",
-      each.first_version === each.last_version ? `version ${each.first_version}`
-        : `versions ${each.first_version} to ${each.last_version}`].join(" · ")),
-    h("pre", {}, each.text ?? "(no text)"));
+function epochs(group, now) {
+  return table(["group", "epoch", "step", "reward", "mean length"],
+    group.epochs.map((each) => h("tr", { "aria-current": each.group === group.group ? "true" : null },
+      h("td", {}, h("a", { href: to(now.run, "group", [each.group]) }, each.group)),
+      h("td", { class: "n" }, each.epoch ?? "–"), h("td", { class: "n" }, each.step ?? "–"),
+      h("td", { class: "n" }, number(each.reward)), h("td", { class: "n" }, number(each.length, 0)))));
 }
 
-export function conversation(prompt) {
-  if (typeof prompt === "string") return h("pre", { class: "prompt" }, prompt);
-  return h("div", {}, prompt.map((each) => h("div", { class: "message" },
-    h("b", {}, each.role), h("pre", {}, each.content || JSON.stringify(each.tool_calls, null, 1) || ""))));
+function response(each, group, now, whole) {
+  const parts = Object.entries(each.components ?? {}).map(([name, value]) => `${name} ${number(value)}`);
+  const text = h("div", { class: "talk" }, h("pre", { class: "long" }, each.text ?? "(no text)"));
+  if (each.observed) inTurns(text, () => whole(each.member)).catch(() => {}); // the text stays
+  return h("article", { class: "card" },
+    h("div", { class: "head" },
+      h("h2", {}, h("a", { href: to(now.run, "trajectory", [group.group, each.member]), "data-line": true }, `response ${each.member}`)),
+      ended(each.reason), h("b", { class: "end n" }, each.reward === null ? "no reward" : `reward ${number(each.reward)}`)),
+    h("p", { class: "note" }, [...parts, plural(each.length, "token"),
+      each.first_version === each.last_version ? `version ${each.first_version}`
+        : `versions ${each.first_version} to ${each.last_version}`].join(" · ")),
+    text);
+}
+
+// Shows a response of several turns as these.
+async function inTurns(place, load) {
+  const found = await load();
+  if (!found.texts) return;
+  const turns = turnsOf(tokensOf(found).tokens);
+  fill(place, turns.map((each, i) => turn(speaker(turns, i), null, h("pre", {}, each.tokens.map((token) => token.text).join("")))));
+}
+
+// How a response ended.
+export function ended(reason) {
+  if (reason === null || reason === undefined) return badge("not complete");
+  const isCut = reason === "length" || reason === "finished_early";
+  return badge(isCut ? `cut: ${reason}` : reason, isCut ? "warn" : "");
 }
 
 export function columns(values) {

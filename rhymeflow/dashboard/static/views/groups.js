@@ -2,7 +2,9 @@
 
 import { change, to } from "../address.js";
 import { ask } from "../api.js";
-import { fill, h, number, table } from "../dom.js";
+import { fill, h, styled } from "../dom.js";
+import { chip, form, labelled, select, table } from "../parts.js";
+import { number, plural } from "../words.js";
 
 const FILTERS = ["right", "wrong", "mixed", "cut", "errors", "open", "consumed", "filtered", "aborted"];
 const SORTS = ["order", "spread", "reward", "length", "staleness"];
@@ -11,27 +13,8 @@ const PAGE = 50;
 export async function show(main, now) {
   const given = Object.fromEntries(now.parameters);
   const filters = now.parameters.getAll("filter");
-  const form = h("form", { class: "controls", onsubmit: (event) => event.preventDefault() });
-  const list = h("section", {});
-  fill(main, h("h1", {}, given.step ? `Groups of step ${given.step}` : "Groups"), form, list);
-  const set = (name) => (event) => change({ [name]: event.target.value, offset: null });
-  form.append(
-    h("label", {}, "step ", h("input", { type: "number", min: 1, value: given.step ?? "", onchange: set("step") })),
-    h("label", {}, "prompt ", h("input", { type: "number", min: 0, value: given.row ?? "", onchange: set("row") })),
-    h("label", {}, "text ", h("input", { type: "search", value: given.text ?? "", onchange: set("text") })),
-    h("label", {}, "by ", h("select", { onchange: set("sort") },
-      SORTS.map((each) => h("option", { selected: each === given.sort }, each)))),
-    h("label", {}, h("input", {
-      type: "checkbox", checked: given.descending === "true",
-      onchange: (event) => change({ descending: event.target.checked ? "true" : null }),
-    }), " largest first"),
-    h("span", { class: "chips" }, FILTERS.map((each) => h("button", {
-      type: "button", "aria-pressed": String(filters.includes(each)),
-      onclick: () => change({
-        filter: filters.includes(each) ? filters.filter((one) => one !== each) : [...filters, each],
-        offset: null,
-      }),
-    }, each))));
+  const list = h("section", { class: "card" }), choices = controls(given, filters);
+  fill(main, h("h1", {}, given.step ? `Groups of step ${given.step}` : "Groups"), choices, list);
 
   async function refresh() {
     const found = await ask(`runs/${now.run}/groups`, { ...given, filter: filters });
@@ -40,7 +23,7 @@ export async function show(main, now) {
   }
 
   const found = await refresh();
-  if (found.components.length) form.append(component(found.components, given));
+  if (found.components.length) choices.append(component(found.components, given));
   const step = Number(given.step);
   const go = (by) => () => {
     if (given.step && step + by >= 1 && step + by <= found.steps) change({ step: step + by, offset: null });
@@ -48,43 +31,62 @@ export async function show(main, now) {
   return { refresh, keys: { "[": go(-1), "]": go(1) } };
 }
 
+function controls(given, filters) {
+  const set = (name) => (value) => change({ [name]: value, offset: null });
+  const input = (name, attributes) => h("input", { value: given[name] ?? "", onchange: (event) => set(name)(event.target.value), ...attributes });
+  return form(
+    labelled("step", input("step", { type: "number", min: 1 })),
+    labelled("prompt", input("row", { type: "number", min: 0 })),
+    labelled("text", input("text", { type: "search" })),
+    labelled("by", select(SORTS, given.sort, set("sort"))),
+    labelled("largest first", h("input", {
+      type: "checkbox", checked: given.descending === "true",
+      onchange: (event) => change({ descending: event.target.checked ? "true" : null }),
+    })),
+    h("span", { class: "chips" }, FILTERS.map((each) => chip(each, filters.includes(each), () => change({
+      filter: filters.includes(each) ? filters.filter((one) => one !== each) : [...filters, each],
+      offset: null,
+    })))));
+}
+
 // Groups by the values of one reward function, in runs that have several.
 function component(names, given) {
-  const choice = (name, values, chosen) => h("select", {
-    "aria-label": name,
-    onchange: (event) => change({ [name]: event.target.value || null, offset: null }),
-  }, values.map((each) => h("option", { value: each, selected: each === chosen }, each || "any")));
-  return h("span", {}, "reward function ", choice("component", ["", ...names], given.component ?? ""),
-    given.component ? [" ", choice("of", ["mixed", "right", "wrong"], given.of ?? "mixed")] : null);
+  const set = (name) => (value) => change({ [name]: value || null, offset: null });
+  return h("label", {}, "reward function",
+    select([["", "any"], ...names], given.component ?? "", set("component"), { "aria-label": "component" }),
+    given.component ? select(["mixed", "right", "wrong"], given.of ?? "mixed", set("of"), { "aria-label": "of" }) : null);
 }
 
 function listed(found, now, offset) {
   const rows = found.groups.map((each) => h("tr", {},
     h("td", {}, h("a", { href: to(now.run, "group", [each.group]), "data-line": true }, each.group)),
     h("td", { class: "prompt" }, each.prompt),
-    h("td", { class: "n" }, each.epoch),
-    h("td", { class: "n" }, each.step ?? "–"),
-    h("td", {}, each.ending_reason ?? each.ending ?? "open"),
     h("td", { class: "n" }, number(each.reward)),
     h("td", { class: "members" }, each.members.map((one) => member(one, each, now))),
+    h("td", { class: "n" }, each.step ?? "–"),
+    h("td", { class: "n" }, each.epoch),
+    h("td", {}, each.ending_reason ?? each.ending ?? "open"),
     h("td", { class: "n" }, number(each.length, 0)),
     h("td", { class: "n" }, each.staleness_max ?? "–")));
-  const pages = h("p", {},
-    `${number(found.count)} groups`,
-    offset > 0 ? h("button", { onclick: () => change({ offset: Math.max(offset - PAGE, 0) }) }, "before") : null,
-    offset + PAGE < found.count ? h("button", { onclick: () => change({ offset: offset + PAGE }) }, "after") : null);
-  return [pages, table(
-    ["group", "prompt", "epoch", "step", "ending", "reward", "responses", "mean length", "staleness"], rows)];
+  const last = Math.min(offset + PAGE, found.count);
+  const pages = h("div", { class: "head" },
+    h("b", {}, plural(found.count, "group")),
+    found.count > PAGE ? h("span", { class: "note n" }, `${number(offset + 1)} to ${number(last)}`) : null,
+    h("span", { class: "end choice" },
+      offset > 0 ? h("button", { onclick: () => change({ offset: Math.max(offset - PAGE, 0) }) }, "before") : null,
+      last < found.count ? h("button", { onclick: () => change({ offset: offset + PAGE }) }, "after") : null));
+  return [pages, found.count ? table(
+    ["group", "prompt", "reward", "responses", "step", "epoch", "ending", "mean length", "staleness"], rows)
+    : h("p", { class: "note" }, "No group is like that.")];
 }
 
 function member(one, group, now) {
   const link = h("a", {
     href: to(now.run, "trajectory", [group.group, one.member]),
     title: `response ${one.member}: reward ${number(one.reward)}, ${one.length} tokens, ${one.reason ?? "not complete"}`,
+    class: "reward",
   }, one.reward === null ? "·" : number(one.reward, 2));
-  link.style.setProperty("--share", share(one.reward, group));
-  link.className = one.reward === null ? "reward none" : "reward";
-  return link;
+  return styled(link, "--share", share(one.reward, group));
 }
 
 function share(reward, group) {

@@ -1,15 +1,62 @@
-// The log: events, and under each the commands that it caused.
+// The log: what went wrong first, then events, and under each the commands that it caused, or what a
+// worker printed.
 
 import { change, to } from "../address.js";
 import { ask } from "../api.js";
-import { duration, fill, h, number, table } from "../dom.js";
+import { fill, h } from "../dom.js";
+import { card, chip, copier, form, labelled, notice, notices, select, table } from "../parts.js";
+import { bytes, capital, duration, number, plural } from "../words.js";
+
+const WRONG = ["InstanceLeft", "EnvironmentFailed", "RewardFailed"];
 
 export async function show(main, now) {
-  const given = Object.fromEntries(now.parameters);
-  const found = await ask(`runs/${now.run}/log`, given);
-  const set = (name) => (event) => change({ [name]: event.target.value || null, after: null });
-  const choice = (name, values) => h("label", {}, `${name} `, h("select", { onchange: set(name) },
-    ["", ...values].map((each) => h("option", { value: each, selected: each === (given[name] ?? "") }, each || "any"))));
+  const { worker, ...given } = Object.fromEntries(now.parameters);
+  const [found, outputs, run] = await Promise.all(["/log", "/outputs", ""].map((each) => ask(`runs/${now.run}${each}`, each === "/log" ? given : {})));
+  const parts = worker ? await printed(now.run, worker) : events(found, given, now);
+  fill(main, h("h1", {}, "Log"), problems(found.problems, outputs, run.verdicts, now), places(outputs, worker), parts);
+  return {};
+}
+
+// -- what went wrong ---------------------------------------------------------------------------------
+
+function problems(found, outputs, verdicts, now) {
+  const alike = new Map(); // by kind and words, the newest last
+  for (const each of found) {
+    const key = `${each.kind} ${each.said}`;
+    alike.set(key, { ...each, count: (alike.get(key)?.count ?? 0) + 1 });
+  }
+  const broken = outputs.filter((each) => each.problem);
+  if (!alike.size && !broken.length && !verdicts.length) return notices(notice("good", "No errors and no warnings."));
+  return card("Errors and warnings", notices(
+    broken.map((each) => notice("bad", h("div", {}, h("a", { href: to(now.run, "log", [], { worker: each.name }) }, each.name), " printed"), h("code", {}, each.problem.trim().slice(0, 500)))),
+    [...alike.values()].reverse().map((each) => notice(WRONG.includes(each.kind) ? "bad" : "warn",
+      h("div", {}, h("b", {}, each.kind), each.count > 1 ? ` ${number(each.count)} times, last` : "", ` at ${duration(each.time)}`,
+        each.instance ? ` on ${each.instance}` : "",
+        each.group === null ? "" : [", ", h("a", { href: to(now.run, "group", [each.group]) }, `group ${each.group}`)]),
+      h("code", {}, each.said ?? ""))),
+    verdicts.map((each) => notice("warn", h("b", {}, capital(each.said)), `: ${each.remedy}`))));
+}
+
+// -- events, or an output ----------------------------------------------------------------------------
+
+function places(outputs, worker) {
+  const go = (name) => () => change({ worker: name, after: null });
+  return h("div", { class: "chips", role: "group", "aria-label": "What is shown" },
+    chip("events and commands", !worker, go(null)),
+    outputs.map((each) => chip(`${each.name}${each.problem ? " !" : each.bytes ? "" : " (nothing)"}`, each.name === worker, go(each.name))));
+}
+
+async function printed(run, worker) {
+  const found = await ask(`runs/${run}/outputs/${worker.split("/").map(encodeURIComponent).join("/")}`);
+  const lines = found.text.split("\n").map((each) => [
+    /error|warning|traceback|exception|critical/i.test(each) ? h("span", { class: "wrong" }, each) : each, "\n"]);
+  const place = h("pre", { class: "output", tabindex: "0" }, found.text ? lines : "(nothing)");
+  requestAnimationFrame(() => { place.scrollTop = place.scrollHeight; });
+  const isCut = found.text.length < found.bytes && found.bytes > 65_536;
+  return card(`What ${worker} printed`, h("p", { class: "note" }, isCut ? `the end of ${bytes(found.bytes)}` : bytes(found.bytes)), place);
+}
+
+function events(found, given, now) {
   const lines = h("tbody", {}, found.rows.map((each) => line(each, now)));
   const more = h("button", { hidden: !found.after, onclick: go }, "more");
   let after = found.after;
@@ -25,30 +72,32 @@ export async function show(main, now) {
 
   const shown = table(["time", "event", "", "what", "fields"], []);
   shown.querySelector("tbody").replaceWith(lines);
-  fill(main,
-    h("h1", {}, "Log"),
-    h("p", {}, `${number(found.events)} events, ${number(found.commands)} commands`),
-    h("form", { class: "controls", onsubmit: (event) => event.preventDefault() },
-      choice("kind", found.kinds), choice("instance", found.instances),
-      h("label", {}, "group ", h("input", { type: "number", value: given.group ?? "", onchange: set("group") })),
-      h("label", {}, "text ", h("input", { type: "search", value: given.text ?? "", onchange: set("text") })),
-      h("label", {}, "from second ", h("input", { type: "number", min: 0, value: given.time ?? "", onchange: set("time") })),
-      h("button", { type: "button", onclick: () => navigator.clipboard.writeText(found.sql) }, "copy as SQL")),
-    shown,
-    more);
-  return {};
+  return [controls(found, given), h("section", { class: "card" },
+    h("p", { class: "note" }, `${plural(found.events, "event")}, ${plural(found.commands, "command")}`), shown, more)];
+}
+
+function controls(found, given) {
+  const set = (name) => (value) => change({ [name]: value || null, after: null });
+  const choice = (name, values) => labelled(name, select([["", "any"], ...values], given[name] ?? "", set(name)));
+  const input = (name, attributes) => h("input", { value: given[name] ?? "", onchange: (event) => set(name)(event.target.value), ...attributes });
+  return form(
+    choice("kind", found.kinds), choice("instance", found.instances),
+    labelled("group", input("group", { type: "number" })),
+    labelled("text", input("text", { type: "search" })),
+    labelled("from second", input("time", { type: "number", min: 0 })),
+    copier(found.sql, "copy as SQL"));
 }
 
 function line(each, now) {
   const { trajectory, group, ...rest } = each.body;
   const of = trajectory ? h("a", { href: to(now.run, "trajectory", trajectory) }, trajectory.join("."))
     : group === undefined ? null : h("a", { href: to(now.run, "group", [group]) }, `group ${group}`);
-  return h("tr", { class: each.command ? "command" : null },
+  return h("tr", { class: each.command ? "command" : WRONG.includes(each.kind) ? "wrong" : null },
     h("td", { class: "n", title: `${each.time} s` }, each.command ? "" : duration(each.time)),
     h("td", { class: "n" }, each.command ? "" : number(each.number)),
     h("td", { class: "n" }, of),
     h("td", {}, each.command ? `→ ${each.kind}` : each.kind),
-    h("td", {}, h("code", {}, Object.entries(rest).map(([key, value]) => `${key} ${short(value)}`).join(", "))));
+    h("td", { class: "fields" }, h("code", {}, Object.entries(rest).map(([key, value]) => `${key} ${short(value)}`).join(", "))));
 }
 
 function short(value) {

@@ -1,89 +1,158 @@
-// A run: its configuration, progress and curves, with those of other runs on request. A click on a
-// curve opens the step's groups.
+// The first screen of a run: its state, verdicts and large figures, then curves, with those of other
+// runs on request. A click on a curve opens the step's groups.
 
 import { change, to } from "../address.js";
 import { ask } from "../api.js";
-import { curves, metricsOf } from "../curves.js";
-import { duration, fill, h, number, table } from "../dom.js";
+import { metricsOf, sectionsOf } from "../catalogue.js";
+import { curves } from "../curves.js";
+import { fill, h } from "../dom.js";
+import { chip, choice, form, labelled, notice, notices, stat, table, value } from "../parts.js";
+import { isOver, sentence, stateBadge, tone, wayOn } from "../state.js";
+import { capital, duration, figure, number, percent, plural } from "../words.js";
 
-const CURVES = [
-  ["Reward of training", ["reward"]],
-  ["Held-out reward", ["eval/reward"]],
-  ["Tokens of a response", ["completions/mean_length"]],
-  ["Staleness, versions", ["staleness/mean", "staleness/max"]],
-  ["Idle share of the time", ["idle/rollout", "idle/learner"]],
-  ["Generated tokens per second", ["rollout/tokens_per_s"]],
-  ["Mean acceptance length", ["draft/mean_acceptance_length"]],
-  ["Entropy", ["entropy"]],
-  ["KL of sampler and learner", ["off_policy/mismatch_kl"]],
-  ["Clipped share", ["clip_ratio/region_mean"]],
-  ["Gradient norm", ["grad_norm"]],
-  ["Seconds of a step", ["step_time"]],
-];
+const CHOSEN = "Chosen";
 
 export async function show(main, now) {
   const axis = now.parameters.get("axis") === "time" ? "time" : "step";
-  const smooth = Number(now.parameters.get("smooth") ?? 1);
+  const smooth = now.parameters.has("smooth") ? Number(now.parameters.get("smooth")) : null;
+  const chosen = now.parameters.getAll("metric");
   const all = (await ask("runs")).map((each) => each.name);
   const others = now.parameters.getAll("with").filter((name) => all.includes(name) && name !== now.run);
-  const facts = h("section", { class: "facts" });
+  const head = h("div", { class: "first" }), tools = h("div", { class: "head" });
   const onstep = axis === "step" ? (step) => { location.hash = to(now.run, "groups", [], { step }); } : null;
-  const drawn = curves(CURVES, { axis, smooth, onstep });
-  fill(main, facts, controls(axis, smooth, all.filter((name) => name !== now.run), others),
-    others.length ? await differences([now.run, ...others]) : null, drawn.root);
+  const drop = (name) => change({ metric: chosen.filter((each) => each !== name) });
+  const drawn = curves((section, title) => ({ axis, smooth, onstep, onremove: section === CHOSEN ? () => drop(title) : null }));
+  fill(main, head, tools, others.length ? await differences([now.run, ...others]) : null, drawn.root);
+  const isNew = changes(), hasRows = changes(), hasMetrics = changes();
 
   async function refresh() {
-    const run = await ask(`runs/${now.run}`);
-    fill(facts, ...described(run, now.run));
-    const points = {};
-    for (const name of [now.run, ...others]) {
-      const metrics = metricsOf(CURVES, name === now.run ? run : await ask(`runs/${name}`));
-      points[name] = metrics.length ? await ask(`runs/${name}/metrics`, { name: metrics }) : {};
-    }
-    drawn.show(points);
-    return run.ended;
+    const runs = await Promise.all([now.run, ...others].map((name) => ask(`runs/${name}`)));
+    if (isNew(JSON.stringify(runs[0]))) fill(head, ...described(runs[0]));
+    if (hasRows(runs.map((each) => each.rows).join())) await draw(runs);
+    return isOver(runs[0]);
   }
 
-  const ended = await refresh();
-  return { refresh: ended ? null : refresh, close: () => drawn.close() };
+  async function draw(runs) {
+    const sections = sectionsOf(runs);
+    if (chosen.length) sections.unshift([CHOSEN, chosen.map((name) => [name, [name]])]);
+    const wanted = new Set(sections.flatMap(([, charts]) => charts.flatMap(([, names]) => names)));
+    const points = {};
+    for (const run of runs) {
+      const name = metricsOf([run]).filter((each) => wanted.has(each));
+      points[run.name] = name.length ? await ask(`runs/${run.name}/metrics`, { name }) : {};
+    }
+    if (hasMetrics(metricsOf(runs).join())) {
+      fill(tools, controls({ axis, smooth, chosen, others }, metricsOf(runs), all.filter((name) => name !== now.run)));
+    }
+    drawn.show(sections, points);
+  }
+
+  await refresh();
+  return { refresh, close: () => drawn.close() };
 }
 
-function controls(axis, smooth, names, others) {
-  return h("form", { class: "controls", onsubmit: (event) => event.preventDefault() },
-    h("label", {}, "over ", h("select", { onchange: (event) => change({ axis: event.target.value }) },
-      ["step", "time"].map((each) => h("option", { selected: each === axis }, each)))),
-    h("label", {}, "smooth over ", h("input", {
-      type: "number", min: 1, max: 1000, value: smooth,
-      onchange: (event) => change({ smooth: event.target.value }),
-    }), " points"),
-    names.length ? h("span", { class: "chips" }, "beside ", names.map((name) => h("button", {
-      type: "button", "aria-pressed": String(others.includes(name)),
-      onclick: () => change({ with: others.includes(name) ? others.filter((one) => one !== name) : [...others, name] }),
-    }, name))) : null);
+// Whether a value is another than at the call before.
+function changes() {
+  let before = null;
+  return (found) => {
+    const isOther = found !== before;
+    before = found;
+    return isOther;
+  };
+}
+
+// -- what a run says of itself -----------------------------------------------------------------------
+
+function described(run) {
+  return [
+    h("div", { class: "head" }, h("h1", {}, run.name), stateBadge(run), h("span", { class: "note state-words" }, sentence(run))),
+    wayOn(run),
+    h("div", { class: "stats" }, heldOut(run), reward(run), steps(run), time(run), pace(run)),
+    verdicts(run),
+    facts(run),
+  ];
+}
+
+function heldOut(run) {
+  const [first, best, last] = run.held_out;
+  if (!last) return stat("Held-out reward", value("–"), "not evaluated yet", { "data-fact": "held_out" });
+  const [step, mean, error] = last;
+  const by = mean - first[1];
+  const change = step === first[0] ? `at step ${step}` : by === 0 ? `as at step ${first[0]}` : [
+    h("b", { class: by > 0 ? "up" : by < 0 ? "down" : "" }, `${by > 0 ? "+" : ""}${number(by)}`),
+    ` since step ${first[0]}`, best[1] > mean ? `, best ${number(best[1])} at step ${best[0]}` : `, best so far`];
+  return stat("Held-out reward", value(figure(mean), error ? `± ${number(1.96 * error, 2)}` : null), change,
+    { "data-fact": "held_out" });
+}
+
+function reward(run) {
+  const row = run.latest, parts = [];
+  if (row.frac_reward_zero_std !== undefined) parts.push(`${percent(row.frac_reward_zero_std)} of groups without spread`);
+  if (row["completions/clipped_ratio"] > 0) parts.push(`${percent(row["completions/clipped_ratio"])} cut`);
+  return stat("Reward of training", value(figure(row.reward)), parts.join(", ") || "of the last step", { "data-fact": "reward" });
+}
+
+function steps(run) {
+  const bar = run.max_steps ? h("progress", { class: tone(run), max: run.max_steps, value: run.steps, "aria-label": "Steps done" }) : null;
+  return stat("Steps", value(number(run.steps), run.max_steps ? `of ${number(run.max_steps)}` : null),
+    bar ?? "without an end", { "data-fact": "steps" });
+}
+
+function time(run) {
+  const each = run.latest.step_time ? `${number(run.latest.step_time, 1)} s for the last step` : "";
+  if (isOver(run)) return stat("Took", value(duration(run.seconds)), each, { "data-fact": "time" });
+  return stat("Time left", value(run.left === null ? "–" : duration(run.left)), `${duration(run.seconds)} so far`, { "data-fact": "time" });
+}
+
+function pace(run) {
+  const rate = run.latest["rollout/tokens_per_s"];
+  return stat("Pace", h("span", { class: "value words" }, run.limit ? capital(run.limit) : "–"),
+    rate === undefined ? "" : `${number(Math.round(rate))} tokens/s generated`, { "data-fact": "pace" });
+}
+
+function verdicts(run) {
+  if (!run.verdicts.length) {
+    return run.steps < 4 ? null : notices(notice("good", "No verdict against it: nothing in its metrics keeps it from learning."));
+  }
+  return h("div", { class: "verdicts" }, notices(run.verdicts.map((each) => notice("warn",
+    h("b", {}, capital(each.said)), h("div", {}, `What to try: ${each.remedy}.`),
+    h("div", { class: "note small" }, `docs/troubleshooting.md, “${each.name}”`)))));
+}
+
+function facts(run) {
+  const endings = Object.entries(run.endings).map(([ending, count]) => `${number(count)} ${ending}`).join(", ");
+  const each = [
+    `${run.config.schedule?.name ?? "–"}, bound ${run.bound}`,
+    `model ${run.config.model?.path ?? run.config.model?.name ?? "–"}`,
+    `groups: ${endings || "none"}`, plural(run.events, "event"), run.directory,
+  ];
+  return h("p", { class: "facts" }, each.map((text) => h("span", {}, text)));
+}
+
+// -- what is charted ---------------------------------------------------------------------------------
+
+function controls({ axis, smooth, chosen, others }, metrics, names) {
+  const add = (event) => {
+    const name = event.target.value;
+    if (metrics.includes(name) && !chosen.includes(name)) change({ metric: [...chosen, name] });
+  };
+  return form(
+    h("label", { class: "pick" }, h("input", { type: "search", list: "metrics", placeholder: "Chart any metric…", "aria-label": "Chart a metric", onchange: add }),
+      h("datalist", { id: "metrics" }, metrics.filter((name) => !chosen.includes(name)).map((name) => h("option", { value: name })))),
+    choice("Axis", ["step", "time"], axis, (each) => change({ axis: each })),
+    labelled("smooth over", h("input", {
+      type: "number", min: 1, max: 1000, value: smooth ?? "", placeholder: "auto",
+      onchange: (event) => change({ smooth: event.target.value || null }),
+    })),
+    names.length ? h("span", { class: "chips" }, h("span", { class: "note" }, "beside"), names.map((name) => chip(name, others.includes(name),
+      () => change({ with: others.includes(name) ? others.filter((one) => one !== name) : [...others, name] })))) : null);
 }
 
 async function differences(names) {
   const found = Object.entries(await ask("differences", { run: names }));
   if (!found.length) return h("p", { class: "note" }, "Their configurations are the same.");
-  return h("details", { open: found.length <= 12 }, h("summary", {}, `What differs between their configurations: ${found.length} fields`),
+  return h("details", { class: "card", open: found.length <= 12 }, h("summary", {}, `What differs between their configurations: ${plural(found.length, "field")}`),
     table(["field", ...names], found.map(([field, values]) => h("tr", {},
       h("td", {}, h("code", {}, field)),
-      values.map((value) => h("td", {}, h("code", {}, typeof value === "string" ? value : JSON.stringify(value))))))));
-}
-
-function described(run, name) {
-  const of = run.max_steps ? ` of ${number(run.max_steps)}` : "";
-  const left = run.ended ? null : run.left;
-  const rows = [
-    ["steps", `${number(run.steps)}${of}`],
-    ["time", duration(run.seconds)],
-    ["left, at this rate", left === null ? "–" : duration(left)],
-    ["state", run.ended ? "ended" : "not ended"],
-    ["schedule", `${run.config.schedule?.name}, bound ${run.bound}`],
-    ["model", run.config.model?.path ?? run.config.model?.name ?? "–"],
-    ["groups", Object.entries(run.endings).map(([ending, count]) => `${number(count)} ${ending}`).join(", ")],
-    ["events", number(run.events)],
-  ];
-  const verdicts = run.verdicts.map((each) => h("li", {}, h("strong", {}, each.said), `: ${each.remedy}`));
-  return [h("h1", {}, name), verdicts.length ? h("ul", { class: "verdicts" }, verdicts) : null, h("dl", {}, rows.map(([key, value]) => [h("dt", {}, key), h("dd", {}, value)]))];
+      values.map((each) => h("td", {}, h("code", {}, typeof each === "string" ? each : JSON.stringify(each))))))));
 }
