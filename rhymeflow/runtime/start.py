@@ -25,7 +25,7 @@ from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS, LOCK
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from rhymeflow.utils.disk import check_writable, make, one_line, remove_if_empty
+from rhymeflow.utils.disk import check_writable, make_directory, one_line, remove_if_empty
 
 if TYPE_CHECKING:
     from rhymeflow.runtime.base import Runtime
@@ -125,11 +125,11 @@ def _begin(
     try:
         if path is not None or config.run.output_dir is not None:
             path = path or choose_run_dir(config)
-            created += make(path, exist_ok=True)
+            created += make_directory(path, exist_ok=True)
         while path is None:  # another run may create the chosen directory first
             chosen = choose_run_dir(config)
             with suppress(FileExistsError):
-                created += make(chosen, exist_ok=False)
+                created += make_directory(chosen, exist_ok=False)
                 path = chosen
         return path, SqliteTrajectoryStore(path / EVENTS, is_new=True)
     except OSError as error:

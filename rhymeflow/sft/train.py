@@ -34,7 +34,7 @@ from rhymeflow.models.source import check_files
 from rhymeflow.models.tokenizer import load_tokenizer, max_length
 from rhymeflow.sft.rows import RowEncoder
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
-from rhymeflow.utils.disk import check_writable, make, remove_if_empty
+from rhymeflow.utils.disk import check_writable, make_directory, remove_if_empty
 
 LOGGING_STEPS = 10
 """Steps between two reports of the loss."""
@@ -85,7 +85,7 @@ def train(config: Config, say: Callable[[str], None]) -> Path:
     """Fine-tune as section `sft` says; return the checkpoint's directory. `say` gets progress."""
     directory = check(config)
     try:  # at once, so that no other process takes it
-        created = make(directory, exist_ok=False)
+        created = make_directory(directory, exist_ok=False)
     except FileExistsError:
         raise UserError(f"sft.output_dir: {directory} is there already; name another") from None
     try:

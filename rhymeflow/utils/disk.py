@@ -30,7 +30,7 @@ def check_writable(path: Path, field: str) -> None:
         raise UserError(f"{field}: {path} cannot be written: {reason}") from None
 
 
-def make(path: Path, *, exist_ok: bool) -> list[Path]:
+def make_directory(path: Path, *, exist_ok: bool) -> list[Path]:
     """Create a directory; return all directories that did not exist, itself first, then parents.
     Raises `OSError` if it cannot be created, or it exists and not `exist_ok`
     (`FileExistsError`)."""
@@ -67,7 +67,7 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def fault_of(error: BaseException, run_dir: Path, path: Path | None = None) -> StorageError | None:
-    """Return `error` as a `StorageError` if it is a fault of the disk with `run_dir`, else None.
+    """Return a `StorageError` for `error` if it is a fault of the disk with `run_dir`, else None.
 
     `path` is the file that was written, for errors that do not name it.
     """
@@ -104,7 +104,7 @@ def no_room(path: Path, run_dir: Path) -> StorageError:
 
 @contextmanager
 def one_line(run_dir: Path) -> Iterator[None]:
-    """Raise the first disk fault in the block, instead of errors that it caused."""
+    """If the block raises because of a disk fault, raise that as a `StorageError` of one line."""
     try:
         yield
     except BaseException as error:
