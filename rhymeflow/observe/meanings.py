@@ -33,6 +33,11 @@ _REWARDS = (
     Meaning("rewards/*/mean", "mean of one reward function, unweighted", "rises with `reward`"),
     Meaning("rewards/*/std", "standard deviation of one reward function"),
     Meaning(
+        "rewards/failed",
+        "responses without a reward since the last step, as a function or environment failed",
+        "0, which is not written",
+    ),
+    Meaning(
         "eval/reward", "mean held-out reward", "rises; falls while `reward` rises: overfitting"
     ),
     Meaning("eval/*/stderr", "standard error of the suite's mean reward, over prompts"),
