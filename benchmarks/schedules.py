@@ -155,7 +155,7 @@ def read(run_dir: Path, goal: float = GOAL) -> Run:
         ((staleness,),) = reader.query("SELECT MAX(staleness) FROM trained")
     is_goal, end, steps = reached(evaluations, published, goal)
     speed = (len(published) - 1) / (published[-1] - published[0])
-    training = 1 - (metrics.mean(training_rows(run_dir), "idle/learner") or 0.0)
+    training = 1 - (metrics.time_weighted_mean(training_rows(run_dir), "idle/learner") or 0.0)
     return Run(is_goal, end - max(first.values()), steps, speed, staleness, training)
 
 

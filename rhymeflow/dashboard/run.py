@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from rhymeflow.observe.metrics import Followed
+from rhymeflow.observe.metrics import FILE, LiveRows
 from rhymeflow.store.damage import explained
 from rhymeflow.store.previous_run import store_of
 from rhymeflow.store.reader import TrajectoryReader
@@ -33,7 +33,7 @@ class Run:
     def __init__(self, directory: Path, name: str) -> None:
         self.store = store_of(directory)
         self.directory, self.name = directory, name
-        self.metrics = Followed(directory)
+        self.metrics = LiveRows(directory / FILE)
         self._kept: dict[Any, tuple[Any, Any]] = {}
         self._locks: dict[Any, threading.Lock] = {}
 

@@ -26,7 +26,7 @@ from rhymeflow.dashboard.run import Run
 from rhymeflow.learner.algorithms.advantages import decoupled_advantages, group_advantages
 from rhymeflow.observe import query
 from rhymeflow.observe.limits import of_rows
-from rhymeflow.observe.metrics import by_step, is_of_time
+from rhymeflow.observe.metrics import by_step, is_time_weighted
 from rhymeflow.observe.query import SHOWN_PROMPT, TokenTexts, draft_figures, drafts_by_epoch
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 from rhymeflow.store.previous_run import section_in_force
@@ -86,7 +86,7 @@ def metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
 
     steps, times, seconds = column("step"), column("time"), np.nan_to_num(column("step_time"))
     found: dict[str, Any] = {
-        name: _points(steps, times, column(name), seconds if is_of_time(name) else None)
+        name: _points(steps, times, column(name), seconds if is_time_weighted(name) else None)
         for name in names
     }
     if REWARD in found and "low" not in found[REWARD]:

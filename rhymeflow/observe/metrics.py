@@ -1,8 +1,8 @@
 """Metrics: written to `metrics.jsonl` and to trackers, and read back.
 
 A row is one JSON object on one line, with `step`, `time` (seconds since the run began) and metrics
-by name, readable as soon as `write` returns. Rows of one step add up: held-out rewards have their
-own row. Trackers get the same names and values.
+by name, readable as soon as `write` returns. A step may have several rows, which are merged when
+they are read: held-out rewards come later, in a row of their own. Trackers get the same.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ PROJECT = "rhymeflow"
 
 Row = dict[str, Any]
 
-_OF_TIME = {
-    *("idle/rollout", "idle/learner", "rollout/tokens_per_s", "draft/time_saved_share"),
-    *("coordination/share", "coordination/cpu_share"),
-}
+_TIME_WEIGHTED = {
+    "idle/rollout", "idle/learner", "rollout/tokens_per_s", "draft/time_saved_share",
+    "coordination/share", "coordination/cpu_share",
+}  # fmt: skip
 
 
-def is_of_time(name: str) -> bool:
-    """Whether the metric is a share of a step's time or a rate: means are weighted by that time."""
-    return name in _OF_TIME
+def is_time_weighted(name: str) -> bool:
+    """Whether the metric is a rate or a share of a step's time, so that its mean over steps is
+    weighted by their time."""
+    return name in _TIME_WEIGHTED
 
 
 class MetricsWriter:
@@ -59,7 +60,7 @@ class MetricsWriter:
     ) -> None:
         """Open `metrics.jsonl` at its end, and the trackers (names among `TRACKERS`).
 
-        `first_step`: from which on TensorBoard hides what an earlier attempt wrote.
+        `first_step`: TensorBoard hides what an earlier attempt wrote for this step and later ones.
 
         Raises:
             UserError: a tracker that was asked for is not installed.
@@ -79,7 +80,7 @@ class MetricsWriter:
         for tracker in self._trackers:
             tracker.write(step, metrics)
 
-    def keep(self, file_name: str, row: Mapping[str, Any]) -> None:
+    def append(self, file_name: str, row: Mapping[str, Any]) -> None:
         """Append a line to another file of the run directory."""
         with (self._run_dir / file_name).open("ab") as file:
             file.write(msgspec.json.encode(row) + b"\n")
@@ -188,7 +189,7 @@ def _remember(run_dir: Path, tracker: str, run: str) -> None:
     disk.replace(run_dir / RUNS, f"{text}\n".encode())
 
 
-def mean(rows: Iterable[Mapping[str, Any]], name: str) -> float | None:
+def time_weighted_mean(rows: Iterable[Mapping[str, Any]], name: str) -> float | None:
     """The mean of a share or rate of steps' time, weighted by that time. None: no step has it."""
     known = [row for row in rows if row.get(name) is not None and row.get("step_time")]
     seconds = sum(row["step_time"] for row in known)
@@ -212,45 +213,47 @@ def by_step(rows: Iterable[Row]) -> dict[int, Row]:
 
 
 def forget_after(run_dir: Path, step: int) -> None:
-    """Delete rows of later steps and a half line at the end, which a resumed run writes again."""
-    path = run_dir / FILE
-    if not path.is_file():
-        return
-    lines = path.read_bytes().split(b"\n")
-    kept = [
-        line for line, row in zip(lines[:-1], rows(run_dir), strict=True) if row["step"] <= step
-    ]
-    if len(kept) < len(lines) - 1 or lines[-1]:
-        disk.replace(path, b"".join(line + b"\n" for line in kept))
+    """Delete metrics and verdicts of later steps, and a half line at the end of each file: a
+    resumed run writes them again."""
+    for path in (run_dir / FILE, run_dir / VERDICTS):
+        if not path.is_file():
+            continue
+        *lines, half = path.read_bytes().split(b"\n")
+        steps = (row["step"] for row in LiveRows(path).rows())
+        kept = [line for line, its in zip(lines, steps, strict=True) if its <= step]
+        if len(kept) < len(lines) or half:
+            disk.replace(path, b"".join(line + b"\n" for line in kept))
 
 
 def rows(run_dir: Path) -> list[Row]:
     """The rows of a run as they were written, without a half line at the end."""
-    return Followed(run_dir).rows()
+    return LiveRows(run_dir / FILE).rows()
 
 
-class Followed:
-    """The rows of a live run. Each line is read once; safe for threads."""
+class LiveRows:
+    """The rows of a file that grows. Each line is read once; safe for threads."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self._path, self._lock = run_dir / FILE, threading.Lock()
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
         self._rows: list[Row] = []
-        self._read, self._identity = 0, (0, b"")
+        self._bytes_read = 0
+        self._identity = (0, b"")
+        """Inode and first bytes when last read; others mean that `forget_after` replaced it."""
 
     def rows(self) -> list[Row]:
         """The rows so far; all are read anew where a resumed run deleted some."""
         with self._lock, contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
             status = self._path.stat()
-            begin = file.read(min(self._read, 256))
-            if status.st_size < self._read or (status.st_ino, begin) != self._identity:
-                self._rows, self._read = [], 0
-            file.seek(self._read)
+            begin = file.read(min(self._bytes_read, 256))
+            if status.st_size < self._bytes_read or (status.st_ino, begin) != self._identity:
+                self._rows, self._bytes_read = [], 0
+            file.seek(self._bytes_read)
             *lines, _ = file.read().split(b"\n")
             for line in lines:
                 self._rows.append(_row(line, self._path, len(self._rows) + 1))
-                self._read += len(line) + 1
+                self._bytes_read += len(line) + 1
             file.seek(0)
-            self._identity = status.st_ino, file.read(min(self._read, 256))
+            self._identity = status.st_ino, file.read(min(self._bytes_read, 256))
         return list(self._rows)
 
 

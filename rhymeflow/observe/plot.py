@@ -136,9 +136,9 @@ class Points:
     def _values(self, name: str) -> list[tuple[dict[str, Any], Any, float]]:
         """(row, value of the metric, its weight in a mean), in order."""
         if name != STEPS_PER_S:
-            is_of_time = metrics.is_of_time(name)
+            is_weighted = metrics.is_time_weighted(name)
             return [
-                (row, row.get(name), row.get("step_time") or 0.0 if is_of_time else 1.0)
+                (row, row.get(name), row.get("step_time") or 0.0 if is_weighted else 1.0)
                 for row in self.rows
             ]
         rows = [row for row in self.rows if "step_time" in row]

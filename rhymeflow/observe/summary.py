@@ -86,7 +86,10 @@ def summarize(run_dir: Path) -> Summary:
         audited = audit_run(reader) if reader.attempts() else None
         endings = dict(reader.query(_ENDINGS))
     evaluations = query.held_out(rows)
-    idle = {part: metrics.mean(rows.values(), f"idle/{part}") for part in ("rollout", "learner")}
+    idle = {
+        part: metrics.time_weighted_mean(rows.values(), f"idle/{part}")
+        for part in ("rollout", "learner")
+    }
     rewards = [row["reward"] for row in rows.values() if row.get("reward") is not None]
     total, count = sum(age * n for age, n in staleness.items()), sum(staleness.values())
     return Summary(

@@ -74,7 +74,8 @@ class Reporter:
         state.rewards += [row["reward"] for row in rows.values() if "reward" in row]
         for step, row in rows.items():
             self._show_evaluation(row)
-            self._learning.take(step, row)
+            self._learning.add(step, row)
+        state.verdicts = self._learning.now
         tokens = (row.get("num_tokens") or 0.0 for row in rows.values())
         self._trained_tokens = max(tokens, default=0.0)
 
@@ -146,7 +147,7 @@ class Reporter:
         """Say whether the run learns, each verdict once for each time that it begins to hold."""
         for verdict in self._learning.add(version, metrics):
             row = {"step": version, "time": round(self.now, 3), **verdict._asdict()}
-            self._metrics.keep(VERDICTS, row)
+            self._metrics.append(VERDICTS, row)
             self._progress.warn(f"step {version}: {verdict.line}")
             self.observer.judged(version, verdict)
         self._state.verdicts = self._learning.now
@@ -177,7 +178,7 @@ class Reporter:
         now = round(self.now, 3)
         for column, values in message.extra.items():
             row = {"of": message.key, "time": now, "column": column, "values": values}
-            self._metrics.keep(EXTRA, row)
+            self._metrics.append(EXTRA, row)
 
     def _take_logged(self, own: Mapping[str, float]) -> dict[str, float]:
         """Return the means of values logged since the last step, and forget these. A name that the

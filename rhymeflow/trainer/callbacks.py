@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rhymeflow.observe.metrics import is_of_time, mean
+from rhymeflow.observe.metrics import is_time_weighted, time_weighted_mean
 from rhymeflow.runtime.observer import Observer
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ def _combined(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
         values = [v for v in known if not isinstance(v, float) or math.isfinite(v)]
         if values and name.startswith(_LATEST):
             combined[name] = values[-1]
-        elif is_of_time(name):
-            combined[name] = mean(rows, name)
+        elif is_time_weighted(name):
+            combined[name] = time_weighted_mean(rows, name)
         else:
             combined[name] = sum(values) / len(values) if values else None
     return combined

@@ -33,8 +33,9 @@ def test_rows_of_one_step_are_joined_and_a_half_line_left_out(tmp_path):
     assert metrics.read(tmp_path / "nothing") == {}
 
 
-def test_what_a_resumed_run_does_again_is_forgotten(tmp_path):
-    path = tmp_path / "metrics.jsonl"
+@pytest.mark.parametrize("file", [metrics.FILE, metrics.VERDICTS])
+def test_what_a_resumed_run_does_again_is_forgotten(tmp_path, file):
+    path = tmp_path / file
     rows = ['{"step": 1, "x": 0.1}\n', '{"step": 2}\n', '{"step": 1, "eval/reward": 1e-05}\n']
     path.write_text("".join(rows) + '{"step": 3')
     metrics.forget_after(tmp_path, 1)
@@ -50,13 +51,13 @@ def test_what_a_resumed_run_does_again_is_forgotten(tmp_path):
 )
 def test_a_foreign_line_is_named(tmp_path, line, message):
     (tmp_path / "metrics.jsonl").write_bytes(f'{{"step": 1}}\n{line}\n'.encode("latin-1"))
-    followed = metrics.Followed(tmp_path)
+    followed = metrics.LiveRows(tmp_path / metrics.FILE)
     for _ in range(2):
         assert f"metrics.jsonl, line 2: {message}" in refusal(followed.rows)
 
 
 def test_rows_are_read_as_they_come(tmp_path):
-    path, followed = tmp_path / "metrics.jsonl", metrics.Followed(tmp_path)
+    path, followed = tmp_path / "metrics.jsonl", metrics.LiveRows(tmp_path / metrics.FILE)
     assert followed.rows() == []
     path.write_text('{"step": 1, "a": 1.5}\n{"step": 2, "b": 3')
     assert followed.rows() == [{"step": 1, "a": 1.5}]
