@@ -25,7 +25,7 @@ from benchmarks.training.train import repeated, train, training_rows
 from rhymeflow.config.load import read_config
 from rhymeflow.engine.base import Request
 from rhymeflow.histospec.drafter import Drafter
-from rhymeflow.observe.metrics import mean
+from rhymeflow.observe.metrics import time_weighted_mean
 from rhymeflow.observe.query import draft_figures
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
@@ -229,8 +229,10 @@ def figures(run_dir: Path, steps: int) -> dict[str, float]:
     assert len(rows) == steps, f"{len(rows)} steps"
     later = rows[STEPS["demo"] : last]
     assert len(later) > 1, "no step of the second epoch is counted"
-    idle = {name: mean(later, name) or 0.0 for name in ("idle/rollout", "idle/learner")}
-    tokens = mean(later, "rollout/tokens_per_s") or 0.0
+    idle = {
+        name: time_weighted_mean(later, name) or 0.0 for name in ("idle/rollout", "idle/learner")
+    }
+    tokens = time_weighted_mean(later, "rollout/tokens_per_s") or 0.0
     with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
         (sums,) = reader.query(_DRAFTS, STEPS["demo"], last)
     found = {

@@ -23,7 +23,7 @@ from rhymeflow.config import Config
 from rhymeflow.config.load import build_config, read_config
 from rhymeflow.core.events import TrajectoryFinished, TrajectoryRewarded
 from rhymeflow.core.types import TrajectoryId
-from rhymeflow.observe.metrics import mean
+from rhymeflow.observe.metrics import time_weighted_mean
 from rhymeflow.runtime.controller import ROUND_SECONDS
 from rhymeflow.sim import simulate
 from rhymeflow.sim.workload import workload
@@ -135,7 +135,9 @@ def reward_seconds(log: Iterable[RecordedEvent]) -> float:
 
 def figures(rows: Sequence[Mapping[str, float]]) -> Figures:
     counted = rows[SKIPPED:]
-    rollout, learner = (mean(counted, f"idle/{part}") or 0.0 for part in ("rollout", "learner"))
+    rollout, learner = (
+        time_weighted_mean(counted, f"idle/{part}") or 0.0 for part in ("rollout", "learner")
+    )
     elapsed = counted[-1]["time"] - rows[SKIPPED - 1]["time"]
     return Figures(len(counted) / elapsed, rollout, learner)
 

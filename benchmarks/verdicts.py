@@ -80,7 +80,7 @@ FAILING = (
     Failing("responses cut", {"rollout.max_completion_length": "12"}),
     Failing(
         "entropy gone",
-        {"reward.functions": rewarded("chance"), "learner.learning_rate": "0.02"},
+        {"reward.functions": rewarded("chance"), "learner.learning_rate": "0.1"},
     ),
     Failing(
         "groups filtered",
@@ -98,7 +98,12 @@ FAILING = (
     Failing("mismatch", {"schedule.max_staleness": "4", "learner.learning_rate": "0.01"}),
     Failing(
         "tokens clipped",
-        {"learner.epsilon": "1e-6", "learner.epsilon_high": "1e-6", "schedule.max_staleness": "4"},
+        {
+            "learner.num_iterations": "8",
+            "learner.learning_rate": "0.001",
+            "learner.epsilon": "1e-7",
+            "learner.epsilon_high": "1e-7",
+        },
     ),
     Failing(
         "turns unused",
