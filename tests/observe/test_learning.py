@@ -48,7 +48,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "no spread of rewards": [{"frac_reward_zero_std": 0.95}] * WINDOW,
     "responses cut": [{"completions/clipped_ratio": 0.7}] * WINDOW,
     "entropy gone": [{"entropy": 0.001}] * WINDOW,
-    "tokens clipped": [{"clip_ratio/region_mean": 0.4}] * WINDOW,
+    "tokens clipped": [{"clip_ratio/region_mean": 0.2}] * WINDOW,
     "mismatch": [{"off_policy/mismatch_kl": 0.3}] * WINDOW,
     "reference runs away": [{"kl": 3.0}] * WINDOW,
     "groups filtered": endings("filtered", 200.0),
