@@ -18,8 +18,7 @@ MOST = 64 * 1024
 """Bytes of a file that are sent: the first ones of a source, the last ones of an output."""
 PACKAGE = Path(rhymeflow.__file__).parent
 _TEXT = {".py", ".json", ".jsonl", ".csv", ".tsv", ".txt", ".md", ".yaml", ".yml"}
-_FIRST = """SELECT group_id, member FROM segments WHERE group_id >= 0
-    ORDER BY group_id, member LIMIT 1"""
+_FIRST = "SELECT group_id, member FROM segments WHERE group_id >= 0 ORDER BY 1, 2 LIMIT 1"
 _PROBLEM = re.compile(
     r"^(?:[\w.]+(?:Error|Exception|Interrupt|Died)\b.*|.*\b(?:ERROR|CRITICAL)\b.*)$", re.MULTILINE
 )

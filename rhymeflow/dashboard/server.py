@@ -107,6 +107,9 @@ def make_app(
         chosen = [named(name) for name in request.query_params.getlist("run")]
         return query.differences([query.fields_of(run.directory) for run in chosen])
 
+    def meanings(request: Request) -> Any:
+        return views.meanings(request.query_params.getlist("name"))
+
     def advice(run: Run, request: Request) -> Any:
         return advisor.found(run, anew=request.query_params.get("anew") == "true")
 
@@ -136,6 +139,7 @@ def make_app(
     routes = [
         Route("/api/runs", _json(lambda request: listed)),
         Route("/api/differences", _json(differences)),
+        Route("/api/meanings", _json(meanings)),
         *(Route(f"/api/runs/{{run}}{path}", asked(each)) for path, each in answers.items()),
         Route("/", lambda request: FileResponse(STATIC / "index.html")),
         Mount("/static", StaticFiles(directory=STATIC)),

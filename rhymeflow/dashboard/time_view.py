@@ -34,7 +34,7 @@ POINTS = 100
 READING_SECONDS = 0.25
 """Time for reading the log in one request; the page asks again for the rest."""
 EVENTS_AT_ONCE = 5_000
-_ROWS = 1_000
+LIMIT_ROWS = 1_000
 """Last rows of metrics from which the run's limit is computed."""
 LEARNER, ENVIRONMENTS = "learner", "environments"
 """Lanes besides those of instances."""
@@ -408,7 +408,7 @@ def shares(lane: Lane, edges: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _latest(run: Run, timeline: RunTimeline) -> dict[str, Any] | None:
     """Return the run's limit in the terminal's words and the shares of time, None at first."""
-    rows = [row for row in run.metrics.rows()[-_ROWS:] if row.get("step_time")]
+    rows = [row for row in run.metrics.rows()[-LIMIT_ROWS:] if row.get("step_time")]
     attempts = timeline.reader.attempts()
     limit = of_rows(rows, query.bound(json.loads(attempts[-1].config))) if attempts else None
     if limit is None:

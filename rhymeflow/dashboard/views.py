@@ -1,5 +1,4 @@
-"""Smaller views of a run: the first screen, curves, drafts, a response, and advice by the
-simulator."""
+"""Smaller views of a run: the first screen, curves, drafts, a response, the simulator's advice."""
 
 from __future__ import annotations
 
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from rhymeflow.core.types import HELD_OUT, TrajectoryId
 from rhymeflow.dashboard.groups import Summaries
 from rhymeflow.dashboard.run import Run
+from rhymeflow.dashboard.time_view import LIMIT_ROWS
 from rhymeflow.learner.algorithms.advantages import decoupled_advantages, group_advantages
 from rhymeflow.observe import query
 from rhymeflow.observe.limits import of_rows
@@ -43,14 +43,14 @@ def overview(run: Run) -> dict[str, Any]:
     """Return `query.overview` with the run's `state`, metrics of the `latest` step, its `limit`,
     how many `rows` of metrics there are, and the `held_out` reward of the first, the best and the
     last evaluation, each as (step, mean, standard error)."""
-    rows = run.metrics.rows()
-    steps = by_step(rows)
+    steps = by_step(rows := run.metrics.rows())
     rewards = query.held_out(steps)
     chosen = (min(rewards), max(rewards, key=rewards.__getitem__), max(rewards)) if rewards else ()
     with run.reader() as reader:
         found = query.overview(run.directory, reader, rows)
         state = query.state_of(run.directory, reader)
-    limit = of_rows(steps.values(), found["bound"]) if found["attempts"] else None
+    newest = [*steps.values()][-LIMIT_ROWS:]
+    limit = of_rows(newest, found["bound"]) if found["attempts"] else None
     return found | {
         "name": run.name,
         "state": state,
@@ -93,6 +93,13 @@ def metrics(run: Run, names: Sequence[str]) -> dict[str, Any]:
         with run.reader() as reader:
             found[REWARD] |= _intervals(found[REWARD], reader)
     return found
+
+
+def meanings(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return what metrics mean, and what they look like in a run that learns; of those known."""
+    from rhymeflow.observe.meanings import meaning_of  # it imports the configuration
+
+    return {name: meaning[1:] for name in names if (meaning := meaning_of(name))}
 
 
 def _intervals(points: dict[str, list[float]], reader: TrajectoryReader) -> dict[str, Any]:

@@ -95,6 +95,9 @@ def test_a_run(client: Client, run_dir: Path) -> None:
         "step": [1, 2, 3, 4], "time": [10, 20, 30, 40], "value": [0.1, 0.2, 0.3, 0.4],
     }  # fmt: skip
     assert curves["eval/reward"]["value"] == [0.25, 0.75]
+    said, healthy = client.ask("meanings", name=["reward", "nothing"])["reward"]
+    assert said.startswith("mean reward")
+    assert healthy.startswith("rises")
     assert curves["nothing"] == {"step": [], "time": [], "value": []}
 
 

@@ -20,12 +20,12 @@ const sync = uPlot.sync("curves");
 // `series`: [{ label, points, colour, dash }], with points as the server sends them, and numbers of a
 // colour and of a kind of dashes. `update(series)` of the result
 // shows newer points and keeps the zoom.
-export function chart(element, title, series, { axis = "step", smooth = null, onstep = null, onremove = null } = {}) {
+export function chart(element, title, series, { axis = "step", smooth = null, onstep = null, onremove = null, meaning = "" } = {}) {
   let shown = arranged(series, axis, smooth);
   const place = h("div", { class: "plot" }), legend = h("div", { class: "legend" }), latest = h("b", { class: "n" });
   const remove = onremove && h("button", { type: "button", class: "quiet", "aria-label": `Remove ${title}`, onclick: onremove }, "×");
   fill(element,
-    h("figcaption", { class: "head" }, h("h3", {}, title), h("span", { class: "end head" }, latest, remove)), legend, place);
+    h("figcaption", { class: "head" }, h("h3", { title: meaning }, title), h("span", { class: "end head" }, latest, remove)), legend, place);
 
   function tell(plot) {
     const at = plot?.cursor.idx ?? null;
@@ -43,7 +43,7 @@ export function chart(element, title, series, { axis = "step", smooth = null, on
   const plot = () => new uPlot({
     width: place.clientWidth || 300, height: HEIGHT, series: shown.lines, bands: shown.bands,
     scales: {
-      x: { time: false, range: (_, min, max) => (min === max ? [min - 1, max + 1] : [min, max]) },
+      x: { time: false, range: ({ data: [xs] }, min, max) => (xs.length === 1 ? [xs[0] - 0.5, xs[0] + 1.5] : [min, max]) },
       y: { range: (_, min, max) => range(min, max) },
     },
     axes: [

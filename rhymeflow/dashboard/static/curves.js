@@ -4,21 +4,24 @@ import { chart } from "./charts.js";
 import { h } from "./dom.js";
 
 // `show` takes sections as of the catalogue and points by run and metric, and draws or updates a
-// chart for each title with points. `options`: as of `chart`, or a function of the title.
+// chart for each title with points. `options`: as of `chart`, or a function of section, title and metrics.
 export function curves(options = {}) {
-  const root = h("div", {});
+  const root = h("div", { class: "charts" });
   const made = new Map(), places = new Map();
 
-  function section(name) {
+  // Metrics come one after the other in a run that begins, and charts stay in the catalogue's order.
+  function section(name, nth) {
     if (!places.has(name)) {
       const place = h("div", { class: "curves" });
-      root.append(h("section", { class: "section" }, name ? h("h2", {}, name) : null, place));
+      const around = h("section", { class: "section" }, name ? h("h2", {}, name) : null, place);
+      around.style.order = nth;
+      root.append(around);
       places.set(name, place);
     }
     return places.get(name);
   }
 
-  function draw(name, title, names, runs) {
+  function draw([name, i], [title, j], names, runs) {
     // One run has a colour for each metric, of several each has its own, and dashes tell metrics apart.
     const isOne = runs.length === 1;
     const series = runs.flatMap(([run, points], i) => names
@@ -32,8 +35,9 @@ export function curves(options = {}) {
     if (made.has(key)) made.get(key).update(series);
     else {
       const place = h("figure", { class: "card chart" });
-      section(name).append(place);
-      made.set(key, chart(place, title, series, typeof options === "function" ? options(name, title) : options));
+      place.style.order = j;
+      section(name, i).append(place);
+      made.set(key, chart(place, title, series, typeof options === "function" ? options(name, title, names) : options));
     }
   }
 
@@ -41,9 +45,9 @@ export function curves(options = {}) {
     root,
     show(sections, pointsByRun) {
       const runs = Object.entries(pointsByRun);
-      for (const [name, charts] of sections) {
-        for (const [title, names] of charts) draw(name, title, names, runs);
-      }
+      sections.forEach(([name, charts], i) => {
+        charts.forEach(([title, names], j) => draw([name, i], [title, j], names, runs));
+      });
     },
     close() {
       made.forEach((each) => each.destroy());

@@ -21,7 +21,11 @@ export async function show(main, now) {
   const head = h("div", { class: "first" }), tools = h("div", { class: "head" });
   const onstep = axis === "step" ? (step) => { location.hash = to(now.run, "groups", [], { step }); } : null;
   const drop = (name) => change({ metric: chosen.filter((each) => each !== name) });
-  const drawn = curves((section, title) => ({ axis, smooth, onstep, onremove: section === CHOSEN ? () => drop(title) : null }));
+  const drawn = curves((section, title, names) => ({
+    axis, smooth, onstep, onremove: section === CHOSEN ? () => drop(title) : null,
+    meaning: names.map((name) => explained(name, meanings[name])).join("\n"),
+  }));
+  let meanings = {};
   fill(main, head, tools, others.length ? await differences([now.run, ...others]) : null, drawn.root);
   const isNew = changes(), hasRows = changes(), hasMetrics = changes();
 
@@ -42,6 +46,7 @@ export async function show(main, now) {
       points[run.name] = name.length ? await ask(`runs/${run.name}/metrics`, { name }) : {};
     }
     if (hasMetrics(metricsOf(runs).join())) {
+      meanings = await ask("meanings", { name: metricsOf(runs) });
       fill(tools, controls({ axis, smooth, chosen, others }, metricsOf(runs), all.filter((name) => name !== now.run)));
     }
     drawn.show(sections, points);
@@ -95,7 +100,7 @@ function reward(run) {
 function steps(run) {
   const bar = run.max_steps ? h("progress", { class: tone(run), max: run.max_steps, value: run.steps, "aria-label": "Steps done" }) : null;
   return stat("Steps", value(number(run.steps), run.max_steps ? `of ${number(run.max_steps)}` : null),
-    bar ?? "without an end", { "data-fact": "steps" });
+    bar ?? (run.attempts.length ? "without an end" : ""), { "data-fact": "steps" });
 }
 
 function time(run) {
@@ -146,6 +151,12 @@ function controls({ axis, smooth, chosen, others }, metrics, names) {
     })),
     names.length ? h("span", { class: "chips" }, h("span", { class: "note" }, "beside"), names.map((name) => chip(name, others.includes(name),
       () => change({ with: others.includes(name) ? others.filter((one) => one !== name) : [...others, name] })))) : null);
+}
+
+function explained(name, meaning) {
+  if (!meaning) return name;
+  const [said, healthy] = meaning;
+  return `${name}: ${said}${healthy ? `. In a run that learns: ${healthy}` : ""}`;
 }
 
 async function differences(names) {
