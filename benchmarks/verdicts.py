@@ -12,6 +12,8 @@ import json
 import random
 import sys
 import tempfile
+import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import harness
@@ -21,6 +23,8 @@ from rhymeflow.environments import Environment
 from rhymeflow.observe import metrics
 
 STEPS, HEALTHY_STEPS = 10, 20
+PATIENCE = 180.0
+"""Seconds that a run may take that never ends a step."""
 DEMO = {"learner.max_steps": str(STEPS), "run.report_to": "[]", "data.eval_size": "0"}
 OWN = "benchmarks.verdicts"
 
@@ -143,7 +147,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def failing(case: Failing) -> dict[str, Any]:
-    found = verdicts(case.recipe, case.settings)
+    found = verdicts(case.recipe, case.settings, until=case.verdict)
     named = {step for step, name in found if name == case.verdict}
     row = {"run": case.verdict, "named": bool(named), "from step": min(named, default="")}
     return row | {"verdicts": told(found)}
@@ -157,15 +161,28 @@ def healthy_run(recipe: str, schedule: str, seed: int) -> dict[str, Any]:
     return {"run": f"{recipe}, {schedule}, seed {seed}", "verdicts": told(found)}
 
 
-def verdicts(recipe: str, settings: dict[str, str]) -> list[tuple[int, str]]:
-    """The step and the name of each verdict that a run was given."""
+def verdicts(
+    recipe: str, settings: dict[str, str], until: str | None = None
+) -> list[tuple[int, str]]:
+    """The step and the name of each verdict that a run was given, `until` one is given."""
     with tempfile.TemporaryDirectory(prefix="rhymeflow-verdicts-") as folder:
         own = {**DEMO, **settings, "run.output_dir": f"{folder}/run"}
-        file = train(read_config(recipe, own)) / metrics.VERDICTS
-        lines = file.read_text().splitlines() if file.is_file() else []
-        found = [(each["step"], each["name"]) for each in map(json.loads, lines)]
+        begun = time.monotonic()
+
+        def is_enough(run_dir: Path) -> bool:
+            is_late = time.monotonic() - begun > PATIENCE  # a run may filter all groups
+            return is_late or any(name == until for _, name in given(run_dir))
+
+        found = given(train(read_config(recipe, own), is_enough=is_enough if until else None))
     print(f"{recipe} {settings}: {told(found)}", file=sys.stderr, flush=True)
     return found
+
+
+def given(run_dir: Path) -> list[tuple[int, str]]:
+    """The verdicts in a run directory so far."""
+    file = run_dir / metrics.VERDICTS
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return [(each["step"], each["name"]) for each in map(json.loads, lines)]
 
 
 def told(found: list[tuple[int, str]]) -> str:

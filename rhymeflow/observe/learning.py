@@ -66,8 +66,8 @@ class HeldOut(NamedTuple):
 class Seen:
     """The steps of a run so far."""
 
-    batch_size: int
-    """Responses that a step trains on."""
+    groups_per_batch: int
+    num_generations: int
     has_tools: bool
     has_turns: bool
     parts: tuple[str, ...]
@@ -79,6 +79,8 @@ class Seen:
     best_reward: float = -math.inf
     """Greatest mean over `WINDOW` steps, or over the first ones."""
     held_out: list[HeldOut] = field(default_factory=list)
+    num_filtered: int = 0
+    """Groups that were filtered since the last step."""
 
     @property
     def window(self) -> list[Row]:
@@ -106,14 +108,23 @@ class Learning:
     def __init__(self, config: Config) -> None:
         world = config.environment
         parts = WeightedSum(config.reward.functions, world.classes).weights
-        batch_size = config.learner.groups_per_batch * config.rollout.num_generations
-        self._seen = Seen(batch_size, bool(world.tools), world.is_used, tuple(parts))
+        batch = config.learner.groups_per_batch, config.rollout.num_generations
+        self._seen = Seen(*batch, bool(world.tools), world.is_used, tuple(parts))
         self.now: list[Verdict] = []
 
     def add(self, step: int, row: Row) -> list[Verdict]:
         """Take in a row of metrics; return the verdicts that hold now and did not before."""
-        before = {verdict.name for verdict in self.now}
         self.take(step, row)
+        return self._judge()
+
+    def filtered(self, count: int) -> list[Verdict]:
+        """Take in how many groups were filtered since the last step, which may be the last that
+        there will ever be; return as `add`."""
+        self._seen.num_filtered = count
+        return self._judge() if _is_endless(self._seen) else []
+
+    def _judge(self) -> list[Verdict]:
+        before = {verdict.name for verdict in self.now}
         self.now = self._verdicts()
         return [verdict for verdict in self.now if verdict.name not in before]
 
@@ -124,6 +135,7 @@ class Learning:
             seen.held_out.append(HeldOut(step, row[REWARD], row.get(STDERR)))
         if "grad_norm" not in row:
             return
+        seen.num_filtered = 0
         if len(seen.first) < WINDOW:
             seen.first.append(row)
         seen.recent.append(row)
@@ -131,9 +143,9 @@ class Learning:
             seen.best_reward = max(seen.best_reward, reward)
 
     def _verdicts(self) -> list[Verdict]:
-        if len(self._seen.recent) < WINDOW:
-            return []
-        return [found for rule in _RULES if (found := rule(self._seen)) is not None]
+        is_judged = len(self._seen.recent) >= WINDOW
+        rules = _RULES if is_judged else (_filtered,) if _is_endless(self._seen) else ()
+        return [found for rule in rules if (found := rule(self._seen)) is not None]
 
     def at_end(self) -> list[Verdict]:
         """The verdicts on all that was taken in, as on a run that is over."""
@@ -241,18 +253,27 @@ def _runaway(seen: Seen) -> Verdict | None:
     return Verdict("reference runs away", said, "raise learner.beta or lower learner.learning_rate")
 
 
+def _is_endless(seen: Seen) -> bool:
+    """Whether as many groups as in `WINDOW` batches were filtered since the last step."""
+    return seen.num_filtered >= WINDOW * seen.groups_per_batch
+
+
 def _filtered(seen: Seen) -> Verdict | None:
-    consumed, filtered = (seen.grown(f"endings/{kind}") for kind in ("consumed", "filtered"))
-    total = consumed + filtered
-    if not total or filtered < FILTERED * total:
-        return None
-    said = f"{filtered / total:.0%} of groups were filtered: their rewards were all equal"
+    if _is_endless(seen):
+        share = f"all {seen.num_filtered:,} groups since the last step"
+    else:
+        consumed, filtered = (seen.grown(f"endings/{kind}") for kind in ("consumed", "filtered"))
+        total = consumed + filtered
+        if not total or filtered < FILTERED * total:
+            return None
+        share = f"{filtered / total:.0%} of groups"
+    said = f"{share} were filtered: their rewards were all equal"
     return Verdict("groups filtered", said, "choose prompts that are solved now and then")
 
 
 def _failed(seen: Seen) -> Verdict | None:
     failed = sum(row.get("rewards/failed") or 0.0 for row in seen.window)
-    share = failed / (failed + WINDOW * seen.batch_size)
+    share = failed / (failed + WINDOW * seen.groups_per_batch * seen.num_generations)
     if share < FAILED:
         return None
     said = f"{share:.1%} of responses have no reward: a reward function or an environment failed"

@@ -102,6 +102,7 @@ WHERE g.group_id {{those}} GROUP BY g.group_id"""
 _TRAINED = """SELECT trained + 1, COUNT(*) FROM trajectories WHERE trained IS NOT NULL
     GROUP BY 1 ORDER BY 1"""
 _ENDINGS = "SELECT COALESCE(ending, 'open'), COUNT(*) FROM groups WHERE suite IS NULL GROUP BY 1"
+_FILTERED = "SELECT COUNT(*) FROM groups WHERE ending = 'filtered' AND ending_version = ?"
 _ALL_MEMBERS = MEMBERS.format(those=">= 0")  # those below 0 are of suites
 _TOTALS = f"""SELECT COUNT(step) AS trajectories,
     TOTAL(length - observed) FILTER (WHERE step IS NOT NULL) AS trained,
@@ -196,6 +197,9 @@ def verdicts(reader: TrajectoryReader, steps: Mapping[int, metrics.Row]) -> list
     learning = Learning(config_in_force(reader))
     for step, row in steps.items():
         learning.take(step, row)
+    last = max((step for step, row in steps.items() if "grad_norm" in row), default=0)
+    ((filtered,),) = reader.query(_FILTERED, last)
+    learning.filtered(filtered)
     return [verdict._asdict() for verdict in learning.at_end()]
 
 

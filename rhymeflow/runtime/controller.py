@@ -410,8 +410,7 @@ class Controller:
         self.store.put_ending(
             command.group, command.ending, version=self.training.published, reason=command.reason
         )
-        self.reporter.endings[command.ending] += 1
-        self.reporter.say(f"group {command.group} {command.ending}: {command.reason}")
+        self.reporter.dropped(command)
 
     def _stop_or_save_if_asked(self) -> None:
         """Between batches, stop or save if the user or the observer asked for it."""

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rhymeflow.config import Config
+from rhymeflow.core.commands import Drop
 from rhymeflow.core.events import EnvironmentFailed, Event, RewardFailed
 from rhymeflow.core.types import HELD_OUT, Version
-from rhymeflow.observe.learning import Learning
+from rhymeflow.observe.learning import Learning, Verdict
 from rhymeflow.observe.limits import Limits
 from rhymeflow.observe.metrics import EXTRA, VERDICTS, MetricsWriter
 from rhymeflow.observe.progress import Progress, ProgressState
@@ -46,6 +47,8 @@ class Reporter:
         has_drafts = config.drafting.window != "off"
         self.throughput = Throughput(has_drafts=has_drafts)
         self.endings = {"consumed": 0, "filtered": 0, "aborted": 0}
+        self._num_filtered = 0
+        """Groups that were filtered since the last step."""
         self._failed = 0
         """Training responses since the last step whose reward function or environment failed."""
         self._state = ProgressState(
@@ -133,6 +136,7 @@ class Reporter:
         self.observer.step_ended(version, metrics)
 
     def _show_step(self, version: Version, metrics: Mapping[str, float]) -> None:
+        self._num_filtered = 0
         state = self._state
         state.step = version
         state.rewards.append(metrics["reward"])
@@ -145,12 +149,23 @@ class Reporter:
 
     def _judge(self, version: Version, metrics: Mapping[str, float]) -> None:
         """Say whether the run learns, each verdict once for each time that it begins to hold."""
-        for verdict in self._learning.add(version, metrics):
+        self._tell(version, self._learning.add(version, metrics))
+
+    def _tell(self, version: Version, news: Iterable[Verdict]) -> None:
+        for verdict in news:
             row = {"step": version, "time": round(self.now, 3), **verdict._asdict()}
             self._metrics.append(VERDICTS, row)
             self._progress.warn(f"step {version}: {verdict.line}")
             self.observer.judged(version, verdict)
         self._state.verdicts = self._learning.now
+
+    def dropped(self, command: Drop) -> None:
+        """Count and show that a group ended untrained."""
+        self.endings[command.ending] += 1
+        if command.ending == "filtered":
+            self._num_filtered += 1
+            self._tell(self._state.step, self._learning.filtered(self._num_filtered))
+        self.say(f"group {command.group} {command.ending}: {command.reason}")
 
     def evaluated(self, version: Version, metrics: dict[str, float]) -> None:
         """Write and show the metrics of a suite under `version`."""

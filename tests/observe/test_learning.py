@@ -90,6 +90,19 @@ def test_rewards_that_were_never_anything_else_are_0() -> None:
     assert [[verdict.name for verdict in each] for each in found] == [[], [], [], ["rewards all 0"]]
 
 
+def test_groups_may_be_filtered_without_end() -> None:
+    learning = Learning(read_config("demo"))
+    most = WINDOW * read_config("demo").learner.groups_per_batch
+    assert [learning.filtered(count) for count in range(most)] == [[]] * most
+    (verdict,) = learning.filtered(most)
+    assert verdict.name == "groups filtered"
+    assert verdict.said.startswith(f"all {most} groups since the last step")
+    assert learning.filtered(most + 1) == [], "it was said"
+    assert [each.name for each in learning.at_end()] == ["groups filtered"]
+    learning.add(1, GOOD)
+    assert learning.now == []
+
+
 def test_a_low_reward_that_varies_has_not_collapsed() -> None:
     few = [{"reward": reward} for reward in (0.9, 0.0, 0.6, 0.1, 0.3, 0.0, 0.1, 0.4)]
     assert "reward collapsed" not in names(after(*few))
