@@ -19,6 +19,7 @@ import struct
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from io import FileIO
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, dataclass_transform
@@ -161,6 +162,9 @@ class Pool:
         self._patience = config.timeout + (0.0 if max_concurrent is None else GRACE_SECONDS)
         self._decode = msgspec.msgpack.Decoder(Imported | Begun | Failure | Late | replies).decode
         self._processes: list[_Process] = []
+        self._log = log
+        self._output: FileIO | None = None
+        """The log as it grows, open until the user's code has printed something."""
         self._queue: deque[Task] = deque()
         self._suspects: deque[Task] = deque()
         """Tasks with a call that ran when their process ended: each is retried alone, to find out
@@ -181,6 +185,8 @@ class Pool:
             UserError: it cannot be imported, or that takes too long.
         """
         assert not self._processes, "started twice"
+        if self._log is not None:
+            self._output = self._log.open("a+b", buffering=0)  # reads from what is there on
         atexit.register(self.close)
         try:
             for _ in range(self._config.num_workers):
@@ -203,6 +209,8 @@ class Pool:
     def close(self) -> None:
         """Kill all processes; unfinished tasks are dropped."""
         atexit.unregister(self.close)
+        if self._output is not None:
+            self._output.close()
         for process in self._processes:
             process.kill()
         for records in (self._processes, self._queue, self._suspects, self._live, self._active):
@@ -230,6 +238,18 @@ class Pool:
                     (self._suspects if task.is_suspect else self._queue).remove(task)
         for process in self._processes:
             process.flush()
+
+    def first_print(self) -> str | None:
+        """Return the first line that the user's code has printed since the start, once; None:
+        nothing was printed, or it was returned before."""
+        if self._output is None:
+            return None
+        lines = self._output.read(LONGEST_TEXT).decode(errors="replace").strip().splitlines()
+        if not lines:
+            return None
+        self._output.close()
+        self._output = None
+        return lines[0]
 
     def connections(self) -> list[Connection]:
         """Return what to wait on (`multiprocessing.connection.wait`) until the next `poll`."""

@@ -16,7 +16,7 @@ ROOMS = {
     "calibration.py": 450, "cli": 1_150, "cluster.py": 310, "config": 1_900, "core": 3_800,
     "cpu": 950, "dashboard": 1_720, "data": 1_450, "engine": 3_400, "environments": 1_550,
     "evaluation": 400, "export": 700, "histospec": 2_150, "learner": 2_750, "memory.py": 350,
-    "models": 1_400, "observe": 3_300, "pool.py": 550, "profiles": 150, "recipes": 550,
+    "models": 1_400, "observe": 3_300, "pool.py": 560, "profiles": 150, "recipes": 550,
     "reward": 950, "runtime": 4_850, "sft": 500, "sim": 3_150, "store": 2_450, "suites": 350,
     "trainer": 1_050, "trl": 750, "utils": 1_200, "weights": 1_450, "workers": 1_950,
 }  # fmt: skip

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -40,6 +42,21 @@ def shortened(text: str, width: int) -> str:
     return start + _GAP + end
 
 
+def excerpt(text: str, console: Console, width: int, height: int, *, head: float) -> list[Text]:
+    """Return the text in at most `height` lines of at most `width` columns. If it is longer, its
+    middle is left out; the share `head` of the lines is its beginning."""
+    room = width * height
+    is_cut = len(text) > 2 * room
+    if is_cut:  # a response can be long
+        text = f"{text[:room]}\n{text[-room:]}"
+    lines = list(Text(printable(text)).wrap(console, width, overflow="fold"))
+    if not is_cut and len(lines) <= height:
+        return lines
+    first = int(head * (height - 1))
+    last = max(first, len(lines) - (height - 1 - first))
+    return [*lines[:first], Text(_GAP.strip()), *lines[last:]]
+
+
 def _start(line: str, width: int) -> str:
     """Return the longest beginning that fits into `width` columns."""
     taken = 0
@@ -70,10 +87,22 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def means(values: Sequence[float], count: int) -> list[float]:
+    """Return at most `count` means of neighbouring values, of equally many or one more."""
+    count = min(count, len(values))
+    edges = [len(values) * place // count for place in range(count + 1)]
+    return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
+
+
+def is_flat(low: float, high: float) -> bool:
+    """Whether these bounds of values differ by no more than rounding, as those of means do."""
+    return high - low <= 1e-9 * max(abs(low), abs(high))
+
+
 def sparkline(values: Sequence[float], among: Sequence[float] | None = None) -> str:
     """Return a bar per value, scaled to the range of `among`, by default that of the values."""
     low, high = min(among or values), max(among or values)
-    if high == low:
+    if is_flat(low, high):
         return _SPARKS[0] * len(values)
     return "".join(_SPARKS[round((v - low) / (high - low) * (len(_SPARKS) - 1))] for v in values)
 

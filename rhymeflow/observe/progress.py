@@ -1,32 +1,52 @@
 """The live display of a run: renders a `ProgressState`, without a clock or a thread.
 
 On a terminal of 60 columns or more no line wraps and no number is cut: what does not fit is said in
-fewer words.
+fewer words. A large terminal also gets curves of the rewards, and a response of the last batch.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.jupyter import JupyterMixin
 from rich.live import Live
 from rich.measure import Measurement
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from rhymeflow.observe.curve import curve
 from rhymeflow.observe.learning import Verdict
 from rhymeflow.observe.limits import Limit
-from rhymeflow.observe.printable import clock, number, sparkline
+from rhymeflow.observe.printable import clock, excerpt, means, number, printable, sparkline
 
 _REDRAW_SECONDS = 0.2
 _SPARKLINE_STEPS = 24
+
+_LARGE = (100, 32)
+"""Columns and lines from which on a terminal has room for curves and a response."""
+_KEPT_LINES = 4
+"""Lines of a large terminal that are left for what was printed before: the last warnings."""
+_CURVE_LINES = (9, 18)
+
+
+class ShownResponse(NamedTuple):
+    """A response of a batch."""
+
+    name: str
+    step: int
+    reward: float | None
+    prompt: str
+    text: str
 
 
 @dataclass
@@ -47,6 +67,8 @@ class ProgressState:
     rewards: list[float] = field(default_factory=list)
     eval_rewards: list[float] = field(default_factory=list)
     """Held-out mean rewards, the first being of the untrained policy."""
+    eval_steps: list[int] = field(default_factory=list)
+    """The step of each."""
     suites: dict[str, float] = field(default_factory=dict)
     """The last figures of the other suites, by label."""
     latest: dict[str, float] = field(default_factory=dict)
@@ -60,6 +82,7 @@ class ProgressState:
     waiting: int = 0
     """Trajectories routed, but not being decoded."""
     message: str = ""
+    response: ShownResponse | None = None
 
     @property
     def left(self) -> float | None:
@@ -81,7 +104,7 @@ class Progress:
         self._shown_at = -_REDRAW_SECONDS
         self._shown_step = 0
         self._shown_message, self._shown_evaluations = "", 0
-        self._latest: ProgressState | None = None
+        self._screen = Screen()
         self._open = ExitStack()
 
     def __enter__(self) -> Progress:
@@ -94,24 +117,29 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._draw is not None and self._latest is not None:
-            self._draw(render(self._latest))
+        if self._draw is not None and self._screen.state is not None:
+            self._draw(self._screen)
         self._open.close()
+
+    @property
+    def shows_responses(self) -> bool:
+        """Whether there is room for a response."""
+        return self._draw is not None and _is_large(self._console)
 
     def update(self, state: ProgressState) -> None:
         """Show `state`, unless that was done a moment ago and no step has ended since."""
-        self._latest = state
+        self._screen.state = state
         is_new_step = state.step != self._shown_step
         if self._draw is None:
             self._print(state, is_new_step)
         elif is_new_step or state.elapsed - self._shown_at >= _REDRAW_SECONDS:
-            self._draw(render(state))
+            self._draw(self._screen)
             self._shown_at = state.elapsed
         self._shown_step = state.step
 
     def warn(self, message: str) -> None:
         """Print a line that stays on the screen."""
-        self._say(f"warning: {message}")
+        self._say(f"warning: {printable(message)}")
         self._shown_message = message  # once is enough
 
     def _print(self, state: ProgressState, is_new_step: bool) -> None:
@@ -182,8 +210,78 @@ class Fitted:
         return Measurement(min(widths), max(widths)).with_maximum(options.max_width)
 
 
-def render(state: ProgressState) -> RenderableType:
-    """The display: a progress bar, then labelled lines."""
+def _is_large(console: Console) -> bool:
+    columns, lines = _LARGE
+    return console.is_terminal and console.width >= columns and console.height >= lines
+
+
+class Screen(JupyterMixin):
+    """The display of `state`: a panel of figures; on a large terminal below it the curves and the
+    response, which are rendered again only when they change."""
+
+    def __init__(self, state: ProgressState | None = None) -> None:
+        self.state = state
+        self._below: tuple[object, list[list[Segment]]] = None, []
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        assert self.state is not None
+        figures = _figures(self.state)
+        if not _is_large(console):
+            yield figures
+            return
+        lines = console.render_lines(figures, options, pad=False)
+        room, state = console.height - _KEPT_LINES - len(lines), self.state
+        key = state.step, len(state.eval_rewards), state.response, room, options.max_width
+        if key != self._below[0]:
+            below = Group(*_parts_below(state, console, options.max_width, room))
+            self._below = key, console.render_lines(below, options, pad=False)
+        for line in [*lines, *self._below[1]]:
+            yield from line
+            yield Segment.line()
+
+
+def _parts_below(
+    state: ProgressState, console: Console, width: int, room: int
+) -> Iterator[RenderableType]:
+    """What fits into `room` lines."""
+    if len(state.rewards) > 1:
+        height = min(max(_CURVE_LINES[0], room // 2), _CURVE_LINES[1])
+        room -= height
+        yield _curves(state, width, height)
+    if state.response is not None and room > 5:
+        yield _response(state.response, console, width, room)
+
+
+def _curves(state: ProgressState, width: int, height: int) -> RenderableType:
+    """The rewards of all steps, and beside them the held-out ones once there are several."""
+    rewards = means(state.rewards, 2 * width)  # as many as there are columns of dots
+    spacing = (len(state.rewards) - 1) / (len(rewards) - 1)
+    points = [(state.step - i * spacing, y) for i, y in enumerate(reversed(rewards))]
+    curves = [("reward by step", points[::-1], "green")]
+    if len(state.eval_rewards) > 1:
+        points = list(zip(state.eval_steps, state.eval_rewards, strict=True))
+        curves.append(("held-out reward by step", points, "cyan"))
+    inner = width // len(curves) - 4  # without borders and padding
+    grid = Table.grid(expand=True)
+    for _ in curves:
+        grid.add_column(ratio=1)
+    texts = ((title, curve(points, inner, height - 2, style)) for title, points, style in curves)
+    grid.add_row(*(Panel(text, title=title, title_align="left") for title, text in texts))
+    return grid
+
+
+def _response(of: ShownResponse, console: Console, width: int, height: int) -> Panel:
+    """The end of the prompt and the response, as far as there is room."""
+    prompt = excerpt(of.prompt, console, width - 4, min(3, height // 3), head=0.0)
+    for line in prompt:
+        line.stylize("dim")
+    text = excerpt(of.text, console, width - 4, height - 2 - len(prompt), head=0.6)
+    title = Text(f"response {of.name} of step {of.step}: reward {number(of.reward, '.3f')}")
+    return Panel(Group(*prompt, *text), title=title, title_align="left")
+
+
+def _figures(state: ProgressState) -> Panel:
+    """A progress bar, then labelled lines."""
     head = Table.grid(expand=True, padding=(0, 1))
     head.add_column(no_wrap=True)
     head.add_column(ratio=1)

@@ -17,6 +17,8 @@ from rhymeflow.core import commands, events
 from rhymeflow.core.events import Event, GroupCreated
 from rhymeflow.core.types import InstanceId, SuiteName, TrajectoryId
 from rhymeflow.data.load import RunPrompts
+from rhymeflow.observe.printable import conversation
+from rhymeflow.observe.progress import ShownResponse
 from rhymeflow.runtime.base import News, Received, WorkerLost
 from rhymeflow.runtime.checkpoints import Checkpoints
 from rhymeflow.runtime.environments import Environments
@@ -181,7 +183,13 @@ class Controller:
                     self._lose(item)
 
     def _hear(self, worker: str, message: Any) -> None:
-        match self.supervisor.role(worker):
+        role = self.supervisor.role(worker)
+        if isinstance(message, messages.Printed):
+            is_reward = role == "reward"
+            of = self.supervisor.rewards if is_reward else self.supervisor.environments
+            self.reporter.printed(role, message.line, of.log)
+            return
+        match role:
             case "learner" | "policy":
                 self._from_learner(message)
             case "rollout":
@@ -398,12 +406,24 @@ class Controller:
             self.in_flight.abort(trajectory)
 
     def _train(self, command: commands.Train) -> None:
+        if self.reporter.wants_response:
+            self._show_response(command)
         for group, members in zip(command.groups, command.members, strict=True):
             self.store.put_consumed(group, version=command.version, members=members)
             self.in_flight.end(group)
         self.reporter.endings["consumed"] += len(command.groups)
         self.log.commit(self.reporter.now)
         self.training.begin(command)
+
+    def _show_response(self, command: commands.Train) -> None:
+        """Show a response of the batch, of another place in each."""
+        place = command.version % len(command.groups)
+        members = command.members[place]
+        which = TrajectoryId(command.groups[place], members[command.version % len(members)])
+        prompt = conversation(self.in_flight[which.group].whole_prompt)
+        text, reward = self.store.judged(which)
+        step = command.version + 1
+        self.reporter.show_response(ShownResponse(str(which), step, reward, prompt, text))
 
     def _drop(self, command: commands.Drop) -> None:
         self.in_flight.end(command.group)

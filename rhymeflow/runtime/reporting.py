@@ -13,7 +13,9 @@ from rhymeflow.core.types import HELD_OUT, Version
 from rhymeflow.observe.learning import Learning, Verdict
 from rhymeflow.observe.limits import Limits
 from rhymeflow.observe.metrics import EXTRA, VERDICTS, MetricsWriter
-from rhymeflow.observe.progress import Progress, ProgressState
+from rhymeflow.observe.printable import shortened
+from rhymeflow.observe.progress import Progress, ProgressState, ShownResponse
+from rhymeflow.runtime.base import Role
 from rhymeflow.runtime.disk_space import DiskSpace
 from rhymeflow.runtime.observer import Observer
 from rhymeflow.runtime.throughput import Throughput
@@ -22,6 +24,9 @@ from rhymeflow.workers.messages import BatchTrained, Publication, RewardComputed
 
 if TYPE_CHECKING:
     from rhymeflow.store.backup import BackupThread
+
+RESPONSE_SECONDS = 2.0
+"""How long the display shows a response at least."""
 
 ROW = ("step", "time", "epoch")
 """Fields of a row besides metrics; entries for transformers' callbacks have epochs."""
@@ -62,6 +67,7 @@ class Reporter:
         """Values that reward functions logged since the last step, by prefix and name."""
         self._suites = {HELD_OUT, *(suite.name for suite in config.eval.suites)}
         self._renamed: set[str] = set()
+        self._response_at = -RESPONSE_SECONDS
         self.space: DiskSpace | None = None
         """Checks the run directory's disk, once the size of a checkpoint is known."""
         self.backup: BackupThread | None = None
@@ -76,7 +82,7 @@ class Reporter:
         state.step = state.resumed_at = max(rows, default=0)
         state.rewards += [row["reward"] for row in rows.values() if "reward" in row]
         for step, row in rows.items():
-            self._show_evaluation(row)
+            self._show_evaluation(step, row)
             self._learning.add(step, row)
         state.verdicts = self._learning.now
         tokens = (row.get("num_tokens") or 0.0 for row in rows.values())
@@ -169,14 +175,15 @@ class Reporter:
 
     def evaluated(self, version: Version, metrics: dict[str, float]) -> None:
         """Write and show the metrics of a suite under `version`."""
-        self._show_evaluation(metrics)
+        self._show_evaluation(version, metrics)
         self._metrics.write(version, self.now, metrics)
         self._judge(version, metrics)
         self.observer.evaluated(version, metrics)
 
-    def _show_evaluation(self, metrics: Mapping[str, Any]) -> None:
+    def _show_evaluation(self, version: Version, metrics: Mapping[str, Any]) -> None:
         if REWARD in metrics:
             self._state.eval_rewards.append(metrics[REWARD])
+            self._state.eval_steps.append(version)
         self._state.suites |= headlines(metrics)
 
     def count_failures(self, happened: Iterable[Event]) -> None:
@@ -215,6 +222,20 @@ class Reporter:
         if prefix:
             return name == "reward" or name.startswith(tuple(f"{s}/" for s in self._suites))
         return name in own or name in ROW or name.startswith("eval/")
+
+    @property
+    def wants_response(self) -> bool:
+        """Whether the display has room for a response, and has shown the last one long enough."""
+        return self._progress.shows_responses and self.now - self._response_at >= RESPONSE_SECONDS
+
+    def show_response(self, response: ShownResponse) -> None:
+        """Show a response of the batch that is being trained on."""
+        self._state.response, self._response_at = response, self.now
+
+    def printed(self, role: Role, line: str, log: str) -> None:
+        """Say where what user code prints can be read, with its first `line`."""
+        who = "reward functions print" if role == "reward" else "environments print"
+        self._progress.warn(f"{who}: {shortened(line, 200)} (all of it is in {log})")
 
     def saved(self, version: Version, path: str) -> None:
         """Tell the backup and the observer of a complete checkpoint."""

@@ -274,6 +274,12 @@ class SqliteTrajectoryStore:
         values = float(reward), codec.to_json(components)
         self._change("trajectories", trajectory, Statement.REWARD, *values, *trajectory)
 
+    def judged(self, trajectory: TrajectoryId) -> tuple[str, float | None]:
+        """Return the text and the reward of a finished response."""
+        query = "SELECT text, reward FROM trajectories WHERE group_id = ? AND member = ?"
+        ((text, reward),) = self._query(query, *trajectory)
+        return text or "", reward
+
     def put_consumed(self, group: GroupId, *, version: Version, members: Sequence[int]) -> None:
         """Store that batch `version` trains on these members of the group."""
         self.put_ending(group, "consumed", version=version)

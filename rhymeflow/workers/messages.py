@@ -288,6 +288,12 @@ class EpisodeFailed(Message):
     error: str
 
 
+class Printed(Message):
+    """The first line that user code has printed; it is in the worker's log."""
+
+    line: str
+
+
 class Alive(Message):
     """A heartbeat; see `entry.py`."""
 

@@ -32,11 +32,11 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     sections = reward_sections(config).values()
     functions = tuple(chain.from_iterable(sections))
     names = tuple(chain.from_iterable(map(component_names, sections)))
+    tokenizer = load_tokenizer(config.model)
     pool = reward_pool(config.reward.model_copy(update={"functions": functions}), output_path())
     if functions:
-        pool.start()
+        pool.start()  # from now on what is printed is the functions'
     try:
-        tokenizer = load_tokenizer(config.model)
         decode: Any = partial(tokenizer.decode, skip_special_tokens=True)
         has_model = any(each.function == "reward_model" for each in functions)
         seen = PromptEncoder(tokenizer, config.data).seen if has_model else None

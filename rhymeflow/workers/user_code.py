@@ -8,7 +8,7 @@ from typing import Any
 from rhymeflow.pool import Pool
 from rhymeflow.utils import progress
 from rhymeflow.workers.channel import Channel
-from rhymeflow.workers.messages import WAIT_SECONDS, Message, Shutdown, receive
+from rhymeflow.workers.messages import WAIT_SECONDS, Message, Printed, Shutdown, receive, send
 
 
 class UserCodeWorker:
@@ -24,6 +24,8 @@ class UserCodeWorker:
         while not self._ending:
             self._pool.wait(WAIT_SECONDS, self._connection)
             self.turn()
+            if (line := self._pool.first_print()) is not None:
+                send(self._connection, Printed(line))
             progress.advance()
 
     def turn(self) -> None:

@@ -5,8 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.console import Console
 
-from rhymeflow.observe.printable import clock, conversation, printable, shortened, sparkline
+from rhymeflow.observe.printable import (
+    clock,
+    conversation,
+    excerpt,
+    printable,
+    shortened,
+    sparkline,
+)
 
 
 def test_what_does_not_print_is_escaped_and_line_ends_stay():
@@ -34,8 +42,17 @@ def test_the_middle_is_left_out():
     assert cell_len(line) == 40
 
 
+def test_an_excerpt_keeps_both_ends():
+    console, text = Console(), "\n".join(f"line {i}" for i in range(9))
+    lines = excerpt(text, console, 10, 5, head=0.5)
+    assert [*map(str, lines)] == ["line 0", "line 1", "...", "line 7", "line 8"]
+    assert [*map(str, excerpt("  a word\x1b", console, 8, 2, head=0.5))] == ["  a ", "word\\x1b"]
+    assert [*map(str, excerpt("x" * 10**6, console, 8, 2, head=0.0))] == ["...", "x" * 8]
+
+
 def test_bars_and_times():
     values = ([1.0], [0.0, 0.0], [0.0, 1.0, 0.5], [-1, 0, 1])
+    assert sparkline([0.1 + 0.2, 0.3]) == "▁▁", "they differ by rounding"
     assert [*map(sparkline, values)] == ["▁", "▁▁", "▁█▅", "▁▅█"]
     assert [*map(clock, (0, 59.9, 61, 3723))] == ["0:00", "0:59", "1:01", "1:02:03"]
 

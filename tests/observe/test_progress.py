@@ -14,13 +14,14 @@ from rich.console import Console
 
 from rhymeflow.observe.limits import Limit
 from rhymeflow.observe.printable import sparkline
-from rhymeflow.observe.progress import Progress, ProgressState, line, render
+from rhymeflow.observe.progress import Progress, ProgressState, Screen, ShownResponse, line
 
 
 def busy_state() -> ProgressState:
     return ProgressState(
         name="demo", num_steps=60, max_staleness=1, step=12, elapsed=75.0, first_step_at=15.0,
-        rewards=[0.1 * (i % 5) + 0.02 * i for i in range(12)], eval_rewards=[0.375, 0.484],
+        rewards=[0.1 * (i % 5) + 0.02 * i for i in range(12)],
+        eval_rewards=[0.375, 0.484], eval_steps=[0, 10],
         latest={
             "staleness/mean": 0.42, "staleness/max": 1.0, "rollout/tokens_per_s": 3210.4,
             "draft/mean_acceptance_length": 2.345, "draft/acceptance_rate": 0.714,
@@ -31,9 +32,11 @@ def busy_state() -> ProgressState:
     )  # fmt: skip
 
 
-def drawn(state: ProgressState, width: int) -> list[str]:
-    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    console.print(render(state))
+def drawn(state: ProgressState, width: int, height: int = 24) -> list[str]:
+    console = Console(
+        file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None
+    )
+    console.print(Screen(state))
     return console.file.getvalue().splitlines()
 
 
@@ -87,6 +90,12 @@ STATES = st.builds(
     limit=st.none() | st.builds(
         Limit, st.sampled_from(VERDICTS), st.floats(0, 1), st.floats(0, 1), st.just(8)),
     message=LETTERS | st.just("word " * 60) | st.just("a\nb"),
+    eval_steps=st.just([]),
+)  # fmt: skip
+RESPONSES = st.builds(
+    ShownResponse, name=st.just("12.3"), step=st.integers(1, 10**6),
+    reward=st.none() | st.floats(-9, 9),
+    prompt=st.text(max_size=400), text=st.text(max_size=400) | st.just("so \u3053 " * 9_000),
 )  # fmt: skip
 
 
@@ -95,6 +104,49 @@ def test_no_line_wraps_whatever_the_state(state, width):
     lines = drawn(state, width)
     assert len(lines) == 11 + state.has_drafts
     assert {cell_len(text) for text in lines} == {width}
+
+
+@given(STATES, st.none() | RESPONSES, st.sampled_from([(100, 32), (120, 40), (200, 60)]))
+def test_a_large_terminal_is_used_and_not_overrun(state, response, size):
+    width, height = size
+    state.response, state.eval_steps = response, [10 * i for i in range(len(state.eval_rewards))]
+    lines = drawn(state, *size)
+    text = "\n".join(lines)
+    assert len(lines) <= height - 4
+    assert {cell_len(text) for text in lines} == {width}
+    assert ("╭─ reward by step ─" in text) == (len(state.rewards) > 1)
+    held_out = len(state.rewards) > 1 and len(state.eval_rewards) > 1
+    assert ("╭─ held-out reward by step ─" in text) == held_out
+    assert ("╭─ response 12.3 of step" in text) == (response is not None)
+    assert "\x1b" not in text
+
+
+def test_a_response_is_shown_from_the_end_of_its_prompt_to_its_own_end():
+    state = busy_state()
+    prompt = "few shots\n" * 40 + "user: \x1b[31mwhat is 1 + 1?"
+    state.response = ShownResponse(
+        "7.1", 12, 0.25, prompt, "first\n" + "thinking " * 2_000 + "so 2"
+    )
+    text = "\n".join(drawn(state, 120, 40))
+    place = 0
+    for part in (
+        "response 7.1 of step 12: reward 0.250", "...", "few shots",
+        "user: \\x1b[31mwhat is 1 + 1?", "first", "thinking thinking", "...",
+        "thinking thinking", "so 2",
+    ):  # fmt: skip
+        place = text.index(part, place)
+
+
+def test_curves_are_drawn_once_a_step(monkeypatch):
+    screen, drawn = Screen(state := busy_state()), []
+    monkeypatch.setattr(
+        "rhymeflow.observe.progress.curve", lambda *_: drawn.append(state.elapsed) or "curve"
+    )
+    console = Console(file=io.StringIO(), width=120, height=40, force_terminal=True)
+    for step, elapsed in ((12, 75.0), (12, 76.0), (13, 77.0)):
+        state.step, state.elapsed, state.eval_steps = step, elapsed, [0, 10]
+        console.print(screen)
+    assert drawn == [75.0, 75.0, 77.0, 77.0]
 
 
 def test_unknown_numbers_show_as_such_and_markup_as_text():

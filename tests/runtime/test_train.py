@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -12,15 +13,17 @@ from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from rhymeflow.core.commands import Train
+from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.observe import metrics
 from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.supervisor import WorkerDied
 from rhymeflow.runtime.train import interruptible
 from rhymeflow.utils.stopping import STOP_SIGNALS, as_interrupts
 from tests.processes import is_running
-from tests.runtime import plain
+from tests.runtime import even, plain
 from tests.runtime.logs import reader, train
 from tests.runtime.tiny import program, tiny_config, until
 
@@ -37,9 +40,12 @@ def batches(config) -> list[list[list[int]]]:
 
 
 def test_staleness_0_equals_the_plain_loop_loss_by_loss(tmp_path):
-    """And leaves a complete run directory."""
-    config = tiny_config(tmp_path, schedule=SYNCHRONOUS, learner={"max_steps": 5})
-    summary, run_dir = train(config), tmp_path / "run"
+    """And leaves a complete run directory, a response on the screen, and a word on what rewards
+    print."""
+    reward = {"functions": [{"function": f"{even.__file__}:told_digits"}]}
+    config = tiny_config(tmp_path, schedule=SYNCHRONOUS, learner={"max_steps": 5}, reward=reward)
+    console = Console(file=io.StringIO(), width=120, height=40, force_terminal=True)
+    summary, run_dir = train(config, console), tmp_path / "run"
     assert summary.staleness == {0: 30}
     rows = metrics.read(run_dir)
     expected = plain.train(config)
@@ -52,6 +58,14 @@ def test_staleness_0_equals_the_plain_loop_loss_by_loss(tmp_path):
                 name,
             )
         assert rows[version]["off_policy/mismatch_kl"] == pytest.approx(0.0, abs=1e-6)
+    screen, log = console.file.getvalue(), run_dir / "logs" / "attempt-1" / "reward.log"
+    where = f"(all of it is in {log})"
+    assert screen.count(f"warning: reward functions print: judging \\x1b[31m {where}") == 1
+    assert log.read_text().count("judging \x1b[31m\n") == 5 * 2 + 4 * 2, "of groups"
+    first = expected[0]["made"][0]
+    decoded = load_tokenizer(config.model).decode(first, skip_special_tokens=True)
+    assert "response 0.0 of step 1: reward" in screen
+    assert f"│ {decoded} " in screen
     names = {path.name for path in run_dir.iterdir()}
     assert names >= {"config.yaml", "events.db", "metrics.jsonl", "summary.json", "checkpoints"}
     written = json.loads((run_dir / "summary.json").read_text())

@@ -18,6 +18,7 @@ from rhymeflow.workers.messages import (
     EpisodeFailed,
     EpisodeJudged,
     EpisodeOpened,
+    Printed,
     TurnAnswered,
     receive,
     send,
@@ -54,9 +55,10 @@ def episode(*turns: str, observed: Any = (), tok: Any = TEXT, key: str = "3.1", 
 
 
 def answer(connection: Any) -> Any:
-    """The next one."""
+    """The next one, after what is told of the environments' prints."""
     assert connection.poll(60)
-    return receive(connection)
+    message = receive(connection)
+    return answer(connection) if isinstance(message, Printed) else message
 
 
 def ask(connection: Any, *turns: str, room: int = 300, **options: Any) -> Any:
