@@ -150,11 +150,19 @@ def _no_such_package(name: str) -> str:
     raise metadata.PackageNotFoundError(name)
 
 
-def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipes_are_listed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert cli.main(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(list_recipes())
-    assert all(len(line.split()) > 1 for line in lines), "each says what it is"
+    assert all(line.endswith(".") for line in lines), "each says what it is, to the end"
+    monkeypatch.setenv("COLUMNS", "70")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert cli.main(["recipes"]) == 0
+    wrapped = capsys.readouterr().out
+    assert max(map(len, wrapped.splitlines())) <= 70
+    assert wrapped.split() == " ".join(lines).split()
 
 
 def test_doctor_says_what_is_missing(
@@ -212,5 +220,5 @@ def test_a_short_demo_and_a_look_at_it(tmp_path: Path) -> None:
     assert summary["staleness_max"] <= 1
     shown = command("inspect", "run", cwd=tmp_path, env={**os.environ, "COLUMNS": "80"})
     assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.index("held-out reward") < shown.stdout.index("Best responses")
+    assert shown.stdout.index("held-out reward") < shown.stdout.index("Best of step 2: ")
     assert max(map(cell_len, shown.stdout.splitlines())) <= 80

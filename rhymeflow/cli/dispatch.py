@@ -11,8 +11,10 @@ import importlib
 import os
 import pkgutil
 import select
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -147,13 +149,14 @@ def _hint(
 
 
 def recipes(args: argparse.Namespace) -> None:
-    """List the ready configurations."""
+    """List the ready configurations; on a terminal their sentences are wrapped."""
     from rhymeflow.config.load import list_recipes
 
     names = list_recipes()
-    width = max(map(len, names), default=0)
-    for name, description in names.items():
-        print(f"{name.ljust(width)}  {description}")
+    room = max(map(len, names), default=0) + 2
+    columns = max(shutil.get_terminal_size().columns, 60) if sys.stdout.isatty() else 10**6
+    for name, sentence in names.items():
+        print(name.ljust(room) + f"\n{'':{room}}".join(textwrap.wrap(sentence, columns - room)))
 
 
 def doctor(args: argparse.Namespace) -> None:

@@ -33,11 +33,15 @@ Overrides = Mapping[str, str]
 
 
 def list_recipes() -> dict[str, str]:
-    """Return the recipes' names, each with the first line of the file if it is a comment."""
+    """Return the recipes' names, each with the sentence that its file begins with, as a comment."""
     recipes = {}
     for path in sorted(RECIPES.glob("*.yaml")):
-        first = path.read_text(encoding="utf-8").partition("\n")[0]
-        recipes[path.stem] = first.lstrip("# ").strip() if first.startswith("#") else ""
+        said: list[str] = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if not line.startswith("# ") or (said and said[-1].endswith(".")):
+                break
+            said.append(line.lstrip("# ").strip())
+        recipes[path.stem] = " ".join(said)
     return recipes
 
 

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,11 +18,12 @@ from rich.text import Text
 
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
-from rhymeflow.observe import metrics, query
+from rhymeflow.observe import metrics, query, summary
 from rhymeflow.observe.printable import (
     clock,
     conversation,
     facts,
+    means,
     number,
     printable,
     shortened,
@@ -31,7 +31,6 @@ from rhymeflow.observe.printable import (
     table,
 )
 from rhymeflow.observe.query import Kind, Record, TokenTexts
-from rhymeflow.observe.summary import backup_line
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.previous_run import store_of
 from rhymeflow.store.reader import TrajectoryReader
@@ -42,11 +41,12 @@ MAX_GROUPS = 50
 _SCALE = (0.0, 1.0)
 """Bars of rewards span at least this range."""
 _NUM_QUANTILES = 5
-_CURVE_WIDTH = 20
+_FIGURES_WIDTH = 60
+"""Columns left of the curves."""
 _NAME_WIDTH = 20
 _RESPONSE_LINES = 3
-_NUM_SHOWN = 2
-"""Best and worst responses in the overview of a run."""
+_BREAKS = 12
+"""Columns that a line break between words may leave empty."""
 
 _STATES = {
     "running": "it is running",
@@ -63,16 +63,13 @@ _CURVES = (
     ("kl", "kl"),
     ("mismatch kl", "off_policy/mismatch_kl"),
     ("gradient norm", "grad_norm"),
-    ("staleness", "staleness/mean"),
-    ("idle rollout", "idle/rollout"),
-    ("idle learner", "idle/learner"),
 )
 # One row per quantile (from 1) of the lengths of all responses with tokens.
 _QUANTILES = f"""
-SELECT MIN(length), MAX(length), COUNT(*), AVG(reward),
-    COALESCE(AVG(reason IN ('length', 'finished_early')), 0),
-    AVG(ending IS 'consumed'), AVG(ending IS 'filtered'), AVG(ending IS 'aborted'),
-    AVG(ending IS NULL)
+SELECT MIN(length) AS shortest, MAX(length) AS longest, COUNT(*) AS count, AVG(reward) AS reward,
+    COALESCE(AVG(reason IN ('length', 'finished_early')), 0) AS cut,
+    AVG(ending IS 'consumed') AS consumed, AVG(ending IS 'filtered') AS filtered,
+    AVG(ending IS 'aborted') AS aborted, AVG(ending IS NULL) AS open
 FROM (SELECT *, NTILE({_NUM_QUANTILES}) OVER (ORDER BY length, group_id, member) AS quantile
     FROM responses)
 GROUP BY quantile ORDER BY quantile"""
@@ -136,6 +133,8 @@ def as_json(run_dir: Path, question: Question) -> str:
         found = _answer(run_dir, reader, question)
         if found is None:
             found = query.run(run_dir, reader, metrics.rows(run_dir))
+            found["drafts"] = query.drafts_by_epoch(reader)
+            found["by_length"] = reader.records(_QUANTILES)
         elif question.trajectory is not None:
             found["texts"] = found["tokens"] and TokenTexts().of(reader, found["tokens"])
     return json.dumps(json.loads(msgspec.json.encode(found)), indent=2)
@@ -181,35 +180,32 @@ def _answer(run_dir: Path, reader: TrajectoryReader, question: Question) -> Reco
 def _show_run(run_dir: Path, reader: TrajectoryReader, console: Console) -> None:
     rows = metrics.rows(run_dir)
     run, steps = query.run(run_dir, reader, rows), metrics.by_step(rows)
+    console.print(Text(_headline(run, max(steps, default=0)), style="bold"), soft_wrap=False)
     for verdict in run["verdicts"]:
         said = Text(verdict["said"], style="bold yellow")
         console.print(said.append(f": {verdict['remedy']}", style="not bold"))
     _show_learned(run, steps, reader, console)
+    console.print()
     _show_last_responses(steps, reader, console)
     console.print()
-    _show_throughput(steps, reader, console)
-    if (limit := run["limit"]) is not None:
-        console.print(Text(f"Pace: {limit['line']} (last {limit['steps']} steps)"))
-    if staleness := run["staleness"]:
-        total = sum(staleness.values())
-        lines = [(str(age), f"{n:,}", f"{n / total:.1%}") for age, n in staleness.items()]
-        title = "Staleness when trained on"
-        console.print(table(title, ("versions", "trajectories", "share"), lines))
-    _show_drafts(steps, reader, console)
-    _show_lengths(steps, console)
-    _show_endings(reader, console)
-    if (line := backup_line(run_dir, run["events"], run["seconds"])) is not None:
-        console.print(Text(f"Backup: {printable(line)}"))
     ((gone, left),) = reader.query(_DELETED)
-    if gone:
-        console.print(Text(f"Tokens: of {left:,} responses, those of {gone:,} were deleted"))
+    limit = run["limit"]
+    lines = {
+        "pace": f"{limit['line']} (last {limit['steps']} steps)" if limit else "",
+        "throughput": _throughput(steps, reader),
+        **dict(summary.how_it_went(summary.summarize(run_dir, audits=False))),
+        "left out": ", ".join(f"{n:,} ({reason})" for reason, n in reader.query(_LEFT_OUT)),
+        "tokens": f"of {left:,} responses, those of {gone:,} were deleted" if gone else "",
+    }
+    console.print(facts((label, line) for label, line in lines.items() if line))
+    more = "--worst N, --best N, --step S, --group G, --trajectory G.M; --json has all of it"
+    console.print(Text(f"More: {more}", style="dim"))
 
 
 def _show_learned(run: Record, steps: Steps, reader: TrajectoryReader, console: Console) -> None:
-    """How far the run is, and its rewards."""
-    console.print(Text(_headline(run, max(steps, default=0)), style="bold"), soft_wrap=False)
+    """Curves of the rewards and other metrics, once there are steps."""
     if any(step > 0 for step in steps):
-        console.print(_curves(steps))
+        console.print(_curves(steps, min(max(20, console.width - _FIGURES_WIDTH), 40)))
         return
     ((finished, rewarded, mean),) = reader.query(
         "SELECT COUNT(*), COUNT(reward), AVG(reward) FROM trajectories WHERE group_id >= 0"
@@ -234,7 +230,7 @@ def _headline(run: Record, step: int) -> str:
     return printable(f"{name}: step {step}{of}{after}{how}")
 
 
-def _curves(steps: Steps) -> Table:
+def _curves(steps: Steps, width: int) -> Table:
     """A row for each metric: first, last, highest, and its curve."""
     functions = [name for name in steps[max(steps)] if re.fullmatch("rewards/.*/mean", name)]
     suites = dict.fromkeys(name for row in steps.values() for name in headlines(row))
@@ -260,16 +256,9 @@ def _curves(steps: Steps) -> Table:
             _value(values[0]),
             Text(_value(values[-1]), style="bold"),
             f"{_value(best)} at {at}",
-            Text(sparkline(_means(values, _CURVE_WIDTH))),
+            Text(sparkline(means(values, width))),
         )
     return grid
-
-
-def _means(values: Sequence[float], count: int) -> list[float]:
-    """At most `count` means of neighbouring values, of equally many or one more."""
-    count = min(count, len(values))
-    edges = [len(values) * place // count for place in range(count + 1)]
-    return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
 
 
 def _value(value: float) -> str:
@@ -277,76 +266,29 @@ def _value(value: float) -> str:
 
 
 def _show_last_responses(steps: Steps, reader: TrajectoryReader, console: Console) -> None:
-    """The best and the worst responses of the last batch, or of all if no batch is complete."""
+    """The best and the worst response of the last batch, or of all if no batch is complete."""
     # A batch that is being trained on has no metrics yet.
     ((last,),) = reader.query(
         "SELECT MAX(trained) + 1 FROM trajectories WHERE trained < ?", max(steps, default=0)
     )
-    count = len(query.rewarded(reader, "best", 2 * _NUM_SHOWN, last)) // 2
     of = "so far" if last is None else f"of step {last}"
-    for kind in query.KINDS if count else ():
-        title = f"{kind.capitalize()} responses {of}"
-        _show_responses(title, query.rewarded(reader, kind, count, last), console)
-    if count:
-        console.print()
-        console.print(Text("More: --worst N, --best N, --trajectory G.M", style="dim"))
+    for kind in query.KINDS if len(query.rewarded(reader, "best", 2, last)) > 1 else ():
+        for response in query.rewarded(reader, kind, 1, last):
+            _show_response(response, console, f"{kind.capitalize()} {of}: ", is_brief=True)
 
 
-# -- the run: how it went --------------------------------------------------------------------------
-
-
-def _show_throughput(steps: Steps, reader: TrajectoryReader, console: Console) -> None:
+def _throughput(steps: Steps, reader: TrajectoryReader) -> str:
     rows = [row for row in steps.values() if row.get("step_time")]
     if not rows:
-        return
+        return ""
     seconds, counts = sum(row["step_time"] for row in rows), query.trained(reader)
     trained = sum(counts.get(row["step"], 0) for row in rows)
     tokens = sum(
         counts.get(row["step"], 0) * (row.get("completions/mean_length") or 0.0) for row in rows
     )
-    said = f"Throughput: {trained / seconds:.1f} trained responses/s, "
-    said += f"{tokens / seconds:,.0f} of their tokens/s, "
-    said += f"median step {median(row['step_time'] for row in rows):.2f} s"
-    console.print(Text(said))
-
-
-def _show_drafts(steps: Steps, reader: TrajectoryReader, console: Console) -> None:
-    epochs = query.drafts_by_epoch(reader)
-    if not any(each["drafted"] for each in epochs):
-        return
-    rows = [
-        [str(each["epoch"]), f"{each['tokens']:,}", number(each["acceptance_length"], ".2f"),
-         f"{each['drafted']:,}", number(each["acceptance_rate"], ".1%")]
-        for each in epochs
-    ]  # fmt: skip
-    headings = ("epoch", "tokens", "acceptance length", "drafted", "accepted")
-    console.print(table("Drafts by epoch", headings, rows))
-    saved = sum(row.get("draft/time_saved") or 0.0 for row in steps.values())
-    console.print(Text(f"Time that drafts saved, as instances estimate it: {saved:.1f} s"))
-
-
-def _show_lengths(steps: Steps, console: Console) -> None:
-    """How well lengths were predicted, by the last step that says."""
-    rows = [{n: v for n, v in row.items() if n.startswith("lengths/")} for row in steps.values()]
-    for row in list(filter(None, rows))[-1:]:
-        found = [
-            f"{name.removeprefix('lengths/').replace('_', ' ')} {number(value, '.2f')}"
-            for name, value in row.items()
-        ]
-        console.print(Text(f"Length prediction: {', '.join(found)}"))
-
-
-def _show_endings(reader: TrajectoryReader, console: Console) -> None:
-    quantiles = [
-        [f"{low}-{high}", f"{count:,}", number(reward, ".3f"), *(f"{each:.1%}" for each in shares)]
-        for low, high, count, reward, *shares in reader.query(_QUANTILES)
-    ]
-    if quantiles:
-        endings = ("cut", "consumed", "filtered", "aborted", "open")
-        headings = ("tokens", "count", "reward", *endings)
-        console.print(table("Endings by length quantile", headings, quantiles))
-    for reason, count in reader.query(_LEFT_OUT):
-        console.print(Text(f"Groups left out ({printable(reason)}): {count:,}"))
+    step = median(row["step_time"] for row in rows)
+    responses = f"{trained / seconds:.1f} trained responses/s"
+    return f"{responses}, {tokens / seconds:,.0f} of their tokens/s, median step {step:.2f} s"
 
 
 # -- responses -------------------------------------------------------------------------------------
@@ -357,27 +299,34 @@ def _show_responses(title: str, responses: Sequence[Record], console: Console) -
     if responses:
         console.print()
         console.print(Text(title, style="bold"))
+    for each in responses:
+        _show_response(each, console)
+
+
+def _show_response(
+    each: Record, console: Console, before: str = "", *, is_brief: bool = False
+) -> None:
     # Two columns of indentation, nine of labels, and one that stays free.
     width = console.width - 12
-    for each in responses:
-        where = f"{each['group']}.{each['member']}"
-        line = Text.assemble((where, "bold cyan"), f"  {_said_of(each)}")
-        console.print(line, overflow="fold")
-        parts, text = each["components"] or {}, each["text"]
-        rows = {
-            "rewards": _shares(parts) if len(parts) != 1 else "",  # one alone is the reward
-            "prompt": conversation(each["prompt"]) if "prompt" in each else "",
-            "response": "(no text is stored)" if text is None else text or "(empty)",
-            "columns": _columns(each.get("columns", {})),
-        }
-        grid = Table.grid(padding=0)
-        grid.add_column(width=11, no_wrap=True, style="dim")
-        grid.add_column(width=width, overflow="fold")
-        for label, said in rows.items():
-            room = width * (_RESPONSE_LINES if label == "response" else 1)
-            if said:
-                grid.add_row(f"  {label}", Text(shortened(said, room)))
-        console.print(grid)
+    where = f"{each['group']}.{each['member']}"
+    line = Text.assemble((before, "bold"), (where, "bold cyan"), f"  {_said_of(each)}")
+    console.print(line, overflow="fold")
+    parts, text = each["components"] or {}, each["text"]
+    rows = {
+        "rewards": "" if is_brief or len(parts) == 1 else _shares(parts),  # one is the reward
+        "prompt": conversation(each["prompt"]) if "prompt" in each else "",
+        "response": "(no text is stored)" if text is None else text or "(empty)",
+        "columns": "" if is_brief else _columns(each.get("columns", {})),
+    }
+    grid = Table.grid(padding=0)
+    grid.add_column(width=11, no_wrap=True, style="dim")
+    grid.add_column(width=width, overflow="fold")
+    longest = 2 * width - _BREAKS if is_brief else width * _RESPONSE_LINES
+    for label, said in rows.items():
+        room = longest if label == "response" else width
+        if said:
+            grid.add_row(f"  {label}", Text(shortened(said, room)))
+    console.print(grid)
 
 
 def _said_of(response: Record) -> str:

@@ -23,6 +23,8 @@ from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.schema import EVENTS
 
 _DEEPEST = 3
+_GIVING_WAY = ("trained\n/s", "recipe", "began\n(UTC)", "time")
+"""Columns that a narrow terminal does not get, in this order: names of runs are never cut."""
 
 
 def find(directories: Sequence[Path]) -> list[Path]:
@@ -95,35 +97,45 @@ def show(directories: Sequence[Path], console: Console) -> None:
     """Print `as_json` as a table."""
     records = as_json(directories)
     if runs := [run for run in records if "problem" not in run]:
-        console.print(_table(runs))
+        _print_whole(runs, console)
     for run in records:
         if "problem" in run:
             line = printable(f"{run['path']}: {run['problem']}")
             console.print(Text(line), soft_wrap=True)
 
 
-def _table(runs: Sequence[Record]) -> Table:
+def _print_whole(runs: Sequence[Record], console: Console) -> None:
+    """Print the columns that a terminal has room for. Lines are longer than the console if it is no
+    terminal, or if the columns that always stay are too wide."""
+    wide = console.options.update(max_width=10**6)
+    for count in range(len(_GIVING_WAY) + 1):
+        shown = _table(runs, _GIVING_WAY[:count])
+        width = console.measure(shown, options=wide).maximum
+        if not console.is_terminal or width <= console.width:
+            break
+    console.width = max(console.width, width)
+    console.print(shown)
+
+
+def _table(runs: Sequence[Record], left_out: Sequence[str]) -> Table:
     paths = [Path(run["path"]).absolute() for run in runs]
     above = Path(os.path.commonpath([path.parent for path in paths]))
     # The common directory is printed once, so that names stay short.
     shortest = min(os.path.relpath(above), str(above), key=len)
-    headings = ("run", "recipe", "state", "steps", "held-out\nfirst", "\nbest", "trained\n/s")
-    rows = [
-        [
-            str(path.relative_to(above)),
-            run["recipe"],
-            run["state"],
-            _steps(run),
-            number(run["eval_reward_first"], ".3f"),
-            number(run["eval_reward_best"], ".3f"),
-            number(run["trajectories_per_s"], ".1f"),
-            clock(run["seconds"]),
-            run["started"].replace("T", " ")[len("2026-") : len("2026-11-22 10:20")],
-        ]
-        for path, run in zip(paths, runs, strict=True)
-    ]
+    columns = {
+        "run": [str(path.relative_to(above)) for path in paths],
+        "recipe": [run["recipe"] for run in runs],
+        "state": [run["state"] for run in runs],
+        "steps": [_steps(run) for run in runs],
+        "held-out\nfirst": [number(run["eval_reward_first"], ".3f") for run in runs],
+        "\nbest": [number(run["eval_reward_best"], ".3f") for run in runs],
+        "trained\n/s": [number(run["trajectories_per_s"], ".1f") for run in runs],
+        "time": [clock(run["seconds"]) for run in runs],
+        "began\n(UTC)": [f"{run['started'][5:10]} {run['started'][11:16]}" for run in runs],
+    }
+    shown = {heading: cells for heading, cells in columns.items() if heading not in left_out}
     title = "" if shortest == "." else f"in {shortest}"
-    return table(title, (*headings, "time", "began\n(UTC)"), rows)
+    return table(title, [*shown], zip(*shown.values(), strict=True))
 
 
 def _steps(run: Record) -> str:

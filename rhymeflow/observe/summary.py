@@ -75,15 +75,16 @@ class Summary:
     """How much of the run is in its backup; `None` of a run without one."""
 
 
-def summarize(run_dir: Path) -> Summary:
-    """Compute the summary. Raises `UserError` if there is no run, or it cannot be read."""
+def summarize(run_dir: Path, *, audits: bool = True) -> Summary:
+    """Compute the summary; without `audits`, which take long, `audit` is None. Raises `UserError`
+    if there is no run, or it cannot be read."""
     with open_undamaged(run_dir / EVENTS) as reader:
         ((steps,),) = reader.query(PUBLISHED) or [(0,)]
         num_events, seconds = reader.last_event()
         staleness, totals = query.staleness(reader), query.totals(reader)
         rows = metrics.read(run_dir)
         verdicts = query.verdicts(reader, rows)
-        audited = audit_run(reader) if reader.attempts() else None
+        audited = audit_run(reader) if audits and reader.attempts() else None
         endings = dict(reader.query(_ENDINGS))
     evaluations = query.held_out(rows)
     idle = {
@@ -192,6 +193,12 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
     if summary.reward_first is not None:
         rewards = f"{summary.reward_first:.3f} first, {summary.reward_last:.3f} last"
         lines.append(("training reward", rewards))
+    return [*lines, *how_it_went(summary)]
+
+
+def how_it_went(summary: Summary) -> list[tuple[str, str]]:
+    """The part of the panel that does not say what was learned: labels and texts."""
+    lines: list[tuple[str, str]] = []
     if summary.staleness_max is not None:
         ages = f"mean {summary.staleness_mean:.2f}, greatest {summary.staleness_max}"
         lines.append(("staleness", ages))

@@ -261,9 +261,9 @@ def test_a_mistaken_override_is_named(arguments: list[str], part: str) -> None:
 def test_files_that_cannot_be_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     recipes = tmp_path / "recipes"
     recipes.mkdir()
-    (recipes / "demo.yaml").write_text("# A demonstration.\nname: demo\n")
+    (recipes / "demo.yaml").write_text("# A demon-\n# stration.\n# Needs: no more.\nname: demo\n")
     monkeypatch.setattr(load, "RECIPES", recipes)
-    assert list_recipes() == {"demo": "A demonstration."}
+    assert list_recipes() == {"demo": "A demon- stration."}
     assert read_config("demo").name == "demo"
     (tmp_path / "latin.yaml").write_bytes(b"name: \xff")
     for name, said in {

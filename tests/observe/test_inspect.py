@@ -59,20 +59,12 @@ def ids(text: str) -> list[str]:
             "exact 0.100 0.400 0.400 at 4 ▁▃▆█",
             "short 0.500 0.500 0.500 at 1 ▁▁▁▁",
             "mismatch kl 0.013 0.013 0.013 at 1 ▁▁▁▁",  # with the sampler, not a reference
-            "idle learner 0.300 0.300 0.300 at 1 ▁▁▁▁",
-            "\n0 10 62.5%",  # staleness
-            "\n1 6 37.5%",
-            "\n0 1,190 1.52 832 48.9%",  # drafts, all in one epoch
-            # 20 responses: 10..19 tokens (stopped, reward 1), 100..109 (cut, reward 0). Groups 8
-            # and 9 of each kind are the longest: aborted and open.
-            "\n10-13 4 1.000 0.0% 100.0% 0.0% 0.0% 0.0%",
-            "\n18-101 4 0.500 50.0% 50.0% 0.0% 25.0% 25.0%",
-            "\n106-109 4 0.000 100.0% 50.0% 0.0% 25.0% 25.0%",
-            "Groups left out (reward failed: boom): 1",
+            "staleness mean 0.38, greatest 1",
+            "drafts acceptance length 1.52, 49% accepted, 6.0 s saved",
+            "groups 8 consumed, 1 aborted, 1 unfinished", "idle rollout 10%, learner 30%",
+            "left out 1 (reward failed: boom)",
             # Of 55 sampled tokens each; what environments answered is left out.
-            "Throughput: 0.4 trained responses/s, 22 of their tokens/s",
-            "estimate it: 6.0 s",
-            "Length prediction: explained variance 0.64, rank correlation -",
+            "throughput 0.4 trained responses/s, 22 of their tokens/s, median step 10.00 s",
         )),
         # Members have rewards 1 and 0; group 2 has 12 and 102 tokens, of versions 0 and 1.
         ({"step": 2}, (
@@ -115,12 +107,11 @@ def test_members_that_were_not_needed_count_with_the_length_they_came_to(tmp_pat
                 reason = "finished_early" if member else "stop"
                 finished(store, (0, member), length, 1.0, reason)
         store.put_consumed(0, version=0, members=(0, 1, 2))
-    assert_shows(
-        tmp_path,
-        "\n3-3 1 1.000 0.0% 100.0% 0.0% 0.0% 0.0%",
-        "\n6-6 1 1.000 100.0% 0.0% 0.0% 100.0% 0.0%",
-        "\n60-60 1 - 0.0% 0.0% 0.0% 100.0% 0.0%",
-    )
+    lengths = {each["shortest"]: each for each in found(tmp_path)["by_length"]}
+    assert [lengths[n]["consumed"] for n in (3, 4, 5, 6, 60)] == [1, 1, 1, 0, 0]
+    assert [lengths[n]["aborted"] for n in (3, 4, 5, 6, 60)] == [0, 0, 0, 1, 1]
+    assert [lengths[n]["cut"] for n in (3, 6, 60)] == [0, 1, 0]
+    assert (lengths[6]["reward"], lengths[60]["reward"]) == (1.0, None)
     for member in (3, 4):
         assert_shows(tmp_path, "aborted: its group did not need it", trajectory=f"0.{member}")
     assert_shows(tmp_path, "trained on in step 1, 0 versions old", trajectory="0.2")
@@ -155,11 +146,14 @@ def test_figures_of_any_size_fit(tmp_path: Path) -> None:
 
 def test_it_opens_with_what_was_learned(tmp_path: Path) -> None:
     text = shown(make_run(tmp_path, num_steps=9), width=80)
+    (tmp_path / "long").mkdir()
+    long = make_run(begun(tmp_path / "long", name="run"), 99, words="many words " * 200)
+    assert max(len(each.splitlines()) for each in (text, shown(long))) <= 30, "it fits a screen"
     order = (
-        "held-out", "Best responses of step 9", "17.0  reward 1.000, 27 tokens, step 9",
-        "Worst responses", "17.1  reward 0.000, 117 tokens, cut at the limit, step 9",
-        "rewards  exact 0, short 0.5", "prompt   [b]what is 17?", "response [/red] it is 17",
-        "columns  answer = 17", "Staleness",
+        "step 9", "held-out", "Best of step 9: 17.0  reward 1.000, 27 tokens, step 9",
+        "Worst of step 9: 17.1  reward 0.000, 117 tokens, cut at the limit, step 9",
+        "prompt   [b]what is 17?", "response [/red] it is 17",
+        "staleness", "More: --worst N",
     )  # fmt: skip
     place = 0
     for words in order:
@@ -168,10 +162,10 @@ def test_it_opens_with_what_was_learned(tmp_path: Path) -> None:
 
 def test_it_says_what_limits_the_run(tmp_path: Path) -> None:
     make_run(tmp_path)
-    assert "Pace:" not in shown(tmp_path), "no attempt says at which bound it ran"
+    assert "limited by" not in shown(tmp_path), "no attempt says at which bound it ran"
     begun(tmp_path, schedule={"name": "synchronous"})
-    pace = "Pace: limited by rollout: learner idle 30%, instances 10% (last 3 steps)"
-    assert pace in shown(tmp_path)
+    limited = "limited by rollout: learner idle 30%, instances 10%"
+    assert_shows(tmp_path, f"pace {limited} (last 3 steps)")
 
 
 def test_a_run_that_has_just_begun_and_one_that_rewarded_something(tmp_path: Path) -> None:
@@ -186,11 +180,9 @@ def test_a_run_that_has_just_begun_and_one_that_rewarded_something(tmp_path: Pat
     store.commit()  # and the run goes on
     text = shown(tmp_path)
     assert "So far: 1 prompts, 3 finished responses, 2 rewarded, mean reward 0.375" in text
-    assert ids(text) == ["0.0", "0.1"], "the best, the worst"
-    assert "Drafts by" not in text
-    assert "Length prediction" not in text
-    assert "Best responses so far" in text
-    assert "0.0  reward 0.500, 1 token, waits\n" in text
+    assert "drafts" not in text
+    assert "Best so far: 0.0  reward 0.500, 1 token, waits\n" in text
+    assert "Worst so far: 0.1  reward 0.250" in text
     assert "response (empty)" in text
     store.close()
 
@@ -207,7 +199,7 @@ def test_how_far_the_run_is(tmp_path: Path) -> None:
     rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
     (tmp_path / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows[:4]))
     assert "step 3 of 4 after" in shown(tmp_path)
-    assert "Best responses of step 3" in shown(tmp_path), "the last that is complete"
+    assert "Best of step 3: " in shown(tmp_path), "the last that is complete"
     (tmp_path / "metrics.jsonl").unlink()
     assert "No step has been completed." in shown(tmp_path)
 
@@ -308,6 +300,15 @@ def test_json_of_each_thing_has_documented_keys(tmp_path: Path) -> None:
     assert (run["latest"]["reward"], run["held_out"]) == (0.4, [[0, 0.25], [4, 0.75]])
     assert (step["count"], step["metrics"]["reward"], step["time"]) == (3, 0.2, 20.0)
     assert whole["members"][0]["text"] == ACTS
+    # 20 responses: 10..19 tokens (stopped, reward 1), 100..109 (cut, reward 0). Groups 8 and 9 of
+    # each kind are the longest: aborted and open.
+    assert [tuple(each.values()) for each in run["by_length"]][::2] == [
+        (10, 13, 4, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0),
+        (18, 101, 4, 0.5, 0.5, 0.5, 0.0, 0.25, 0.25),
+        (106, 109, 4, 0.0, 1.0, 0.5, 0.0, 0.25, 0.25),
+    ]
+    (drafts,) = run["drafts"]  # all in one epoch
+    assert (drafts["tokens"], drafts["drafted"]) == (1190, 832)
     assert [each["group"] for each in both["worst"]] == [5, 4]
     assert (both["best"][0]["step"], both["best"][0]["columns"]) == (3, {"answer": "5"})
     page = (Path(__file__).parents[2] / "docs" / "inspecting.md").read_text()

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from rhymeflow import cli
 from rhymeflow.core.commands import Finish
 from rhymeflow.core.events import Tick
 from rhymeflow.observe import summary
 from rhymeflow.observe.query import differences
-from rhymeflow.observe.runs import find, read
+from rhymeflow.observe.runs import find, read, show
 from tests.observe.runs import made, stored
 
 
@@ -71,6 +73,22 @@ def test_the_list_is_by_time_and_names_what_cannot_be_read(
     assert (run["eval_reward_first"], run["eval_reward_best"]) == (0.25, 0.75)
     assert run["trajectories_per_s"] == pytest.approx(16 / 41)
     assert "problem" in found[2]
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(110, ()), (90, ("trained", "recipe", "began"))])
+def test_names_are_whole_and_other_columns_give_way(
+    tmp_path: Path, width: int, left_out: tuple[str, ...]
+) -> None:
+    name = "a-run-with-a-long-name-20261122-230815"
+    made(tmp_path / name)
+    made(tmp_path / "b")
+    for is_terminal in (True, False):
+        console = Console(file=io.StringIO(), width=width, force_terminal=is_terminal)
+        show([tmp_path], console)
+        out = console.file.getvalue()  # type: ignore[attr-defined]
+        assert f"{name} " in out
+        for heading in ("recipe", "state", "steps", "best", "trained", "time", "began"):
+            assert (heading in out) == (not is_terminal or heading not in left_out), heading
 
 
 def test_differences_know_types_and_missing_fields() -> None:
