@@ -56,14 +56,14 @@ class RolloutConfig(Section):
     """Sample among the k likeliest tokens; 0 is off."""
     rhyming_noise: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of a group's responses that use the same sampling noise in every epoch. Far more of
-    their tokens can be drafted from history. They are exact samples of weights that have not been
-    trained on that noise; the price is less exploration (docs/drafting.md)."""
+    their tokens can be drafted from history. They are exact samples of weights that were not yet
+    trained on that noise, so of the first epoch; later ones explore less (docs/drafting.md)."""
     num_instances: Positive = 1
     """Number of rollout instances; each is a process."""
     max_instances: Positive | None = None
     """With `runtime: ray`, the largest number of instances. A run begins with `num_instances`, and
-    adds one whenever the cluster has room for it. When nodes leave, it restores `num_instances` of
-    them at once, and the others when there is room. `None`: it does not add any."""
+    adds one whenever the cluster has room for it. When nodes leave, instances up to `num_instances`
+    are replaced at once, further ones when there is room. `None`: it does not add any."""
     max_num_seqs: Positive = 64
     """Responses that one instance decodes at a time."""
     max_prefill_tokens: Positive = 4096

@@ -106,6 +106,8 @@ class Acceptance:
         return accepted
 
     def _estimate(self) -> None:
+        # By [kind, state, share]. The rate of a share over all kinds and states is the prior of its
+        # classes, scaled by their state.
         tried, right = self._trials.reshape(NUM_SHARES, NUM_STATES, NUM_KINDS, 2).T
         votes = (np.arange(NUM_SHARES) + 0.5) / NUM_SHARES
         share_rate = (right.sum((0, 1)) + _STRENGTH * votes) / (tried.sum((0, 1)) + _STRENGTH)
@@ -141,6 +143,8 @@ def _walk(proposals, lengths, rows, handles, generated, offsets, since, trials, 
             else:
                 refused = max(refused, place)
         handle = handles[i]
+        # At the place `deepest` a token was proposed, and another one generated: there the sequence
+        # left the proposal. Once it has left, it only counts its tokens since.
         if count > 0 and refused >= deepest:
             since[handle] = size - deepest - 1
         elif since[handle] >= 0:
@@ -185,7 +189,8 @@ class Prices:
 
     def __init__(self) -> None:
         self._sums = np.zeros((_QUANTITIES, _QUANTITIES + 1))
-        """Sums of products of an iteration's quantities (and seconds), over its seconds squared."""
+        """Sums of products of an iteration's quantities (and seconds), each divided by its expected
+        seconds squared: errors are relative."""
         self._prices = np.zeros((2, _QUANTITIES))  # expected, and at worst
         self._bins = np.zeros((_BINS, _QUANTITIES + 1))
         """By number of rows: sums of the quantities and seconds of recent iterations."""
@@ -249,8 +254,9 @@ def _fit(sums, prices, drafted_share):
     unit = _WEIGHT / seconds**2
     sequences, cached = sums[0, _SEQUENCE] / sums[0, 0], sums[0, _CACHED] / sums[0, 0]
     price = (1 - _FIXED_SHARE) * seconds / sequences
-    # An assumption counts like an iteration with only so much of the quantity. 0.7 halves the
-    # weight; 12 makes cached tokens cost nothing until there is clear evidence.
+    # Each assumption counts like `_WEIGHT` iterations of `amounts[i]` of quantity i alone, at price
+    # `assumed[i]`. The weight goes with the square: 0.7 halves it, and 12 keeps the price of cached
+    # tokens near 0 until evidence is clear.
     assumed = (0.0, price, drafted_share * price, 0.0, 0.0)
     amounts = (0.0, sequences, 0.7 * sequences, 0.0, 12 * max(cached, 1.0))
     for i in range(_QUANTITIES):
@@ -349,7 +355,7 @@ _LIMIT = 4.0
 
 
 class Budget:
-    """Search runs while the budget is positive; savings refill it (capped), losses drain it.
+    """A trial searches while its budget is positive; savings refill it (capped), losses drain it.
 
     After a trial that made a loss, search pauses until the loss is less than a share of the time
     since. The share is halved after each such trial, from 2% to 0.5%: drafting that begins to pay
@@ -367,15 +373,15 @@ class Budget:
         self._search = 0.0  # estimated seconds of a search; falls at once and rises slowly
 
     @property
-    def is_used_up(self) -> bool:
-        """Whether the last trial has ended."""
+    def is_between_trials(self) -> bool:
+        """Whether no trial runs: before the first, or since the last used up its budget."""
         return self._left is None
 
     def allows_search(self, sequences: int) -> bool:
         """Whether to search now, with so many sequences running."""
-        if self.is_used_up and self._pause > 0 and sequences <= self._tried_with // 2:
+        if self.is_between_trials and self._pause > 0 and sequences <= self._tried_with // 2:
             self._pause, self._share = 0.0, _FIRST_SHARE
-        return not self.is_used_up or self._pause <= 0
+        return not self.is_between_trials or self._pause <= 0
 
     def max_loss(self, plain: float) -> float:
         """Return the seconds that an iteration may lose; `plain`: its seconds without drafts."""

@@ -264,7 +264,7 @@ class Drafter:
         verified_in = verifying if iteration.other_rows else seconds - plain
         self.stats.saved_seconds += gained - verified_in - spent
         self._budget.searched(iteration.sequences, search=spent, saved=saved, plain=plain)
-        if self._budget.is_used_up and not drafted:
+        if self._budget.is_between_trials and not drafted:
             self.prices.doubt_drafted()
 
 

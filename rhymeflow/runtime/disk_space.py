@@ -26,9 +26,9 @@ class DiskSpace:
         self._is_short = False
 
     def check(self, save_total_limit: int, num_existing: int) -> None:
-        """Raise `UserError` unless there is room for `save_total_limit` checkpoints, of which
-        `num_existing` exist already, and for one more that is being written."""
-        count = max(1, (save_total_limit or 1) + 1 - num_existing)  # 0, no limit: at least one
+        """Raise `UserError` unless there is room for `save_total_limit` checkpoints (0, no limit:
+        for one), of which `num_existing` exist already, and for one more that is being written."""
+        count = max(1, (save_total_limit or 1) + 1 - num_existing)
         needed, free = count * self._checkpoint_bytes + LOG_BYTES, free_bytes(self._run_dir)
         if free < needed:
             raise UserError(

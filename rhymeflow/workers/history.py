@@ -25,7 +25,8 @@ from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import HistoryGrew, Shutdown, receive, send
 
 NICENESS = 10
-"""Workers that sample or train have priority, once the code that they wait for is compiled."""
+"""Of this worker, below those that sample or train. It is set after `rehearse`, since they wait for
+the code that it compiles."""
 
 POLL_SECONDS = 0.25
 """Time between reads of the store after one that found something; a response takes longer."""
@@ -108,13 +109,14 @@ class IndexWriter:
         self._aligned = aligned
         self._open: dict[TrajectoryId, int] = {}
         """The numbers in the index of responses that are not rewarded yet."""
-        self._rewarded: list[TrajectoryRewarded] = []  # responses may have segments to read
+        self._rewarded: list[TrajectoryRewarded] = []  # their responses may have unread segments
         self._prompt = lru_cache(PROMPTS_REMEMBERED)(follower.prompt)
         """Returns the epoch in which a group was requested, and its prompt's tokens."""
 
     def write(self) -> int:
         """Write new segments, at most `SEGMENTS_AT_ONCE`; return how many."""
-        # Rewards are read first: once no segment is left, those of rewarded responses are written.
+        # Read rewards before segments: once no segment is left to read, the index has every segment
+        # of the rewarded responses, and they can be finished.
         self._rewarded += self._follower.rewards()
         segments = self._follower.segments(SEGMENTS_AT_ONCE)
         for segment in segments:

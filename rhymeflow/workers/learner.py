@@ -205,10 +205,10 @@ class LearnerProcess:
 
     def _publish_weights(self) -> int:
         """Publish the weights; return their checksum on rank 0, and 0 on other ranks."""
-        weights = self.learner.weights()
+        parameters = self.learner.weights()
         if self.weights is not None:
-            return self.weights.publish(self.version, weights)
-        weights.send()
+            return self.weights.publish(self.version, parameters)
+        parameters.send()  # to rank 0, which gathers them while it publishes
         return 0
 
     def _send(self, message: AnyMessage) -> None:
@@ -271,7 +271,8 @@ class LearnerProcess:
         self.version += 1
         seconds = time.perf_counter() - started
         self._begin_batch()
-        self._skips.count(next(iter(self.learner.skipped.values()), None))
+        first_reason = next(iter(self.learner.skipped.values()), None)
+        self._skips.count(first_reason)
         self._send(BatchTrained(message.version, metrics, seconds))
 
     def _begin_batch(self) -> None:

@@ -61,7 +61,8 @@ class Settings:
     throughput_ratio: float
     """An instance donates trajectories to one whose load is this many times smaller."""
     max_slowdown: float
-    """How many times slower than alone a response may decode on the last instances of a version."""
+    """How many times slower a response may decode than it would alone, when the responses of an old
+    version are gathered on few instances."""
 
 
 class Layout(Protocol):
@@ -130,8 +131,8 @@ def fits(kv_tokens: int, tokens: int, instance: InstanceView) -> bool:
     return kv_tokens + tokens <= (1 - KV_HEADROOM) * instance.kv_capacity
 
 
-def weighed(tokens: int) -> int:
-    """Round down to a power of two, or 0, so that instances are compared at few sizes."""
+def size_class(tokens: int) -> int:
+    """Round down to a power of two (0 stays 0), so that instances of similar load compare equal."""
     return 1 << tokens.bit_length() >> 1
 
 

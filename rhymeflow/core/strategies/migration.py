@@ -14,7 +14,7 @@ from rhymeflow.core.strategies.base import (
     Migration,
     Settings,
     fits,
-    weighed,
+    size_class,
 )
 from rhymeflow.core.types import TrajectoryId
 
@@ -125,7 +125,7 @@ def _moved(donor: InstanceView, starved: InstanceView, cost: CostModel) -> tuple
     donated: list[TrajectoryId] = []
     for tokens, trajectory in decoded:
         donor_num, donor_kv = donor_num - 1, max(0, donor_kv - tokens)
-        size = weighed(tokens)  # as routing compares
+        size = size_class(tokens)  # as routing compares
         has_room = num < starved.capacity and fits(kv_tokens, tokens, starved)
         gains_more = cost.gain(num, kv_tokens, size) > cost.gain(donor_num, donor_kv, size)
         accepted = not num or cost.gain(num, kv_tokens, tokens) >= 0

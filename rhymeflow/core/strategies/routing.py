@@ -30,7 +30,7 @@ from rhymeflow.core.strategies.base import (
     TrajectoryView,
     assignment_limit,
     fits,
-    weighed,
+    size_class,
 )
 from rhymeflow.core.types import InstanceId, Version
 
@@ -177,7 +177,7 @@ class _Fleet:
 
     def best(self, version: Version, tokens: int) -> _Load | None:
         """Return the instance of `version` with the lowest rank that fits `tokens`, or None."""
-        size = weighed(tokens)
+        size = size_class(tokens)
         if size not in self._heaps[version]:
             loads, rank = self._loads_of(version).values(), self._rank
             heap = [(rank(x, size), x.index, x.num_running, x) for x in loads if x.has_room()]

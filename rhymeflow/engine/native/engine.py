@@ -42,8 +42,8 @@ class Engine:
 
     `model` must be loaded with `attn_implementation=models.attention.NAME` and be in eval mode.
     `seed` is the run's. `instance` and `version` are recorded in the segments of each response.
-    Up to `max_num_seqs` responses between two turns keep their cache in what running responses
-    leave of `kv_capacity` tokens (None: none is kept).
+    Between two turns a response keeps its cache if there is room: at most `max_num_seqs` do, within
+    the part of `kv_capacity` tokens that running responses leave. None: no cache is kept.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Engine:
         self.seed, self.instance, self.version = seed, instance, version
         self.max_length: int = config.max_position_embeddings
         self._vocabulary: int = config.vocab_size
-        self._num_generated, self._clock, self._prefill_seconds = 0, 0.0, 0.0
+        self._num_generated, self._tokens_per_sequence, self._prefill_seconds = 0, 0.0, 0.0
         self._model = model
         self._device = model.device
         with torch.inference_mode():
@@ -99,7 +99,7 @@ class Engine:
         expected = proof.own_logprobs(self._model, sampled)
         logprob_N = torch.tensor([x for each in requests for x in each.logprobs])
         proof.check(self._model, logprob_N, expected, "the native engine")
-        self._num_generated, self._clock, self._prefill_seconds = 0, 0.0, 0.0
+        self._num_generated, self._tokens_per_sequence, self._prefill_seconds = 0, 0.0, 0.0
 
     @property
     def has_work(self) -> bool:
@@ -118,7 +118,7 @@ class Engine:
             len(scheduler.running),
             tuple(each.request.id for each in (*scheduler.urgent, *scheduler.waiting)),
             self.kv_tokens,
-            self._clock,
+            self._tokens_per_sequence,
             self._num_generated,
             self._drafting.stats(),
             self._prefill_seconds,
@@ -267,7 +267,7 @@ class Engine:
                 ended.append(sequence)
         num_generated = sum(map(len, generated))
         self._num_generated += num_generated
-        self._clock += num_generated / len(generated)
+        self._tokens_per_sequence += num_generated / len(generated)
         ids = [sequence.request.id for sequence, _ in ready]
         self._drafting.observe(
             dict(zip(ids, generated, strict=True)),
@@ -291,7 +291,8 @@ class Engine:
         segment = Segment(len(request.tokens), self.version, self.instance)
         path = accepted(draft, sampled)
         rows = [0, *(node + 1 for node in path)]
-        tokens, num_accepted = [sampled[row] for row in rows], len(path)
+        tokens = [sampled[row] for row in rows]
+        num_accepted = len(path)  # also those after a stop token, which are cut next
         for i, token in enumerate(tokens):
             if token in request.sampling.stop_token_ids:
                 del tokens[i + 1 :], rows[i + 1 :], path[i:]

@@ -15,7 +15,7 @@ from rhymeflow.core.strategies.base import (
     Assignment,
     FleetView,
     TrajectoryView,
-    weighed,
+    size_class,
 )
 from rhymeflow.core.strategies.routing import fewest_requests, waterfall
 from tests.core.strategies.fleets import fleet, fleets, instance, new, shown
@@ -92,7 +92,7 @@ def waterfall_slowly(view: FleetView) -> list[Assignment]:
         tried = [i for i in able if view.instances[i].name == trajectory.home]
         for version in versions if trajectory.version is not None else reversed(versions):
             of_class = [i for i in able if view.instances[i].version == version]
-            gains = [(cost.gain(counts[i], kv_tokens[i], weighed(tokens)), -i) for i in of_class]
+            gains = [(cost.gain(counts[i], kv_tokens[i], size_class(tokens)), -i) for i in of_class]
             tried.append(-max(gains)[1])
         for i in tried:
             if not counts[i] or cost.gain(counts[i], kv_tokens[i], tokens) >= 0:
@@ -119,6 +119,6 @@ def test_a_rule_is_the_slow_formula_and_leaves_the_view_as_it_is(
 
 @given(tokens=st.integers(0, 10**7))
 def test_weighed_is_the_power_of_two_below(tokens: int) -> None:
-    size = weighed(tokens)
+    size = size_class(tokens)
     assert size <= tokens <= max(0, 2 * size - 1)
     assert size & (size - 1) == 0
