@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from rhymeflow.observe.metrics import FILE, LiveRows
+from rhymeflow.observe.query import LiveVerdicts
 from rhymeflow.store.damage import explained
 from rhymeflow.store.previous_run import store_of
 from rhymeflow.store.reader import TrajectoryReader
@@ -33,7 +34,7 @@ class Run:
     def __init__(self, directory: Path, name: str) -> None:
         self.store = store_of(directory)
         self.directory, self.name = directory, name
-        self.metrics = LiveRows(directory / FILE)
+        self.metrics, self.verdicts = LiveRows(directory / FILE), LiveVerdicts()
         self._kept: dict[Any, tuple[Any, Any]] = {}
         self._locks: dict[Any, threading.Lock] = {}
 

@@ -47,7 +47,7 @@ def overview(run: Run) -> dict[str, Any]:
     rewards = query.held_out(steps)
     chosen = (min(rewards), max(rewards, key=rewards.__getitem__), max(rewards)) if rewards else ()
     with run.reader() as reader:
-        found = query.overview(run.directory, reader, rows)
+        found = query.overview(run.directory, reader, rows, run.verdicts)
         state = query.state_of(run.directory, reader)
     newest = [*steps.values()][-LIMIT_ROWS:]
     limit = of_rows(newest, found["bound"]) if found["attempts"] else None

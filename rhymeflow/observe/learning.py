@@ -111,6 +111,8 @@ class Learning:
         batch = config.learner.groups_per_batch, config.rollout.num_generations
         self._seen = Seen(*batch, bool(world.tools), world.is_used, tuple(parts))
         self.now: list[Verdict] = []
+        self.last_step = 0
+        """The last step that was taken in."""
 
     def add(self, step: int, row: Row) -> list[Verdict]:
         """Take in a row of metrics; return the verdicts that hold now and did not before."""
@@ -135,7 +137,7 @@ class Learning:
             seen.held_out.append(HeldOut(step, row[REWARD], row.get(STDERR)))
         if "grad_norm" not in row:
             return
-        seen.num_filtered = 0
+        self.last_step, seen.num_filtered = step, 0
         if len(seen.first) < WINDOW:
             seen.first.append(row)
         seen.recent.append(row)

@@ -28,6 +28,7 @@ from rhymeflow.utils.bounds import bound_of
 
 if TYPE_CHECKING:
     from rhymeflow.config import ModelConfig
+    from rhymeflow.observe.learning import Learning
 
 Record = dict[str, Any]
 Kind = Literal["best", "worst"]
@@ -139,9 +140,14 @@ _SEGMENT = ("start", "length", "version", "instance", "steps", "drafted")
 # -- the run ---------------------------------------------------------------------------------------
 
 
-def overview(run_dir: Path, reader: TrajectoryReader, rows: Sequence[metrics.Row]) -> Record:
+def overview(
+    run_dir: Path,
+    reader: TrajectoryReader,
+    rows: Sequence[metrics.Row],
+    verdicts: LiveVerdicts | None = None,
+) -> Record:
     """Configuration, progress and names of metrics (of `rows`): the part of `run` that the pages
-    ask for every second."""
+    ask for every second. `verdicts`: those of the run so far."""
     attempts = reader.attempts()
     config = json.loads(attempts[-1].config) if attempts else {}
     max_steps = config.get("learner", {}).get("max_steps")
@@ -163,7 +169,7 @@ def overview(run_dir: Path, reader: TrajectoryReader, rows: Sequence[metrics.Row
         "groups": sum(endings.values()),
         "endings": endings,
         "ended": _has_ended(reader),
-        "verdicts": verdicts(reader, metrics.by_step(rows)),
+        "verdicts": (verdicts or LiveVerdicts()).after(reader, rows),
         "metrics": list(dict.fromkeys(name for row in rows for name in row)),
     }
 
@@ -188,19 +194,33 @@ def run(run_dir: Path, reader: TrajectoryReader, rows: Sequence[metrics.Row]) ->
     }
 
 
-def verdicts(reader: TrajectoryReader, steps: Mapping[int, metrics.Row]) -> list[dict[str, str]]:
-    """The verdicts on learning after these steps."""
-    from rhymeflow.observe.learning import Learning  # it imports the configuration
+class LiveVerdicts:
+    """The verdicts on learning of a run that may go on. Takes in each row of metrics once; safe for
+    threads."""
 
-    if not reader.attempts():
-        return []
-    learning = Learning(config_in_force(reader))
-    for step, row in steps.items():
-        learning.take(step, row)
-    last = max((step for step, row in steps.items() if "grad_norm" in row), default=0)
-    ((filtered,),) = reader.query(_FILTERED, last)
-    learning.filtered(filtered)
-    return [verdict._asdict() for verdict in learning.at_end()]
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._learning: Learning | None = None
+        self._num_attempts = self._num_rows = 0
+
+    def after(self, reader: TrajectoryReader, rows: Sequence[metrics.Row]) -> list[dict[str, str]]:
+        """Return the verdicts after these rows, which begin with those of the last call unless the
+        run was resumed."""
+        from rhymeflow.observe.learning import Learning  # it imports the configuration
+
+        with self._lock:
+            num_attempts = len(reader.attempts())
+            if not num_attempts:
+                return []
+            is_other = num_attempts != self._num_attempts or len(rows) < self._num_rows
+            if self._learning is None or is_other:
+                self._learning, self._num_rows = Learning(config_in_force(reader)), 0
+            for row in rows[self._num_rows :]:
+                self._learning.take(row["step"], row)
+            self._num_attempts, self._num_rows = num_attempts, len(rows)
+            ((filtered,),) = reader.query(_FILTERED, self._learning.last_step)
+            self._learning.filtered(filtered)
+            return [verdict._asdict() for verdict in self._learning.at_end()]
 
 
 def held_out(steps: Mapping[int, metrics.Row]) -> dict[int, float]:
