@@ -152,7 +152,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def failing(case: Failing) -> dict[str, Any]:
-    found = verdicts(case.recipe, case.settings, until=case.verdict)
+    until = case.verdict if case.verdict == "groups filtered" else None  # that run never ends
+    found = verdicts(case.recipe, case.settings, until)
     named = {step for step, name in found if name == case.verdict}
     row = {"run": case.verdict, "named": bool(named), "from step": min(named, default="")}
     return row | {"verdicts": told(found)}
