@@ -89,7 +89,11 @@ FAILING = (
     Failing("responses cut", {"rollout.max_completion_length": "12"}),
     Failing(
         "entropy gone",
-        {"reward.functions": rewarded("chance"), "learner.learning_rate": "0.1"},
+        {
+            "reward.functions": rewarded("chance"),
+            "learner.learning_rate": "0.1",
+            "schedule.name": "synchronous",
+        },
     ),
     Failing(
         "groups filtered",

@@ -48,12 +48,8 @@ _RESPONSE_LINES = 3
 _BREAKS = 12
 """Columns that a line break between words may leave empty."""
 
-_STATES = {
-    "running": "it is running",
-    "ended": "it has ended",
-    "stopped": "it was stopped",
-    "killed": "it was killed",
-}
+_NOTHING = 1e-7
+"""Below this a figure is rounding, as the KL of two equal policies is."""
 
 # Label and name of each metric that is shown besides rewards.
 _CURVES = (
@@ -220,14 +216,13 @@ def _show_learned(run: Record, steps: Steps, reader: TrajectoryReader, console: 
 
 def _headline(run: Record, step: int) -> str:
     config, planned = run["config"], run["max_steps"]
-    name = run["name"]
+    what = ""
     if config:
-        name = f"{config.get('name')}, {config.get('schedule', {}).get('name')}"
+        schedule = config.get("schedule", {}).get("name")
+        what = f" (recipe {config.get('name')}, schedule {schedule})"
     of = f" of {planned}" if planned is not None else ""
     after = f" after {clock(run['seconds'])}" if run["events"] else ""
-    is_done = (step, run["state"]) == (planned, "ended")
-    how = "" if is_done else f"; {_STATES[run['state']]}"
-    return printable(f"{name}: step {step}{of}{after}{how}")
+    return printable(f"{run['name']}{what}: {run['state']}, step {step}{of}{after}")
 
 
 def _curves(steps: Steps, width: int) -> Table:
@@ -262,7 +257,9 @@ def _curves(steps: Steps, width: int) -> Table:
 
 
 def _value(value: float) -> str:
-    return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 1000 else f"{value:.3g}"
+    if abs(value) < _NOTHING:
+        return "0.000"
+    return f"{value:.3f}" if 0.001 <= abs(value) < 1000 else f"{value:.3g}"
 
 
 def _show_last_responses(steps: Steps, reader: TrajectoryReader, console: Console) -> None:
@@ -272,8 +269,11 @@ def _show_last_responses(steps: Steps, reader: TrajectoryReader, console: Consol
         "SELECT MAX(trained) + 1 FROM trajectories WHERE trained < ?", max(steps, default=0)
     )
     of = "so far" if last is None else f"of step {last}"
-    for kind in query.KINDS if len(query.rewarded(reader, "best", 2, last)) > 1 else ():
-        for response in query.rewarded(reader, kind, 1, last):
+    found = {kind: query.rewarded(reader, kind, 1, last) for kind in query.KINDS}
+    if len({response["reward"] for each in found.values() for response in each}) == 1:
+        del found["worst"]  # all rewards are equal
+    for kind, responses in found.items():
+        for response in responses:
             _show_response(response, console, f"{kind.capitalize()} {of}: ", is_brief=True)
 
 

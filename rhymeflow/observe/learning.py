@@ -32,6 +32,8 @@ BEYOND_NOISE = 3.0
 """Standard deviations of a step's mean reward that a collapse has to exceed."""
 FILTERED, FAILED = 0.9, 0.02
 """Shares of the groups that ended meanwhile, and of responses."""
+STEPS_TO_RISE = 100
+"""Steps after which a reward that learns is above its noise, by the first and last quarter."""
 _EQUAL = 1e-9
 SURE = 2.0
 """Standard errors that a change of the held-out reward has to exceed."""
@@ -78,6 +80,8 @@ class Seen:
     """The first `WINDOW` steps."""
     best_reward: float = -math.inf
     """Greatest mean over `WINDOW` steps, or over the first ones."""
+    rewards: list[float] = field(default_factory=list)
+    """Mean rewards of all steps."""
     held_out: list[HeldOut] = field(default_factory=list)
     num_filtered: int = 0
     """Groups that were filtered since the last step."""
@@ -141,6 +145,8 @@ class Learning:
         if len(seen.first) < WINDOW:
             seen.first.append(row)
         seen.recent.append(row)
+        if row.get("reward") is not None:
+            seen.rewards.append(row["reward"])
         if (reward := seen.mean("reward")) is not None:
             seen.best_reward = max(seen.best_reward, reward)
 
@@ -184,6 +190,22 @@ def _collapse(seen: Seen) -> Verdict | None:
     said = f"the mean reward fell from {before:.3f} to {reward:.3f}"
     remedy = "lower learner.learning_rate, and resume from a checkpoint before the fall"
     return Verdict("reward collapsed", said, remedy)
+
+
+def _does_not_rise(seen: Seen) -> Verdict | None:
+    if len(seen.rewards) < STEPS_TO_RISE:
+        return None
+    count = STEPS_TO_RISE // 4
+    first, last = seen.rewards[:count], seen.rewards[-count:]
+    noise = math.hypot(pstdev(first), pstdev(last)) / math.sqrt(count)
+    if fmean(last) - fmean(first) > noise or not noise:
+        return None
+    said = (
+        f"the mean reward of the last {count} steps, {fmean(last):.3f}, is not above that of the "
+    )
+    said += f"first {count}, {fmean(first):.3f}"
+    remedy = "see which responses are rewarded, and try another learner.learning_rate"
+    return Verdict("reward does not rise", said, remedy)
 
 
 def _constant(seen: Seen) -> Verdict | None:
@@ -330,7 +352,17 @@ def within_noise(first: HeldOut, last: HeldOut) -> Verdict | None:
 
 
 _RULES: tuple[Callable[[Seen], Verdict | None], ...] = (
-    *(_gradient, _collapse, _constant, _no_spread, _cut, _entropy, _filtered, _failed),
+    *(
+        _gradient,
+        _collapse,
+        _does_not_rise,
+        _constant,
+        _no_spread,
+        _cut,
+        _entropy,
+        _filtered,
+        _failed,
+    ),
     *(_not_applied, _unused, _mismatch, _clipped, _runaway, _held_out_fell),
 )
 """In the order in which their verdicts are shown."""

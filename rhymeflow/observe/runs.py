@@ -61,7 +61,8 @@ def read(path: Path) -> Record:
         config = json.loads(attempts[-1].config)
         seconds = reader.last_event()[1]
         state, trained = query.state_of(path, reader), sum(query.trained(reader).values())
-    rows = metrics.read(path)
+        rows = metrics.read(path)
+        verdicts = query.LiveVerdicts().after(reader, [*rows.values()])
     rewards = [*query.held_out(rows).values()]
     return {
         "path": str(path),
@@ -70,6 +71,7 @@ def read(path: Path) -> Record:
         "state": state,
         "steps": max(rows, default=0),
         "max_steps": config.get("learner", {}).get("max_steps"),
+        "verdicts": [verdict["name"] for verdict in verdicts],
         "eval_reward_first": rewards[0] if rewards else None,
         "eval_reward_best": max(rewards, default=None),
         "trajectories": trained,
@@ -98,6 +100,8 @@ def show(directories: Sequence[Path], console: Console) -> None:
     records = as_json(directories)
     if runs := [run for run in records if "problem" not in run]:
         _print_whole(runs, console)
+        if any(run["verdicts"] for run in runs):
+            console.print("! rhymeflow inspect RUN says what keeps it from learning", style="dim")
     for run in records:
         if "problem" in run:
             line = printable(f"{run['path']}: {run['problem']}")
@@ -125,7 +129,7 @@ def _table(runs: Sequence[Record], left_out: Sequence[str]) -> Table:
     columns = {
         "run": [str(path.relative_to(above)) for path in paths],
         "recipe": [run["recipe"] for run in runs],
-        "state": [run["state"] for run in runs],
+        "state": [run["state"] + " !" * bool(run["verdicts"]) for run in runs],
         "steps": [_steps(run) for run in runs],
         "held-out\nfirst": [number(run["eval_reward_first"], ".3f") for run in runs],
         "\nbest": [number(run["eval_reward_best"], ".3f") for run in runs],

@@ -189,13 +189,13 @@ def test_a_run_that_has_just_begun_and_one_that_rewarded_something(tmp_path: Pat
 
 def test_how_far_the_run_is(tmp_path: Path) -> None:
     make_run(tmp_path)
-    assert "step 4 after 0:41; it was killed" in shown(tmp_path)
+    assert ": killed, step 4 after 0:41" in shown(tmp_path)
     begun(tmp_path, name="sums", learner={"max_steps": 9}, schedule={"name": "staleflow"})
-    assert "sums, staleflow: step 4 of 9 after 0:41; it was killed" in shown(tmp_path)
+    assert "(recipe sums, schedule staleflow): killed, step 4 of 9 after 0:41" in shown(tmp_path)
     begun(tmp_path, name="sums", learner={"max_steps": 4})
     with stored(tmp_path) as store:
         store.record_command(store.record(41.0, [Tick()]), Finish())
-    assert "step 4 of 4 after 0:41\n" in shown(tmp_path)
+    assert ": ended, step 4 of 4 after 0:41\n" in shown(tmp_path)
     rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
     (tmp_path / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows[:4]))
     assert "step 3 of 4 after" in shown(tmp_path)

@@ -103,6 +103,15 @@ def test_groups_may_be_filtered_without_end() -> None:
     assert learning.now == []
 
 
+def test_a_reward_that_stays_as_it_was_is_named_after_a_hundred_steps() -> None:
+    noise = (0.02, -0.03, 0.01, 0.0)
+    flat = [{"reward": 0.3 + noise[i % 4]} for i in range(120)]
+    rising = [{"reward": 0.3 + i / 2000 + noise[i % 4]} for i in range(120)]
+    assert names(after(*flat)) == ["reward does not rise"]
+    assert names(after(*flat[:80])) == []
+    assert names(after(*rising)) == []
+
+
 def test_a_low_reward_that_varies_has_not_collapsed() -> None:
     few = [{"reward": reward} for reward in (0.9, 0.0, 0.6, 0.1, 0.3, 0.0, 0.1, 0.4)]
     assert "reward collapsed" not in names(after(*few))

@@ -63,19 +63,21 @@ def test_the_list_is_by_time_and_names_what_cannot_be_read(
     assert out.index(" b ") < out.index(" a ")
     assert "runs/c: " in out
     assert "cannot be opened as an event store" in out
+    assert "killed !" in out
     assert max(map(len, out.splitlines()[:-1])) <= 80
     assert cli.main(["runs", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [each["path"] for each in found] == ["runs/b", "runs/a", "runs/c"]
     run = found[0]
     assert (run["recipe"], run["steps"], run["max_steps"]) == ("toy", 4, 4)
+    assert run["verdicts"] == ["reward function returns None"]
     assert (run["started"], run["trajectories"], run["seconds"]) == ("2026-03-01T10:00:00Z", 16, 41)
     assert (run["eval_reward_first"], run["eval_reward_best"]) == (0.25, 0.75)
     assert run["trajectories_per_s"] == pytest.approx(16 / 41)
     assert "problem" in found[2]
 
 
-@pytest.mark.parametrize(("width", "left_out"), [(110, ()), (90, ("trained", "recipe", "began"))])
+@pytest.mark.parametrize(("width", "left_out"), [(114, ()), (90, ("trained", "recipe", "began"))])
 def test_names_are_whole_and_other_columns_give_way(
     tmp_path: Path, width: int, left_out: tuple[str, ...]
 ) -> None:
