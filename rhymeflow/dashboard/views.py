@@ -39,10 +39,17 @@ if TYPE_CHECKING:
 # -- the first screen ------------------------------------------------------------------------------
 
 
+SHOWN = (
+    "step_time", "reward", "frac_reward_zero_std", "completions/clipped_ratio",
+    "rollout/tokens_per_s",
+)  # fmt: skip
+"""Metrics on the first screen."""
+
+
 def overview(run: Run) -> dict[str, Any]:
-    """Return `query.overview` with the run's `state`, metrics of the `latest` step, its `limit`,
-    how many `rows` of metrics there are, and the `held_out` reward of the first, the best and the
-    last evaluation, each as (step, mean, standard error)."""
+    """Return `query.overview` with the run's `state`, its `limit`, how many `rows` of metrics there
+    are, the `held_out` reward of the first, the best and the last evaluation, each as (step, mean,
+    standard error), and `SHOWN` of the `first` and the `last` `LIMIT_ROWS` steps."""
     steps = by_step(rows := run.metrics.rows())
     rewards = query.held_out(steps)
     chosen = (min(rewards), max(rewards, key=rewards.__getitem__), max(rewards)) if rewards else ()
@@ -51,11 +58,13 @@ def overview(run: Run) -> dict[str, Any]:
         state = query.state_of(run.directory, reader)
     newest = [*steps.values()][-LIMIT_ROWS:]
     limit = of_rows(newest, found["bound"]) if found["attempts"] else None
+    trained = [[row.get(name) for name in SHOWN] for row in steps.values() if row.get("step_time")]
     return found | {
         "name": run.name,
         "state": state,
         "rows": len(rows),
-        "latest": steps.get(found["steps"], {}),
+        "first": trained[:LIMIT_ROWS],
+        "last": trained[-LIMIT_ROWS:],
         "held_out": [(step, rewards[step], steps[step].get(STDERR)) for step in chosen],
         "limit": limit and limit.line,
     }

@@ -208,11 +208,24 @@ def test_from_a_curve_to_a_response(seen: Seen, address: str) -> None:
     assert page.url == f"{address}#/one/run", "the printed address, without its token"
     assert page.title() == "one · Run · Rhymeflow"
     said = page.locator(".first").inner_text()
-    for text in ("8 of 8", "Ended", "All 8 steps are done", "rhymeflow, bound 2", "32 consumed"):
+    for text in (
+        "8 of 8",
+        "Ended",
+        "All 8 steps are done",
+        "at most 2 versions old",
+        "4 × 8 responses a step",
+        "32 consumed",
+    ):
         assert text in said
     titles = page.locator(".chart h3").all_inner_texts()
     assert "Tokens of a response" in titles
     assert "Entropy" not in titles, "a simulation has none"
+    assert "no evaluation says that it learns" in page.locator(".notices").inner_text()
+    height = "document.documentElement.scrollHeight"
+    before = page.evaluate(height)
+    page.locator(".u-over").first.hover(position={"x": 40, "y": 50})
+    page.wait_for_selector(".chart .head >> text=/^step \\d$/")
+    assert page.evaluate(height) == before, "the page does not jump"
     page.locator(".u-over").first.click(position={"x": 5, "y": 50})
     seen.heading("Groups of step 1")
     assert page.locator("tbody tr").count() == 4
@@ -388,17 +401,30 @@ def test_the_first_screen_says_how_it_is(seen: Seen, address: str) -> None:
     """A run whose rewards are all 0, that something ended."""
     seen.open(f"{address}#/talk/run")
     page = seen.page
-    assert page.locator(".head .badge").inner_text() == "Stopped"
+    assert page.locator(".head .badge").all_inner_texts() == ["Stopped", "not learning"]
+    assert page.locator(".badge.good, .badge.bad, progress.good, progress.bad").count() == 0
     assert "rhymeflow resume" in page.locator(".copy code").inner_text()
     figures = " ".join(page.locator(".stats").inner_text().split())
-    for text in ("0.750", "+0.250 since step 0", "100 % of groups without spread", "6 of ", "Took"):
+    for text in (
+        "0.750",
+        "+0.250 since step 0",
+        "100 % of groups all equal",
+        "6 of ",
+        " 2 s a step",
+    ):
         assert text in figures
     assert "All rewards of the last 4 steps are 0" in page.locator(".verdicts").inner_text()
+    links = page.locator(".verdicts a").evaluate_all("all => all.map(each => each.hash)")
+    assert links == ["#/talk/groups?step=6", "#/talk/setup"] * 2
+    assert page.evaluate(ABOVE), "verdicts come before figures"
     assert "Groups without spread" in page.locator(".chart h3").all_inner_texts()
     flat = page.locator(".chart", has_text="Learning rate").locator("canvas")
     top, bottom, height = flat.evaluate(ROWS)
     assert 0.2 * height < top <= bottom < 0.8 * height, "a flat curve is not at the frame"
 
+
+ABOVE = """document.querySelector(".verdicts").compareDocumentPosition(
+    document.querySelector(".stats")) === Node.DOCUMENT_POSITION_FOLLOWING"""
 
 ROWS = """canvas => {
     const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);

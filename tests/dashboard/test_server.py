@@ -89,6 +89,8 @@ def test_a_run(client: Client, run_dir: Path) -> None:
     assert found["endings"] == {"consumed": 8, "aborted": 1, "open": 1}
     assert "reward" in found["metrics"]
     assert (found["state"], found["rows"]) == ("killed", 6)
+    assert [row[1] for row in found["first"]] == [row[1] for row in found["last"]]
+    assert [row[1] for row in found["last"]] == [0.1, 0.2, 0.3, 0.4]
     assert [each[:2] for each in found["held_out"]] == [[0, 0.25], [4, 0.75], [4, 0.75]]
     curves = client.ask("runs/a-run/metrics", name=["reward", "eval/reward", "nothing"])
     assert curves["reward"] == {

@@ -18,14 +18,15 @@ const DASHES = [undefined, [6, 4], [2, 3]];
 const sync = uPlot.sync("curves");
 
 // `series`: [{ label, points, colour, dash }], with points as the server sends them, and numbers of a
-// colour and of a kind of dashes. `update(series)` of the result
-// shows newer points and keeps the zoom.
-export function chart(element, title, series, { axis = "step", smooth = null, onstep = null, onremove = null, meaning = "" } = {}) {
-  let shown = arranged(series, axis, smooth);
-  const place = h("div", { class: "plot" }), legend = h("div", { class: "legend" }), latest = h("b", { class: "n" });
+// colour and of a kind of dashes; `ends`: of the x axis, by its name. `update(series, ends)` of the
+// result shows newer points and keeps the zoom.
+export function chart(element, title, series, { axis = "step", smooth = null, ends = {}, onstep = null, onremove = null, meaning = "" } = {}) {
+  let shown = arranged(series, axis, smooth), last = ends[axis];
+  const place = h("div", { class: "plot" }), legend = h("div", { class: "legend" });
+  const latest = h("b", { class: "n" }), where = h("span", { class: "note small n" });
   const remove = onremove && h("button", { type: "button", class: "quiet", "aria-label": `Remove ${title}`, onclick: onremove }, "×");
   fill(element,
-    h("figcaption", { class: "head" }, h("h3", { title: meaning }, title), h("span", { class: "end head" }, latest, remove)), legend, place);
+    h("figcaption", { class: "head" }, h("h3", { title: meaning }, title), h("span", { class: "end head" }, where, latest, remove)), legend, place);
 
   function tell(plot) {
     const at = plot?.cursor.idx ?? null;
@@ -33,17 +34,17 @@ export function chart(element, title, series, { axis = "step", smooth = null, on
     const entries = shown.entries.map((each) => ({ ...each, ...each.tell(at) }));
     const isOne = entries.length === 1;
     latest.textContent = isOne ? entries[0].text : "";
+    where.textContent = x === null ? "" : axis === "time" ? duration(x) : `step ${number(x)}`;
     fill(legend,
       entries.map((each) => h("span", { class: "entry" }, styled(h("i", { class: `swatch ${each.isDashed ? "dashed" : ""}` }), "--fill", `var(${each.colour})`),
         h("span", { class: "label" }, each.label), isOne ? null : h("b", {}, each.text), each.more)),
-      x === null ? null : h("span", { class: "entry" }, axis === "time" ? `at ${duration(x)}` : `at step ${number(x)}`),
       shown.notes.map((each) => h("span", {}, each)));
   }
 
   const plot = () => new uPlot({
     width: place.clientWidth || 300, height: HEIGHT, series: shown.lines, bands: shown.bands,
     scales: {
-      x: { time: false, range: ({ data: [xs] }, min, max) => (xs.length === 1 ? [xs[0] - 0.5, xs[0] + 1.5] : [min, max]) },
+      x: { time: false, range: ({ data: [xs] }, min, max) => (min === xs[0] && max === xs.at(-1) ? [0, last] : [min, max]) },
       y: { range: (_, min, max) => range(min, max) },
     },
     axes: [
@@ -71,8 +72,9 @@ export function chart(element, title, series, { axis = "step", smooth = null, on
   follow.observe(place);
   window.addEventListener("theme", redraw);
   return {
-    update(newer) {
+    update(newer, { [axis]: end }) {
       const before = shown;
+      last = end;
       shown = arranged(newer, axis, smooth);
       if (shown.key !== before.key) {
         made.destroy();
@@ -130,8 +132,8 @@ function arranged(series, axis, smooth) {
     if (points.low) {
       const high = add(points, points.high, hidden), low = add(points, points.low, hidden);
       found.bands.push({ series: [found.data.length - 2, found.data.length - 1], fill: () => faded(name, 0.15) });
-      const what = points.is_interval ? "95 %" : "all";
-      between = (at) => `${what} from ${figure(low[at])} to ${figure(high[at])}`;
+      between = (at) => h("span", { class: "n", title: points.is_interval ? "95 % interval" : "least and greatest" },
+        `${figure(low[at])}–${figure(high[at])}`);
     }
     const tell = (at) => {
       let last = at ?? values.length - 1;

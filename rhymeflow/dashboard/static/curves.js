@@ -21,7 +21,7 @@ export function curves(options = {}) {
     return places.get(name);
   }
 
-  function draw([name, i], [title, j], names, runs) {
+  function draw([name, i], [title, j], names, runs, ends) {
     // One run has a colour for each metric, of several each has its own, and dashes tell metrics apart.
     const isOne = runs.length === 1;
     const series = runs.flatMap(([run, points], i) => names
@@ -32,12 +32,13 @@ export function curves(options = {}) {
       .filter((each) => each.points?.step.length));
     if (!series.length) return;
     const key = JSON.stringify([name, title]);
-    if (made.has(key)) made.get(key).update(series);
+    if (made.has(key)) made.get(key).update(series, ends);
     else {
       const place = h("figure", { class: "card chart" });
       place.style.order = j;
       section(name, i).append(place);
-      made.set(key, chart(place, title, series, typeof options === "function" ? options(name, title, names) : options));
+      const given = typeof options === "function" ? options(name, title, names) : options;
+      made.set(key, chart(place, title, series, { ...given, ends }));
     }
   }
 
@@ -45,8 +46,11 @@ export function curves(options = {}) {
     root,
     show(sections, pointsByRun) {
       const runs = Object.entries(pointsByRun);
+      const all = runs.flatMap(([, points]) => Object.values(points));
+      const end = (axis) => Math.max(1, ...all.map((each) => each[axis].at(-1) ?? 0));
+      const ends = { step: end("step"), time: end("time") }; // all charts have one axis
       sections.forEach(([name, charts], i) => {
-        charts.forEach(([title, names], j) => draw([name, i], [title, j], names, runs));
+        charts.forEach(([title, names], j) => draw([name, i], [title, j], names, runs, ends));
       });
     },
     close() {

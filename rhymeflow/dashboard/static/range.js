@@ -4,6 +4,7 @@ export function range(min, max) {
   if (min === null || max === null) return [0, 1];
   const size = Math.max(Math.abs(min), Math.abs(max));
   if (size === 0) return [-0.2, 1];
+  if (size < 1e-6) return [min < 0 ? -1e-6 : -4e-8, 1e-6]; // zero, but for rounding
   if (max - min <= 1e-6 * size) return min > 0 ? [0, 1.4 * max] : [1.4 * min, 0];
   const margin = 0.08 * (max - min);
   const low = min - margin, high = max + margin;

@@ -11,12 +11,13 @@ export function isOver(run) {
   return run.state !== "running";
 }
 
+// Neutral if there is a verdict: that a run ended says nothing of whether it learned.
 export function tone(run) {
-  return TONES[run.state];
+  return run.verdicts.length ? "neutral" : TONES[run.state];
 }
 
 export function stateBadge(run) {
-  return badge(WORDS[run.state], TONES[run.state], run.state === "running");
+  return badge(WORDS[run.state], tone(run), run.state === "running");
 }
 
 export function sentence(run) {

@@ -1,4 +1,4 @@
-// The first screen of a run: its state, verdicts and large figures, then curves, with those of other
+// The first screen of a run: its state, verdicts on it and large figures, then curves, with those of other
 // runs on request. A click on a curve opens the step's groups.
 
 import { change, to } from "../address.js";
@@ -6,11 +6,13 @@ import { ask } from "../api.js";
 import { metricsOf, sectionsOf } from "../catalogue.js";
 import { curves } from "../curves.js";
 import { fill, h } from "../dom.js";
-import { chip, choice, form, labelled, notice, notices, stat, table, value } from "../parts.js";
+import { chip, choice, form, labelled, stat, table, value } from "../parts.js";
 import { isOver, sentence, stateBadge, tone, wayOn } from "../state.js";
-import { capital, duration, figure, number, percent, plural } from "../words.js";
+import { changed, learningBadge, verdicts } from "../verdicts.js";
+import { capital, duration, figure, number, percent, plural, short } from "../words.js";
 
 const CHOSEN = "Chosen";
+const [SECONDS, REWARD, FLAT, CUT, RATE] = [0, 1, 2, 3, 4]; // places in a row of `first` and `last`
 
 export async function show(main, now) {
   const axis = now.parameters.get("axis") === "time" ? "time" : "step";
@@ -70,11 +72,11 @@ function changes() {
 
 function described(run) {
   return [
-    h("div", { class: "head" }, h("h1", {}, run.name), stateBadge(run), h("span", { class: "note state-words" }, sentence(run))),
+    h("div", { class: "head" }, h("h1", {}, run.name), stateBadge(run), learningBadge(run), h("span", { class: "note state-words" }, sentence(run))),
+    made(run),
     wayOn(run),
-    h("div", { class: "stats" }, heldOut(run), reward(run), steps(run), time(run), pace(run)),
     verdicts(run),
-    facts(run),
+    h("div", { class: "stats" }, heldOut(run), reward(run), steps(run), time(run), pace(run)),
   ];
 }
 
@@ -83,55 +85,66 @@ function heldOut(run) {
   if (!last) return stat("Held-out reward", value("–"), "not evaluated yet", { "data-fact": "held_out" });
   const [step, mean, error] = last;
   const by = mean - first[1];
-  const change = step === first[0] ? `at step ${step}` : by === 0 ? `as at step ${first[0]}` : [
-    h("b", { class: by > 0 ? "up" : by < 0 ? "down" : "" }, `${by > 0 ? "+" : ""}${number(by)}`),
+  const change = step === first[0] ? `at step ${step}` : by === 0 ? `unchanged since step ${first[0]}` : [
+    h("b", { class: changed(run) > 0 ? "up" : changed(run) < 0 ? "down" : "" }, signed(by)),
     ` since step ${first[0]}`, best[1] > mean ? `, best ${number(best[1])} at step ${best[0]}` : `, best so far`];
   return stat("Held-out reward", value(figure(mean), error ? `± ${number(1.96 * error, 2)}` : null), change,
     { "data-fact": "held_out" });
 }
 
+function signed(by) {
+  return `${by > 0 ? "+" : ""}${number(by)}`;
+}
+
 function reward(run) {
-  const row = run.latest, parts = [];
-  if (row.frac_reward_zero_std !== undefined) parts.push(`${percent(row.frac_reward_zero_std)} of groups without spread`);
-  if (row["completions/clipped_ratio"] > 0) parts.push(`${percent(row["completions/clipped_ratio"])} cut`);
-  return stat("Reward of training", value(figure(row.reward)), parts.join(", ") || "of the last step", { "data-fact": "reward" });
+  const now = mean(run.last, REWARD), before = mean(run.first, REWARD), flat = mean(run.last, FLAT), cut = mean(run.last, CUT);
+  const many = run.last.length, parts = [];
+  if (now !== null) parts.push(run.steps < 2 * many || before === null ? `mean of ${plural(many, "step")}` : `mean of the last ${many} steps, ${signed(now - before)} since the first ${many}`);
+  if (flat > 0) parts.push(`${percent(flat)} of groups all equal in reward: no gradient from them`);
+  if (cut > 0) parts.push(`${percent(cut)} of responses cut`);
+  return stat("Reward of training", value(figure(now)), parts.map((each) => h("div", {}, each)), { "data-fact": "reward" });
+}
+
+// The mean of a metric over steps, as the server sends them; null if none has it.
+function mean(rows, i) {
+  const known = rows.map((row) => row[i]).filter((each) => each !== null);
+  return known.length ? known.reduce((sum, each) => sum + each, 0) / known.length : null;
 }
 
 function steps(run) {
   const bar = run.max_steps ? h("progress", { class: tone(run), max: run.max_steps, value: run.steps, "aria-label": "Steps done" }) : null;
+  const endings = Object.entries(run.endings).map(([ending, count]) => `${number(count)} ${ending}`).join(", ");
   return stat("Steps", value(number(run.steps), run.max_steps ? `of ${number(run.max_steps)}` : null),
-    bar ?? (run.attempts.length ? "without an end" : ""), { "data-fact": "steps" });
+    [bar ?? (run.attempts.length ? "without an end" : ""), endings ? h("div", {}, `groups: ${endings}`) : null], { "data-fact": "steps" });
 }
 
 function time(run) {
-  const each = run.latest.step_time ? `${number(run.latest.step_time, 1)} s for the last step` : "";
+  const all = run.last.map((row) => row[SECONDS]).sort((a, b) => a - b);
+  const each = all.length ? `${number(all[Math.floor(all.length / 2)], 1)} s a step (median of the last ${all.length})` : "";
   if (isOver(run)) return stat("Took", value(duration(run.seconds)), each, { "data-fact": "time" });
-  return stat("Time left", value(run.left === null ? "–" : duration(run.left)), `${duration(run.seconds)} so far`, { "data-fact": "time" });
+  return stat("Time left", value(run.left === null ? "–" : duration(run.left)), [`${duration(run.seconds)} so far`, each ? h("div", {}, each) : null], { "data-fact": "time" });
 }
 
 function pace(run) {
-  const rate = run.latest["rollout/tokens_per_s"];
+  const known = run.last.filter((row) => row[RATE] !== null), sum = (of) => known.reduce((all, row) => all + of(row), 0);
+  const rate = known.length ? sum((row) => row[RATE] * row[SECONDS]) / sum((row) => row[SECONDS]) : null;
   return stat("Pace", h("span", { class: "value words" }, run.limit ? capital(run.limit) : "–"),
-    rate === undefined ? "" : `${number(Math.round(rate))} tokens/s generated`, { "data-fact": "pace" });
+    rate === null ? "" : `${number(Math.round(rate))} tokens/s generated (last ${plural(run.last.length, "step")})`, { "data-fact": "pace" });
 }
 
-function verdicts(run) {
-  if (!run.verdicts.length) {
-    return run.steps < 4 ? null : notices(notice("good", "No verdict against it: nothing in its metrics keeps it from learning."));
-  }
-  return h("div", { class: "verdicts" }, notices(run.verdicts.map((each) => notice("warn",
-    h("b", {}, capital(each.said)), h("div", {}, `What to try: ${each.remedy}.`),
-    h("div", { class: "note small" }, `docs/troubleshooting.md, “${each.name}”`)))));
-}
-
-function facts(run) {
-  const endings = Object.entries(run.endings).map(([ending, count]) => `${number(count)} ${ending}`).join(", ");
-  const each = [
-    `${run.config.schedule?.name ?? "–"}, bound ${run.bound}`,
-    `model ${run.config.model?.path ?? run.config.model?.name ?? "–"}`,
-    `groups: ${endings || "none"}`, plural(run.events, "event"), run.directory,
+// What it is, by its configuration.
+function made({ name, config, bound }) {
+  const { model, reward, learner, rollout, schedule } = config;
+  if (!learner) return null;
+  const rewards = reward.functions.map((each) => `${each.function}${each.weight === 1 ? "" : ` × ${each.weight}`}`);
+  const worlds = (config.environment?.classes ?? []).map((each) => each.environment);
+  const parts = [
+    `model ${model.path ?? model.name}`, `reward ${[...rewards, ...worlds].join(" + ") || "none"}`,
+    `${learner.groups_per_batch} × ${rollout.num_generations} responses a step`,
+    `learning rate ${short(learner.learning_rate)}`,
+    `schedule ${schedule.name}: ${bound ? `tokens at most ${plural(bound, "version")} old` : "no stale tokens"}`,
   ];
-  return h("p", { class: "facts" }, each.map((text) => h("span", {}, text)));
+  return h("p", { class: "facts" }, parts.map((text) => h("span", {}, text)), h("a", { href: to(name, "setup") }, "setup"));
 }
 
 // -- what is charted ---------------------------------------------------------------------------------
