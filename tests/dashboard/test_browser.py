@@ -249,6 +249,12 @@ def test_time(seen: Seen, address: str) -> None:
     said = page.locator(".legend").first.inner_text()
     shares = [int(each) for each in re.findall(r"(\d+) %", said)]
     assert abs(sum(shares) - 100) <= 2, "each is rounded"
+    kinds = page.locator(".legend").nth(1).inner_text()
+    assert "trains" in kinds
+    assert "environments" not in kinds, "only what is there"
+    page.get_by_role("button", name="whole run").click()
+    page.wait_for_url("**whole=true")
+    seen.shown()
     canvas = page.locator("canvas.lanes")
     box = canvas.bounding_box()
     assert box["height"] == 22 + 24 * (3 + 8), "a learner, two instances, eight batches"
@@ -269,6 +275,7 @@ def test_time(seen: Seen, address: str) -> None:
 def test_groups_are_chosen_and_sorted(seen: Seen, address: str) -> None:
     page = seen.page
     seen.open(f"{address}#/talk/groups")
+    assert page.locator("main h1").inner_text() == "Groups of step 4", "the newest"
     assert page.locator("tbody tr").count() == 3
     page.get_by_role("button", name="mixed").click()
     page.wait_for_url("**filter=mixed**")
@@ -324,7 +331,13 @@ def test_a_response_with_turns_token_by_token(seen: Seen, address: str) -> None:
 def test_the_log(seen: Seen, address: str) -> None:
     page = seen.page
     seen.open(f"{address}#/one/log")
-    assert page.locator("tbody tr").count() == 100
+    kinds = page.locator("tbody td:nth-child(4)").all_inner_texts()
+    assert kinds.count("VersionPublished") == 8
+    assert kinds[0] == "VersionPublished"
+    assert kinds[-1] == "InstanceJoined", "the newest comes first"
+    page.get_by_role("button", name="all events").click()
+    page.wait_for_url("**all=true**")
+    rows(page, 100)
     for count in (200, 300, 400):
         page.get_by_role("button", name="more").click()
         rows(page, count)

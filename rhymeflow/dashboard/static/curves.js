@@ -3,6 +3,8 @@
 import { chart } from "./charts.js";
 import { h } from "./dom.js";
 
+const COLOURS = { "idle/rollout": 2, "idle/learner": 0 }; // as in the lanes of time
+
 // `show` takes sections as of the catalogue and points by run and metric, and draws or updates a
 // chart for each title with points. `options`: as of `chart`, or a function of section, title and metrics.
 export function curves(options = {}) {
@@ -27,7 +29,7 @@ export function curves(options = {}) {
     const series = runs.flatMap(([run, points], i) => names
       .map((each, j) => ({
         label: isOne ? each : names.length === 1 ? run : `${run}, ${each}`,
-        points: points[each], colour: isOne ? j : i, dash: isOne ? 0 : j,
+        points: points[each], colour: isOne ? COLOURS[each] ?? j : i, dash: isOne ? 0 : j,
       }))
       .filter((each) => each.points?.step.length));
     if (!series.length) return;

@@ -10,8 +10,8 @@ export const KINDS = { // colour, height within a lane, and label, in the order 
   waiting: ["--sand", 0.25, "waits for environments"],
   answering: ["--sand", 0.8, "environments are asked"],
   training: ["--c1", 0.8, "trains"],
-  evaluation: ["--c5", 0.8, "evaluates"],
-  pull: ["--c2", 0.8, "pulls weights"],
+  evaluation: ["--c5", 0.3, "evaluates"],
+  pull: ["--c6", 0.8, "pulls weights"],
 };
 const LANE = 24, AXIS = 22;
 const POINTS = 100; // of a batch's filling, as the server sends them
@@ -49,6 +49,11 @@ export function draw(canvas, found) {
         context.fillRect(left, top, (width - NAMES) / all.length + 0.5, tall);
         context.globalAlpha = 1;
       });
+    }
+    const begin = Math.min(...(lane.spans ?? []).map(([, start]) => start));
+    if (found.start === 0 && x(begin) - NAMES > 60 && Number.isFinite(begin)) {
+      context.fillStyle = colour("--dim");
+      context.fillText("starting", NAMES + 4, y + LANE / 2);
     }
     context.restore();
   });

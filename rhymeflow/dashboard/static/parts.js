@@ -1,6 +1,7 @@
 // Parts that several views are made of.
 
-import { fill, h } from "./dom.js";
+import { fill, h, styled } from "./dom.js";
+import { number } from "./words.js";
 
 export function card(title, ...children) {
   return h("section", { class: "card" }, title ? h("h2", {}, title) : null, children);
@@ -30,9 +31,16 @@ export function value(text, unit = null) {
   return h("span", { class: "value" }, text, unit ? h("small", {}, ` ${unit}`) : null);
 }
 
-export function table(headings, rows) {
+// A reward in the colour of its place among those of its group; a link if it has a place to go to.
+export function rewarded(reward, least, most, attributes = {}) {
+  const low = Math.min(0, least ?? 0), high = Math.max(1, most ?? 1);
+  const chip = h(attributes.href ? "a" : "span", { ...attributes, class: "reward" }, reward === null ? "·" : number(reward, 2));
+  return styled(chip, "--share", reward === null ? 0 : (reward - low) / (high - low));
+}
+
+export function table(headings, rows, kind = "") {
   return h("div", { class: "scroll" },
-    h("table", {},
+    h("table", { class: kind },
       h("thead", {}, h("tr", {}, headings.map((each) => h("th", { scope: "col" }, each)))),
       h("tbody", {}, rows)));
 }

@@ -12,7 +12,7 @@ export function answerer(text) {
 
 export function turn(who, note, ...children) {
   return h("section", { class: `turn ${who}` },
-    h("div", { class: "who" }, who, note ? h("span", { class: "note" }, note) : null), children);
+    h("div", { class: "who" }, who.split(" ")[0], note ? h("span", { class: "note" }, note) : null), children);
 }
 
 export function conversation(prompt) {
@@ -43,6 +43,11 @@ export function turnsOf(tokens) {
     turns.at(-1).tokens.push(token);
   }
   return turns;
+}
+
+// Whether a turn fits on a line with who speaks.
+export function isBrief({ tokens }) {
+  return tokens.length <= 12 && !tokens.some((token) => token.text.trimEnd().includes("\n"));
 }
 
 export function speaker(turns, i) {

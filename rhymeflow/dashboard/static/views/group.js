@@ -3,10 +3,12 @@
 import { to } from "../address.js";
 import { ask } from "../api.js";
 import { fill, h } from "../dom.js";
-import { badge, card, table } from "../parts.js";
-import { conversation, promptOf, rendered, speaker, turn, turnsOf } from "../speakers.js";
+import { badge, card, facts, rewarded, table } from "../parts.js";
+import { conversation, isBrief, promptOf, rendered, speaker, turn, turnsOf } from "../speakers.js";
 import { tokensOf } from "../tokens.js";
 import { number, plural } from "../words.js";
+
+const SHORT = 60; // characters of a column beside others
 
 export async function show(main, now) {
   const group = await ask(`runs/${now.run}/groups/${now.parts[0]}`);
@@ -15,9 +17,9 @@ export async function show(main, now) {
   fill(main,
     h("div", { class: "head" }, h("h1", {}, `Group ${group.group}`), badge(group.ending ?? "open", { consumed: "good", aborted: "bad" }[group.ending] ?? "")),
     h("p", { class: "note" }, [`prompt ${group.row}`, group.epoch === null ? "of a suite" : `epoch ${group.epoch}`,
-      group.step ? `trained on in step ${group.step}` : group.ending_reason].filter(Boolean).join(" · ")),
+      group.step ? `trained on in step ${group.step}` : group.ending_reason, spread(group.members)].filter(Boolean).join(" · ")),
     card("Prompt", conversation(group.prompt),
-      first === undefined ? null : rendered(async () => promptOf(await whole(first))), columns(group.columns)),
+      columns(group.columns), first === undefined ? null : rendered(async () => promptOf(await whole(first)))),
     h("section", { class: "side" }, group.members.map((each) => response(each, group, now, whole))),
     group.epochs.length > 1 ? card("This prompt over epochs", epochs(group, now)) : null);
   const at = group.epochs.findIndex((each) => each.group === group.group);
@@ -37,13 +39,15 @@ function epochs(group, now) {
 }
 
 function response(each, group, now, whole) {
-  const parts = Object.entries(each.components ?? {}).map(([name, value]) => `${name} ${number(value)}`);
+  const all = Object.entries(each.components ?? {});
+  const parts = all.length > 1 ? all.map(([name, value]) => `${name} ${number(value)}`) : [];
+  const rewards = group.members.map((one) => one.reward).filter((one) => one !== null);
   const text = h("div", { class: "talk" }, h("pre", { class: "long" }, each.text ?? "(no text)"));
   if (each.observed) inTurns(text, () => whole(each.member)).catch(() => {}); // the text stays
   return h("article", { class: "card" },
     h("div", { class: "head" },
       h("h2", {}, h("a", { href: to(now.run, "trajectory", [group.group, each.member]), "data-line": true }, `response ${each.member}`)),
-      ended(each.reason), h("b", { class: "end n" }, each.reward === null ? "no reward" : `reward ${number(each.reward)}`)),
+      ended(each.reason), h("span", { class: "end n" }, each.reward === null ? "no reward" : ["reward ", rewarded(each.reward, Math.min(...rewards), Math.max(...rewards))])),
     h("p", { class: "note" }, [...parts, plural(each.length, "token"),
       each.first_version === each.last_version ? `version ${each.first_version}`
         : `versions ${each.first_version} to ${each.last_version}`].join(" · ")),
@@ -55,7 +59,15 @@ async function inTurns(place, load) {
   const found = await load();
   if (!found.texts) return;
   const turns = turnsOf(tokensOf(found).tokens);
-  fill(place, turns.map((each, i) => turn(speaker(turns, i), null, h("pre", {}, each.tokens.map((token) => token.text).join("")))));
+  fill(place, turns.map((each, i) => turn(`${speaker(turns, i)}${isBrief(each) ? " brief" : ""}`, null, h("pre", {}, each.tokens.map((token) => token.text).join("")))));
+}
+
+function spread(members) {
+  const rewards = members.map((each) => each.reward).filter((each) => each !== null);
+  if (!rewards.length) return plural(members.length, "response");
+  const mean = rewards.reduce((sum, each) => sum + each, 0) / rewards.length;
+  const std = Math.sqrt(rewards.reduce((sum, each) => sum + (each - mean) ** 2, 0) / rewards.length);
+  return `mean reward ${number(mean)}, standard deviation ${number(std)}, of ${plural(rewards.length, "response")}`;
 }
 
 // How a response ended.
@@ -66,9 +78,9 @@ export function ended(reason) {
 }
 
 export function columns(values) {
-  const rows = Object.entries(values ?? {});
-  if (!rows.length) return null;
-  return h("details", {}, h("summary", {}, "Columns of the data"),
-    h("dl", {}, rows.map(([key, value]) => [h("dt", {}, key),
-      h("dd", {}, typeof value === "string" ? value : JSON.stringify(value))])));
+  const rows = Object.entries(values ?? {}).map(([key, value]) => [key, typeof value === "string" ? value : JSON.stringify(value)]);
+  const isShort = ([, text]) => text.length <= SHORT && !text.includes("\n");
+  const few = rows.filter(isShort), long = rows.filter((each) => !isShort(each));
+  return [few.length ? h("p", { class: "facts" }, few.map(([key, text]) => h("code", {}, `${key} = ${text}`))) : null,
+    long.length ? h("details", {}, h("summary", {}, "Columns of the data"), facts(long)) : null];
 }

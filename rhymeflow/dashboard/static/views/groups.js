@@ -2,19 +2,26 @@
 
 import { change, to } from "../address.js";
 import { ask } from "../api.js";
-import { fill, h, styled } from "../dom.js";
-import { chip, form, labelled, select, table } from "../parts.js";
+import { fill, h } from "../dom.js";
+import { chip, form, labelled, rewarded, select, table } from "../parts.js";
 import { number, plural } from "../words.js";
 
-const FILTERS = ["right", "wrong", "mixed", "cut", "errors", "open", "consumed", "filtered", "aborted"];
+const FILTERS = {
+  outcome: { right: "all right", wrong: "all wrong", mixed: "mixed" },
+  ending: { consumed: "consumed", filtered: "filtered", aborted: "aborted", open: "open", cut: "cut", errors: "errors" },
+};
 const SORTS = ["order", "spread", "reward", "length", "staleness"];
 const PAGE = 50;
+const ALL = "all"; // steps
 
 export async function show(main, now) {
   const given = Object.fromEntries(now.parameters);
+  if (!Object.keys(given).length) given.step = (await ask(`runs/${now.run}/groups`, { offset: 1e9 })).steps || "";
+  if (given.step === ALL) delete given.step;
   const filters = now.parameters.getAll("filter");
   const list = h("section", { class: "card" }), choices = controls(given, filters);
-  fill(main, h("h1", {}, given.step ? `Groups of step ${given.step}` : "Groups"), choices, list);
+  fill(main, h("div", { class: "head" }, h("h1", {}, given.step ? `Groups of step ${given.step}` : "Groups of the whole run"),
+    given.step ? h("a", { href: to(now.run, "groups", [], { step: ALL }) }, "whole run") : h("a", { href: to(now.run, "groups") }, "newest step")), choices, list);
 
   async function refresh() {
     const found = await ask(`runs/${now.run}/groups`, { ...given, filter: filters });
@@ -32,7 +39,8 @@ export async function show(main, now) {
 }
 
 function controls(given, filters) {
-  const set = (name) => (value) => change({ [name]: value, offset: null });
+  const kept = { step: given.step || ALL, offset: null };
+  const set = (name) => (value) => change({ ...kept, [name]: name === "step" ? value || ALL : value });
   const input = (name, attributes) => h("input", { value: given[name] ?? "", onchange: (event) => set(name)(event.target.value), ...attributes });
   return form(
     labelled("step", input("step", { type: "number", min: 1 })),
@@ -41,17 +49,17 @@ function controls(given, filters) {
     labelled("by", select(SORTS, given.sort, set("sort"))),
     labelled("largest first", h("input", {
       type: "checkbox", checked: given.descending === "true",
-      onchange: (event) => change({ descending: event.target.checked ? "true" : null }),
+      onchange: (event) => change({ ...kept, descending: event.target.checked ? "true" : null }),
     })),
-    h("span", { class: "chips" }, FILTERS.map((each) => chip(each, filters.includes(each), () => change({
-      filter: filters.includes(each) ? filters.filter((one) => one !== each) : [...filters, each],
-      offset: null,
-    })))));
+    Object.entries(FILTERS).map(([kind, all]) => h("span", { class: "chips", role: "group", "aria-label": kind }, h("span", { class: "note" }, kind),
+      Object.entries(all).map(([each, text]) => chip(text, filters.includes(each), () => change({
+        ...kept, filter: filters.includes(each) ? filters.filter((one) => one !== each) : [...filters, each],
+      }))))));
 }
 
 // Groups by the values of one reward function, in runs that have several.
 function component(names, given) {
-  const set = (name) => (value) => change({ [name]: value || null, offset: null });
+  const set = (name) => (value) => change({ step: given.step || ALL, [name]: value || null, offset: null });
   return h("label", {}, "reward function",
     select([["", "any"], ...names], given.component ?? "", set("component"), { "aria-label": "component" }),
     given.component ? select(["mixed", "right", "wrong"], given.of ?? "mixed", set("of"), { "aria-label": "of" }) : null);
@@ -73,24 +81,16 @@ function listed(found, now, offset) {
     h("b", {}, plural(found.count, "group")),
     found.count > PAGE ? h("span", { class: "note n" }, `${number(offset + 1)} to ${number(last)}`) : null,
     h("span", { class: "end choice" },
-      offset > 0 ? h("button", { onclick: () => change({ offset: Math.max(offset - PAGE, 0) }) }, "before") : null,
-      last < found.count ? h("button", { onclick: () => change({ offset: offset + PAGE }) }, "after") : null));
+      offset > 0 ? h("button", { onclick: () => change({ offset: Math.max(offset - PAGE, 0) }) }, `previous ${PAGE}`) : null,
+      last < found.count ? h("button", { onclick: () => change({ offset: offset + PAGE }) }, `next ${PAGE}`) : null));
   return [pages, found.count ? table(
-    ["group", "prompt", "reward", "responses", "step", "epoch", "ending", "mean length", "staleness"], rows)
+    ["group", "prompt", "reward", "responses", "step", "epoch", "ending", "mean length", "staleness"], rows, "groups")
     : h("p", { class: "note" }, "No group is like that.")];
 }
 
 function member(one, group, now) {
-  const link = h("a", {
+  return rewarded(one.reward, group.reward_min, group.reward_max, {
     href: to(now.run, "trajectory", [group.group, one.member]),
     title: `response ${one.member}: reward ${number(one.reward)}, ${one.length} tokens, ${one.reason ?? "not complete"}`,
-    class: "reward",
-  }, one.reward === null ? "·" : number(one.reward, 2));
-  return styled(link, "--share", share(one.reward, group));
-}
-
-function share(reward, group) {
-  const least = Math.min(0, group.reward_min ?? 0);
-  const most = Math.max(1, group.reward_max ?? 1);
-  return reward === null ? 0 : (reward - least) / (most - least);
+  });
 }

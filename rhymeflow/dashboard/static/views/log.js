@@ -1,25 +1,32 @@
 // The log: what went wrong first, then events, and under each the commands that it caused, or what a
 // worker printed.
 
-import { change, to } from "../address.js";
+import { change, read, to } from "../address.js";
 import { ask } from "../api.js";
 import { fill, h } from "../dom.js";
 import { card, chip, copier, form, labelled, notice, notices, select, table } from "../parts.js";
 import { bytes, capital, duration, number, plural } from "../words.js";
 
 const WRONG = ["InstanceLeft", "EnvironmentFailed", "RewardFailed"];
+const MILESTONES = ["VersionPublished", "Evaluated", "InstanceJoined", ...WRONG];
+const STEPS = 80; // fewer than a page has rows
+const HEADINGS = ["time", "event", "", "what", "fields"];
 
 export async function show(main, now) {
-  const { worker, ...given } = Object.fromEntries(now.parameters);
+  const { worker, all, ...given } = Object.fromEntries(now.parameters);
+  const isMilestones = !all && !Object.keys(given).length;
   const [found, outputs, run] = await Promise.all(["/log", "/outputs", ""].map((each) => ask(`runs/${now.run}${each}`, each === "/log" ? given : {})));
-  const parts = worker ? await printed(now.run, worker) : events(found, given, now);
-  fill(main, h("h1", {}, "Log"), problems(found.problems, outputs, run.verdicts, now), places(outputs, worker), parts);
+  const parts = worker ? await printed(now.run, worker)
+    : isMilestones ? milestones(await newest(found, run), found, now) : events(found, given, now);
+  const what = worker ? null : isMilestones ? "milestones" : "all events";
+  fill(main, h("h1", {}, "Log"), problems(found.problems, outputs, run, now), places(outputs, worker, what), parts);
   return {};
 }
 
 // -- what went wrong ---------------------------------------------------------------------------------
 
-function problems(found, outputs, verdicts, now) {
+function problems(found, outputs, run, now) {
+  const { verdicts } = run;
   const alike = new Map(); // by kind and words, the newest last
   for (const each of found) {
     const key = `${each.kind} ${each.said}`;
@@ -34,16 +41,34 @@ function problems(found, outputs, verdicts, now) {
         each.instance ? ` on ${each.instance}` : "",
         each.group === null ? "" : [", ", h("a", { href: to(now.run, "group", [each.group]) }, `group ${each.group}`)]),
       h("code", {}, each.said ?? ""))),
-    verdicts.map((each) => notice("warn", h("b", {}, capital(each.said)), `: ${each.remedy}`))));
+    verdicts.map((each) => notice("warn", h("b", {}, capital(each.said)),
+      ` after step ${run.steps}, at ${duration(run.seconds)}: ${each.remedy}`))));
 }
 
 // -- events, or an output ----------------------------------------------------------------------------
 
-function places(outputs, worker) {
-  const go = (name) => () => change({ worker: name, after: null });
-  return h("div", { class: "chips", role: "group", "aria-label": "What is shown" },
-    chip("events and commands", !worker, go(null)),
-    outputs.map((each) => chip(`${each.name}${each.problem ? " !" : each.bytes ? "" : " (nothing)"}`, each.name === worker, go(each.name))));
+function places(outputs, worker, what) {
+  const { run } = read();
+  const go = (parameters) => () => { location.hash = to(run, "log", [], parameters); };
+  const output = (each) => chip(`${each.name}${each.problem ? " !" : ""}`, each.name === worker, go({ worker: each.name }));
+  const silent = outputs.filter((each) => !each.bytes);
+  return [h("div", { class: "chips", role: "group", "aria-label": "What is shown" },
+    chip("milestones", what === "milestones", go({})), chip("all events", what === "all events", go({ all: "true" })),
+    outputs.filter((each) => each.bytes).map(output)),
+  silent.length ? h("details", {}, h("summary", {}, `${plural(silent.length, "worker")} printed nothing`), h("div", { class: "chips" }, silent.map(output))) : null];
+}
+
+// Milestones of about the last `STEPS` steps, newest first, and since when they are.
+async function newest({ kinds }, { name, steps, seconds }) {
+  const time = steps > STEPS ? seconds * (1 - STEPS / steps) : 0;
+  const pages = await Promise.all(MILESTONES.filter((kind) => kinds.includes(kind)).map((kind) => ask(`runs/${name}/log`, { kind, time })));
+  return { time, rows: pages.flatMap((page) => page.rows).sort((a, b) => b.event - a.event || b.number - a.number) };
+}
+
+function milestones({ time, rows }, found, now) {
+  const shown = table(HEADINGS, rows.map((each) => line(each, now)), "events");
+  return h("section", { class: "card" },
+    h("p", { class: "note" }, `Newest first${time ? `, since ${duration(time)}` : ""}; all are ${plural(found.events, "event")}, ${plural(found.commands, "command")}`), shown);
 }
 
 async function printed(run, worker) {
@@ -70,14 +95,14 @@ function events(found, given, now) {
     more.disabled = false;
   }
 
-  const shown = table(["time", "event", "", "what", "fields"], []);
+  const shown = table(HEADINGS, [], "events");
   shown.querySelector("tbody").replaceWith(lines);
   return [controls(found, given), h("section", { class: "card" },
     h("p", { class: "note" }, `${plural(found.events, "event")}, ${plural(found.commands, "command")}`), shown, more)];
 }
 
 function controls(found, given) {
-  const set = (name) => (value) => change({ [name]: value || null, after: null });
+  const set = (name) => (value) => change({ [name]: value || null, all: "true", after: null });
   const choice = (name, values) => labelled(name, select([["", "any"], ...values], given[name] ?? "", set(name)));
   const input = (name, attributes) => h("input", { value: given[name] ?? "", onchange: (event) => set(name)(event.target.value), ...attributes });
   return form(
@@ -97,7 +122,7 @@ function line(each, now) {
     h("td", { class: "n" }, each.command ? "" : number(each.number)),
     h("td", { class: "n" }, of),
     h("td", {}, each.command ? `→ ${each.kind}` : each.kind),
-    h("td", { class: "fields" }, h("code", {}, Object.entries(rest).map(([key, value]) => `${key} ${short(value)}`).join(", "))));
+    h("td", { class: "fields" }, h("code", {}, Object.entries(rest).filter(([, value]) => value !== null && value !== "" && value.length !== 0).map(([key, value]) => `${key} ${short(value)}`).join(", "))));
 }
 
 function short(value) {

@@ -4,23 +4,31 @@ import { change } from "../address.js";
 import { ask } from "../api.js";
 import { fill, h, styled } from "../dom.js";
 import { KINDS, NAMES, at, draw } from "../lanes.js";
-import { card, table } from "../parts.js";
+import { card, choice, table } from "../parts.js";
 import { number, percent } from "../words.js";
 
+const STEPS = 10;
+
 export async function show(main, now) {
-  const from = now.parameters.get("from"), to = now.parameters.get("to");
-  const query = { from, to };
+  const from = now.parameters.get("from"), to = now.parameters.get("to"), isWhole = now.parameters.has("whole");
+  const isNewest = !from && !to && !isWhole;
+  const kinds = h("p", { class: "legend" });
   const canvas = h("canvas", { class: "lanes", tabindex: "0", role: "img", "aria-label": "Lanes of learner and instances" });
-  const told = h("p", { class: "note told", "aria-live": "polite" }, "Point at a span. The wheel or + and − zoom, dragging or the arrow keys move, 0 shows all.");
+  const told = h("p", { class: "note told", "aria-live": "polite" }, "Point at a span. The wheel or + and − zoom, dragging or the arrow keys move, 0 shows the newest steps.");
   const limits = h("section", { class: "card" });
-  fill(main, h("h1", {}, "Time"), limits, card(null, legend(), told, h("div", { class: "scroll" }, canvas)), advice(now.run));
+  fill(main, h("h1", {}, "Time"), limits, card(null, stretch(), kinds, told, h("div", { class: "scroll" }, canvas)), advice(now.run));
   let found = null;
 
   async function refresh() {
-    found = await ask(`runs/${now.run}/time`, query);
+    found = await ask(`runs/${now.run}/time`, { from: isNewest ? await newest(now.run) : from, to });
     const read = found.read < 1 ? h("p", { class: "note" }, `${Math.floor(100 * found.read)} % of the log is read`) : null;
     fill(limits, sentence(found.limits), read);
+    fill(kinds, legend(found));
     draw(canvas, found);
+  }
+  function stretch() {
+    const names = [`newest ${STEPS} steps`, "whole run"], chosen = isNewest ? names[0] : isWhole ? names[1] : null;
+    return choice("Time shown", names, chosen, (each) => change({ from: null, to: null, whole: each === names[1] ? "true" : null }));
   }
   // The server reads a long log in parts, one for each request.
   async function readOn() {
@@ -31,12 +39,12 @@ export async function show(main, now) {
     const middle = found.start + at * (found.end - found.start);
     const start = Math.max(middle - (middle - found.start) * by, 0);
     const end = Math.min(middle + (found.end - middle) * by, found.last);
-    if (end - start > 0.002) change({ from: start.toFixed(3), to: end.toFixed(3) });
+    if (end - start > 0.002) change({ from: start.toFixed(3), to: end.toFixed(3), whole: null });
   }
   function shift(by) {
     const width = found.end - found.start;
     const start = Math.min(Math.max(found.start + by * width, 0), found.last - width);
-    change({ from: start.toFixed(3), to: (start + width).toFixed(3) });
+    change({ from: start.toFixed(3), to: (start + width).toFixed(3), whole: null });
   }
   const place = (event) => (event.offsetX - NAMES) / (canvas.clientWidth - NAMES);
   canvas.addEventListener("wheel", (event) => { event.preventDefault(); zoom(event.deltaY > 0 ? 1.5 : 1 / 1.5, place(event)); }, { passive: false });
@@ -59,7 +67,7 @@ export async function show(main, now) {
       window.removeEventListener("theme", resized);
     },
     keys: {
-      "+": () => zoom(1 / 1.5), "-": () => zoom(1.5), 0: () => change({ from: null, to: null }),
+      "+": () => zoom(1 / 1.5), "-": () => zoom(1.5), 0: () => change({ from: null, to: null, whole: null }),
       ArrowLeft: () => shift(-0.25), ArrowRight: () => shift(0.25),
     },
   };
@@ -116,7 +124,16 @@ function advised(found) {
   ].filter(Boolean);
 }
 
-function legend() {
-  return h("p", { class: "legend" }, Object.values(KINDS).map(([name, , text]) => h("span", { class: "entry" },
-    styled(h("i", { class: "swatch" }), "--fill", `var(${name})`), text)));
+// When the newest steps begin, in seconds of the run; null if there are no others.
+async function newest(run) {
+  const { step_time: { time } } = await ask(`runs/${run}/metrics`, { name: "step_time" });
+  return time.length > STEPS ? time.at(-STEPS - 1) : null;
+}
+
+// Of the kinds that are there.
+function legend({ lanes }) {
+  const there = new Set(lanes.flatMap((lane) => [...(lane.spans ?? []).map(([kind]) => kind),
+    ...Object.entries(lane.shares ?? {}).filter(([, all]) => all.some((each) => each > 0)).map(([kind]) => kind)]));
+  return Object.entries(KINDS).filter(([kind]) => there.has(kind)).map(([, [name, , text]]) => h("span", { class: "entry" },
+    styled(h("i", { class: "swatch" }), "--fill", `var(${name})`), text));
 }

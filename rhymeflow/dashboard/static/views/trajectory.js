@@ -4,7 +4,7 @@ import { change, to } from "../address.js";
 import { ask } from "../api.js";
 import { fill, h, styled } from "../dom.js";
 import { badge, card, copier, facts, form, labelled, select, table } from "../parts.js";
-import { conversation, promptOf, rendered, speaker, turn, turnsOf } from "../speakers.js";
+import { conversation, isBrief, promptOf, rendered, speaker, turn, turnsOf } from "../speakers.js";
 import { quoted } from "../state.js";
 import { different, tokensOf } from "../tokens.js";
 import { number, plural } from "../words.js";
@@ -36,7 +36,7 @@ export async function show(main, now) {
       ended(found.reason)),
     h("div", { class: "response" },
       h("div", { class: "first" },
-        card("Prompt", conversation(found.prompt), rendered(() => promptOf(found)), columns(found.columns)),
+        card("Prompt", conversation(found.prompt), columns(found.columns), rendered(() => promptOf(found))),
         controls(found, now, colouring, other),
         h("section", { class: beside ? "side" : "first" },
           panel(found, beside, colouring, told), beside ? panel(beside, found, colouring, told) : null),
@@ -63,7 +63,7 @@ function described(found) {
 
 function rewards(found) {
   if (found.reward === null) return card("Reward", h("p", { class: "note" }, "None yet."));
-  const parts = Object.entries(found.components ?? {}).map(([name, value]) => [name, number(value)]);
+  const all = Object.entries(found.components ?? {}), parts = all.length > 1 ? all.map(([name, value]) => [name, number(value)]) : [];
   const advantage = found.advantage === null ? null : number(found.advantage);
   return h("section", { class: "card stat" }, h("span", { class: "name" }, "Reward"), h("span", { class: "value" }, number(found.reward)),
     facts([...parts, ["advantage of each token", advantage]]));
@@ -111,7 +111,7 @@ function panel(found, beside, colouring, told) {
     found.tokens && !found.texts ? h("p", { class: "note" }, "The run's tokenizer is not on this machine: numbers of tokens.") : null,
     h("p", { class: "legend" }, h("span", { class: "token low" }, least), h("span", { class: "token high" }, most),
       differs.size ? h("span", { class: "token differs" }, "differs") : null),
-    h("div", { class: "talk tokens" }, turns.map((each, i) => turn(speaker(turns, i),
+    h("div", { class: "talk tokens" }, turns.map((each, i) => turn(`${speaker(turns, i)}${turns.length > 1 && isBrief(each) ? " brief" : ""}`,
       plural(each.tokens.length, "token"), h("div", {}, each.tokens.map(element))))));
 }
 
