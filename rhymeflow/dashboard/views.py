@@ -43,13 +43,13 @@ SHOWN = (
     "step_time", "reward", "frac_reward_zero_std", "completions/clipped_ratio",
     "rollout/tokens_per_s",
 )  # fmt: skip
-"""Metrics on the first screen."""
+AN_END = 8
 
 
 def overview(run: Run) -> dict[str, Any]:
     """Return `query.overview` with the run's `state`, its `limit`, how many `rows` of metrics there
     are, the `held_out` reward of the first, the best and the last evaluation, each as (step, mean,
-    standard error), and `SHOWN` of the `first` and the `last` `LIMIT_ROWS` steps."""
+    standard error), and `SHOWN` of the `first` and the `last` `AN_END` steps."""
     steps = by_step(rows := run.metrics.rows())
     rewards = query.held_out(steps)
     chosen = (min(rewards), max(rewards, key=rewards.__getitem__), max(rewards)) if rewards else ()
@@ -63,8 +63,8 @@ def overview(run: Run) -> dict[str, Any]:
         "name": run.name,
         "state": state,
         "rows": len(rows),
-        "first": trained[:LIMIT_ROWS],
-        "last": trained[-LIMIT_ROWS:],
+        "first": trained[:AN_END],
+        "last": trained[-AN_END:],
         "held_out": [(step, rewards[step], steps[step].get(STDERR)) for step in chosen],
         "limit": limit and limit.line,
     }

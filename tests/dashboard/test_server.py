@@ -152,6 +152,15 @@ def test_what_is_left_is_at_the_pace_of_steps(client: Client, run_dir: Path) -> 
     assert (found["steps"], found["max_steps"], found["left"]) == (4, 7, 30.0)
 
 
+def test_figures_are_of_the_first_and_the_last_eight_steps(client: Client, run_dir: Path) -> None:
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        for step in range(5, 13):
+            file.write(json.dumps({"step": step, "time": step, "step_time": float(step)}) + "\n")
+    found = client.ask("runs/a-run")
+    assert [row[0] for row in found["last"]] == [*range(5, 13)]
+    assert [row[0] for row in found["first"]][4:] == [5, 6, 7, 8]
+
+
 def test_drafts_by_the_position_of_tokens(tmp_path: Path) -> None:
     """20 tokens in one stretch; of those with details the drafted ones are known."""
     with stored(tmp_path) as store:
