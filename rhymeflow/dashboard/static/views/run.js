@@ -97,9 +97,10 @@ function signed(by) {
 }
 
 function reward(run) {
-  const now = mean(run.last, REWARD), before = mean(run.first, REWARD), flat = mean(run.last, FLAT), cut = mean(run.last, CUT);
-  const many = run.last.length, parts = [];
-  if (now !== null) parts.push(run.steps < 2 * many || before === null ? `mean of ${plural(many, "step")}` : `mean of the last ${many} steps, ${signed(now - before)} since the first ${many}`);
+  const many = run.last.length, few = Math.min(many, run.steps - many); // steps before those of the mean
+  const now = mean(run.last, REWARD), before = mean(run.first.slice(0, few), REWARD), flat = mean(run.last, FLAT), cut = mean(run.last, CUT);
+  const parts = [];
+  if (now !== null) parts.push(before === null ? `mean of ${plural(many, "step")}` : `mean of the last ${many} steps, ${signed(now - before)} since the first ${few === 1 ? "one" : few}`);
   if (flat > 0) parts.push(`${percent(flat)} of groups all equal in reward: no gradient from them`);
   if (cut > 0) parts.push(`${percent(cut)} of responses cut`);
   return stat("Reward of training", value(figure(now)), parts.map((each) => h("div", {}, each)), { "data-fact": "reward" });
