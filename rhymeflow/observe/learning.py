@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 
 WINDOW = 4
 """Steps that the evidence is of: a verdict needs as many."""
-NO_SPREAD, CUT, CLIPPED = 0.9, 0.5, 0.1
+NO_SPREAD, CUT, CLIPPED = 0.9, 0.7, 0.1
 """Shares of groups without a spread of rewards, of responses that are cut, of clipped tokens."""
 MISMATCH, RUNAWAY = 0.1, 1.0
 """KL per token between sampler and learner, and from the reference to the policy."""

@@ -46,7 +46,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "reward collapsed": [{"reward": 0.1}] * WINDOW,
     "rewards constant": [{"reward": 0.5, "reward_std": 0.0, "frac_reward_zero_std": 1.0}] * WINDOW,
     "no spread of rewards": [{"frac_reward_zero_std": 0.95}] * WINDOW,
-    "responses cut": [{"completions/clipped_ratio": 0.7}] * WINDOW,
+    "responses cut": [{"completions/clipped_ratio": 0.8}] * WINDOW,
     "entropy gone": [{"entropy": 0.001}] * WINDOW,
     "tokens clipped": [{"clip_ratio/region_mean": 0.2}] * WINDOW,
     "mismatch": [{"off_policy/mismatch_kl": 0.3}] * WINDOW,
