@@ -121,15 +121,16 @@ class Learning:
     def add(self, step: int, row: Row) -> list[Verdict]:
         """Take in a row of metrics; return the verdicts that hold now and did not before."""
         self.take(step, row)
-        return self._judge()
+        return self.judge()
 
     def filtered(self, count: int) -> list[Verdict]:
         """Take in how many groups were filtered since the last step, which may be the last that
         there will ever be; return as `add`."""
         self._seen.num_filtered = count
-        return self._judge() if _is_endless(self._seen) else []
+        return self.judge() if _is_endless(self._seen) else []
 
-    def _judge(self) -> list[Verdict]:
+    def judge(self) -> list[Verdict]:
+        """Judge what was taken in; return as `add`."""
         before = {verdict.name for verdict in self.now}
         self.now = self._verdicts()
         return [verdict for verdict in self.now if verdict.name not in before]

@@ -83,7 +83,8 @@ class Reporter:
         state.rewards += [row["reward"] for row in rows.values() if "reward" in row]
         for step, row in rows.items():
             self._show_evaluation(step, row)
-            self._learning.add(step, row)
+            self._learning.take(step, row)
+        self._learning.judge()  # what held already is no news
         state.verdicts = self._learning.now
         tokens = (row.get("num_tokens") or 0.0 for row in rows.values())
         self._trained_tokens = max(tokens, default=0.0)

@@ -133,6 +133,14 @@ def test_a_verdict_is_news_once() -> None:
     assert all(not each for each in news[WINDOW:])
 
 
+def test_what_held_before_a_resume_is_no_news() -> None:
+    learning, row = Learning(read_config("demo")), {**GOOD, "kl": 4.0}
+    for step in range(1, WINDOW + 1):
+        learning.take(step, row)
+    assert [verdict.name for verdict in learning.judge()] == ["reference runs away"]
+    assert learning.add(WINDOW + 1, row) == []
+
+
 def test_a_held_out_change_is_compared_with_its_noise() -> None:
     def ends(first: float, last: float) -> list[str]:
         learning = after({"eval/reward": first, "eval/held_out/stderr": 0.1},
