@@ -22,13 +22,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Verdict = Literal["balanced", "learner", "rollout", "bound", "elsewhere"]
+LimitKind = Literal["balanced", "learner", "rollout", "bound", "elsewhere"]
 
 WINDOW = 8
 BUSY = 0.15
 MARGIN = 0.05
 
-_SAID: Mapping[Verdict, str] = {
+_SAID: Mapping[LimitKind, str] = {
     "balanced": "balanced",
     "learner": "limited by the learner",
     "rollout": "limited by rollout",
@@ -41,7 +41,7 @@ _SAID: Mapping[Verdict, str] = {
 class Limit:
     """What limits the run, and the idle shares (0 to 1) over this many `steps`."""
 
-    verdict: Verdict
+    verdict: LimitKind
     idle_rollout: float
     idle_learner: float
     steps: int
@@ -91,7 +91,7 @@ class Limits:
         self.now = Limit(chosen, rollout, learner, len(self._recent))
 
 
-def verdict(rollout: float, learner: float, *, is_at_bound: bool, busy: float = BUSY) -> Verdict:
+def verdict(rollout: float, learner: float, *, is_at_bound: bool, busy: float = BUSY) -> LimitKind:
     """Return what limits a run with these idle shares of instances and learner."""
     if max(rollout, learner) < busy:
         return "balanced"
