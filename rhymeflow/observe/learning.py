@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
@@ -238,12 +239,26 @@ def _no_spread(seen: Seen) -> Verdict | None:
     return Verdict("no spread of rewards", said, "choose prompts that are solved now and then")
 
 
-def _cut(seen: Seen) -> Verdict | None:
-    share = seen.mean("completions/clipped_ratio")
-    if share is None or share < CUT:
+def _above(metric: str, limit: float, found: Verdict, seen: Seen) -> Verdict | None:
+    """A limit to the mean of a metric, whose value comes in place of the braces."""
+    mean = seen.mean(metric)
+    if mean is None or mean < limit:
         return None
-    said = f"{share:.0%} of responses were cut at rollout.max_completion_length"
-    return Verdict("responses cut", said, "raise it, or ask for shorter answers")
+    return found._replace(said=found.said.format(mean))
+
+
+_cut = partial(_above, "completions/clipped_ratio", CUT, Verdict("responses cut",
+    "{:.0%} of responses were cut at rollout.max_completion_length",
+    "raise it, or ask for shorter answers"))  # fmt: skip
+_clipped = partial(_above, "clip_ratio/region_mean", CLIPPED, Verdict("tokens clipped",
+    "{:.0%} of tokens were clipped",
+    "lower learner.learning_rate or schedule.max_staleness"))  # fmt: skip
+_mismatch = partial(_above, "off_policy/mismatch_kl", MISMATCH, Verdict("mismatch",
+    "learner and sampler differ by a KL of {:.3g} per token",
+    "lower schedule.max_staleness or learner.learning_rate"))  # fmt: skip
+_runaway = partial(_above, "kl", RUNAWAY, Verdict("reference runs away",
+    "the policy is a KL of {:.3g} per token away from its reference",
+    "raise learner.beta or lower learner.learning_rate"))  # fmt: skip
 
 
 def _entropy(seen: Seen) -> Verdict | None:
@@ -252,30 +267,6 @@ def _entropy(seen: Seen) -> Verdict | None:
         return None
     said = f"the entropy fell from {before:.3g} to {now:.3g} and the reward did not rise"
     return Verdict("entropy gone", said, "lower learner.learning_rate, or raise the temperature")
-
-
-def _clipped(seen: Seen) -> Verdict | None:
-    share = seen.mean("clip_ratio/region_mean")
-    if share is None or share < CLIPPED:
-        return None
-    said = f"{share:.0%} of tokens were clipped"
-    return Verdict("tokens clipped", said, "lower learner.learning_rate or schedule.max_staleness")
-
-
-def _mismatch(seen: Seen) -> Verdict | None:
-    kl = seen.mean("off_policy/mismatch_kl")
-    if kl is None or kl < MISMATCH:
-        return None
-    said = f"learner and sampler differ by a KL of {kl:.3g} per token"
-    return Verdict("mismatch", said, "lower schedule.max_staleness or learner.learning_rate")
-
-
-def _runaway(seen: Seen) -> Verdict | None:
-    kl = seen.mean("kl")
-    if kl is None or kl < RUNAWAY:
-        return None
-    said = f"the policy is a KL of {kl:.3g} per token away from its reference"
-    return Verdict("reference runs away", said, "raise learner.beta or lower learner.learning_rate")
 
 
 def _is_endless(seen: Seen) -> bool:
