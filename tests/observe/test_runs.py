@@ -54,17 +54,19 @@ def test_the_list_is_by_time_and_names_what_cannot_be_read(
 ) -> None:
     made(tmp_path / "runs" / "a", "2026-03-02T10:00:00Z")
     made(tmp_path / "runs" / "b", "2026-03-01T10:00:00Z")
+    with (tmp_path / "runs" / "b" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "eval/reward": 0.9}\n')  # the best is not the last
     (tmp_path / "runs" / "c").mkdir()
     (tmp_path / "runs" / "c" / "events.db").write_text("birds")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", "90")
     assert cli.main(["runs"]) == 0
     out = capsys.readouterr().out
     assert out.index(" b ") < out.index(" a ")
     assert "runs/c: " in out
     assert "cannot be opened as an event store" in out
     assert "killed !" in out
-    assert max(map(len, out.splitlines()[:-1])) <= 80
+    assert max(map(len, out.splitlines()[:-1])) <= 90
     assert cli.main(["runs", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [each["path"] for each in found] == ["runs/b", "runs/a", "runs/c"]
@@ -72,12 +74,13 @@ def test_the_list_is_by_time_and_names_what_cannot_be_read(
     assert (run["recipe"], run["steps"], run["max_steps"]) == ("toy", 4, 4)
     assert run["verdicts"] == ["reward function returns None"]
     assert (run["started"], run["trajectories"], run["seconds"]) == ("2026-03-01T10:00:00Z", 16, 41)
-    assert (run["eval_reward_first"], run["eval_reward_best"]) == (0.25, 0.75)
+    assert [run[f"eval_reward_{which}"] for which in ("first", "best", "last")] == [0.25, 0.9, 0.75]
+    assert "0.250  0.900  0.750" in out
     assert run["trajectories_per_s"] == pytest.approx(16 / 41)
     assert "problem" in found[2]
 
 
-@pytest.mark.parametrize(("width", "left_out"), [(114, ()), (90, ("trained", "recipe", "began"))])
+@pytest.mark.parametrize(("width", "left_out"), [(123, ()), (90, ("trained", "recipe", "began"))])
 def test_names_are_whole_and_other_columns_give_way(
     tmp_path: Path, width: int, left_out: tuple[str, ...]
 ) -> None:
