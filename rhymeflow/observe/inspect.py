@@ -178,7 +178,7 @@ def _show_run(run_dir: Path, reader: TrajectoryReader, console: Console) -> None
     run, steps = query.run(run_dir, reader, rows), metrics.by_step(rows)
     console.print(Text(_headline(run, max(steps, default=0)), style="bold"), soft_wrap=False)
     for verdict in run["verdicts"]:
-        said = Text(verdict["said"], style="bold yellow")
+        said = Text(query.dated(verdict), style="bold yellow")
         console.print(said.append(f": {verdict['remedy']}", style="not bold"))
     _show_learned(run, steps, reader, console)
     console.print()
@@ -189,7 +189,7 @@ def _show_run(run_dir: Path, reader: TrajectoryReader, console: Console) -> None
     lines = {
         "pace": f"{limit['line']} (last {limit['steps']} steps)" if limit else "",
         "throughput": _throughput(steps, reader),
-        **dict(summary.how_it_went(summary.summarize(run_dir, audits=False))),
+        **dict(summary.how_it_went(summary.summarize(run_dir, judges=False))),
         "left out": ", ".join(f"{n:,} ({reason})" for reason, n in reader.query(_LEFT_OUT)),
         "tokens": f"of {left:,} responses, those of {gone:,} were deleted" if gone else "",
     }

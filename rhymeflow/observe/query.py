@@ -203,9 +203,9 @@ class LiveVerdicts:
         self._learning: Learning | None = None
         self._num_attempts = self._num_rows = 0
 
-    def after(self, reader: TrajectoryReader, rows: Sequence[metrics.Row]) -> list[dict[str, str]]:
+    def after(self, reader: TrajectoryReader, rows: Sequence[metrics.Row]) -> list[Record]:
         """Return the verdicts after these rows, which begin with those of the last call unless the
-        run was resumed."""
+        run was resumed. `since`: the step from which it holds, None if the run has not said it."""
         from rhymeflow.observe.learning import Learning  # it imports the configuration
 
         with self._lock:
@@ -220,7 +220,16 @@ class LiveVerdicts:
             self._num_attempts, self._num_rows = num_attempts, len(rows)
             ((filtered,),) = reader.query(_FILTERED, self._learning.last_step)
             self._learning.filtered(filtered)
-            return [verdict._asdict() for verdict in self._learning.at_end()]
+            said = metrics.LiveRows(reader.path.parent / metrics.VERDICTS).rows()
+            since = {row.get("name"): row["step"] for row in said}
+            now = self._learning.at_end()
+            return [each._asdict() | {"since": since.get(each.name)} for each in now]
+
+
+def dated(verdict: Record) -> str:
+    """What it says, with the step from which it holds."""
+    since = verdict["since"]
+    return verdict["said"] if since is None else f"{verdict['said']} (since step {since})"
 
 
 def held_out(steps: Mapping[int, metrics.Row]) -> dict[int, float]:

@@ -67,24 +67,24 @@ class Summary:
     """Share of the time that instances and learner stood idle, of that of all steps together."""
     drafts: DraftSummary | None
     """`None` of a run that drafted nothing."""
-    verdicts: tuple[dict[str, str], ...]
-    """On learning, at the end: `name`, `said`, `remedy` of each."""
+    verdicts: tuple[query.Record, ...]
+    """On learning, at the end: `name`, `said`, `remedy`, `since` of each."""
     audit: LogAudit | None
     """How often each law was broken; `None` of a run that no attempt has begun."""
     backup: str | None
     """How much of the run is in its backup; `None` of a run without one."""
 
 
-def summarize(run_dir: Path, *, audits: bool = True) -> Summary:
-    """Compute the summary; without `audits`, which take long, `audit` is None. Raises `UserError`
-    if there is no run, or it cannot be read."""
+def summarize(run_dir: Path, *, judges: bool = True) -> Summary:
+    """Compute the summary; without `judges` it has no verdicts and no audit, which take long.
+    Raises `UserError` if there is no run, or it cannot be read."""
     with open_undamaged(run_dir / EVENTS) as reader:
         ((steps,),) = reader.query(PUBLISHED) or [(0,)]
         num_events, seconds = reader.last_event()
         staleness, totals = query.staleness(reader), query.totals(reader)
         rows = metrics.read(run_dir)
-        verdicts = query.LiveVerdicts().after(reader, [*rows.values()])
-        audited = audit_run(reader) if audits and reader.attempts() else None
+        verdicts = query.LiveVerdicts().after(reader, [*rows.values()]) if judges else []
+        audited = audit_run(reader) if judges and reader.attempts() else None
         endings = dict(reader.query(_ENDINGS))
     evaluations = query.held_out(rows)
     idle = {
@@ -184,7 +184,7 @@ def _suite_lines(suite: str, versions: Mapping[Version, dict[str, float]]) -> li
 
 
 def _lines(summary: Summary) -> list[tuple[str, str]]:
-    lines = [(each["name"], f"{each['said']}; {each['remedy']}") for each in summary.verdicts]
+    lines = [(each["name"], f"{query.dated(each)}; {each['remedy']}") for each in summary.verdicts]
     lines.append(("steps", f"{summary.steps:,} in {clock(summary.seconds)}"))
     if summary.eval_rewards:
         lines.append(("held-out reward", _held_out(summary)))

@@ -147,6 +147,7 @@ def _files(run_dir: Path) -> None:
             file.write(json.dumps(row) + "\n")
         for step, reward in ((0, 0.5), (4, 0.75)):
             file.write(json.dumps({"step": step, "time": 2.0, "eval/reward": reward}) + "\n")
+    (run_dir / "verdicts.jsonl").write_text('{"step": 5, "name": "rewards all 0"}\n')
     (run_dir / "checkpoints/step-4").mkdir(parents=True)
     (run_dir / "logs/attempt-1").mkdir(parents=True)
     (run_dir / "logs/attempt-1/rollout-0.log").write_text("a line\nValueError: boom\n")
@@ -426,7 +427,8 @@ def test_the_first_screen_says_how_it_is(seen: Seen, address: str) -> None:
         " 2 s a step",
     ):
         assert text in figures
-    assert "All rewards of the last 4 steps are 0" in page.locator(".verdicts").inner_text()
+    said = page.locator(".verdicts").inner_text()
+    assert "All rewards of the last 4 steps are 0, since step 5" in said
     links = page.locator(".verdicts a").evaluate_all("all => all.map(each => each.hash)")
     assert links == ["#/talk/groups?step=6", "#/talk/setup"] * 2
     assert page.evaluate(ABOVE), "verdicts come before figures"

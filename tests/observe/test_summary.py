@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from rhymeflow.core.events import VersionPublished
-from rhymeflow.observe import summary
+from rhymeflow.observe import inspect, query, summary
 from rhymeflow.store.writer import SqliteTrajectoryStore
-from tests.observe.runs import make_run, stored
+from tests.observe.runs import made, make_run, stored
 from tests.refused import refusal
 
 
@@ -76,6 +76,26 @@ def test_only_what_was_measured_is_said_to_be_after(tmp_path, versions, after, s
     found = summary.summarize(tmp_path)
     assert (found.eval_reward_before, found.eval_reward_after) == (0.25, after)
     assert dict(summary._lines(found))["held-out reward"] == said
+
+
+def test_a_verdict_says_since_when_it_holds(tmp_path, monkeypatch):
+    """By what the run said, which may have been so before; it is judged once for a screen."""
+    run_dir, judge = made(tmp_path / "run"), query.LiveVerdicts.after
+    judged = []
+    monkeypatch.setattr(
+        query.LiveVerdicts, "after", lambda *args: judged.append(judge(*args)) or judged[-1]
+    )
+    assert summary.summarize(run_dir).verdicts[0]["since"] is None
+    row = {"name": "reward function returns None", "time": 1.0}
+    (run_dir / "verdicts.jsonl").write_text(
+        "".join(json.dumps({"step": n, **row}) + "\n" for n in (2, 4))
+    )
+    assert summary._lines(summary.summarize(run_dir))[0][1].count("(since step 4); ") == 1
+    console = Console(file=io.StringIO(), width=200)
+    judged.clear()
+    inspect.inspect(run_dir, inspect.Question(), console)
+    assert "(since step 4): see for what it does so" in console.file.getvalue()
+    assert len(judged) == 1
 
 
 def test_a_summary_that_cannot_be_written_leaves_the_one_there_is(tmp_path, monkeypatch):

@@ -28,10 +28,15 @@ export function learningBadge(run) {
   return badge(names.every((name) => name === UNSURE || BESIDE.includes(name)) ? "see below" : "not learning", "warn");
 }
 
+// From which step a verdict holds; not known of one on a run that is over.
+export function since(verdict) {
+  return verdict.since === null ? "" : `, since step ${verdict.since}`;
+}
+
 export function verdicts(run) {
   if (!run.verdicts.length) return run.steps < 4 ? null : notices(evidence(run));
   return h("div", { class: "verdicts" }, notices(run.verdicts.map((each) => notice("warn",
-    h("b", {}, capital(each.said)), h("div", {}, `What to try: ${each.remedy}.`),
+    h("b", {}, capital(each.said)), since(each), h("div", {}, `What to try: ${each.remedy}.`),
     h("div", { class: "small head" },
       h("a", { href: to(run.name, "groups", [], { step: run.steps }) }, `responses of step ${run.steps}`),
       OF_REWARD.test(each.name) ? h("a", { href: to(run.name, "setup") }, "reward function") : null,

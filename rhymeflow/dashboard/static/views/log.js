@@ -5,6 +5,7 @@ import { change, read, to } from "../address.js";
 import { ask } from "../api.js";
 import { fill, h } from "../dom.js";
 import { card, chip, copier, form, labelled, notice, notices, select, table } from "../parts.js";
+import { since } from "../verdicts.js";
 import { bytes, capital, duration, number, plural } from "../words.js";
 
 const WRONG = ["InstanceLeft", "EnvironmentFailed", "RewardFailed"];
@@ -41,8 +42,7 @@ function problems(found, outputs, run, now) {
         each.instance ? ` on ${each.instance}` : "",
         each.group === null ? "" : [", ", h("a", { href: to(now.run, "group", [each.group]) }, `group ${each.group}`)]),
       h("code", {}, each.said ?? ""))),
-    verdicts.map((each) => notice("warn", h("b", {}, capital(each.said)),
-      ` after step ${run.steps}, at ${duration(run.seconds)}: ${each.remedy}`))));
+    verdicts.map((each) => notice("warn", h("b", {}, capital(each.said)), since(each), `: ${each.remedy}`))));
 }
 
 // -- events, or an output ----------------------------------------------------------------------------
