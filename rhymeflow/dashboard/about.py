@@ -12,6 +12,7 @@ from typing import Any
 import rhymeflow
 from rhymeflow.dashboard.run import Run
 from rhymeflow.errors import UserError, nearest
+from rhymeflow.observe import query
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
 
 MOST = 64 * 1024
@@ -26,14 +27,15 @@ _PROBLEM = re.compile(
 
 
 def about(run: Run) -> dict[str, Any]:
-    """Return `sources` (see `source`), paths of `checkpoints` by version, and the `first` response,
-    (group, member), None before there is one."""
+    """Return `query.changed`, `sources` (see `source`), paths of `checkpoints` by version, and the
+    `first` response, (group, member), None before there is one."""
     with run.reader() as reader:
         attempts = reader.attempts()
         first = reader.query(_FIRST)
     named = _named(json.loads(attempts[-1].config) if attempts else {})
     checkpoints = checkpoints_up_to(run.directory / CHECKPOINTS, 2**63)
     return {
+        "changed": query.changed(query.fields_of(run.directory)),
         "sources": [source(run.directory, *each) for each in dict.fromkeys(named)],
         "checkpoints": {str(step): str(path) for step, path in checkpoints.items()},
         "first": first[0] if first else None,

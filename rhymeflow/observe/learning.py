@@ -202,10 +202,8 @@ def _does_not_rise(seen: Seen) -> Verdict | None:
     noise = math.hypot(pstdev(first), pstdev(last)) / math.sqrt(count)
     if fmean(last) - fmean(first) > noise or not noise:
         return None
-    said = (
-        f"the mean reward of the last {count} steps, {fmean(last):.3f}, is not above that of the "
-    )
-    said += f"first {count}, {fmean(first):.3f}"
+    said = f"the mean reward of the last {count} steps, {fmean(last):.3f}, is not above that "
+    said += f"of the first {count}, {fmean(first):.3f}"
     remedy = "see which responses are rewarded, and try another learner.learning_rate"
     return Verdict("reward does not rise", said, remedy)
 

@@ -331,6 +331,20 @@ def differences(fields: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     }
 
 
+def changed(fields: Mapping[str, Any]) -> Record:
+    """Compare a run's fields with the `recipe` that has its name, None where there is none and they
+    are compared with the defaults: `fields` {path: the value there} of those that differ."""
+    from rhymeflow.build import rules_in_force
+    from rhymeflow.config.load import build_config, list_recipes, read_config
+
+    recipe = fields["name"] if fields.get("name") in list_recipes() else None
+    config = build_config({}, where="the defaults") if recipe is None else read_config(recipe)
+    config = config.model_copy(update={"schedule": rules_in_force(config)})
+    found = differences([_flat(config.model_dump(mode="json")), fields])
+    theirs = {name: value for name, (value, _) in found.items() if name in fields}
+    return {"recipe": recipe, "fields": theirs}
+
+
 def short_names(paths: Sequence[Path]) -> list[str]:
     """Return names that tell the paths apart: as many of their last parts as that takes."""
     parts = [path.resolve().parts for path in paths]

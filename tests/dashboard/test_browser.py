@@ -502,6 +502,7 @@ def test_what_went_wrong_comes_first_in_the_log(seen: Seen, address: str) -> Non
     page.wait_for_selector(".output >> text=a line")
     seen.open(f"{address}#/talk/setup")
     text = page.locator("main").inner_text()
+    assert page.locator("h2").first.inner_text() == "Changed from the defaults"
     for each in ("exact_match", "builtin.py", "checkpoints/step-4", "best held-out reward"):
         assert each in text
 

@@ -243,11 +243,15 @@ def test_files_are_those_that_the_configuration_names(tmp_path: Path) -> None:
     log.write_text("first\n" + "x" * about.MOST + "\nlast\nOSError: full\n")
     (run_dir / "secret.log").write_text("secret")
     with serving([Run(run_dir, "one")]) as client:
-        data, function, module = client.ask("runs/one/about")["sources"]
+        about_run = client.ask("runs/one/about")
+        (data, function, module), changed = about_run["sources"], about_run["changed"]
         [output] = client.ask("runs/one/outputs")
         text = client.ask(f"runs/one/outputs/{output['name']}")["text"]
         for path in ("..%2F..%2Fsecret", "attempt-10/..%2F..%2Fsecret"):
             assert client.raw(f"/api/runs/one/outputs/{path}")[0] in (400, 404), path
+    assert changed["recipe"] is None
+    assert changed["fields"]["reward.functions"][0]["function"] == "exact_match"
+    assert {"model.name", *fields} <= set(changed["fields"])
     assert (data["path"], len(data["text"])) == (str(tmp_path / "rows.csv"), about.MOST)
     assert (function["path"], function["line"]) == (str(tmp_path / "mine.py"), 3)
     assert (module["path"], module["text"]) == (None, None)

@@ -12,12 +12,14 @@ import pytest
 from rich.console import Console
 
 from rhymeflow import cli
+from rhymeflow.build import rules_in_force
+from rhymeflow.config.load import read_config
 from rhymeflow.core.commands import Finish
 from rhymeflow.core.events import Tick
 from rhymeflow.observe import summary
-from rhymeflow.observe.query import differences
+from rhymeflow.observe.query import changed, differences, fields_of
 from rhymeflow.observe.runs import find, read, show
-from tests.observe.runs import made, stored
+from tests.observe.runs import begun, made, stored
 
 
 def test_states(tmp_path: Path) -> None:
@@ -94,6 +96,17 @@ def test_names_are_whole_and_other_columns_give_way(
         assert f"{name} " in out
         for heading in ("recipe", "state", "steps", "best", "trained", "time", "began"):
             assert (heading in out) == (not is_terminal or heading not in left_out), heading
+
+
+def test_what_was_changed_is_compared_with_the_recipe_or_the_defaults(tmp_path: Path) -> None:
+    config = read_config("guess", {"learner.learning_rate": "1e-3", "run.output_dir": "here"})
+    config = config.model_copy(update={"schedule": rules_in_force(config)})
+    fields = fields_of(begun(tmp_path, **json.loads(config.model_dump_json())))
+    usual = read_config("guess").learner.learning_rate
+    assert changed(fields) == {"recipe": "guess", "fields": {"learner.learning_rate": usual}}
+    found = changed({**fields, "name": "mine", "gone": 1})
+    assert (found["recipe"], found["fields"]["gone"]) == (None, "(no such field)")
+    assert found["fields"]["name"] == "run"
 
 
 def test_differences_know_types_and_missing_fields() -> None:

@@ -3,17 +3,32 @@
 import { to } from "../address.js";
 import { ask } from "../api.js";
 import { fill, h } from "../dom.js";
-import { card, copied, facts } from "../parts.js";
+import { card, copied, facts, table } from "../parts.js";
 import { promptOf } from "../speakers.js";
 import { bytes, duration, plural } from "../words.js";
 
 export async function show(main, now) {
   const [run, about] = await Promise.all([ask(`runs/${now.run}`), ask(`runs/${now.run}/about`)]);
-  fill(main, h("h1", {}, "Setup"),
+  fill(main, h("h1", {}, "Setup"), changed(about.changed, run.config),
     h("section", { class: "side" }, card("Run", facts(described(run))), checkpoints(run, about.checkpoints), await prompt(now, about.first)),
     h("section", { class: "first" }, about.sources.map(source)),
     configuration(run.config));
   return {};
+}
+
+// All other fields are as in the recipe, or as by default. Those come last that it leaves to the machine
+// or the data, unless somebody chose them.
+function changed({ recipe, fields }, config) {
+  const from = recipe ? `recipe ${recipe}` : "default", here = Object.fromEntries(flat(config));
+  const isOpen = ([, usual]) => usual === null || usual === "auto";
+  const rows = Object.entries(fields).sort((a, b) => isOpen(a) - isOpen(b)).map(([name, usual]) => h("tr", { class: isOpen([name, usual]) ? "open" : null },
+    h("td", {}, h("code", { class: "n" }, name)), [here[name], usual].map((each) => h("td", {}, h("code", {}, text(each))))));
+  return card(`Changed from the ${recipe ? from : "defaults"}`,
+    rows.length ? table(["field", "this run", from], rows) : h("p", { class: "note" }, "Nothing."));
+}
+
+function text(value) {
+  return typeof value === "string" ? value : JSON.stringify(value);
 }
 
 function described(run) {
@@ -59,10 +74,10 @@ function configuration(config) {
   const list = h("div", { class: "sections" });
   const sections = Object.entries(config).filter(([, value]) => isSection(value)).map(([name, value]) => [name, flat(value)]);
   const rows = [["general", Object.entries(config).filter(([, value]) => !isSection(value))], ...sections];
-  const pick = (text) => {
-    const shown = rows.map(([name, fields]) => [name, fields.filter(([field]) => `${name}.${field}`.includes(text))]).filter(([, fields]) => fields.length);
+  const pick = (part) => {
+    const shown = rows.map(([name, fields]) => [name, fields.filter(([field]) => `${name}.${field}`.includes(part))]).filter(([, fields]) => fields.length);
     fill(list, shown.length ? shown.map(([name, fields]) => h("section", {}, h("h3", {}, name),
-      facts(fields.map(([field, value]) => [field, typeof value === "string" ? value : JSON.stringify(value)]))))
+      facts(fields.map(([field, value]) => [field, text(value)]))))
       : h("p", { class: "note" }, "No field has this in its name."));
   };
   pick("");
