@@ -1,6 +1,6 @@
-"""The view of the log: events, each followed by the commands that it caused. A response searches
-`LOOKED_AT` events and has at most `PAGE` rows, the place where the next page begins, and the SQL
-that selects the same rows."""
+"""The view of the log: events and the commands that they caused, the newest first. A response
+searches `LOOKED_AT` events and has at most `PAGE` rows, the place where the next page begins, and
+the SQL that selects the same rows."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def sql(asked: LogQuery) -> str:
         "  SELECT seq, 0 AS is_command, seq AS number, time, kind, body FROM events UNION ALL\n"
         "  SELECT c.event, 1, c.seq, e.time, c.kind, c.body FROM commands c"
         " JOIN events e ON e.seq = c.event)"
-        f"{where}\nORDER BY seq, is_command, number;"
+        f"{where}\nORDER BY seq DESC, is_command DESC, number DESC;"
     )
 
 
@@ -144,38 +144,31 @@ def _row(event: int, is_command: int, number: int, time: float, kind: str, body:
 
 
 def _found(reader: TrajectoryReader, asked: LogQuery) -> tuple[list[tuple[Any, ...]], Place | None]:
-    """Return the first rows, and the place where the search ended, None at the log's end."""
-    event, is_command, number = _begin(reader, asked)
-    first = event + (is_command or number >= event)
-    done = number if is_command else reader.last_command_upto(event - 1)
-    last = first + LOOKED_AT - 1
-    upto = reader.last_command_upto(last)
+    """Return the newest rows, and the place where the search ended, None at the log's beginning."""
     ((newest, _),) = reader.query(_COUNTS)
+    event, is_command, number = asked.after or (newest + 1, 0, 0)
+    last = event if is_command else event - 1
+    done = number if is_command else reader.last_command_upto(last) + 1
+    begin = 1 if asked.time is None else _first_at(reader, newest, asked.time)
+    first = max(last - LOOKED_AT + 1, begin)
     # Parsing JSON is slow: rows without the digits of the group are left out first.
     digits = [f"INSTR(body, '{asked.group}')"] if asked.group is not None else []
     condition = "".join(f" AND {each}" for each in digits + _conditions(asked))
     rows = reader.query(
         "SELECT seq, 0, seq, time, kind, body FROM events WHERE seq BETWEEN ? AND ?"
-        f"{condition} ORDER BY seq LIMIT {PAGE}",
+        f"{condition} ORDER BY seq DESC LIMIT {PAGE}",
         *(first, last),
     )
     rows += reader.query(
         "SELECT event, 1, seq, (SELECT time FROM events e WHERE e.seq = event), kind, body"
-        f" FROM commands WHERE seq > ? AND seq <= ?{condition} ORDER BY seq LIMIT {PAGE}",
-        *(done, upto),
+        f" FROM commands WHERE seq > ? AND seq < ?{condition} ORDER BY seq DESC LIMIT {PAGE}",
+        *(reader.last_command_upto(first - 1), done),
     )
-    return sorted(rows)[:PAGE], None if last >= newest else (last, 1, upto)
+    return sorted(rows, reverse=True)[:PAGE], None if first <= begin else (first, 0, first)
 
 
-def _begin(reader: TrajectoryReader, asked: LogQuery) -> Place:
-    """Return the place after which the query starts."""
-    if asked.after is not None:
-        return asked.after
-    if asked.time is None:
-        return 0, 0, 0
-    ((events, _),) = reader.query(_COUNTS)
-
-    def time_of(event: int) -> Any:
-        return reader.query("SELECT time FROM events WHERE seq = ?", event)[0][0]
-
-    return 1 + bisect_left(range(1, events + 1), asked.time, key=time_of), 0, 0  # times rise
+def _first_at(reader: TrajectoryReader, newest: int, time: float) -> int:
+    """Return the first event that is not before `time`; times rise."""
+    time_of = "SELECT time FROM events WHERE seq = ?"
+    events = range(1, newest + 1)
+    return 1 + bisect_left(events, time, key=lambda event: reader.query(time_of, event)[0][0])

@@ -344,7 +344,9 @@ def test_the_log(seen: Seen, address: str) -> None:
         rows(page, count)
     numbers = page.locator("tbody tr:not(.command) td:nth-child(2)").all_inner_texts()
     found = [int(each.replace(",", "")) for each in numbers]
-    assert found == sorted(set(found)), "each line once"
+    assert found == sorted(set(found), reverse=True), "each line once, the newest first"
+    whats = page.locator("tbody td:nth-child(4)").all_inner_texts()
+    assert "Finish" in whats[1], "a command is below the event that it came from"
     page.get_by_label("kind").select_option("Train")
     rows(page, 8)
     page.get_by_role("button", name="copy as SQL").click()

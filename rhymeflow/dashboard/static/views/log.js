@@ -62,7 +62,12 @@ function places(outputs, worker, what) {
 async function newest({ kinds }, { name, steps, seconds }) {
   const time = steps > STEPS ? seconds * (1 - STEPS / steps) : 0;
   const pages = await Promise.all(MILESTONES.filter((kind) => kinds.includes(kind)).map((kind) => ask(`runs/${name}/log`, { kind, time })));
-  return { time, rows: pages.flatMap((page) => page.rows).sort((a, b) => b.event - a.event || b.number - a.number) };
+  return { time, rows: pages.flatMap((page) => page.rows).sort(order) };
+}
+
+// The newest event first, and its commands below it.
+function order(a, b) {
+  return b.event - a.event || a.command - b.command || a.number - b.number;
 }
 
 function milestones({ time, rows }, found, now) {
@@ -82,7 +87,7 @@ async function printed(run, worker) {
 }
 
 function events(found, given, now) {
-  const lines = h("tbody", {}, found.rows.map((each) => line(each, now)));
+  const lines = h("tbody", {}), rows = [];
   const more = h("button", { hidden: !found.after, onclick: go }, "more");
   let after = found.after;
 
@@ -90,15 +95,22 @@ function events(found, given, now) {
     more.disabled = true;
     const next = await ask(`runs/${now.run}/log`, { ...given, after: after.join(",") });
     after = next.after;
-    lines.append(...next.rows.map((each) => line(each, now)));
+    add(next.rows);
     more.hidden = !after;
     more.disabled = false;
   }
 
+  // A page may end among the commands of an event.
+  function add(older) {
+    rows.push(...older);
+    fill(lines, rows.sort(order).map((each) => line(each, now)));
+  }
+
+  add(found.rows);
   const shown = table(HEADINGS, [], "events");
   shown.querySelector("tbody").replaceWith(lines);
   return [controls(found, given), h("section", { class: "card" },
-    h("p", { class: "note" }, `${plural(found.events, "event")}, ${plural(found.commands, "command")}`), shown, more)];
+    h("p", { class: "note" }, `Newest first; ${plural(found.events, "event")}, ${plural(found.commands, "command")}`), shown, more)];
 }
 
 function controls(found, given) {
