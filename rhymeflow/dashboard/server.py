@@ -122,14 +122,18 @@ def make_app(
         "/metrics": lambda run, request: views.metrics(run, request.query_params.getlist("name")),
         "/time": _time,
         "/groups": lambda run, request: groups.listed(run, _group_query(request)),
-        "/groups/{group}": _group,
+        "/groups/{group}": lambda run, request: views.group(
+            run, _group_number(request.path_params) or 0
+        ),
         "/trajectories/{group}/{member}": response,
         "/drafts": lambda run, request: views.drafts(run),
         "/log": lambda run, request: log.listed(run, _log_query(request)),
         "/advice": advice,
         "/about": lambda run, request: about.about(run),
         "/outputs": lambda run, request: about.outputs(run),
-        "/outputs/{attempt}/{worker}": _output,
+        "/outputs/{attempt}/{worker}": lambda run, request: about.output(
+            run, "{attempt}/{worker}".format(**request.path_params)
+        ),
     }
 
     def asked(answer: Answer) -> Callable[[Request], Response]:
@@ -146,15 +150,6 @@ def make_app(
     ]
     guard = Middleware(Guard, token=token, hosts=hosts)
     return Starlette(routes=routes, middleware=[guard])
-
-
-def _group(run: Run, request: Request) -> Any:
-    with run.reader() as reader:
-        return query.group(reader, _group_number(request.path_params) or 0)
-
-
-def _output(run: Run, request: Request) -> Any:
-    return about.output(run, "{attempt}/{worker}".format(**request.path_params))
 
 
 def _time(run: Run, request: Request) -> Any:

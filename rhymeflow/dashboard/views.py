@@ -227,6 +227,17 @@ _BATCH = """SELECT group_id, member, reward, components FROM trajectories
     ORDER BY group_id, member"""
 
 
+def group(run: Run, number: int) -> dict[str, Any]:
+    """Return `query.group` with the `advantage` of each member, None of one that was not trained
+    on. Raises `UserError` if there is no such group."""
+    with run.reader() as reader:
+        found = query.group(reader, number)
+        advantages = _advantages(reader, found["step"])
+    for each in found["members"]:
+        each["advantage"] = advantages.get((number, each["member"]))
+    return found
+
+
 def response(run: Run, trajectory: TrajectoryId, texts: TokenTexts) -> dict[str, Any]:
     """Return `query.response` with texts of its and of the prompt's tokens, the advantage, and
     `command` for the prompt. Raises `UserError` if there is no such response."""
@@ -237,7 +248,7 @@ def response(run: Run, trajectory: TrajectoryId, texts: TokenTexts) -> dict[str,
             **found,
             "prompt_texts": read and texts.of(reader, read),
             "texts": found["tokens"] and texts.of(reader, found["tokens"]),
-            "advantage": _advantage(reader, trajectory, found["step"]),
+            "advantage": _advantages(reader, found["step"]).get(trajectory),
             "generate": command(run.directory, reader, found["prompt"]),
         }
 
@@ -259,25 +270,23 @@ def command(directory: Path, reader: TrajectoryReader, prompt: Any) -> str | Non
     return shlex.join(["rhymeflow", "generate", source, prompt, *options])
 
 
-def _advantage(
-    reader: TrajectoryReader, trajectory: TrajectoryId, step: int | None
-) -> float | None:
-    """Return the advantage by the rewards of its batch, None if it was not trained on."""
+def _advantages(reader: TrajectoryReader, step: int | None) -> dict[tuple[int, int], float]:
+    """Return the advantages of a step's responses, by the rewards of its batch; None: of none."""
     if step is None:
-        return None
+        return {}
     batch = reader.query(_BATCH, step - 1)
-    place = [each[:2] for each in batch].index((trajectory.group, trajectory.member))
-    groups = [group for group, *_ in batch]
-    learner = section_in_force(reader, "learner")
+    groups, learner = [group for group, *_ in batch], section_in_force(reader, "learner")
     if learner.multi_objective_aggregation == "normalize_then_sum":
         from rhymeflow.reward.components import WeightedSum
 
         reward, environment = (section_in_force(reader, n) for n in ("reward", "environment"))
         weights = WeightedSum(reward.functions, environment.classes).weights
         components = [msgspec.json.decode(each) for *_, each in batch]
-        return float(decoupled_advantages(components, weights, groups).values[place])
-    rewards = [reward for _, _, reward, _ in batch]
-    return float(group_advantages(rewards, groups, learner.scale_rewards).values[place])
+        found = decoupled_advantages(components, weights, groups)
+    else:
+        found = group_advantages([each[2] for each in batch], groups, learner.scale_rewards)
+    values = found.values.tolist()
+    return {(each[0], each[1]): value for each, value in zip(batch, values, strict=True)}
 
 
 # -- advice ----------------------------------------------------------------------------------------

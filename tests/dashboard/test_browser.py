@@ -237,6 +237,7 @@ def test_from_a_curve_to_a_response(seen: Seen, address: str) -> None:
     page.wait_for_url("**/#/one/group/*")
     page.wait_for_selector("article")
     assert page.locator("article").count() == 8
+    assert re.match(r"advantage [+-]?\d", page.locator("article .note").first.inner_text())
     page.locator("article a").first.click()
     page.wait_for_url("**/#/one/trajectory/**")
     page.wait_for_selector("text=Its tokens are not stored")

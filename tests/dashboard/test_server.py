@@ -366,6 +366,10 @@ def test_the_advantage_is_that_of_its_batch(tmp_path: Path, scale: str, expected
     found = [views.response(run, TrajectoryId(*each), TokenTexts()) for each in which]
     assert [each["advantage"] for each in found[:3]] == pytest.approx(expected, abs=1e-3)
     assert (found[0]["texts"], found[3]["advantage"]) == (["a", "b"], None)
+    members = [views.group(run, number)["members"] for number in (0, 1, 2)]
+    shown = [each["advantage"] for group in members for each in group]
+    assert shown[:3] == [each["advantage"] for each in found[:3]]
+    assert shown[4] is None
 
 
 def test_the_line_that_asks_the_same_again(tmp_path: Path) -> None:

@@ -14,6 +14,10 @@ export function figure(value) {
   return number(value, size >= 100 ? 0 : size >= 10 ? 1 : 3);
 }
 
+export function signed(value) {
+  return `${value > 0 ? "+" : ""}${number(value)}`;
+}
+
 // For an axis, with few characters.
 export function short(value) {
   const size = Math.abs(value);

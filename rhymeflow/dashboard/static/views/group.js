@@ -6,7 +6,7 @@ import { fill, h } from "../dom.js";
 import { badge, card, facts, rewarded, table } from "../parts.js";
 import { conversation, isBrief, promptOf, rendered, speaker, turn, turnsOf } from "../speakers.js";
 import { tokensOf } from "../tokens.js";
-import { number, plural } from "../words.js";
+import { number, plural, signed } from "../words.js";
 
 const SHORT = 60; // characters of a column beside others
 
@@ -48,9 +48,9 @@ function response(each, group, now, whole) {
     h("div", { class: "head" },
       h("h2", {}, h("a", { href: to(now.run, "trajectory", [group.group, each.member]), "data-line": true }, `response ${each.member}`)),
       ended(each.reason), h("span", { class: "end n" }, each.reward === null ? "no reward" : ["reward ", rewarded(each.reward, Math.min(...rewards), Math.max(...rewards))])),
-    h("p", { class: "note" }, [...parts, plural(each.length, "token"),
+    h("p", { class: "note" }, [each.advantage === null ? null : `advantage ${signed(each.advantage)}`, ...parts, plural(each.length, "token"),
       each.first_version === each.last_version ? `version ${each.first_version}`
-        : `versions ${each.first_version} to ${each.last_version}`].join(" · ")),
+        : `versions ${each.first_version} to ${each.last_version}`].filter(Boolean).join(" · ")),
     text);
 }
 

@@ -9,7 +9,7 @@ import { fill, h } from "../dom.js";
 import { chip, choice, form, labelled, stat, table, value } from "../parts.js";
 import { isOver, sentence, stateBadge, tone, wayOn } from "../state.js";
 import { changed, learningBadge, verdicts } from "../verdicts.js";
-import { capital, duration, figure, number, percent, plural, short } from "../words.js";
+import { capital, duration, figure, number, percent, plural, short, signed } from "../words.js";
 
 const CHOSEN = "Chosen";
 const [SECONDS, REWARD, FLAT, CUT, RATE] = [0, 1, 2, 3, 4]; // places in a row of `first` and `last`
@@ -90,10 +90,6 @@ function heldOut(run) {
     ` since step ${first[0]}`, best[1] > mean ? `, best ${number(best[1])} at step ${best[0]}` : `, best so far`];
   return stat("Held-out reward", value(figure(mean), error ? `± ${number(1.96 * error, 2)}` : null), change,
     { "data-fact": "held_out" });
-}
-
-function signed(by) {
-  return `${by > 0 ? "+" : ""}${number(by)}`;
 }
 
 function reward(run) {
