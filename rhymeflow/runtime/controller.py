@@ -7,6 +7,7 @@ it. The controller decides nothing, and knows no processes, shared memory or tor
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -56,6 +57,11 @@ LAST_SECONDS = 60.0
 GROW_SECONDS = 1.0
 """Time between checks for room for another instance."""
 
+JOIN_SECONDS = 5.0
+"""Least time that instances which have joined wait for the others before responses are routed; it
+is longer if it took longer until the first had joined. The first would get the whole first batch,
+although the others join soon after."""
+
 
 class Controller:
     """Carries a run from its first prompt to its last version.
@@ -92,6 +98,9 @@ class Controller:
         )
         self._snapshots: dict[InstanceId, events.Snapshot | None] = {}
         """The last snapshot of each instance that has joined; None: it sent none yet."""
+        self._waiting: dict[InstanceId, events.InstanceJoined] | None = {}
+        """Instances that wait for others to join; None: the run has begun with some."""
+        self._began, self._join_by = reporter.now, math.inf
         self.stop_asked = self.end_asked = False
         """Set upon a signal: to stop after the batch in progress, or to end at once."""
         self._events: list[Event] = []  # not logged yet
@@ -127,6 +136,7 @@ class Controller:
                 if self.end_asked:
                     raise KeyboardInterrupt
                 self._receive(self._wait())
+                self._events += self._joined()
                 self._stop_or_save_if_asked()
                 self._tick()
                 self._grow()
@@ -209,10 +219,8 @@ class Controller:
         throughput = self.reporter.throughput
         match message:
             case events.InstanceJoined():
-                self._snapshots[name] = None
-                self.reporter.begin_training()
                 self.history.let_draft(self.supervisor.instances[name])
-                yield message
+                yield from self._joins(message)
             case messages.TokensGenerated():
                 for part in message.parts:
                     self.in_flight.take(name, part)
@@ -228,11 +236,37 @@ class Controller:
                 yield pulled
             case messages.Envelope(events.Snapshot() as snapshot, status):
                 throughput.statuses[name] = status
-                if snapshot != self._snapshots[name]:  # an idle instance repeats its last one
+                # An instance that waits for others has no entry; an idle one repeats its last.
+                if snapshot != self._snapshots.get(
+                    name, snapshot
+                ):  # an idle instance repeats its last one
                     self._snapshots[name] = snapshot
                     yield snapshot
             case _:
                 raise AssertionError(f"unexpected message {message}")
+
+    def _joins(self, joined: events.InstanceJoined) -> Iterator[Event]:
+        """Let an instance join, but the first ones only together; see `_joined`."""
+        if self._waiting is None:
+            self._snapshots[joined.instance] = None
+            yield joined
+            return
+        if not self._waiting:
+            seconds = max(self.reporter.now - self._began, JOIN_SECONDS)
+            self._join_by = self.reporter.now + seconds
+        self._waiting[joined.instance] = joined
+
+    def _joined(self) -> Iterator[Event]:
+        """Let the first instances join together, once all have loaded or have had the time."""
+        if not self._waiting:
+            return
+        if len(self._waiting) == len(self.supervisor.instances) or (
+            self.reporter.now >= self._join_by
+        ):
+            self._snapshots |= dict.fromkeys(self._waiting)
+            self.reporter.begin_training()
+            yield from self._waiting.values()
+            self._waiting = None
 
     def _stopped(
         self, event: events.TrajectoryFinished | events.TurnEnded | events.TrajectoryInterrupted
@@ -272,6 +306,8 @@ class Controller:
         self.evaluations.leave(name)
         self.reporter.throughput.leave(name)
         self._pulling.discard(name)
+        if self._waiting is not None:
+            self._waiting.pop(name, None)
         if name in self._snapshots:
             del self._snapshots[name]
             yield events.InstanceLeft(name, reason)
