@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rhymeflow import profiles
+from rhymeflow import emulation, profiles
 from rhymeflow.config import Config, ScheduleConfig
 from rhymeflow.config.fields import brief
 from rhymeflow.core.plan import Plan, Schedule
@@ -67,6 +67,7 @@ def schedule(config: Config) -> Schedule:
     assert chosen.on_pull is not None
     assert chosen.max_inflight_batches is not None
     groups = config.learner.groups_per_batch + chosen.extra_groups
+    profile = emulation.profile_of(config) or profiles.load(chosen.cost_model)
     return Schedule(
         admission=bundle.admission,
         routing=_rule("routing", chosen.routing, ROUTING, "view"),
@@ -76,7 +77,7 @@ def schedule(config: Config) -> Schedule:
         max_inflight_groups=max(1, math.ceil(chosen.max_inflight_batches * groups)),
         settings=Settings(
             # Strategies use only decoding costs, which do not depend on the training devices.
-            cost=profiles.load(chosen.cost_model).cost(train_devices=1),
+            cost=profile.cost(train_devices=1),
             group_size=config.rollout.num_generations + chosen.extra_generations,
             throughput_ratio=bundle.throughput_ratio,
             max_slowdown=1 + (chosen.bound + 1) / 8,  # the best in simulations (docs/lab)
@@ -90,7 +91,11 @@ def with_cost_model(config: Config) -> Config:
     its model, GPUs and instances (the default one is for recipes' demo models). Raises `UserError`
     if no shipped profile fits."""
     cost_model, name = config.schedule.cost_model, config.model.name
-    is_chosen = config.simulation.profile or cost_model != type(config.schedule)().cost_model
+    is_chosen = (
+        config.emulation.is_used
+        or config.simulation.profile
+        or cost_model != type(config.schedule)().cost_model
+    )
     if is_chosen or name.startswith("recipe:"):
         return config
     memory = f"{config.cluster.gpu_memory_gb:g} GB"
@@ -110,7 +115,7 @@ def with_cost_model(config: Config) -> Config:
 def rules_in_force(config: Config) -> ScheduleConfig:
     """Return section `schedule` with each `None` replaced by its schedule's value."""
     chosen, bundle = config.schedule, SCHEDULES[config.schedule.name]
-    needs_whole_batch = bool(config.learner.needs_whole_batch) or config.simulation.colocated
+    needs_whole_batch = bool(config.learner.needs_whole_batch) or config.is_colocated
     defaults = {
         "max_staleness": chosen.bound,
         "routing": _name(bundle.routing, ROUTING),

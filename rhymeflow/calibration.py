@@ -271,7 +271,7 @@ def train_timings(
     # By step, which is the version that its batch makes: [trained, measured].
     tokens: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for batch, is_flat, count in reader.query(
-        "SELECT trained, MIN(reward) = MAX(reward), SUM(length + LENGTH(prompt_tokens) / 4)"
+        "SELECT trained, MIN(reward) = MAX(reward), SUM(length) + LENGTH(prompt_tokens) / 4"
         " FROM trajectories JOIN groups USING (group_id) WHERE trained IS NOT NULL"
         " GROUP BY trained, group_id"
     ):
@@ -335,6 +335,8 @@ def calibrate(run_dir: Path, *, output: Path | None) -> Calibration:
         profiles.check_writable(output)
     with open_undamaged(store_of(run_dir)) as reader:
         config = config_in_force(reader)
+        if config.emulation.is_used:
+            raise UserError(f"{run_dir}: is emulated: its times are those of a profile already")
         if config.drafting.window != "off":
             raise UserError(
                 f"{run_dir}: has drafting.window = {config.drafting.window!r}: iterations that "

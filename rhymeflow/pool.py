@@ -108,6 +108,7 @@ class Task:
         self.result: Any = None
         self.error: str | None = None
         self.id = -1  # its session
+        self.submitted = 0.0  # by its submitter's clock
         self.process: _Process | None = None
         self.stays = False  # whether its session is kept for the next task of this key
         self.part = 0  # number of the current call

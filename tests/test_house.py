@@ -13,19 +13,20 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rhymeflow"
 
 ROOMS = {
-    "calibration.py": 450, "cli": 1_150, "cluster.py": 310, "config": 1_900, "core": 3_800,
-    "cpu": 950, "dashboard": 1_730, "data": 1_450, "engine": 3_400, "environments": 1_550,
-    "evaluation": 400, "export": 700, "histospec": 2_150, "learner": 2_750, "memory.py": 350,
-    "models": 1_400, "observe": 3_300, "pool.py": 560, "profiles": 150, "recipes": 550,
-    "reward": 950, "runtime": 4_850, "sft": 500, "sim": 3_150, "store": 2_450, "suites": 350,
-    "trainer": 1_050, "trl": 750, "utils": 1_200, "weights": 1_450, "workers": 1_950,
+    "calibration.py": 450, "cli": 1_150, "cluster.py": 310, "config": 1_980, "core": 3_800,
+    "cpu": 950, "dashboard": 1_730, "data": 1_450, "emulation.py": 220, "engine": 3_400,
+    "environments": 1_550, "evaluation": 400, "export": 700, "histospec": 2_150, "learner": 2_750,
+    "memory.py": 350, "models": 1_400, "observe": 3_360, "pool.py": 560, "profiles": 150,
+    "recipes": 550, "reward": 950, "runtime": 4_950, "sft": 500, "sim": 3_150, "store": 2_450,
+    "suites": 350, "trainer": 1_050, "trl": 750, "utils": 1_200, "weights": 1_450,
+    "workers": 2_020,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
 ELSEWHERE = 600
 """Lines of all other files at the first level together."""
 
-TOTALS = {"rhymeflow": 46_800, "tests": 32_700, "benchmarks": 6_400}
+TOTALS = {"rhymeflow": 47_700, "tests": 33_400, "benchmarks": 7_100}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",

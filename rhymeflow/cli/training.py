@@ -196,9 +196,9 @@ def _add_evaluation(add: Add) -> None:
 
 def train(args: argparse.Namespace) -> None:
     """Train, or with `--dry-run` check and show what would be trained."""
-    from rhymeflow import check
+    from rhymeflow import check, emulation
 
-    config = read_config(args.recipe, args.overrides)
+    config = emulation.resolved(read_config(args.recipe, args.overrides))
     if args.dry_run:
         from rhymeflow.cli.dry_run import dry_run
 

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from rhymeflow.config.data import DataConfig
+from rhymeflow.config.emulation import EmulationConfig
 from rhymeflow.config.environment import (
     EnvironmentClass,
     EnvironmentConfig,
@@ -27,10 +28,11 @@ from rhymeflow.config.section import Section
 from rhymeflow.config.simulation import FaultsConfig, SimulationConfig, WorkloadConfig
 
 __all__ = [
-    "ClusterConfig", "Config", "DataConfig", "DraftingConfig", "EnvironmentClass",
-    "EnvironmentConfig", "EvalConfig", "EvalSuite", "FaultsConfig", "LearnerConfig", "ModelConfig",
-    "RayConfig", "RewardConfig", "RewardFunction", "RolloutConfig", "RunConfig", "ScheduleConfig",
-    "Section", "SftConfig", "SimulationConfig", "WeightsConfig", "WorkloadConfig",
+    "ClusterConfig", "Config", "DataConfig", "DraftingConfig", "EmulationConfig",
+    "EnvironmentClass", "EnvironmentConfig", "EvalConfig", "EvalSuite", "FaultsConfig",
+    "LearnerConfig", "ModelConfig", "RayConfig", "RewardConfig", "RewardFunction", "RolloutConfig",
+    "RunConfig", "ScheduleConfig", "Section", "SftConfig", "SimulationConfig", "WeightsConfig",
+    "WorkloadConfig",
 ]  # fmt: skip
 
 
@@ -50,6 +52,7 @@ class Config(Section):
     learner: LearnerConfig = LearnerConfig()
     weights: WeightsConfig = WeightsConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    emulation: EmulationConfig = EmulationConfig()
     simulation: SimulationConfig = SimulationConfig()
     cluster: ClusterConfig = ClusterConfig()
     run: RunConfig = RunConfig()
@@ -62,10 +65,15 @@ class Config(Section):
         parts = {name: getattr(self, name).model_copy(update=sections[name]) for name in sections}
         return self.model_copy(update=parts)
 
+    @property
+    def is_colocated(self) -> bool:
+        """Whether simulated or emulated devices generate and train in turn."""
+        return self.simulation.colocated or (self.emulation.is_used and self.schedule.bound == 0)
+
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
         checks = self._process_mistakes(), self._reward_mistakes(), self._training_mistakes()
-        if (first := next(itertools.chain(*checks), None)) is not None:
+        if (first := next(itertools.chain(*checks, self._emulation_mistakes()), None)) is not None:
             raise ValueError(first)
         return self
 
@@ -100,7 +108,6 @@ class Config(Section):
 
     def _training_mistakes(self) -> Iterator[str]:
         rollout, learner, schedule = self.rollout, self.learner, self.schedule
-        is_colocated = self.simulation.colocated
         if rollout.cpus is not None and len(rollout.cpus) != rollout.num_instances:
             yield (
                 f"rollout.cpus names {len(rollout.cpus)} sets of cores for "
@@ -118,7 +125,7 @@ class Config(Section):
                 f"rollout.vllm_tensor_parallel_size = {rollout.vllm_tensor_parallel_size}: the "
                 "native engine uses one device; rollout.engine = 'vllm' uses several"
             )
-        if is_colocated and schedule.bound > 0:
+        if self.simulation.colocated and schedule.bound > 0:
             yield (
                 f"simulation.colocated: with schedule.max_staleness = {schedule.bound} "
                 "rollout and training run at the same time, and each needs its own devices"
@@ -134,8 +141,34 @@ class Config(Section):
                 "learner needs the whole batch before it computes any gradient; turn off one "
                 "of them"
             )
-        if schedule.accumulate_early and is_colocated:
+        if schedule.accumulate_early and self.is_colocated:
             yield (
-                "schedule.accumulate_early = true: with simulation.colocated the learner waits "
-                "until rollout has finished"
+                "schedule.accumulate_early = true: with simulation.colocated, or a bound of 0 and "
+                "emulation.profile, the devices train after they have generated, not meanwhile"
+            )
+
+    def _emulation_mistakes(self) -> Iterator[str]:
+        emulation, schedule = self.emulation, self.schedule
+        if not emulation.is_used:
+            for name in emulation.model_fields_set:
+                if getattr(emulation, name) != getattr(EmulationConfig(), name):
+                    yield f"emulation.{name}: has no effect without emulation.profile"
+            return
+        if emulation.devices is None:
+            yield "emulation.devices: needed with emulation.profile, the devices of the cluster"
+        if self.runtime != "local" or self.rollout.engine != "native":
+            yield (
+                f"emulation.profile: with runtime = {self.runtime!r} and rollout.engine = "
+                f"{self.rollout.engine!r} times are real; only the native engine on one machine "
+                "emulates"
+            )
+        if self.learner.num_ranks > 1:
+            yield (
+                f"learner.num_ranks = {self.learner.num_ranks}: with emulation.profile one process "
+                "trains for all emulation.train_devices"
+            )
+        if schedule.cost_model != ScheduleConfig().cost_model or self.simulation.profile:
+            yield (
+                "schedule.cost_model, simulation.profile: emulation.profile is the cost model of "
+                "workers, routing and simulations; leave the others out"
             )

@@ -77,10 +77,11 @@ class SimulationConfig(Section):
     skip_steps: NonNegative = 1
     """Number of first steps that throughput and idle shares leave out."""
     acceptance: Annotated[float, Field(ge=0, lt=1)] = 0.7
-    """Probability that a drafted token is accepted if those before it were, for a prompt that was
-    answered in an earlier epoch; for others it is 0.3, as drafts come from the same group.
-    RhymeRL's authors report 65% to 79% of drafted tokens. Drafts follow `drafting.window` (`off`:
-    none, else as many as pay) and `drafting.max_draft`."""
+    """Probability that a drafted token is accepted if those before it were, in a response of mean
+    length to a prompt that was answered in an earlier epoch; for others it is 0.3, as drafts come
+    from the same group. Longer responses accept less (docs/simulator.md). With `--workload RUN_DIR`
+    each response has its own. RhymeRL's authors report 65% to 79% of drafted tokens. Drafts follow
+    `drafting.window` (`off`: none, else as many as pay) and `drafting.max_draft`."""
     tick_seconds: PositiveFloat = 0.01
     """Least time in seconds between two plans of the coordinator, which plans only after events."""
     snapshot_seconds: PositiveFloat = 0.25

@@ -135,6 +135,8 @@ class Load(NamedTuple):
     drafts: DraftStats
     prefill_seconds: float
     """Sum over iterations of seconds times the prefilled share of the iteration's tokens."""
+    behind_seconds: float = 0.0
+    """By how much work took longer than it should have on the emulated devices."""
 
 
 class RolloutEngine(Protocol):

@@ -32,6 +32,11 @@ class Drafting:
         """Return the drafter's statistics, zeros if there is none."""
         return DraftStats() if self.drafter is None else self.drafter.stats
 
+    @property
+    def num_searched(self) -> int:
+        """Requests for which the drafter has searched in this iteration, before `observe`."""
+        return 0 if self.drafter is None else self.drafter.num_searched
+
     def propose(
         self, ready: list[Request], *, other_rows: int, kv_tokens: int
     ) -> dict[Hashable, Draft]:

@@ -64,7 +64,7 @@ def evaluate(
 def _without_training(config: Config, suites: Sequence[Suite]) -> Config:
     """Return the configuration of a run on this machine that only evaluates these suites."""
     default = Config()
-    names = "runtime", "learner", "schedule", "simulation", "weights", "run"
+    names = "runtime", "learner", "schedule", "emulation", "simulation", "weights", "run"
     replaced = {name: getattr(default, name) for name in names}
     # Sections of the run that no suite uses need not be valid here.
     if all(suite.section.functions is not None for suite in suites):

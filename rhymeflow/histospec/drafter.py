@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymeflow.config import Config, DraftingConfig
+from rhymeflow.emulation import pace_of
 from rhymeflow.histospec.build_draft import Proposals
 from rhymeflow.histospec.control import Acceptance, Aimd, Budget, Prices, best_cut
 from rhymeflow.histospec.draft import NONE, Draft, DraftStats, IndexHandle
@@ -61,7 +62,8 @@ class Drafter:
 
     `history`: index of earlier responses; None: drafts come from running sequences only. At most
     `max_sequences` run at a time, of at most `max_length` tokens (prompt and response). `clock`
-    returns seconds.
+    returns seconds; with `search_seconds` a search is taken to last so long for each response,
+    and all else of the drafter no time.
     """
 
     def __init__(
@@ -72,11 +74,13 @@ class Drafter:
         max_sequences: int,
         max_length: int,
         clock: Callable[[], float] = time.perf_counter,
+        search_seconds: float | None = None,
     ) -> None:
         self.stats = DraftStats()
         self.acceptance = Acceptance(max_sequences)
         self.prices = Prices()
-        self._clock = clock
+        self._clock = clock if search_seconds is None else lambda: 0.0
+        self._search_seconds = search_seconds or 0.0
         self._live = Index(
             max_tokens=min(2 * max_sequences * max_length, _MOST_LIVE_TOKENS),
             max_responses=8 * max_sequences,
@@ -104,6 +108,12 @@ class Drafter:
     def num_bytes(self) -> int:
         """Size in bytes of the index of running sequences, however full it is."""
         return self._live.num_bytes
+
+    @property
+    def num_searched(self) -> int:
+        """Responses for which the last `propose` has searched."""
+        iteration = self._iteration
+        return iteration.sequences if iteration and iteration.proposals is not None else 0
 
     def begin(
         self, prompt_ids: list[int], tokens: list[int], *, sample: int, noise_epoch: int
@@ -143,7 +153,7 @@ class Drafter:
         if self._should_search(len(handles)):
             self._update_indexes()
             drafts = self._find(iteration, np.array(handles, np.int64), np.array(max_tokens))
-        iteration.seconds = self._clock() - started
+        iteration.seconds = self._clock() - started + self.num_searched * self._search_seconds
         return drafts
 
     def observe(
@@ -292,7 +302,13 @@ def drafter_of(
     rehearse(config)
     index = None if history is None else Index.attach(history)
     places = config.rollout.max_num_seqs
-    drafter = Drafter(index, config.drafting, max_sequences=places, max_length=max_length)
+    drafter = Drafter(
+        index,
+        config.drafting,
+        max_sequences=places,
+        max_length=max_length,
+        search_seconds=pace_of(config).draft_seconds,
+    )
     if stats is not None:
         drafter.stats = stats
     return drafter

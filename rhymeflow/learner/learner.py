@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,6 +80,9 @@ class Learner:
         self.model = model
         self.version = 0
         self.num_tokens = 0
+        self.charged: Counter[bool] = Counter()
+        """Tokens of all micro-batches so far, by whether they had a backward pass: of a micro-batch
+        each prompt once, and each response in full."""
         self.skipped: dict[int, str] = {}
         """Optimizer steps of the last batch that were skipped, by number from 0, and why."""
         self._early: _Early | None = None
@@ -256,6 +260,8 @@ class Learner:
     ) -> None:
         """Add a micro-batch's gradient to the parameters, and its metrics to `totals`."""
         config, inputs = self._config, micro.inputs
+        if not micro.is_empty:
+            self.charged[micro.needs_grad] += micro.row.size_unshared + len(micro.row.members)
 
         def loss_of(logprob_C: Tensor, chunk: slice) -> Tensor:
             chunk_inputs = inputs[chunk]

@@ -222,7 +222,8 @@ def _headline(run: Record, step: int) -> str:
         what = f" (recipe {config.get('name')}, schedule {schedule})"
     of = f" of {planned}" if planned is not None else ""
     after = f" after {clock(run['seconds'])}" if run["events"] else ""
-    return printable(f"{run['name']}{what}: {run['state']}, step {step}{of}{after}")
+    whose = f" ({run['emulated']})" if run["emulated"] else ""
+    return printable(f"{run['name']}{what}: {run['state']}, step {step}{of}{after}{whose}")
 
 
 def _curves(steps: Steps, width: int) -> Table:

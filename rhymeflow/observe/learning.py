@@ -31,6 +31,8 @@ COLLAPSED, ENTROPY_LEFT = 0.5, 0.05
 """What is left of the best mean reward; of the entropy of the first steps."""
 BEYOND_NOISE = 3.0
 """Standard deviations of a step's mean reward that a collapse has to exceed."""
+BEHIND = 0.02
+"""Share by which emulated work takes longer than it should."""
 FILTERED, FAILED = 0.9, 0.02
 """Shares of the groups that ended meanwhile, and of responses."""
 STEPS_TO_RISE = 100
@@ -313,6 +315,15 @@ def _not_applied(seen: Seen) -> Verdict | None:
     return None
 
 
+def _behind(seen: Seen) -> Verdict | None:
+    for who in ("learner", "rollout"):
+        share = fmean(row.get(f"emulation/{who}_behind") or 0.0 for row in seen.window)
+        if share >= BEHIND:
+            said = f"this machine is too slow for the emulation: {who} takes {share:.0%} longer"
+            return Verdict("emulation behind", said, "lower emulation.time_scale")
+    return None
+
+
 def _held_out_fell(seen: Seen) -> Verdict | None:
     if len(seen.held_out) < 2:
         return None
@@ -353,6 +364,6 @@ _RULES: tuple[Callable[[Seen], Verdict | None], ...] = (
         _filtered,
         _failed,
     ),
-    *(_not_applied, _unused, _mismatch, _clipped, _runaway, _held_out_fell),
+    *(_not_applied, _unused, _mismatch, _clipped, _runaway, _held_out_fell, _behind),
 )
 """In the order in which their verdicts are shown."""

@@ -228,6 +228,9 @@ def plot(
     if axis == "time":
         rows = [row for each in points.values() for row in each.rows]
         unit, scale = unit_of(max(row["time"] for row in rows))
+        unit += ", emulated" * any(
+            "emulation/learner_behind" in each.names for each in points.values()
+        )
     colours = matplotlib.colormaps[_PALETTE].colors  # type: ignore[attr-defined]
     for panel, name in zip(panels, names, strict=True):
         for (label, members), colour in zip(groups.items(), cycle(colours), strict=False):

@@ -83,6 +83,10 @@ class ProgressState:
     """Trajectories routed, but not being decoded."""
     message: str = ""
     response: ShownResponse | None = None
+    emulated: str = ""
+    """What is emulated, if anything is: then times are of that cluster."""
+    scale: float = 1.0
+    """Seconds of the run in one second of this machine."""
 
     @property
     def left(self) -> float | None:
@@ -132,7 +136,7 @@ class Progress:
         is_new_step = state.step != self._shown_step
         if self._draw is None:
             self._print(state, is_new_step)
-        elif is_new_step or state.elapsed - self._shown_at >= _REDRAW_SECONDS:
+        elif is_new_step or state.elapsed - self._shown_at >= _REDRAW_SECONDS * state.scale:
             self._draw(self._screen)
             self._shown_at = state.elapsed
         self._shown_step = state.step
@@ -296,7 +300,8 @@ def _figures(state: ProgressState) -> Panel:
     body.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     for label, text in _lines(state):
         body.add_row(label, text)
-    return Panel(Group(head, body), title=Text(state.name), title_align="left", padding=(0, 1))
+    title = Text(f"{state.name} ({state.emulated})" if state.emulated else state.name)
+    return Panel(Group(head, body), title=title, title_align="left", padding=(0, 1))
 
 
 def _lines(state: ProgressState) -> list[tuple[str, RenderableType]]:
@@ -378,7 +383,10 @@ def _staleness(state: ProgressState) -> Text:
 
 
 def _times(state: ProgressState) -> str:
-    return f"{clock(state.elapsed)} elapsed, {_left(state)} left"
+    here = ""
+    if state.emulated and state.left is not None:
+        here = f" ({clock(state.left / state.scale)} here)"
+    return f"{clock(state.elapsed)} elapsed, {_left(state)} left{here}"
 
 
 def _left(state: ProgressState) -> str:

@@ -164,6 +164,7 @@ def overview(
         "max_steps": max_steps,
         "left": (max_steps - steps) * fmean(times.values()) if times and max_steps else None,
         "bound": bound(config),
+        "emulated": emulated(config),
         "seconds": seconds,
         "events": events,
         "groups": sum(endings.values()),
@@ -178,6 +179,13 @@ def bound(config: Record) -> int:
     """The staleness bound of a run of this configuration."""
     schedule = config.get("schedule", {})
     return bound_of(schedule.get("name", ""), schedule.get("max_staleness"))
+
+
+def emulated(config: Record) -> str:
+    """What a run of this configuration emulates, whose times its times are; empty if nothing."""
+    from rhymeflow.config.emulation import EmulationConfig
+
+    return EmulationConfig.model_construct(**config.get("emulation", {})).said
 
 
 def run(run_dir: Path, reader: TrajectoryReader, rows: Sequence[metrics.Row]) -> Record:

@@ -3,6 +3,7 @@ directory alone, so also of a run that was killed."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,6 +44,8 @@ class Summary:
     steps: int
     seconds: float
     """From the run's beginning to its last event."""
+    emulated: str
+    """What is emulated, whose times all times are; empty if nothing."""
     trajectories: int
     trained_tokens: int
     generated_tokens: int
@@ -84,7 +87,8 @@ def summarize(run_dir: Path, *, judges: bool = True) -> Summary:
         staleness, totals = query.staleness(reader), query.totals(reader)
         rows = metrics.read(run_dir)
         verdicts = query.LiveVerdicts().after(reader, [*rows.values()]) if judges else []
-        audited = audit_run(reader) if judges and reader.attempts() else None
+        attempts = reader.attempts()
+        audited = audit_run(reader) if judges and attempts else None
         endings = dict(reader.query(_ENDINGS))
     evaluations = query.held_out(rows)
     idle = {
@@ -96,6 +100,7 @@ def summarize(run_dir: Path, *, judges: bool = True) -> Summary:
     return Summary(
         steps=steps,
         seconds=round(seconds, 3),
+        emulated=query.emulated(json.loads(attempts[-1].config)) if attempts else "",
         trajectories=totals["trajectories"],
         trained_tokens=int(totals["trained"]),
         generated_tokens=int(totals["generated"]),
@@ -186,6 +191,8 @@ def _suite_lines(suite: str, versions: Mapping[Version, dict[str, float]]) -> li
 def _lines(summary: Summary) -> list[tuple[str, str]]:
     lines = [(each["name"], f"{query.dated(each)}; {each['remedy']}") for each in summary.verdicts]
     lines.append(("steps", f"{summary.steps:,} in {clock(summary.seconds)}"))
+    if summary.emulated:
+        lines.append(("times", summary.emulated))
     if summary.eval_rewards:
         lines.append(("held-out reward", _held_out(summary)))
     for suite, versions in summary.evaluations.items():

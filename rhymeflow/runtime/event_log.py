@@ -43,6 +43,8 @@ class EventLog:
         in_flight: InFlight,
         training: Training,
     ) -> None:
+        self._scale = config.emulation.scale
+        """Seconds that are logged per second of this machine, by which all arguments are."""
         self._keep_tokens, drafting = config.run.keep_tokens, config.drafting
         self._history_tokens = 0 if drafting.window == "off" else drafting.history_tokens
         self._store, self._coordinator = store, past.coordinator
@@ -58,7 +60,7 @@ class EventLog:
     def record(self, events: Sequence[Event], now: float) -> int:
         """Record events; return the number of the first. A version is committed at once, since a
         learner that replaces another reads the published versions."""
-        first = self._store.record(now, events)
+        first = self._store.record(now * self._scale, events)
         if any(isinstance(event, VersionPublished | LearnerReady) for event in events):
             self.commit(now, durable=True)
         return first

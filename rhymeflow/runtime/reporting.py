@@ -18,7 +18,7 @@ from rhymeflow.observe.progress import Progress, ProgressState, ShownResponse
 from rhymeflow.runtime.base import Role
 from rhymeflow.runtime.disk_space import DiskSpace
 from rhymeflow.runtime.observer import Observer
-from rhymeflow.runtime.throughput import Throughput
+from rhymeflow.runtime.throughput import WINDOW, Throughput
 from rhymeflow.suites.figures import REWARD, headlines
 from rhymeflow.workers.messages import BatchTrained, Publication, RewardComputed
 
@@ -45,19 +45,27 @@ class Reporter:
         clock: Callable[[], float] = time.monotonic,
         observer: Observer | None = None,
     ) -> None:
-        """`seconds`: how long earlier attempts at the run took, in all."""
+        """`seconds`: how long earlier attempts at the run took, in all. They and all times that are
+        written and shown are the run's: of an emulated cluster, if there is one."""
         self.observer = observer or Observer()
         self._metrics, self._progress, self._clock = metrics, progress, clock
-        self._started = clock() - seconds
+        self.scale = config.emulation.scale
+        """Seconds of the run in one second of this machine."""
+        self._started = clock() - seconds / self.scale
         has_drafts = config.drafting.window != "off"
-        self.throughput = Throughput(has_drafts=has_drafts)
+        self.throughput = Throughput(has_drafts=has_drafts, window=WINDOW * self.scale)
         self.endings = {"consumed": 0, "filtered": 0, "aborted": 0}
         self._num_filtered = 0
         """Groups that were filtered since the last step."""
         self._failed = 0
         """Training responses since the last step whose reward function or environment failed."""
         self._state = ProgressState(
-            config.name, config.learner.max_steps, config.schedule.bound, has_drafts=has_drafts
+            config.name,
+            config.learner.max_steps,
+            config.schedule.bound,
+            has_drafts=has_drafts,
+            emulated=config.emulation.said,
+            scale=self.scale,
         )
         self._limits, self._learning = Limits(config.schedule.bound), Learning(config)
         self._trained_tokens = 0.0
@@ -91,15 +99,23 @@ class Reporter:
 
     @property
     def now(self) -> float:
-        """Seconds since the run began."""
+        """Seconds of this machine since the run began."""
         return self._clock() - self._started
+
+    @property
+    def time(self) -> float:
+        """Seconds of the run since it began."""
+        return self.now * self.scale
 
     def begin_training(self) -> None:
         """Begin to measure steps, once there is an instance or a batch. Later calls do nothing."""
         if self._state.first_step_at is not None:
             return
-        self._state.first_step_at = self.now
-        self.throughput.begin(self.now, {"cpu": time.process_time()}, self._trained_tokens)
+        self._state.first_step_at = self.time
+        cpu = time.process_time() * self.scale
+        self.throughput.begin(self.time, {"cpu": cpu}, self._trained_tokens)
+        if self._state.emulated:
+            self.say(self._state.emulated)
         self.observer.begin(self.earlier)
         self.earlier = {}
 
@@ -113,15 +129,15 @@ class Reporter:
         store: float,
     ) -> None:
         """Write the metrics of a published version. `coordinator`, `store`: their total seconds."""
-        now, version = self.now, trained.version + 1
+        now, version = self.time, trained.version + 1
         rates = self.throughput.end_step(
             now,
             trained=trained.metrics["num_tokens"],
             learner_seconds=trained.seconds + published.seconds,
             coordination_seconds={
-                "coordinator": coordinator,
-                "store": store,
-                "cpu": time.process_time(),
+                "coordinator": coordinator * self.scale,
+                "store": store * self.scale,
+                "cpu": time.process_time() * self.scale,
             },
         )
         own = {
@@ -160,7 +176,7 @@ class Reporter:
 
     def _tell(self, version: Version, news: Iterable[Verdict]) -> None:
         for verdict in news:
-            row = {"step": version, "time": round(self.now, 3), **verdict._asdict()}
+            row = {"step": version, "time": round(self.time, 3), **verdict._asdict()}
             self._metrics.append(VERDICTS, row)
             self._progress.warn(f"step {version}: {verdict.line}")
             self.observer.judged(version, verdict)
@@ -177,7 +193,7 @@ class Reporter:
     def evaluated(self, version: Version, metrics: dict[str, float]) -> None:
         """Write and show the metrics of a suite under `version`."""
         self._show_evaluation(version, metrics)
-        self._metrics.write(version, self.now, metrics)
+        self._metrics.write(version, self.time, metrics)
         self._judge(version, metrics)
         self.observer.evaluated(version, metrics)
 
@@ -198,7 +214,7 @@ class Reporter:
         with `prefix`; columns of values beside responses are kept."""
         for name, value in message.noted:
             self._logged.setdefault((prefix, name), []).append(value)
-        now = round(self.now, 3)
+        now = round(self.time, 3)
         for column, values in message.extra.items():
             row = {"of": message.key, "time": now, "column": column, "values": values}
             self._metrics.append(EXTRA, row)
@@ -256,7 +272,7 @@ class Reporter:
 
     def show(self) -> None:
         """Bring the display up to date."""
-        self._state.elapsed = self.now
+        self._state.elapsed = self.time
         if self.space is not None and (warning := self.space.warning(self.now)):
             self.warn(warning)
         if self.backup is not None and (notice := self.backup.notice()):

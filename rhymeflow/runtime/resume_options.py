@@ -32,6 +32,7 @@ FIXED: Mapping[str, str] = {
     "environment.classes": _REPLAYED,
     "environment.tools": _REPLAYED,
     "environment.max_observation_chars": _REPLAYED,
+    "emulation": "the times so far are those of the emulated cluster",
     "simulation": "nothing is simulated",
     "sft": "it belongs to `rhymeflow sft`",
 }

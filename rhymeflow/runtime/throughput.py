@@ -24,14 +24,15 @@ class _Totals(NamedTuple):
     tokens: int = 0  # generated
     busy: float = 0.0  # of all instances
     saved: float = 0.0  # by drafts
+    behind: float = 0.0  # what an emulated cluster would have been faster
     trained: float = 0.0  # tokens
 
 
 class Throughput:
     """Measures the steps of a run."""
 
-    def __init__(self, *, has_drafts: bool = False) -> None:
-        self._has_drafts = has_drafts
+    def __init__(self, *, has_drafts: bool = False, window: float = WINDOW) -> None:
+        self._has_drafts, self._window = has_drafts, window
         self.trained_tokens_per_s: float | None = None
         """Tokens of prompts and responses that were trained on, per second, in the last steps."""
         self.statuses: dict[InstanceId, Status] = {}
@@ -94,7 +95,7 @@ class Throughput:
         `coordination_seconds`: totals by part; `cpu` covers all parts."""
         before, total = self._ends[-1], self._totals(now, trained)
         seconds = max(now - before.time, 1e-9)
-        while len(self._ends) > 1 and self._ends[1].time <= now - WINDOW:
+        while len(self._ends) > 1 and self._ends[1].time <= now - self._window:
             self._ends.popleft()
         window_start = self._ends[0]
         self._ends.append(total)
@@ -111,6 +112,8 @@ class Throughput:
         if self._has_drafts:
             metrics["draft/time_saved"] = total.saved - before.saved
             metrics |= self._draft_ratios(window_start, total)
+        if (behind := total.behind - before.behind) > 0 and total.busy > before.busy:
+            metrics["emulation/rollout_behind"] = behind / (total.busy - before.busy)
         metrics |= self._turn_metrics()
         if self.pull_seconds:
             metrics["params/pull_s"] = sum(self.pull_seconds) / len(self.pull_seconds)
@@ -124,6 +127,7 @@ class Throughput:
             sum(status.tokens for status in statuses),
             sum(status.busy_seconds for status in statuses),
             sum(status.drafts.saved_seconds for status in statuses),
+            sum(status.behind_seconds for status in statuses),
             trained,
         )
 

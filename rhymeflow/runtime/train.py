@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from rhymeflow import build
+from rhymeflow import build, emulation
 from rhymeflow.config import Config
 from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import Tokenizer
@@ -91,7 +91,7 @@ def train(
         StorageError: the disk is full, or files of the run were deleted or damaged.
     """
     with stopping.as_interrupts(), claimed(config, run_dir) as (path, store):
-        config = begin(path) or config
+        config = emulation.resolved(begin(path) or config)
         check_start(config)
         prepare(config)
         config = in_force(config, path)

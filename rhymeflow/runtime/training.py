@@ -106,7 +106,7 @@ class Training:
                 trained = self._trained
                 assert trained is not None
                 self.last_step = trained, data
-                self.checkpoints.trained(trained.seconds)
+                self.checkpoints.trained(trained.seconds / self._reporter.scale)
                 self.batch, self._trained, self.published = None, None, version
                 if published.skipped:
                     self._reporter.warn(f"step {version} is skipped: {published.reason}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from rhymeflow import profiles
+from rhymeflow import emulation, profiles
 from rhymeflow.config import Config
 from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
@@ -86,7 +86,9 @@ def advise(run_dir: Path) -> Advice:
     # About as many groups as a simulation requests; it would repeat fewer.
     groups = (STEPS + SKIPPED + 2 * config.schedule.bound + 2) * config.learner.groups_per_batch
     lengths = RecordedWorkload(run_dir, config, newest=groups)
-    profile = dataclasses.replace(profiles.load(config.schedule.cost_model), devices_per_instance=1)
+    profile = emulation.profile_of(config) or dataclasses.replace(
+        profiles.load(config.schedule.cost_model), devices_per_instance=1
+    )
 
     def simulated(changes: Mapping[str, int]) -> SimulationResult:
         changed = _configured(config, changes)
@@ -127,10 +129,16 @@ def _neighbours(config: Config) -> Iterator[dict[str, int]]:
     if schedule.name not in FIXED_BOUNDS:
         for other in sorted({max(bound - 1, 1), bound + 1, bound + 2} - {bound}):
             yield {"schedule.max_staleness": other}
-    instances, ranks = config.rollout.num_instances, config.learner.num_ranks
+    if config.is_colocated:
+        return
+    training, each, field = config.learner.num_ranks, 1, "learner.num_ranks"
+    if (profile := emulation.profile_of(config)) is not None:
+        training, each = config.emulation.train_devices or 0, profile.devices_per_instance
+        field = "emulation.train_devices"
     for moved in (-1, 1):
-        if instances + moved >= 1 and ranks - moved >= 1:
-            yield {"rollout.num_instances": instances + moved, "learner.num_ranks": ranks - moved}
+        instances, left = config.rollout.num_instances + moved, training - moved * each
+        if instances >= 1 and left >= 1:
+            yield {"rollout.num_instances": instances, field: left}
 
 
 def _configured(config: Config, changes: Mapping[str, int]) -> Config:

@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Tokens of prompts and responses, by what the learner computes for them."""
+    """Tokens by what the learner computes for them: a group's prompt once, responses in full."""
 
     trained: int  # forward and backward pass
     measured: int  # forward pass only: of groups whose trained responses all have the same reward
@@ -47,6 +47,7 @@ class TrainedBatch(NamedTuple):
     responses: int
     response_tokens: int  # observations included
     sampled_tokens: int  # observations excluded
+    total_tokens: int  # of responses, each with its prompt
     tokens: Tokens
 
 
@@ -122,6 +123,7 @@ class Audit:
             responses=len(trained),
             response_tokens=sum(response.generated for response in trained),
             sampled_tokens=sum(response.sampled for response in trained),
+            total_tokens=sum(response.prompt_tokens + response.generated for response in trained),
             tokens=_tokens(groups),
         )
         self.batches.append(batch)
@@ -182,7 +184,7 @@ class Audit:
 def _tokens(groups: Iterable[Sequence[Response]]) -> Tokens:
     trained = measured = 0
     for group in groups:
-        tokens = sum(response.prompt_tokens + response.generated for response in group)
+        tokens = group[0].prompt_tokens + sum(response.generated for response in group)
         if is_flat([response.reward for response in group]):
             measured += tokens
         else:

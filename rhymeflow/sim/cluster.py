@@ -213,7 +213,7 @@ class Cluster:
         prompt = self.audit.groups[trajectory.group].prompt
         spec = self.workload.response(prompt.row, prompt.epoch, trajectory.member)
         response = Response(trajectory, prompt.tokens, spec.length, spec.reward, spec.observations)
-        response.known = prompt.epoch > 0 and self.hardware.drafts.max_draft > 0
+        response.draft_class = self.hardware.drafts.class_of(spec.acceptance)
         response.routed_version = version
         self.audit.admit(response)
 

@@ -17,7 +17,7 @@ from math import ceil
 
 from rhymeflow.core.cost import CostModel
 from rhymeflow.core.types import GroupId, TrajectoryId, Version
-from rhymeflow.sim.drafts import CLASSES, ROUNDING, Choice, Drafts
+from rhymeflow.sim.drafts import ROUNDING, Choice, Drafts
 from rhymeflow.sim.response import Response
 
 
@@ -180,13 +180,14 @@ class ContinuousBatch:
         self.chunks: list[tuple[Admitted, int]] = []
         """(response, tokens) to prefill in the current decode span, which then is one iteration."""
         self._prefilling: list[Admitted] = []  # running responses that do not decode yet
-        self._decode_batches = [DecodeBatch() for _ in range(CLASSES)]  # by class of drafts
+        self._decode_batches = [DecodeBatch() for _ in hardware.drafts.acceptance]  # by class
         self._kept: OrderedDict[TrajectoryId, int] = OrderedDict()
         """Cached tokens of trajectories that wait for environments, longest waiting first."""
         self._kept_tokens = 0
         """Sum of `_kept`; not counted in `kv_tokens`, since these are evicted when needed."""
         self._clock: float = 0
-        self._choice = hardware.drafts.none((0, 0))  # drafts of the current decode span
+        self._choice = hardware.drafts.none((0,) * len(self._decode_batches))
+        """Drafts of the current decode span."""
         self._cached: float = 0  # tokens in the cache
         self._owed = 0  # tokens that running responses still have to prefill; room is reserved
 
@@ -358,12 +359,13 @@ class ContinuousBatch:
 
     def _choose(self) -> Choice:
         """Choose the drafts of the next iterations; none if they do not fit into the cache."""
-        drafts, (new, known) = self.hardware.drafts, self._decode_batches
-        counts = new.count, known.count
+        drafts = self.hardware.drafts
+        counts = tuple([each.count for each in self._decode_batches])
         choice = drafts.choose(counts, self._cached)
         if self._cached + self._owed + choice.generated > self.hardware.kv_capacity + ROUNDING:
             choice = drafts.none(counts)
-        new.gain, known.gain = choice.gains
+        for decode_batch, gain in zip(self._decode_batches, choice.gains, strict=True):
+            decode_batch.gain = gain
         self._choice = choice
         return choice
 
@@ -475,7 +477,7 @@ class ContinuousBatch:
                 self.tally.tokens_generated += 1
                 response.continue_under(version)
                 remaining = response.length - response.generated - 1
-                self._decode_batches[response.known].enter(admitted, remaining)
+                self._decode_batches[response.draft_class].enter(admitted, remaining)
         self.chunks = []
         if completed:
             self._prefilling = [admitted for admitted in self._prefilling if admitted.todo]

@@ -26,7 +26,7 @@ class Response:
     sampled_length: int  # tokens that the policy will generate, at least 1
     reward: float = 0.0
     observations: Sequence[Observation] = ()
-    known: bool = False  # whether drafts come from the prompt's responses of earlier epochs
+    draft_class: int = 0  # see `Drafts.class_of`
     is_complete: bool = False  # finished, or finished early
     turn: int = 0  # turns whose observations have come
     length: int = 0  # tokens, observations included, at which the policy's turn will end

@@ -121,7 +121,7 @@ def result(cluster: Cluster, config: Config, devices: str, uncounted: int) -> Si
     accepted = sum(tally.accepted for tally in tallies)
     trained = sum(batch.response_tokens for batch in audit.batches)
     sampled = sum(batch.sampled_tokens for batch in audit.batches)
-    tokens = sum(sum(batch.tokens) for batch in measured)
+    tokens = sum(batch.total_tokens for batch in measured)
     response_tokens = sum(batch.response_tokens for batch in measured)
     responses = sum(batch.responses for batch in audit.batches)
     rollout_busy = end.rollout_busy - start.rollout_busy

@@ -12,7 +12,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from rhymeflow import build, profiles
+from rhymeflow import build, emulation, profiles
 from rhymeflow.config import Config
 from rhymeflow.core.plan import Plan
 from rhymeflow.errors import UserError
@@ -84,6 +84,7 @@ def run(
     Raises `UserError` if the configuration cannot be simulated or failures are too frequent for it;
     `InvariantViolation`, a defect, if the run broke the staleness bound or lost a group.
     """
+    config = emulation.resolved(config)
     simulation = config.simulation
     if simulation.skip_steps + uncounted >= config.learner.max_steps:
         also = f" and {uncounted} at the end" if uncounted else ""
@@ -92,17 +93,18 @@ def run(
             f"learner.max_steps = {config.learner.max_steps}"
         )
     config = build.with_cost_model(config)
+    profile = profile or emulation.profile_of(config)
     profile = profile or profiles.load(simulation.profile or config.schedule.cost_model)
     num_instances, per_instance = config.rollout.num_instances, profile.devices_per_instance
-    train_devices = config.learner.num_ranks
-    if simulation.colocated:
+    train_devices = config.emulation.train_devices or config.learner.num_ranks
+    if config.is_colocated:
         train_devices = num_instances * per_instance
     plan = build.plan(config)
     faults = simulation.faults
     if deaths is None and (faults.device_mtbf_hours or faults.controller_mtbf_hours):
         deaths = failures(
             _FAILURE_SEED,
-            Devices(num_instances, per_instance, train_devices, simulation.colocated),
+            Devices(num_instances, per_instance, train_devices, config.is_colocated),
             device_mtbf_hours=faults.device_mtbf_hours,
             controller_mtbf_hours=faults.controller_mtbf_hours,
         )
@@ -145,7 +147,10 @@ def _hardware(config: Config, profile: Profile, train_devices: int, workload: Wo
             f"rollout.max_completion_length: {rollout.max_completion_length}{also} and a prompt "
             f"of {prompt} tokens do not fit the KV cache of an instance, {kv_capacity} tokens"
         )
-    cost, share = profile.cost(train_devices), workload.computed_share
+    cost = profile.cost(train_devices)
+    # An emulated learner is charged with responses in full, as are those of the real model, whose
+    # responses have no long beginnings in common.
+    share = 1.0 if config.emulation.is_used else workload.computed_share
     cost = dataclasses.replace(
         cost, train_token=share * cost.train_token, measure_token=share * cost.measure_token
     )
@@ -159,7 +164,6 @@ def _hardware(config: Config, profile: Profile, train_devices: int, workload: Wo
         keep_cache=rollout.kv_cache_on_pull == "keep",
         drafts=Drafts(
             cost,
-            acceptance=config.simulation.acceptance,
             max_draft=0 if config.drafting.window == "off" else config.drafting.max_draft,
             kv_capacity=kv_capacity,
         ),

@@ -18,6 +18,7 @@ import xxhash
 from rhymeflow.config import Config, WorkloadConfig
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
+from rhymeflow.sim.drafts import expected_rate, rate_of
 from rhymeflow.sim.response import Observation
 from rhymeflow.store.damage import open_undamaged
 from rhymeflow.store.reader import TrajectoryReader
@@ -36,7 +37,7 @@ class Lengths:
     scale of it has the configured mean."""
 
     def __init__(self, config: WorkloadConfig, longest: int) -> None:
-        mean = longest / 4 if config.mean_length is None else config.mean_length
+        self.mean = mean = longest / 4 if config.mean_length is None else config.mean_length
         table = _scaled(config.sigma * _SCORES, mean, longest)
         self.rho = _rho(table, config.prompt_variance_share)
         self._table: list[float] = table.tolist()
@@ -97,6 +98,8 @@ def _bisect(reached: Callable[[float], bool], low: float, high: float) -> float:
 COMPUTED = "packing/computed_share"  # a run's metric; see `learner/packing.py`
 DECIDED = 0.2  # share of prompts whose responses all get the same reward
 SIGMA = 1.0  # standard deviation of the logarithm of an environment's seconds
+_ITERATIONS = """SELECT group_id, member, SUM(length), SUM(steps), SUM(drafted) FROM spans
+    WHERE group_id >= ? GROUP BY 1, 2"""
 MOST_TURNS = 8  # cap of a response's turns, in means: one in a thousand would have more
 
 
@@ -114,6 +117,7 @@ class ResponseSpec(NamedTuple):
     length: int  # tokens that the policy will generate
     reward: float
     observations: list[Observation]  # from its environment; empty without one
+    acceptance: float = 0.0  # of its drafted tokens
 
 
 class Synthetic:
@@ -126,7 +130,7 @@ class Synthetic:
 
     def __init__(self, config: Config) -> None:
         self.config = config.simulation.workload
-        self._seed = config.run.seed
+        self._seed, self._acceptance = config.run.seed, config.simulation.acceptance
         self._lengths = Lengths(self.config, config.rollout.max_completion_length)
         self._prompt_weight = sqrt(self._lengths.rho)
         self._response_weight = sqrt(1 - self._lengths.rho)
@@ -149,7 +153,8 @@ class Synthetic:
         score = self._prompt_weight * self._level(row, epoch) + self._response_weight * own
         length = self._lengths.at(score)
         observations = self._observations(row, epoch, member, length)
-        return ResponseSpec(length, self._reward(row, epoch, member), observations)
+        rate = expected_rate(self._acceptance, length / self._lengths.mean, is_known=epoch > 0)
+        return ResponseSpec(length, self._reward(row, epoch, member), observations, rate)
 
     def _reward(self, row: int, epoch: int, member: int) -> float:
         chance = uniform(self._seed, b"chance", row)
@@ -189,9 +194,10 @@ class RecordedWorkload:
 
     A response that the run did not finish, or never requested, is replaced by another one of its
     prompt, or of any prompt if that has none, chosen by hash. Responses that were finished early
-    are left out. Observations are as recorded, after the same time. The time of the last call to
-    the environment, which ended the episode, is left out, as is that of rewards. Raises `UserError`
-    if there is no run, or no response was finished in it.
+    are left out. Observations are as recorded, after the same time. The acceptance of drafts is
+    that of the response's own iterations, if it was drafted for, else as configured. The time of
+    the last call to the environment, which ended the episode, is left out, as is that of rewards.
+    Raises `UserError` if there is no run, or no response was finished in it.
     """
 
     def __init__(self, run_dir: Path, config: Config, *, newest: int | None = None) -> None:
@@ -212,6 +218,10 @@ class RecordedWorkload:
                 first,
             )
             all_observations = _recorded_observations(reader)
+            iterations = {
+                (group, member): figures
+                for group, member, *figures in reader.query(_ITERATIONS, first)
+            }
         if not responses:
             raise UserError(f"{run_dir}: no response was finished in this run")
         rows = metrics.read(run_dir).values()
@@ -221,11 +231,19 @@ class RecordedWorkload:
         self._known: dict[tuple[int, int, int], ResponseSpec] = {}
         self._all: list[ResponseSpec] = []
         self._by_row: dict[int, list[ResponseSpec]] = {}
+        mean_length = fmean(length for *_, length, _ in responses)
         for row, epoch, member, group, length, reward in responses:
             observations = all_observations.get((group, member), [])
             sampled = min(length - sum(each.tokens for each in observations), longest)
             observations = [each for each in observations if each.after < sampled]
-            response = ResponseSpec(sampled, reward, observations)
+            tokens, steps, drafted = iterations.get((group, member), (0, 0, 0))
+            if drafted:
+                rate = rate_of(tokens, steps, drafted)
+            else:
+                relative = length / mean_length
+                acceptance = config.simulation.acceptance
+                rate = expected_rate(acceptance, relative, is_known=epoch > 0)
+            response = ResponseSpec(sampled, reward, observations, rate)
             self._known[row, epoch, member] = response
             self._all.append(response)
             self._by_row.setdefault(row, []).append(response)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from rhymeflow.config import Config
 from rhymeflow.environments.episodes import Episodes, EpisodeTask
 from rhymeflow.environments.messages import Answered, Opened, Rewarded
@@ -27,22 +29,26 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     pool = episodes.pool(output_path())
     pool.start()
     try:
-        EnvironmentWorker(connection, pool, episodes).serve()
+        worker = EnvironmentWorker(connection, pool, episodes, config.emulation.scale)
+        worker.latency = (config.emulation.environment_seconds or 0.0) / config.emulation.scale
+        worker.serve()
     finally:
         pool.close()
 
 
 class EnvironmentWorker(UserCodeWorker):
-    """Answers `AskEnvironment`."""
+    """Answers `AskEnvironment`; `scale`: seconds of the run in one of this machine."""
 
-    def __init__(self, connection: Channel, pool: Pool, episodes: Episodes) -> None:
+    def __init__(
+        self, connection: Channel, pool: Pool, episodes: Episodes, scale: float = 1.0
+    ) -> None:
         super().__init__(connection, pool)
-        self._episodes = episodes
+        self._episodes, self._scale = episodes, scale
 
     def _take(self, message: Message) -> None:
         match message:
             case messages.AskEnvironment(episode=episode, wants=wants, room=room):
-                self._pool.submit(self._episodes.task(episode, wants, room))
+                self._submit(self._episodes.task(episode, wants, room))
             case messages.CloseEpisodes(keys=keys):
                 self._pool.drop(keys)
             case _:
@@ -61,6 +67,8 @@ class EnvironmentWorker(UserCodeWorker):
                     key, {} if value is None else {task.environment: value}
                 )
             case Answered(figures=figures):
+                seconds = max(figures.seconds, self.latency) * self._scale
+                figures = msgspec.structs.replace(figures, seconds=seconds)
                 try:
                     return messages.TurnAnswered(key, turn, task.observed(), figures)
                 except Refused as error:

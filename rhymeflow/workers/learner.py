@@ -19,6 +19,7 @@ from rhymeflow.config import Config
 from rhymeflow.core.commands import Accumulate, Train
 from rhymeflow.core.events import Accumulated, LearnerReady, VersionPublished
 from rhymeflow.core.types import TrajectoryId, Version
+from rhymeflow.emulation import Pace, pace_of
 from rhymeflow.errors import UserError
 from rhymeflow.learner.checkpoint import Saver
 from rhymeflow.learner.learner import Learner
@@ -128,7 +129,7 @@ class LearnerProcess:
     """The learner, the store that it reads batches from, and the weights that it publishes.
     `waiting`: messages that arrived before it was made."""
 
-    ranks = ALONE  # for subclasses with an `__init__` of their own
+    ranks, _pace = ALONE, Pace()  # for subclasses with an `__init__` of their own
     _waiting: Sequence[AnyMessage] = ()
 
     def __init__(
@@ -141,6 +142,7 @@ class LearnerProcess:
     ) -> None:
         self.connection, self.config, self.ranks = connection, config, ranks
         self._waiting = waiting
+        self._pace = pace_of(config)
         if not run_dir.is_dir():
             raise UserError(
                 f"run.output_dir: there is no {run_dir} on {socket.gethostname()}: the learner "
@@ -178,9 +180,12 @@ class LearnerProcess:
         problems, and how many seconds training again took."""
         learner, reader, limit = self.learner, self._reader, self.config.learner.max_skipped_steps
         damaged = from_checkpoint(learner, reader, directory, lambda: as_text(learner.checksum()))
-        began = time.perf_counter()
+        began, since = time.perf_counter(), None
         for step, last in train_again(learner, reader, self.config):
+            self._hold_training(since, num_steps=1)
+            since = self._pace.now()
             self._send(Retraining(step, last))
+        self._hold_training(since, num_steps=1)
         self.version: Version = learner.version
         self._skips = ConsecutiveFailures(
             limit, "learner.max_skipped_steps", "steps", skipped_in_a_row(reader)
@@ -249,11 +254,23 @@ class LearnerProcess:
 
     def _accumulate(self, part: Accumulate) -> None:
         assert part.version == self.version, (part.version, self.version)
-        started = time.perf_counter()
+        started = self._pace.now()
         with self._read(part) as (batch, details):
             self.learner.accumulate(batch, details)
+        self._hold_training(started)
         self._early.append(part)
-        self._early_seconds += time.perf_counter() - started
+        self._early_seconds += self._pace.now() - started
+
+    def _hold_training(self, since: float | None, *, num_steps: int = 0) -> None:
+        """Wait as long as emulated devices train on what the learner has computed since the last
+        call, and take `num_steps` steps; it began at `since`, or not at all."""
+        cost = self._pace.cost
+        if cost is None or since is None:
+            return
+        charged = self.learner.charged
+        tokens = cost.train_token * charged[True] + cost.measure_token * charged[False]
+        charged.clear()
+        self._pace.hold(tokens + cost.train_step * num_steps, since)
 
     def _train(self, message: Train) -> None:
         assert message.version == self.version, (message.version, self.version)
@@ -263,13 +280,17 @@ class LearnerProcess:
             self._begin_batch()
         for part in early[len(self._early) :]:
             self._accumulate(part)
-        started = time.perf_counter() - self._early_seconds
+        began = self._pace.now()
+        started = began - self._early_seconds
         with self._read(rest) as (batch, details):
             metrics = self.learner.train(batch, self.version, details)
+        self._hold_training(began, num_steps=1)
         metrics["staleness/mean"] = sum(self._ages) / len(self._ages)
         metrics["staleness/max"] = max(self._ages)
         self.version += 1
-        seconds = time.perf_counter() - started
+        seconds = self._pace.now() - started
+        if self._pace.cost is not None:
+            metrics["emulation/learner_behind"] = self._pace.behind_share()
         self._begin_batch()
         first_reason = next(iter(self.learner.skipped.values()), None)
         self._skips.count(first_reason)
@@ -305,9 +326,11 @@ class LearnerProcess:
 
     def _publish(self, version: Version) -> None:
         assert version == self.version, (version, self.version)
-        started = time.perf_counter()
+        started = self._pace.now()
+        if self._pace.cost is not None:  # instances can pull as soon as the store has it
+            self._pace.hold(self._pace.cost.push, started)
         checksum = as_text(self._publish_weights())
-        seconds = time.perf_counter() - started
+        seconds = self._pace.now() - started
         metrics = {} if self.weights is None else dict(self.weights.metrics)
         skipped = self.learner.skipped  # of the batch that made this version
         reason = next(iter(skipped.values()), "")

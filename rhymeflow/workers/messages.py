@@ -48,13 +48,16 @@ class Continuation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True):
-    """With `Snapshot`: an instance's load, and totals since its start."""
+    """With `Snapshot`: an instance's load, and totals since its start. Seconds are the run's: of an
+    emulated cluster, if there is one."""
 
     running: int
     waiting: int
     tokens: int
     busy_seconds: float
     drafts: DraftStats
+    behind_seconds: float = 0.0
+    """See `engine.base.Load`."""
 
 
 class LoadedModel(msgspec.Struct, frozen=True, array_like=True):

@@ -40,7 +40,9 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
         decode: Any = partial(tokenizer.decode, skip_special_tokens=True)
         has_model = any(each.function == "reward_model" for each in functions)
         seen = PromptEncoder(tokenizer, config.data).seen if has_model else None
-        RewardWorker(connection, pool, names, decode, seen).serve()
+        worker = RewardWorker(connection, pool, names, decode, seen)
+        worker.latency = (config.emulation.reward_seconds or 0.0) / config.emulation.scale
+        worker.serve()
     finally:
         pool.close()
 
@@ -80,7 +82,7 @@ class RewardWorker(UserCodeWorker):
         request = RewardRequest(
             message.prompt, texts, responses, message.columns, message.trainer_state, turns, seen
         )
-        self._pool.submit(RewardTask(message.key, request, message.functions, self._names))
+        self._submit(RewardTask(message.key, request, message.functions, self._names))
 
     def _answer(self, task: RewardTask) -> None:
         texts, key = task.request.completions, str(task.key)

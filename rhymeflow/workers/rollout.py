@@ -118,6 +118,7 @@ class RolloutInstance:
         self._configs = {RUN: config} | {suite.name: suite.config for suite in of_run(config)}
         self.last_number = 0
         self.busy_seconds = 0.0
+        self._scale = config.emulation.scale
         self._last_status = 0.0
         self._pulling: Pull | None = None
         """The pull that is being fetched; later commands wait."""
@@ -173,7 +174,7 @@ class RolloutInstance:
         if self.engine.has_work:
             started = time.perf_counter()
             self._report(self.engine.poll(POLL_SECONDS))
-            self.busy_seconds += time.perf_counter() - started
+            self.busy_seconds += (time.perf_counter() - started) * self._scale
         self._report_status()
 
     def _listen(self) -> None:
@@ -285,7 +286,7 @@ class RolloutInstance:
         keep = self.config.rollout.kv_cache_on_pull == "keep"
         self.engine.install(self.weights, message.version, keep_cache=keep)
         self._pulling = None
-        self._send_pulled(message, time.perf_counter() - started)
+        self._send_pulled(message, (time.perf_counter() - started) * self._scale)
 
     def _send_pulled(self, message: Pull, seconds: float) -> None:
         version, checksum = self.engine.version, as_text(self.engine.checksum)
@@ -343,6 +344,11 @@ class RolloutInstance:
             self.name, carried_out, waiting, load.kv_tokens, load.clock, load.prefill_seconds
         )
         status = Status(
-            load.num_running, len(waiting), load.num_generated, self.busy_seconds, load.drafts
+            load.num_running,
+            len(waiting),
+            load.num_generated,
+            self.busy_seconds,
+            load.drafts,
+            load.behind_seconds,
         )
         send(self.connection, Envelope(snapshot, status))

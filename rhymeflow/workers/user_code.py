@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any
 
 from rhymeflow.pool import Pool
@@ -14,15 +17,22 @@ from rhymeflow.workers.messages import WAIT_SECONDS, Message, Printed, Shutdown,
 class UserCodeWorker:
     """Submits messages to a pool of processes and sends the results."""
 
+    latency = 0.0
+    """Seconds that an answer takes at least, as on an emulated cluster."""
+
     def __init__(self, connection: Channel, pool: Pool) -> None:
         self._connection, self._pool = connection, pool
         self._ending = False
+        self._early: list[tuple[float, int, Any]] = []
+        """Heap of tasks that are done too soon: when they are due, their place, they."""
+        self._numbers = count()
 
     def serve(self) -> None:
         """Serve until `Shutdown`, with progress every `WAIT_SECONDS` while user code runs."""
         progress.has_started = True
         while not self._ending:
-            self._pool.wait(WAIT_SECONDS, self._connection)
+            due = self._early[0][0] if self._early else math.inf
+            self._pool.wait(min(WAIT_SECONDS, max(due - time.monotonic(), 0.0)), self._connection)
             self.turn()
             if (line := self._pool.first_print()) is not None:
                 send(self._connection, Printed(line))
@@ -36,8 +46,15 @@ class UserCodeWorker:
                 self._ending = True
             else:
                 self._take(message)
-        for task in self._pool.poll(time.monotonic()):
-            self._answer(task)
+        now = time.monotonic()
+        for task in self._pool.poll(now):
+            heappush(self._early, (task.submitted + self.latency, next(self._numbers), task))
+        while self._early and self._early[0][0] <= now:
+            self._answer(heappop(self._early)[2])
+
+    def _submit(self, task: Any) -> None:
+        task.submitted = time.monotonic()
+        self._pool.submit(task)
 
     def _take(self, message: Message) -> None:
         """Handle a message other than `Shutdown`."""

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from rich.console import Console
 
 from rhymeflow.config.load import build_config
-from rhymeflow.observe.progress import Progress, ProgressState
+from rhymeflow.observe.progress import Progress, ProgressState, _times
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.suites.figures import headlines
 from rhymeflow.workers.messages import BatchTrained, Publication, RewardComputed
@@ -78,3 +78,26 @@ def test_what_reward_functions_log_replaces_no_metric_of_the_run() -> None:
     assert (rows[1]["eval/logged/reward"], rows[1]["eval/logged/math/avg@1"]) == (9.0, 9.0)
     assert headlines(rows[1]) == {}, "eval/a/b is no suite's"
     assert out.getvalue().count("warning: log_metric('reward')") == 2, "of both"
+
+
+def test_an_emulated_run_has_the_time_of_its_cluster() -> None:
+    """Ten seconds of it pass in one of this machine, by whose clock the run is driven."""
+    now, rows = 100.0, {}
+    progress = Shown(Console(file=io.StringIO()))
+    fields = {
+        "emulation.profile": "qwen2.5-7b-h20",
+        "emulation.devices": 8,
+        "emulation.time_scale": 10,
+        "learner.max_steps": 9,
+    }
+    reporter = reporter_of(fields, progress, lambda: now, rows)
+    now = 102.0
+    reporter.begin_training()
+    assert "emulated: 8 devices of qwen2.5-7b-h20" in progress.state.message
+    now = 105.0
+    end_step(reporter)  # the learner was busy for a second of the cluster
+    assert (reporter.now, reporter.time) == (5.0, 50.0)
+    assert (rows[1]["step_time"], rows[1]["idle/learner"]) == (30.0, 1 - 1 / 30)
+    reporter.show()
+    assert (progress.state.elapsed, progress.state.left) == (50.0, 30.0 * 8)
+    assert "4:00 left (0:24 here)" in _times(progress.state)

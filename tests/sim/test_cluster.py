@@ -103,7 +103,7 @@ def a_cluster(
         cost=COST, capacity=rng.randint(1, 6), kv_capacity=rng.choice([81, 150, 100_000]),
         watermark=rng.choice([0, 5]), max_prefill_tokens=rng.choice([7, 64]), max_length=60,
         keep_cache=rng.random() < 0.5,
-        drafts=Drafts(COST, acceptance=0, max_draft=0, kv_capacity=1),
+        drafts=Drafts(COST, max_draft=0, kv_capacity=1),
     )  # fmt: skip
     latencies = SimulationConfig(
         tick_seconds=rng.choice([1e-4, 0.03]), snapshot_seconds=rng.choice([0.01, 0.3]),
@@ -118,7 +118,7 @@ def a_cluster(
         hardware = replace(
             hardware,
             drafts=Drafts(
-                COST, acceptance=0.8, first_acceptance=0.3, max_draft=rng.choice([1, 8]),
+                COST, acceptance=(0.3, 0.8), max_draft=rng.choice([1, 8]),
                 kv_capacity=hardware.kv_capacity,
             ),
         )  # fmt: skip
@@ -244,7 +244,7 @@ def a_batch(version: int, *groups: int) -> Train:
 
 
 def test_a_batch_within_the_bound() -> None:
-    """Groups whose trained rewards are equal move nothing."""
+    """Groups whose trained rewards are equal move nothing; prompts (of 5 tokens) count once."""
     audit = a_ledger((2, 1), batches=2)
     batch = audit.train(a_batch(2, 0, 1))
     assert (batch.responses, batch.response_tokens, batch.tokens) == (2, 6, (0, 16))
@@ -255,7 +255,7 @@ def test_a_batch_within_the_bound() -> None:
         for member, reward in enumerate(rewards):
             complete(audit, TrajectoryId(group, member), 0, length=10 * group + 3, reward=reward)
     batch = audit.train(Train(0, (0, 1), ((0, 1), (0, 1))))  # the third is surplus
-    assert batch.tokens == (2 * (5 + 3), 2 * (5 + 13))
+    assert batch.tokens == (5 + 2 * 3, 5 + 2 * 13)
     assert batch.response_tokens == 32
 
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from rhymeflow.core.cost import CostModel
 from rhymeflow.sim.continuous_batching import ROUNDING
-from rhymeflow.sim.drafts import BAND, CLASSES, Counts, Drafts
+from rhymeflow.sim.drafts import BAND, NEW, RATES, Counts, Drafts, expected_rate, rate_of
 from tests.sim.test_instance import COST
 
+CLASSES = 2
 
-def choosing(cost: CostModel, max_draft: int, acceptance: float = 0.7) -> Drafts:
-    return Drafts(
-        cost, acceptance=acceptance, first_acceptance=0.3, max_draft=max_draft, kv_capacity=10_000
-    )
+
+def choosing(cost: CostModel, max_draft: int) -> Drafts:
+    return Drafts(cost, acceptance=(0.3, 0.7), max_draft=max_draft, kv_capacity=10_000)
 
 
 def generated(chance: float, drafted: int) -> float:
@@ -77,3 +77,41 @@ def test_gains_are_those_of_the_drafts() -> None:
     assert choice.rows == 5 + 25
     none = choosing(COST, 5).none((2, 3))
     assert none[:3] == ((1,) * 2, 5, 5)
+
+
+def test_a_response_is_in_the_class_whose_tokens_in_an_iteration_are_nearest_to_its_own() -> None:
+    drafts = Drafts(COST, max_draft=16, kv_capacity=10_000)
+    for index, rate in enumerate(RATES):
+        assert drafts.class_of(rate) == index
+    assert (drafts.class_of(0.0), drafts.class_of(1.0)) == (0, len(RATES) - 1)
+    for tenth in range(200, 987):
+        own = generated(tenth / 1000, 16)
+        assert generated(RATES[drafts.class_of(tenth / 1000)], 16) == pytest.approx(own, rel=0.15)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.4, 0.77, 0.95])
+@pytest.mark.parametrize("drafted", [1, 4, 16])
+def test_the_rate_of_a_response_is_that_which_makes_its_tokens(rate: float, drafted: int) -> None:
+    steps = 1000
+    tokens = steps * generated(rate, drafted)
+    assert rate_of(tokens, steps, steps * drafted) == pytest.approx(rate, abs=1e-6)
+
+
+def test_of_drafts_of_several_lengths_the_mean_counts() -> None:
+    between = (generated(0.8, 3) + generated(0.8, 4)) / 2
+    assert rate_of(10 * between, 10, 35) == pytest.approx(0.8, abs=1e-6)
+    assert rate_of(40, 40, 12) == 0.0
+    assert rate_of(50, 40, 10) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_long_responses_accept_less() -> None:
+    """As in runs: at 2.7 mean lengths 0.87 where short ones have 0.98."""
+    assert expected_rate(0.7, 1.0, is_known=True) == pytest.approx(0.7)
+    assert expected_rate(0.9, 1.0, is_known=False) == pytest.approx(NEW)
+    assert expected_rate(0.965, 0.57, is_known=True) == pytest.approx(0.98, abs=0.005)
+    assert expected_rate(0.965, 2.67, is_known=True) == pytest.approx(0.88, abs=0.02)
+    for known in (False, True):
+        rates = [expected_rate(0.7, length, is_known=known) for length in (0.01, 0.5, 2, 4, 50)]
+        assert rates == sorted(rates, reverse=True)
+        assert 0 < rates[-1] < rates[0] < 1
+    assert expected_rate(0.0, 2.0, is_known=True) == 0.0

@@ -26,7 +26,7 @@ COST = CostModel(
 )  # fmt: skip
 HARDWARE = Hardware(
     cost=COST, capacity=4, kv_capacity=200, watermark=2, max_prefill_tokens=16, max_length=60,
-    keep_cache=False, drafts=Drafts(COST, acceptance=0, max_draft=0, kv_capacity=1),
+    keep_cache=False, drafts=Drafts(COST, max_draft=0, kv_capacity=1),
 )  # fmt: skip
 
 
@@ -94,10 +94,10 @@ def with_drafts(seed: int):
     hardware, commands, lengths, prompts = scenario(seed)
     rng = random.Random(seed + 1)
     capacity = rng.choice([105, 150, 100_000])
+    known, new = rng.choice([0.7, 0.93]), rng.choice([0.0, 0.3, 0.55])
     drafts = Drafts(
         hardware.cost,
-        acceptance=rng.choice([0.7, 0.93]),
-        first_acceptance=rng.choice([0.0, 0.3, 0.55]),
+        acceptance=(new, known),
         max_draft=rng.choice([1, 3, 16]),
         kv_capacity=capacity,
     )
@@ -109,8 +109,8 @@ def ran(drawn, *, one_by_one: bool = False):
     hardware, commands, lengths, prompts = drawn
     responses = {}
     for t, n in lengths.items():
-        known = hardware.drafts.max_draft > 0 and t.group % 2 == 1
-        responses[t] = Response(t, prompts[t.group], n, known=known, routed_version=0)
+        known = int(hardware.drafts.max_draft > 0 and t.group % 2 == 1)
+        responses[t] = Response(t, prompts[t.group], n, draft_class=known, routed_version=0)
     with pytest.MonkeyPatch.context() as patch:
         if one_by_one:
             whole = ContinuousBatch._next_decode_span

@@ -20,6 +20,7 @@ from rhymeflow.core.types import TrajectoryId
 from rhymeflow.errors import UserError
 from rhymeflow.profiles import Profile
 from rhymeflow.sim.audit import Outcome
+from rhymeflow.sim.drafts import RATES
 from rhymeflow.sim.response import Observation
 from rhymeflow.sim.result import SimulationResult, quantiles
 from rhymeflow.sim.simulate import run, simulate
@@ -96,7 +97,7 @@ def rollout_seconds() -> float:
 
 
 def train_seconds() -> float:
-    tokens = GROUPS * MEMBERS * (PROMPT + LENGTH)
+    tokens = GROUPS * (PROMPT + MEMBERS * LENGTH)  # a group's prompt is computed once
     return PROFILE.train_step + PROFILE.train_token / 4 * tokens
 
 
@@ -108,7 +109,7 @@ def test_groups_that_are_trained_on_early_cost_no_time(tmp_path: Path) -> None:
     )
     off = run(a_config(tmp_path), uneven)
     on = run(a_config(tmp_path, schedule__accumulate_early=True), uneven)
-    early = MEMBERS * (PROMPT + short) * PROFILE.train_token / 4
+    early = (PROMPT + MEMBERS * short) * PROFILE.train_token / 4
     assert on.seconds == pytest.approx(off.seconds - STEPS * early)
 
 
@@ -128,7 +129,7 @@ def test_what_need_not_be_trained_on_takes_less(
     tmp_path: Path, workload: dict, saved: float
 ) -> None:
     found, all_of_it = (run(a_config(tmp_path), Constant(**each)) for each in (workload, {}))
-    tokens = MEMBERS * (PROMPT + LENGTH)  # of a group
+    tokens = PROMPT + MEMBERS * LENGTH  # of a group
     assert found.seconds == pytest.approx(all_of_it.seconds - STEPS * saved / 4 * tokens)
 
 
@@ -136,27 +137,33 @@ def test_drafts_make_as_many_tokens_as_their_chances_say(tmp_path: Path) -> None
     """Where rows cost nothing all there may be are drafted; the first token comes of the prompt."""
     profiles.save(dataclasses.replace(PROFILE, k2=0.1), tmp_path / "free.json")
     config = a_config(
-        tmp_path, drafting__window="cost", drafting__max_draft=2, simulation__acceptance=0.5,
+        tmp_path, drafting__window="cost", drafting__max_draft=2,
         schedule__cost_model=str(tmp_path / "free.json"),
     )  # fmt: skip
-    repeated = Constant(prompt=lambda number: SimulatedPrompt(number % 2, number // 2, PROMPT))
+    new, known = RATES[1:3]
+    repeated = Constant(
+        prompt=lambda number: SimulatedPrompt(number % 2, number // 2, PROMPT),
+        response=lambda row, epoch, member: ResponseSpec(
+            LENGTH, float(member), [], known if epoch else new
+        ),
+    )
     found = run(config, repeated)
-    in_first, later = ceil((LENGTH - 1) / 1.39), ceil((LENGTH - 1) / 1.75)
+    first, then = (1 + rate + rate * rate for rate in (new, known))
+    in_first, later = ceil((LENGTH - 1) / first), ceil((LENGTH - 1) / then)
     responses, turns = GROUPS * MEMBERS, in_first + (STEPS - 1) * later
     assert found.drafted == 2 * responses * turns
-    assert found.accepted == round(responses * (0.39 * in_first + 0.75 * (STEPS - 1) * later))
-    assert found.tokens_per_iteration == pytest.approx(
-        (1.39 * in_first + 1.75 * (STEPS - 1) * later) / turns
-    )
+    accepted = (first - 1) * in_first + (then - 1) * (STEPS - 1) * later
+    assert found.accepted == round(responses * accepted)
+    assert found.tokens_per_iteration == pytest.approx(1 + accepted / turns)
     assert found.tokens_generated == STEPS * responses * LENGTH
     n = responses // 2
     seconds = 0.1 + PROFILE.k4 + PROFILE.prefill_token * n * PROMPT
     for i in range(later):
-        seconds += PROFILE.k1 * n * (PROMPT + 1.75 * i) + 0.1 + PROFILE.k4
+        seconds += PROFILE.k1 * n * (PROMPT + then * i) + 0.1 + PROFILE.k4
     step = seconds + train_seconds() + PROFILE.push + PROFILE.pull
     assert found.step_seconds[1:] == pytest.approx([step] * (STEPS - 1), rel=1e-6)
     assert "accepted" in found.text()
-    found = run(a_config(tmp_path, simulation__acceptance=0.95), repeated)
+    found = run(a_config(tmp_path), repeated)
     assert (found.tokens_per_iteration, found.drafted, found.accepted) == (1, 0, 0)
     assert "accepted" not in found.text()
 
@@ -262,7 +269,7 @@ def test_a_turn_takes_in_what_was_answered_and_keeps_the_rest(tmp_path: Path) ->
         return seconds
 
     rollout = turn(PROMPT, 20) + 3.0 + turn(PROMPT + 20 + 5, LENGTH - 20, kept=PROMPT + 20 - 1)
-    tokens = 2 * (PROMPT + LENGTH + 5)  # each of the two instances has one
+    tokens = PROMPT + 2 * (LENGTH + 5)  # each of the two instances has one
     train = PROFILE.train_step + PROFILE.train_token / 4 * tokens + PROFILE.push
     assert found.step_seconds[0] == pytest.approx(rollout + train, abs=1e-6)
     assert found.steps == STEPS
@@ -357,7 +364,7 @@ def test_colocated_devices_all_produce_and_all_train(tmp_path: Path) -> None:
     changes = {"simulation__colocated": True, "rollout__num_instances": 4}
     found = run(a_config(tmp_path, **changes), Constant())
     assert found.devices == "4 instances of d; trained on 8 devices"
-    assert found.idle_rollout + found.idle_learner >= 1, "never both at the same time"
+    assert found.idle_rollout + found.idle_learner >= 1 - 1e-9, "never both at the same time"
     with pytest.raises(UserError, match="colocated"):
         a_config(tmp_path, schedule__name="one_step", **changes)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from rhymeflow.config import RewardConfig
@@ -39,6 +41,10 @@ def ask(key, *texts, **columns):
 @pytest.fixture
 def ours(tmp_path, serving):
     """The controller's end of a worker."""
+    return served(tmp_path, serving)
+
+
+def served(tmp_path, serving, latency=0.0):
     path = tmp_path / "rewards.py"
     path.write_text(BODY)
     functions = {"functions": [{"function": f"{path}:length"}], "retries": 0, "num_workers": 1}
@@ -46,7 +52,9 @@ def ours(tmp_path, serving):
     pool.start()
 
     def main(theirs):
-        RewardWorker(theirs, pool, ["length"], decode).serve()
+        worker = RewardWorker(theirs, pool, ["length"], decode)
+        worker.latency = latency
+        worker.serve()
         pool.close()
 
     return serving(main)
@@ -93,3 +101,13 @@ def test_an_error_is_no_reward_and_says_whose_it_is(ours):
     assert "'length', trajectory 7.1" in failed.error
     assert "no shouting" in failed.error
     assert found["7.2"].components == [{"length": 3.0}]
+
+
+def test_emulated_rewards_take_as_long_as_on_the_cluster_any_number_at_once(tmp_path, serving):
+    connection, began = served(tmp_path, serving, latency=0.3), time.monotonic()
+    for number in range(8):
+        send(connection, ask(f"{number}.0", "ab", weight=1))
+    assert not connection.poll(0.25)
+    found = answers(connection, 8)
+    assert 0.3 <= time.monotonic() - began < 1.0
+    assert all(each.components == [{"length": 2.0}] for each in found.values())

@@ -7,13 +7,13 @@ lowering `Sequence.cached` discards the others. No CUDA graphs are used.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Container, Hashable, Iterable
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rhymeflow.emulation import Pace
 from rhymeflow.engine.base import Finished, Load, NoiseKey, Request, Sampling, Segment
 from rhymeflow.engine.drafter import Drafting, is_linear
 from rhymeflow.engine.native import noise
@@ -79,7 +79,14 @@ class Engine:
         self._sequences: dict[Hashable, Sequence] = {}
         self._drafting = Drafting(vocabulary=self._vocabulary, max_sequences=max_num_seqs)
         self._drafting.use(drafter)
+        self.pace = Pace()
+        """Set another one to have iterations last as long as it says."""
         self._started = 0.0
+        self._modelled: float | None = None
+        """Seconds of this iteration on the emulated devices, without looking for drafts; None:
+        nothing is emulated."""
+        self._searching = 0.0
+        """Those of looking for drafts."""
 
     def prove(self) -> None:
         """Compare the engine's log-probabilities with the model's own; see `models/proof.py`.
@@ -122,6 +129,7 @@ class Engine:
             self._num_generated,
             self._drafting.stats(),
             self._prefill_seconds,
+            self.pace.behind,
         )
 
     def submit(self, request: Request) -> None:
@@ -159,7 +167,8 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Finished]:
         """Run one iteration; return the responses that it completed."""
-        started = self._started = time.perf_counter()
+        self.pace.begin()
+        started = self._started = self.pace.now()
         plan = self._scheduler.plan()
         if not plan.work:
             return []
@@ -171,14 +180,32 @@ class Engine:
         # The tokens that this iteration adds to the cache are counted by the next one.
         self._kept.fit(self._kv_capacity - self.kv_tokens)
         work = plan.work = self._drafted(plan.work)
+        self._modelled = self._seconds_of(work)
         hidden_TD = self._run(work, self._attention(self._place(plan)))
         self._scheduler.advance(work)
         finished = self._postprocess(work, hidden_TD)
+        if self._modelled is not None:
+            self.pace.end(self._modelled + self._searching)
+            if not self._sequences:
+                self.pace.rest()
         prefilled = sum(num_new for _, num_new, draft in work if num_new > 1 and not draft.tokens)
         if prefilled:
             share = prefilled / sum(num_new for _, num_new, _ in work)
-            self._prefill_seconds += (time.perf_counter() - started) * share
+            self._prefill_seconds += (self.pace.now() - started) * share
         return finished
+
+    def _seconds_of(self, work: list[SequenceWork]) -> float | None:
+        """Return what the emulated devices take for it, if any are emulated, and note what looking
+        for drafts takes. Rows of prompts cost as prefill, all others as decoding."""
+        cost = self.pace.cost
+        if cost is None:
+            return None
+        self._searching = self._drafting.num_searched * (self.pace.draft_seconds or 0.0)
+        decoding = [item for item in work if item.num_new == 1 or item.draft.tokens]
+        rows = sum(item.num_new for item in decoding)
+        prefilled = sum(item.num_new for item in work) - rows
+        cached = sum(item.sequence.cached for item in work)
+        return cost.iteration(rows, cached) + cost.prefill_token * prefilled
 
     @torch.inference_mode()
     def interrupt(self, ids: Iterable[Hashable] | None = None) -> list[Request]:
@@ -186,6 +213,8 @@ class Engine:
         chosen = list(self._sequences) if ids is None else ids
         sequences = [self._sequences[key] for key in chosen if key in self._sequences]
         self._forget(sequences)
+        if not self._sequences:
+            self.pace.rest()
         return [sequence.request for sequence in sequences]
 
     @torch.inference_mode()
@@ -202,11 +231,11 @@ class Engine:
 
     def _drafted(self, work: list[SequenceWork]) -> list[SequenceWork]:
         """Return the work, with drafts added for sequences that are ready to decode."""
-        before = time.perf_counter()
+        before = self.pace.now()
         ready = [item.sequence.request for item in work if item.sequence.remaining == 1]
         other_rows = sum(item.num_new for item in work) - len(ready)
         drafts = self._drafting.propose(ready, other_rows=other_rows, kv_tokens=self.kv_tokens)
-        self._started += time.perf_counter() - before  # the drafter's time does not count
+        self._started += self.pace.now() - before  # the drafter's time does not count
         if not drafts:
             return work
         drafted = []
@@ -272,7 +301,7 @@ class Engine:
         self._drafting.observe(
             dict(zip(ids, generated, strict=True)),
             rows=sum(item.num_new for item in work),
-            seconds=time.perf_counter() - self._started,
+            seconds=self._modelled or self.pace.now() - self._started,
         )
         kept = [s for s in ended if s.request.keeps_cache and s.cached and not s.is_mixed]
         self._forget(ended, kept)

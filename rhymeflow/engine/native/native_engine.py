@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
+from rhymeflow.emulation import pace_of
 from rhymeflow.engine.base import EngineLimits, Finished
 from rhymeflow.engine.native.attention import attention_for
 from rhymeflow.engine.native.engine import Engine
@@ -61,6 +62,7 @@ class NativeEngine(Engine):
             kv_capacity=capacity,
         )
         self.prove()
+        self.pace = pace_of(config)
         stop_ids = stop_token_ids(model, load_tokenizer(config.model))
         self._limits = EngineLimits(rollout.max_num_seqs, self.max_length, capacity, stop_ids)
 
@@ -83,8 +85,11 @@ class NativeEngine(Engine):
 
     def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> ProvedWeights:
         """Copy weights into the model; see `base.RolloutEngine`."""
+        started = self.pace.now()
         self._pulled = self._weights.pull_at_least(weights, want)
         self.set_version(self._pulled.version, keep_cache=keep_cache)
+        if self.pace.cost is not None:
+            self.pace.hold(self.pace.cost.pull, started)
         return self._pulled
 
     def draft_from(self, index: IndexHandle) -> None:

@@ -74,6 +74,7 @@ function described(run) {
   return [
     h("div", { class: "head" }, h("h1", {}, run.name), stateBadge(run), learningBadge(run), h("span", { class: "note state-words" }, sentence(run))),
     made(run),
+    run.emulated ? h("p", { class: "note" }, `${capital(run.emulated)}.`) : null,
     wayOn(run),
     verdicts(run),
     h("div", { class: "stats" }, heldOut(run), reward(run), steps(run), time(run), pace(run)),
