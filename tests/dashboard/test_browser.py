@@ -468,6 +468,29 @@ def test_any_metric_is_charted_by_choice(seen: Seen, address: str) -> None:
     assert page.locator(".chart h3").first.inner_text() == "rewards/right/std"
     page.get_by_label("Remove rewards/right/std").click()
     page.wait_for_url("**/#/talk/run")
+    page.get_by_label("Chart a metric").fill("rewards/right")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("metric=rewards%2Fright%2Fmean&metric=rewards%2Fright%2Fstd$"))
+    page.get_by_role("button", name="remove 2 chosen").click()
+    page.wait_for_url("**/#/talk/run")
+    page.get_by_role("button", name="all metrics").click()
+    page.wait_for_selector(".section:last-child .chart h3 >> text=rewards/right/std")
+    assert "others" in page.locator(".section h2").all_inner_texts()
+
+
+def test_an_axis_of_values_may_be_logarithmic(seen: Seen, address: str) -> None:
+    """Also of a curve that is 0 throughout, as the rewards are."""
+    page = seen.page
+    seen.open(f"{address}#/one/run")
+    chart = page.locator(".chart", has_text="Tokens of a response").locator("canvas")
+    before = chart.evaluate("canvas => canvas.toDataURL()")
+    page.get_by_role("button", name="log", exact=True).click()
+    page.wait_for_url("**scale=log**")
+    seen.shown()
+    page.wait_for_timeout(50)  # charts are drawn with the next frame
+    assert chart.evaluate("canvas => canvas.toDataURL()") != before
+    seen.open(f"{address}#/talk/run?scale=log")
+    assert page.locator(".chart canvas").count() > 3
 
 
 def test_dark_and_light_follow_the_system_or_the_button(seen: Seen, address: str) -> None:

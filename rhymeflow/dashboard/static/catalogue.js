@@ -49,6 +49,17 @@ export function sectionsOf(runs) {
   return sections.filter(([, charts]) => charts.length);
 }
 
+// Sections of all metrics that these do not chart, by the first part of their names.
+export function rest(runs, sections) {
+  const charted = new Set(sections.flatMap(([, charts]) => charts.flatMap(([, names]) => names)));
+  const found = new Map();
+  for (const name of metricsOf(runs).filter((each) => !charted.has(each))) {
+    const part = name.includes("/") ? name.split("/")[0] : "others";
+    found.set(part, [...found.get(part) ?? [], [name, [name]]]);
+  }
+  return [...found];
+}
+
 function suites(names) {
   const found = new Map();
   for (const name of names) {

@@ -4,7 +4,7 @@
 import uPlot from "./vendor/uPlot.js";
 import { colour, faded, line } from "./colours.js";
 import { fill, h, styled } from "./dom.js";
-import { range } from "./range.js";
+import { logRange, range } from "./range.js";
 import { smoothed } from "./smooth.js";
 import { duration, figure, number, short } from "./words.js";
 
@@ -20,7 +20,7 @@ const sync = uPlot.sync("curves");
 // `series`: [{ label, points, colour, dash }], with points as the server sends them, and numbers of a
 // colour and of a kind of dashes; `ends`: of the x axis, by its name. `update(series, ends)` of the
 // result shows newer points and keeps the zoom.
-export function chart(element, title, series, { axis = "step", smooth = null, ends = {}, onstep = null, onremove = null, meaning = "" } = {}) {
+export function chart(element, title, series, { axis = "step", smooth = null, isLog = false, ends = {}, onstep = null, onremove = null, meaning = "" } = {}) {
   let shown = arranged(series, axis, smooth), last = ends[axis];
   const place = h("div", { class: "plot" }), legend = h("div", { class: "legend" });
   const latest = h("b", { class: "n" }), where = h("span", { class: "note small n" });
@@ -45,11 +45,11 @@ export function chart(element, title, series, { axis = "step", smooth = null, en
     width: place.clientWidth || 300, height: HEIGHT, series: shown.lines, bands: shown.bands,
     scales: {
       x: { time: false, range: ({ data: [xs] }, min, max) => (min === xs[0] && max === xs.at(-1) ? [0, last] : [min, max]) },
-      y: { range: (_, min, max) => range(min, max) },
+      y: { distr: isLog ? 3 : 1, range: (_, min, max) => (isLog ? logRange : range)(min, max) },
     },
     axes: [
       { ...axes(), incrs: axis === "time" ? SECONDS : STEPS, size: 28, values: (_, ticks) => ticks.map(axis === "time" ? duration : short) },
-      { ...axes(), size: width, values: (_, ticks) => ticks.map(short) },
+      { ...axes(), size: width, values: (_, ticks) => ticks.map((each) => (each === null ? "" : short(each))) },
     ],
     padding: [8, 12, 0, 0],
     legend: { show: false },

@@ -1,3 +1,8 @@
+// A logarithmic axis, of the values above 0.
+export function logRange(min, max) {
+  return min === null || max <= 0 ? [0.1, 1] : [min / 1.2, max * 1.2];
+}
+
 // The axis of values: a flat curve is in the middle of the plot and not at its frame.
 
 export function range(min, max) {

@@ -3,7 +3,7 @@
 
 import { change, to } from "../address.js";
 import { ask } from "../api.js";
-import { metricsOf, sectionsOf } from "../catalogue.js";
+import { metricsOf, rest, sectionsOf } from "../catalogue.js";
 import { curves } from "../curves.js";
 import { fill, h } from "../dom.js";
 import { chip, choice, form, labelled, stat, table, value } from "../parts.js";
@@ -17,6 +17,7 @@ const [SECONDS, REWARD, FLAT, CUT, RATE] = [0, 1, 2, 3, 4]; // places in a row o
 export async function show(main, now) {
   const axis = now.parameters.get("axis") === "time" ? "time" : "step";
   const smooth = now.parameters.has("smooth") ? Number(now.parameters.get("smooth")) : null;
+  const isLog = now.parameters.get("scale") === "log", isAll = now.parameters.has("all");
   const chosen = now.parameters.getAll("metric");
   const all = (await ask("runs")).map((each) => each.name);
   const others = now.parameters.getAll("with").filter((name) => all.includes(name) && name !== now.run);
@@ -24,7 +25,7 @@ export async function show(main, now) {
   const onstep = axis === "step" ? (step) => { location.hash = to(now.run, "groups", [], { step }); } : null;
   const drop = (name) => change({ metric: chosen.filter((each) => each !== name) });
   const drawn = curves((section, title, names) => ({
-    axis, smooth, onstep, onremove: section === CHOSEN ? () => drop(title) : null,
+    axis, smooth, isLog, onstep, onremove: section === CHOSEN ? () => drop(title) : null,
     meaning: names.map((name) => explained(name, meanings[name])).join("\n"),
   }));
   let meanings = {};
@@ -40,6 +41,7 @@ export async function show(main, now) {
 
   async function draw(runs) {
     const sections = sectionsOf(runs);
+    if (isAll) sections.push(...rest(runs, sections));
     if (chosen.length) sections.unshift([CHOSEN, chosen.map((name) => [name, [name]])]);
     const wanted = new Set(sections.flatMap(([, charts]) => charts.flatMap(([, names]) => names)));
     const points = {};
@@ -49,7 +51,7 @@ export async function show(main, now) {
     }
     if (hasMetrics(metricsOf(runs).join())) {
       meanings = await ask("meanings", { name: metricsOf(runs) });
-      fill(tools, controls({ axis, smooth, chosen, others }, metricsOf(runs), all.filter((name) => name !== now.run)));
+      fill(tools, controls({ axis, smooth, isLog, isAll, chosen, others }, metricsOf(runs), all.filter((name) => name !== now.run)));
     }
     drawn.show(sections, points);
   }
@@ -147,15 +149,18 @@ function made({ name, config, bound }) {
 
 // -- what is charted ---------------------------------------------------------------------------------
 
-function controls({ axis, smooth, chosen, others }, metrics, names) {
-  const add = (event) => {
-    const name = event.target.value;
-    if (metrics.includes(name) && !chosen.includes(name)) change({ metric: [...chosen, name] });
+function controls({ axis, smooth, isLog, isAll, chosen, others }, metrics, names) {
+  const add = ({ target: { value: part } }) => {
+    const found = metrics.includes(part) ? [part] : metrics.filter((name) => part && name.includes(part));
+    if (found.length) change({ metric: [...new Set([...chosen, ...found])] });
   };
   return form(
-    h("label", { class: "pick" }, h("input", { type: "search", list: "metrics", placeholder: "Chart any metric…", "aria-label": "Chart a metric", onchange: add }),
+    h("label", { class: "pick" }, h("input", { type: "search", list: "metrics", placeholder: "Chart any metric…", "aria-label": "Chart a metric", title: "A part of names charts all that have it", onchange: add }),
       h("datalist", { id: "metrics" }, metrics.filter((name) => !chosen.includes(name)).map((name) => h("option", { value: name })))),
+    h("span", { class: "chips" }, chip("all metrics", isAll, () => change({ all: isAll ? null : "true" })),
+      chosen.length > 1 ? chip(`remove ${chosen.length} chosen`, false, () => change({ metric: null })) : null),
     choice("Axis", ["step", "time"], axis, (each) => change({ axis: each })),
+    choice("Scale of values", ["linear", "log"], isLog ? "log" : "linear", (each) => change({ scale: each === "log" ? each : null })),
     labelled("smooth over", h("input", {
       type: "number", min: 1, max: 1000, value: smooth ?? "", placeholder: "auto",
       onchange: (event) => change({ smooth: event.target.value || null }),
