@@ -57,6 +57,8 @@ where fewer do, beside a learner."""
 LATE, TRIES, SLOWER = 0.02, 4, 0.7
 """A run whose work takes longer by a greater share is not counted, but made again at a scale of so
 much of the last one, at most so often in all."""
+CHECKED_STEPS = 8
+"""Of runs that check the scale, after the first epoch."""
 STEPS, SAVED_EVERY, FIRST_SAVED = 40, 2, 16
 """Of a run; versions that are evaluated: every so many, from there on."""
 GOAL, ANSWERS = 0.80, 4
@@ -82,8 +84,9 @@ class Side(NamedTuple):
 
 
 BASE, DRAFTED = Side("synchronous", 0, has_drafts=False), Side("synchronous", 0)
+OURS = Side("rhymeflow", 1)
 SIDES = (
-    *(BASE, DRAFTED, Side("rhymeflow", 1), Side("one_step", 1), Side("histopipe", 1)),
+    *(BASE, DRAFTED, OURS, Side("one_step", 1), Side("histopipe", 1)),
     *(Side("staleflow", 1), Side("rhymeflow", 3), Side("staleflow", 3)),
 )
 
@@ -121,6 +124,8 @@ class Split(msgspec.Struct, frozen=True):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     harness.add_choice(parser, "--setting", SETTINGS)
+    what = "schedules (default), or a check of the scale"
+    parser.add_argument("--part", choices=list(PARTS), default="schedules", help=what)
     what = "runs of each side (default: those of the setting; 0: report what is recorded)"
     parser.add_argument("--seeds", type=harness.whole(0), metavar="N", help=what)
     what = f"seconds of the cluster in one of this machine, for 16 instances (default {SCALE:g})"
@@ -128,6 +133,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
+    rows, found = PARTS[args.part](args)
+    name = "emulated" if args.part == "schedules" else f"emulated-{args.part}"
+    return harness.report(name, rows, found, args, notes())
+
+
+def schedules(args: argparse.Namespace) -> harness.Found:
+    """Every schedule in each setting, with all runs that are recorded."""
     chosen = args.setting or ["a"]
     runs = harness.lines(RUNS, Run)
     for name in chosen:
@@ -139,7 +151,35 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                     if args.record:
                         harness.add_line(RUNS, runs[-1])
     rows = [row for name in chosen for row in table(name, runs)]
-    return harness.report("emulated", rows, targets(rows), args, notes())
+    return rows, targets(rows)
+
+
+def half_scale(args: argparse.Namespace) -> harness.Found:
+    """Seconds of a step of the cluster against those at half the scale, where this machine has
+    twice the time."""
+    rows = []
+    for name in args.setting or ["a"]:
+        for side in (BASE, DRAFTED, OURS):
+            training = split_of(name, side, args.scale)
+            factor = 16 / SETTINGS[name].devices if training is None else SPLIT_SCALE
+            found = []
+            for scale in (args.scale * factor, args.scale * factor / 2):
+                with tempfile.TemporaryDirectory(prefix="rhymeflow-bench-") as folder:
+                    run_dir = Path(folder) / "run"
+                    config = configure(name, side, 0, training, run_dir, scale)
+                    train(config.changed(learner={"max_steps": SKIPPED + CHECKED_STEPS}))
+                    published = published_at(run_dir)
+                found.append((published[-1] - published[SKIPPED - 1]) / CHECKED_STEPS)
+            whole, half = (round(each, 1) for each in found)
+            scale = round(args.scale * factor)
+            row = {"setting": name, "side": str(side), "scale": scale, "s/step": whole}
+            rows.append(row | {"at half": half, "over half": round(whole / half, 3)})
+            print(f"  {rows[-1]}", file=sys.stderr, flush=True)
+    worst = max(abs(row["over half"] - 1) for row in rows)
+    return rows, [harness.at_most("emulated/step time against half the scale", worst, LATE)]
+
+
+PARTS = {"schedules": schedules, "scale": half_scale}
 
 
 def configure(
@@ -457,16 +497,15 @@ def targets(rows: Sequence[Mapping[str, Any]]) -> list[harness.Target]:
             (r.get(column) for r in rows if tuple(r[name] for name in names) == wanted), None
         )
 
-    ours = Side("rhymeflow", 1)
     for column, target in (
         ("time over synchronous", 2.7),
         ("steps/s over synchronous", 3.0),
         ("steps/s over synchronous, drafts", 1.5),
         ("time over synchronous, drafts", 1.35),
     ):
-        if (value := of("a", ours, column)) is not None:
+        if (value := of("a", OURS, column)) is not None:
             found.append(harness.Target(f"(a) rhymeflow, bound 1: {column}", value, target))
-    if (value := of("a", ours, "steps over synchronous")) is not None:
+    if (value := of("a", OURS, "steps over synchronous")) is not None:
         found.append(harness.at_most("(a) rhymeflow, bound 1: steps over synchronous", value, 1.1))
     if (value := of("a", DRAFTED, "steps/s over synchronous")) is not None:
         found.append(harness.Target("(a) drafts alone: steps/s", value, 2.0))

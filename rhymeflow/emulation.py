@@ -190,6 +190,12 @@ class Pace:
         return share
 
 
+def draft_seconds(config: Config) -> float:
+    """Return the seconds of the cluster that looking for a draft takes for one response."""
+    emulation = config.emulation
+    return DRAFT_SECONDS * (emulation.tokens_per_token if emulation.is_used else 1.0)
+
+
 def pace_of(config: Config) -> Pace:
     """Return the pace of a worker of this run."""
     profile, emulation = profile_of(config), config.emulation
@@ -199,5 +205,5 @@ def pace_of(config: Config) -> Pace:
     return Pace(
         profile.cost(emulation.train_devices),
         emulation.time_scale,
-        draft_seconds=DRAFT_SECONDS * emulation.tokens_per_token,
+        draft_seconds=draft_seconds(config),
     )

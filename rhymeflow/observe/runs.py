@@ -52,8 +52,8 @@ def _below(directory: Path, levels: int) -> Iterator[Path]:
 
 def read(path: Path) -> Record:
     """Return the figures of the run in `path`. `trajectories`: responses trained on; `seconds`:
-    without the time between attempts; `started`: date and time (UTC) of the first attempt. Raises
-    `UserError` if it cannot be read."""
+    without the time between attempts, of the cluster if one is `emulated`; `started`: date and time
+    (UTC) of the first attempt. Raises `UserError` if it cannot be read."""
     with open_undamaged(path / EVENTS) as reader:
         attempts = reader.attempts()
         if not attempts:
@@ -78,6 +78,7 @@ def read(path: Path) -> Record:
         "trajectories": trained,
         "trajectories_per_s": trained / seconds if trained and seconds else None,
         "seconds": seconds,
+        "emulated": query.emulated(config),
         "started": attempts[0].started,
     }
 
@@ -103,6 +104,8 @@ def show(directories: Sequence[Path], console: Console) -> None:
         _print_whole(runs, console)
         if any(run["verdicts"] for run in runs):
             console.print("! rhymeflow inspect RUN says what keeps it from learning", style="dim")
+        if any(run["emulated"] for run in runs):
+            console.print("* of the cluster that the run emulates, as its rate", style="dim")
     for run in records:
         if "problem" in run:
             line = printable(f"{run['path']}: {run['problem']}")
@@ -136,7 +139,7 @@ def _table(runs: Sequence[Record], left_out: Sequence[str]) -> Table:
         "\nbest": [number(run["eval_reward_best"], ".3f") for run in runs],
         "\nlast": [number(run["eval_reward_last"], ".3f") for run in runs],
         "trained\n/s": [number(run["trajectories_per_s"], ".1f") for run in runs],
-        "time": [clock(run["seconds"]) for run in runs],
+        "time": [clock(run["seconds"]) + "*" * bool(run["emulated"]) for run in runs],
         "began\n(UTC)": [f"{run['started'][5:10]} {run['started'][11:16]}" for run in runs],
     }
     shown = {heading: cells for heading, cells in columns.items() if heading not in left_out}

@@ -344,7 +344,8 @@ class ContinuousBatch:
         if self._prefilling:
             prefilled = self._plan_chunks()
         choice = self._choose()
-        seconds, growth = cost.iteration(choice.rows, self._cached), choice.generated
+        seconds = cost.iteration(choice.rows, self._cached) + choice.searching
+        growth = choice.generated
         if self._prefilling:
             more = cost.prefill_token * prefilled
             self.tally.prefilled += more

@@ -34,6 +34,7 @@ class Choice(NamedTuple):
     gains: tuple[float, ...]  # mean tokens that a trajectory generates, by class
     rows: int  # tokens that the model computes: one per trajectory, and the drafted ones
     generated: float  # tokens that all trajectories generate
+    searching: float  # seconds of looking for drafts
     until: float
     """The choice holds while the cache has fewer tokens, by more than `ROUNDING`."""
 
@@ -52,8 +53,10 @@ class Drafts:
         acceptance: tuple[float, ...] = RATES,
         max_draft: int,
         kv_capacity: int,
+        search_seconds: float = 0.0,
     ) -> None:
-        self.cost, self.max_draft = cost, max_draft
+        """`search_seconds`: of looking for a draft for one trajectory."""
+        self.cost, self.max_draft, self._search_seconds = cost, max_draft, search_seconds
         self.acceptance = acceptance if max_draft else (0.0,)
         self._tokens = [_tokens_of(rate, max_draft) for rate in self.acceptance]
         self._corner = floor((cost.k2 - cost.c) / cost.k3) if cost.k3 > 0 else 0
@@ -87,16 +90,15 @@ class Drafts:
     def _best_size(self, counts: Counts, levels: list[tuple[float, int]], kv_tokens: float) -> int:
         """Return how many nodes to draft of these levels, which are in order of probability."""
         seconds, rows = self.cost.iteration, sum(counts)
-        tokens = float(rows)
+        tokens, searching = float(rows), self._search_seconds * rows
         best_rate, best_size, size = tokens / seconds(rows, kv_tokens), 0, 0
         for path_probability, index in levels:
             count, falls = counts[index], True
             spare = self._corner - rows - size
             for extra in (spare, spare + 1, count):
                 if 0 < extra <= count:
-                    rate = (tokens + extra * path_probability) / seconds(
-                        rows + size + extra, kv_tokens
-                    )
+                    taken = seconds(rows + size + extra, kv_tokens) + searching
+                    rate = (tokens + extra * path_probability) / taken
                     if rate > best_rate:
                         best_rate, best_size, falls = rate, size + extra, False
             if falls:
@@ -129,7 +131,8 @@ class Drafts:
             gains[index] += path_probability[index] * taken / counts[index]
             generated += path_probability[index] * taken
             path_probability[index] *= self.acceptance[index]
-        return Choice(tuple(gains), rows + size, generated, until)
+        searching = self._search_seconds * rows if size else 0.0
+        return Choice(tuple(gains), rows + size, generated, searching, until)
 
 
 def _edges(cost: CostModel, kv_capacity: int) -> list[float]:

@@ -166,5 +166,6 @@ def _hardware(config: Config, profile: Profile, train_devices: int, workload: Wo
             cost,
             max_draft=0 if config.drafting.window == "off" else config.drafting.max_draft,
             kv_capacity=kv_capacity,
+            search_seconds=emulation.draft_seconds(config),
         ),
     )

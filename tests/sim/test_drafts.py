@@ -79,6 +79,15 @@ def test_gains_are_those_of_the_drafts() -> None:
     assert none[:3] == ((1,) * 2, 5, 5)
 
 
+def test_looking_for_drafts_takes_its_time_and_is_left_out_where_it_does_not_pay() -> None:
+    for seconds, is_drafted in ((1e-5, True), (1.0, False)):
+        drafts = Drafts(COST, max_draft=4, kv_capacity=10_000, search_seconds=seconds)
+        counts = (0,) * (len(RATES) - 1) + (3,)
+        choice = drafts.choose(counts, 100)
+        assert (choice.rows > 3) == is_drafted
+        assert choice.searching == (3 * seconds if is_drafted else 0.0)
+
+
 def test_a_response_is_in_the_class_whose_tokens_in_an_iteration_are_nearest_to_its_own() -> None:
     drafts = Drafts(COST, max_draft=16, kv_capacity=10_000)
     for index, rate in enumerate(RATES):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from contextlib import closing
 from math import ceil
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -17,14 +19,16 @@ from rhymeflow.config.load import build_config, read_config
 from rhymeflow.core.events import Observed, TurnEnded
 from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.core.types import TrajectoryId
+from rhymeflow.emulation import DRAFT_SECONDS
 from rhymeflow.errors import UserError
 from rhymeflow.profiles import Profile
 from rhymeflow.sim.audit import Outcome
-from rhymeflow.sim.drafts import RATES
+from rhymeflow.sim.drafts import RATES, expected_rate, rate_of
 from rhymeflow.sim.response import Observation
 from rhymeflow.sim.result import SimulationResult, quantiles
 from rhymeflow.sim.simulate import run, simulate
 from rhymeflow.sim.workload import RecordedWorkload, ResponseSpec, SimulatedPrompt, workload
+from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 from tests.observe.runs import made, stored
 
@@ -159,7 +163,7 @@ def test_drafts_make_as_many_tokens_as_their_chances_say(tmp_path: Path) -> None
     n = responses // 2
     seconds = 0.1 + PROFILE.k4 + PROFILE.prefill_token * n * PROMPT
     for i in range(later):
-        seconds += PROFILE.k1 * n * (PROMPT + then * i) + 0.1 + PROFILE.k4
+        seconds += PROFILE.k1 * n * (PROMPT + then * i) + 0.1 + PROFILE.k4 + n * DRAFT_SECONDS
     step = seconds + train_seconds() + PROFILE.push + PROFILE.pull
     assert found.step_seconds[1:] == pytest.approx([step] * (STEPS - 1), rel=1e-6)
     assert "accepted" in found.text()
@@ -311,6 +315,27 @@ def test_lengths_as_a_run_recorded_them(tmp_path: Path) -> None:
     config = build_config({"rollout.num_generations": 2}, base=config, where="test")
     found = simulate(config, output=tmp_path / "out", workload=run_dir)
     assert found.quantiles[0].shortest == 10
+
+
+def test_a_recorded_response_accepts_drafts_as_its_own_iterations_did(tmp_path: Path) -> None:
+    run_dir = made(tmp_path / "run")
+    recorded = RecordedWorkload(run_dir, a_config(tmp_path, rollout__max_completion_length=500))
+    with closing(TrajectoryReader(run_dir / "events.db")) as reader:
+        responses = reader.query(
+            "SELECT row, epoch, member, t.length, SUM(steps), SUM(drafted) FROM trajectories t"
+            " JOIN groups USING (group_id) JOIN spans USING (group_id, member)"
+            " WHERE t.reward IS NOT NULL AND suite IS NULL GROUP BY group_id, member"
+        )
+    mean = fmean(length for _, _, _, length, _, _ in responses)
+    kinds = set()
+    for row, epoch, member, length, steps, drafted in responses:
+        found = recorded.response(row, epoch, member).acceptance
+        kinds.add(drafted > 0)
+        if drafted:
+            assert found == pytest.approx(rate_of(length, steps, drafted))
+        else:
+            assert found == expected_rate(0.7, length / mean, is_known=epoch > 0)
+    assert kinds == {True, False}
 
 
 def test_turns_as_a_run_recorded_them(tmp_path: Path) -> None:
