@@ -57,6 +57,18 @@ where fewer do, beside a learner."""
 LATE, TRIES, SLOWER = 0.02, 4, 0.7
 """A run whose work takes longer by a greater share is not counted, but made again at a scale of so
 much of the last one, at most so often in all."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "tree": {"drafting.shape": "tree"},
+    "32 tokens": {"drafting.max_draft": 32},
+    "tree, 32 tokens": {"drafting.shape": "tree", "drafting.max_draft": 32},
+    "by reward": {"drafting.ranking": "reward"},
+    "by frequency": {"drafting.ranking": "frequency"},
+    "half of the noise rhymes": {"rollout.rhyming_noise": 0.5},
+    "all noise rhymes": {"rollout.rhyming_noise": 1.0},
+}
+VARIANT_STEPS = 16
+"""After the first epoch, of a run with a way of drafting."""
 CHECKED_STEPS = 8
 """Of runs that check the scale, after the first epoch."""
 STEPS, SAVED_EVERY, FIRST_SAVED = 40, 2, 16
@@ -124,7 +136,7 @@ class Split(msgspec.Struct, frozen=True):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     harness.add_choice(parser, "--setting", SETTINGS)
-    what = "schedules (default), or a check of the scale"
+    what = "schedules (default), a check of the scale, or ways of drafting"
     parser.add_argument("--part", choices=list(PARTS), default="schedules", help=what)
     what = "runs of each side (default: those of the setting; 0: report what is recorded)"
     parser.add_argument("--seeds", type=harness.whole(0), metavar="N", help=what)
@@ -154,6 +166,27 @@ def schedules(args: argparse.Namespace) -> harness.Found:
     return rows, targets(rows)
 
 
+class Short(NamedTuple):
+    """What a short run found after its first epoch."""
+
+    seconds: float
+    """Of a step."""
+    tokens_per_iteration: float
+    long_tokens_per_iteration: float
+    late: float
+
+
+def short(config: Config, steps: int) -> Short:
+    with tempfile.TemporaryDirectory(prefix="rhymeflow-bench-") as folder:
+        run_dir = Path(folder) / "run"
+        changes = {"learner": {"max_steps": SKIPPED + steps}, "run": {"output_dir": str(run_dir)}}
+        train(config.changed(**changes))
+        published, rows = published_at(run_dir), training_rows(run_dir)[SKIPPED:]
+        late = max(behind_of(rows).values())
+        seconds = (published[-1] - published[SKIPPED - 1]) / steps
+        return Short(seconds, *drafts_of(run_dir), late)
+
+
 def half_scale(args: argparse.Namespace) -> harness.Found:
     """Seconds of a step of the cluster against those at half the scale, where this machine has
     twice the time."""
@@ -161,25 +194,42 @@ def half_scale(args: argparse.Namespace) -> harness.Found:
     for name in args.setting or ["a"]:
         for side in (BASE, DRAFTED, OURS):
             training = split_of(name, side, args.scale)
-            factor = 16 / SETTINGS[name].devices if training is None else SPLIT_SCALE
-            found = []
-            for scale in (args.scale * factor, args.scale * factor / 2):
-                with tempfile.TemporaryDirectory(prefix="rhymeflow-bench-") as folder:
-                    run_dir = Path(folder) / "run"
-                    config = configure(name, side, 0, training, run_dir, scale)
-                    train(config.changed(learner={"max_steps": SKIPPED + CHECKED_STEPS}))
-                    published = published_at(run_dir)
-                found.append((published[-1] - published[SKIPPED - 1]) / CHECKED_STEPS)
-            whole, half = (round(each, 1) for each in found)
-            scale = round(args.scale * factor)
-            row = {"setting": name, "side": str(side), "scale": scale, "s/step": whole}
-            rows.append(row | {"at half": half, "over half": round(whole / half, 3)})
+            scale = scale_of(name, training, args.scale)
+            whole, half = (
+                short(configure(name, side, 0, training, Path("run"), each), CHECKED_STEPS)
+                for each in (scale, scale / 2)
+            )
+            row = {"setting": name, "side": str(side), "scale": round(scale)}
+            row |= {"s/step": round(whole.seconds, 1), "at half": round(half.seconds, 1)}
+            rows.append(row | {"over half": round(whole.seconds / half.seconds, 3)})
             print(f"  {rows[-1]}", file=sys.stderr, flush=True)
     worst = max(abs(row["over half"] - 1) for row in rows)
     return rows, [harness.at_most("emulated/step time against half the scale", worst, LATE)]
 
 
-PARTS = {"schedules": schedules, "scale": half_scale}
+def drafting(args: argparse.Namespace) -> harness.Found:
+    """Ways of drafting where verifying is nearly free, against the default one."""
+    rows = []
+    for name in args.setting or ["a"]:
+        for side in (DRAFTED, OURS):
+            training = split_of(name, side, args.scale)
+            scale = scale_of(name, training, args.scale)
+            base = 0.0
+            for variant, fields in VARIANTS.items():
+                config = configure(name, side, 0, training, Path("run"), scale)
+                config = build_config(fields, base=config, where=variant)
+                found = short(config, VARIANT_STEPS)
+                base = base or found.seconds
+                row = {"setting": name, "side": str(side), "drafting": variant}
+                row |= {"s/step": round(found.seconds, 1), "gain": round(base / found.seconds, 3)}
+                row["tokens/iteration"] = round(found.tokens_per_iteration, 2)
+                row["long"] = round(found.long_tokens_per_iteration, 2)
+                rows.append(row | {"behind": round(found.late, 3)})
+                print(f"  {rows[-1]}", file=sys.stderr, flush=True)
+    return rows, []
+
+
+PARTS = {"schedules": schedules, "scale": half_scale, "drafting": drafting}
 
 
 def configure(
@@ -188,6 +238,7 @@ def configure(
     setting = SETTINGS[name]
     fields = {
         **QUIET,
+        "data.eval_size": "128",
         "emulation.profile": setting.profile,
         "emulation.devices": str(setting.devices),
         "emulation.time_scale": str(scale),
@@ -259,10 +310,15 @@ def simulated(config: Config, lengths: RecordedWorkload) -> list[float]:
 # -- a run -----------------------------------------------------------------------------------------
 
 
+def scale_of(name: str, training: int | None, scale: float) -> float:
+    """The scale of a side, `scale` being that of 16 instances."""
+    return scale * (16 / SETTINGS[name].devices if training is None else SPLIT_SCALE)
+
+
 def in_time(name: str, side: Side, seed: int, scale: float, runs: Sequence[Run]) -> Run:
     """A run that this machine has kept up with."""
     training = split_of(name, side, scale)
-    scale *= 16 / SETTINGS[name].devices if training is None else SPLIT_SCALE
+    scale = scale_of(name, training, scale)
     for _ in range(TRIES):
         found = measured(name, side, seed, training, scale, runs)
         late = max(found.learner_behind, found.rollout_behind)
@@ -286,10 +342,7 @@ def measured(
             part: metrics.time_weighted_mean(rows, f"idle/{part}") or 0.0
             for part in ("rollout", "learner")
         }
-        behind = {
-            who: statistics.fmean(row.get(f"emulation/{who}_behind") or 0.0 for row in rows)
-            for who in ("learner", "rollout")
-        }
+        behind = behind_of(rows)
         found = Run(
             name,
             side,
@@ -313,6 +366,14 @@ def measured(
         flush=True,
     )
     return found
+
+
+def behind_of(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """By what share the learner and the instances were late, in the mean of steps."""
+    return {
+        who: statistics.fmean(row.get(f"emulation/{who}_behind") or 0.0 for row in rows)
+        for who in ("learner", "rollout")
+    }
 
 
 def published_at(run_dir: Path) -> list[float]:
