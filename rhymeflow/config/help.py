@@ -28,7 +28,7 @@ COMMON = (
     "learner.max_steps", "learner.groups_per_batch", "learner.learning_rate", "learner.beta",
     "learner.loss_type", "learner.max_tokens_per_microbatch",
     "schedule.name", "schedule.max_staleness",
-    "weights.transport",
+    "weights.transport", "emulation.profile", "emulation.devices",
     "run.seed", "run.output_dir", "run.eval_steps", "run.save_steps", "run.report_to",
 )  # fmt: skip
 """Fields that `--help` shows."""
