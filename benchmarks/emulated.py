@@ -179,8 +179,9 @@ class Short(NamedTuple):
 def short(config: Config, steps: int) -> Short:
     with tempfile.TemporaryDirectory(prefix="rhymeflow-bench-") as folder:
         run_dir = Path(folder) / "run"
-        changes = {"learner": {"max_steps": SKIPPED + steps}, "run": {"output_dir": str(run_dir)}}
-        train(config.changed(**changes))
+        train(
+            config.changed(learner={"max_steps": SKIPPED + steps}, run={"output_dir": str(run_dir)})
+        )
         published, rows = published_at(run_dir), training_rows(run_dir)[SKIPPED:]
         late = max(behind_of(rows).values())
         seconds = (published[-1] - published[SKIPPED - 1]) / steps
