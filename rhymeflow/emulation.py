@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from rhymeflow import profiles
@@ -132,7 +133,7 @@ class Pace:
         cost: CostModel | None = None,
         scale: float = 1.0,
         *,
-        draft_seconds: float | None = None,
+        draft_seconds: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
@@ -141,6 +142,7 @@ class Pace:
         self._clock, self._sleep = clock, sleep
         self._due: float | None = None
         """When the iterations so far should have ended; None: nothing has run since it was idle."""
+        self._charged = 0.0  # seconds of the iteration that has begun
         self.modelled = self.behind = 0.0
         """Seconds that work should have taken, and by how much it took longer, in all."""
 
@@ -159,19 +161,43 @@ class Pace:
             self._due += late
             self.behind += late * self.scale
 
-    def end(self, seconds: float) -> None:
-        """Wait until the iteration that has begun should end, after `seconds` of the cluster."""
-        assert self._due is not None
-        self._due += seconds / self.scale
-        self.modelled += seconds
+    def charge(self, decoded: int, prefilled: int, cached: int, searched: int) -> float | None:
+        """Charge the iteration with so many rows, with a cache of so many tokens, and with looking
+        for so many drafts; return its seconds without the last, or None if nothing is emulated."""
+        if self.cost is None:
+            return None
+        seconds = self.cost.iteration(decoded, cached) + self.cost.prefill_token * prefilled
+        self._charged = seconds + searched * self.draft_seconds
+        return seconds
+
+    def end(self, *, is_idle: bool) -> None:
+        """Wait until the iteration that has begun should end; `is_idle`: no other follows."""
+        if self._due is None:
+            return
+        self._due += self._charged / self.scale
+        self.modelled += self._charged
         if (early := self._due - self._clock()) > 0:
             self._sleep(early)
+        if is_idle:
+            self.rest()
 
     def rest(self) -> None:
         """Note that there is nothing to do for now: what is late by then stays so."""
         if self._due is not None:
             self.behind += max(self._clock() - self._due, 0.0) * self.scale
         self._due = None
+
+    def hold_training(
+        self, charged: Counter[bool], since: float | None, *, num_steps: int = 0
+    ) -> None:
+        """Hold training on so many tokens, by whether they have a backward pass, which are counted
+        anew then, and `num_steps` steps; it began at `since`, or not at all."""
+        if self.cost is not None and since is not None:
+            tokens = (
+                self.cost.train_token * charged[True] + self.cost.measure_token * charged[False]
+            )
+            self.hold(tokens + self.cost.train_step * num_steps, since)
+        charged.clear()
 
     def hold(self, seconds: float, since: float) -> None:
         """Wait until something that happens alone, and began at `since` by `now`, has lasted

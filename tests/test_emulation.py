@@ -44,6 +44,16 @@ def pace(machine):
     return Pace(COST, 10.0, clock=machine.clock, sleep=machine.sleep)
 
 
+SECOND = {"decoded": 0, "prefilled": 9_890, "cached": 0, "searched": 0}
+"""What takes a second."""
+
+
+def ends(pace, *, is_idle=False):
+    """An iteration that has begun and lasts a second."""
+    assert pace.charge(**SECOND) == pytest.approx(1.0)
+    pace.end(is_idle=is_idle)
+
+
 def emulated(**fields):
     given = {"profile": "qwen3-30b-a3b-h20", "devices": "16"} | fields
     return read_config("demo", {f"emulation.{name}": value for name, value in given.items()})
@@ -56,16 +66,16 @@ def test_iterations_last_as_long_as_the_model_says_in_time_of_this_machine(pace,
     for worked in (0.01, 0.07, 0.0):
         pace.begin()
         machine.now += worked
-        pace.end(1.0)
+        ends(pace)
     assert machine.now == pytest.approx(100.3)
-    assert (pace.modelled, pace.behind) == (3.0, 0.0)
+    assert (pace.modelled, pace.behind) == pytest.approx((3.0, 0.0))
 
 
 def test_an_iteration_that_is_late_is_caught_up(pace, machine):
     for worked in (0.25, 0.01, 0.01):
         pace.begin()
         machine.now += worked
-        pace.end(1.0)
+        ends(pace)
     assert machine.now == pytest.approx(100.3)
     assert pace.behind == 0.0
 
@@ -73,7 +83,7 @@ def test_an_iteration_that_is_late_is_caught_up(pace, machine):
 def test_what_is_too_late_to_be_caught_up_is_said(pace, machine):
     pace.begin()
     machine.now += 1.35  # 1.25 s late, of which a quarter of a second can be caught up
-    pace.end(1.0)
+    ends(pace)
     pace.begin()
     assert pace.behind == pytest.approx(10.0)
     assert machine.slept == []
@@ -82,12 +92,11 @@ def test_what_is_too_late_to_be_caught_up_is_said(pace, machine):
 def test_an_idle_worker_neither_saves_time_nor_owes_it(pace, machine):
     pace.begin()
     machine.now += 0.12
-    pace.end(1.0)
-    pace.rest()
+    ends(pace, is_idle=True)
     assert pace.behind == pytest.approx(0.2)
     machine.now += 50.0
     pace.begin()
-    pace.end(1.0)
+    ends(pace)
     assert machine.now == pytest.approx(150.22)
     assert pace.behind == pytest.approx(0.2)
 
@@ -109,7 +118,8 @@ def test_a_pull_lasts_as_long_as_the_model_says(pace, machine):
 def test_without_a_model_nothing_waits(machine):
     pace = Pace(clock=machine.clock, sleep=machine.sleep)
     pace.begin()
-    pace.rest()
+    assert pace.charge(**SECOND) is None
+    pace.end(is_idle=True)
     assert (machine.slept, pace.now(), pace.behind) == ([], 100.0, 0.0)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rhymeflow.config import Config, DraftingConfig
-from rhymeflow.emulation import pace_of
+from rhymeflow.emulation import draft_seconds
 from rhymeflow.histospec.build_draft import Proposals
 from rhymeflow.histospec.control import Acceptance, Aimd, Budget, Prices, best_cut
 from rhymeflow.histospec.draft import NONE, Draft, DraftStats, IndexHandle
@@ -307,7 +307,7 @@ def drafter_of(
         config.drafting,
         max_sequences=places,
         max_length=max_length,
-        search_seconds=pace_of(config).draft_seconds,
+        search_seconds=draft_seconds(config) if config.emulation.is_used else None,
     )
     if stats is not None:
         drafter.stats = stats

@@ -7,7 +7,6 @@ it. The controller decides nothing, and knows no processes, shared memory or tor
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +26,7 @@ from rhymeflow.runtime.evaluation import EvaluationAction, EvaluationResult, Eva
 from rhymeflow.runtime.event_log import EventLog
 from rhymeflow.runtime.histories import Histories
 from rhymeflow.runtime.in_flight import Drawn, InFlight, NotOpened
+from rhymeflow.runtime.joining import FirstInstances
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.resume import Past, ask_again, restore
 from rhymeflow.runtime.rewards import Rewards
@@ -56,11 +56,6 @@ LAST_SECONDS = 60.0
 
 GROW_SECONDS = 1.0
 """Time between checks for room for another instance."""
-
-JOIN_SECONDS = 5.0
-"""Least time that instances which have joined wait for the others before responses are routed; it
-is longer if it took longer until the first had joined. The first would get the whole first batch,
-although the others join soon after."""
 
 
 class Controller:
@@ -98,9 +93,7 @@ class Controller:
         )
         self._snapshots: dict[InstanceId, events.Snapshot | None] = {}
         """The last snapshot of each instance that has joined; None: it sent none yet."""
-        self._waiting: dict[InstanceId, events.InstanceJoined] | None = {}
-        """Instances that wait for others to join; None: the run has begun with some."""
-        self._began, self._join_by = reporter.now, math.inf
+        self._first = FirstInstances(reporter.now)
         self.stop_asked = self.end_asked = False
         """Set upon a signal: to stop after the batch in progress, or to end at once."""
         self._events: list[Event] = []  # not logged yet
@@ -220,7 +213,7 @@ class Controller:
         match message:
             case events.InstanceJoined():
                 self.history.let_draft(self.supervisor.instances[name])
-                yield from self._joins(message)
+                self._first.join(message, self.reporter.now)
             case messages.TokensGenerated():
                 for part in message.parts:
                     self.in_flight.take(name, part)
@@ -245,28 +238,11 @@ class Controller:
             case _:
                 raise AssertionError(f"unexpected message {message}")
 
-    def _joins(self, joined: events.InstanceJoined) -> Iterator[Event]:
-        """Let an instance join, but the first ones only together; see `_joined`."""
-        if self._waiting is None:
-            self._snapshots[joined.instance] = None
-            yield joined
-            return
-        if not self._waiting:
-            seconds = max(self.reporter.now - self._began, JOIN_SECONDS)
-            self._join_by = self.reporter.now + seconds
-        self._waiting[joined.instance] = joined
-
     def _joined(self) -> Iterator[Event]:
-        """Let the first instances join together, once all have loaded or have had the time."""
-        if not self._waiting:
-            return
-        if len(self._waiting) == len(self.supervisor.instances) or (
-            self.reporter.now >= self._join_by
-        ):
-            self._snapshots |= dict.fromkeys(self._waiting)
+        for event in self._first.joined(len(self.supervisor.instances), self.reporter.now):
+            self._snapshots[event.instance] = None
             self.reporter.begin_training()
-            yield from self._waiting.values()
-            self._waiting = None
+            yield event
 
     def _stopped(
         self, event: events.TrajectoryFinished | events.TurnEnded | events.TrajectoryInterrupted
@@ -306,8 +282,7 @@ class Controller:
         self.evaluations.leave(name)
         self.reporter.throughput.leave(name)
         self._pulling.discard(name)
-        if self._waiting is not None:
-            self._waiting.pop(name, None)
+        self._first.leave(name)
         if name in self._snapshots:
             del self._snapshots[name]
             yield events.InstanceLeft(name, reason)

@@ -78,9 +78,12 @@ class Record:
                 )
             case events.TurnEnded(trajectory=trajectory, length=length) if trajectory in self._cuts:
                 self._cuts[trajectory].append((length, ENVIRONMENT))
-            case events.TrajectoryFinished(trajectory, _, length, reason):
+            # A response may end before it hears that its group has: that is not stored.
+            case events.TrajectoryFinished(trajectory, _, length, reason) if (
+                trajectory in self._cuts
+            ):
                 store.put_finished(trajectory, length=length, reason=reason)
-            case events.TrajectoryRewarded(trajectory=trajectory, reward=reward):
+            case events.TrajectoryRewarded(trajectory, reward) if trajectory in self._cuts:
                 store.put_reward(trajectory, reward=reward, components={})
             case events.VersionPublished():
                 self._step(cluster)
@@ -145,7 +148,7 @@ class Record:
         """Write the metrics of the step that has ended."""
         step, last = cluster.steps[-1], self._last
         batch, seconds = cluster.audit.batches[step.version - 1], step.time - last.time
-        self._trained += sum(batch.tokens)
+        self._trained += batch.total_tokens
         generated = sum(each.tally.tokens_generated for each in cluster.all_instances)
         ages = cluster.audit.staleness - self._ages
         self._ages = cluster.audit.staleness.copy()

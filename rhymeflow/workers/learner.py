@@ -182,10 +182,10 @@ class LearnerProcess:
         damaged = from_checkpoint(learner, reader, directory, lambda: as_text(learner.checksum()))
         began, since = time.perf_counter(), None
         for step, last in train_again(learner, reader, self.config):
-            self._hold_training(since, num_steps=1)
+            self._pace.hold_training(learner.charged, since, num_steps=1)
             since = self._pace.now()
             self._send(Retraining(step, last))
-        self._hold_training(since, num_steps=1)
+        self._pace.hold_training(learner.charged, since, num_steps=1)
         self.version: Version = learner.version
         self._skips = ConsecutiveFailures(
             limit, "learner.max_skipped_steps", "steps", skipped_in_a_row(reader)
@@ -257,20 +257,9 @@ class LearnerProcess:
         started = self._pace.now()
         with self._read(part) as (batch, details):
             self.learner.accumulate(batch, details)
-        self._hold_training(started)
+        self._pace.hold_training(self.learner.charged, started)
         self._early.append(part)
         self._early_seconds += self._pace.now() - started
-
-    def _hold_training(self, since: float | None, *, num_steps: int = 0) -> None:
-        """Wait as long as emulated devices train on what the learner has computed since the last
-        call, and take `num_steps` steps; it began at `since`, or not at all."""
-        cost = self._pace.cost
-        if cost is None or since is None:
-            return
-        charged = self.learner.charged
-        tokens = cost.train_token * charged[True] + cost.measure_token * charged[False]
-        charged.clear()
-        self._pace.hold(tokens + cost.train_step * num_steps, since)
 
     def _train(self, message: Train) -> None:
         assert message.version == self.version, (message.version, self.version)
@@ -284,7 +273,7 @@ class LearnerProcess:
         started = began - self._early_seconds
         with self._read(rest) as (batch, details):
             metrics = self.learner.train(batch, self.version, details)
-        self._hold_training(began, num_steps=1)
+        self._pace.hold_training(self.learner.charged, began, num_steps=1)
         metrics["staleness/mean"] = sum(self._ages) / len(self._ages)
         metrics["staleness/max"] = max(self._ages)
         self.version += 1

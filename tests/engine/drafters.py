@@ -16,6 +16,8 @@ class FakeDrafter:
     protocol.
     """
 
+    num_searched = 0
+
     def __init__(self, draft, answers, seed=0, places=1024):
         self.draft, self.answers, self.places = draft, answers, places
         self.random = random.Random(seed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,6 +90,7 @@ class Model:
         self._num_tokens = 0
         self._early: list[Sequence[Sample]] = []
         self.skipped: dict[int, str] = {}
+        self.charged: Counter[bool] = Counter()
         self.breaks: Callable[[int], bool] = lambda digest: False
         """Whether the gradient of a step, from which a state of this digest would follow, is not
         finite. A learner that is restored does not ask: the log knows."""

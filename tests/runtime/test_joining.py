@@ -2,66 +2,52 @@
 
 from __future__ import annotations
 
-import math
-from types import SimpleNamespace
-
 import pytest
 
 from rhymeflow.core.events import InstanceJoined
-from rhymeflow.runtime import controller
-from rhymeflow.runtime.controller import Controller
+from rhymeflow.runtime.joining import LEAST_SECONDS, FirstInstances
 
 FIRST, SECOND, THIRD = (InstanceJoined(f"rollout-{n}", 0, 8, 1000, "") for n in range(3))
 
 
 @pytest.fixture
-def begun():
-    """A controller of two instances that has begun at second 10 of the run."""
-    made = Controller.__new__(Controller)
-    made.reporter = SimpleNamespace(now=10.0, begin_training=lambda: None)
-    made.supervisor = SimpleNamespace(instances={"rollout-0", "rollout-1"})
-    made._snapshots, made._waiting, made._began, made._join_by = {}, {}, 10.0, math.inf
-    return made
+def instances():
+    """Of an attempt that has begun at second 10 of the run."""
+    return FirstInstances(10.0)
 
 
-def joins(made, event, at):
-    made.reporter.now = at
-    return [*made._joins(event), *made._joined()]
+def joins(instances, event, now, expected=2):
+    instances.join(event, now)
+    return [*instances.joined(expected, now)]
 
 
-def test_all_join_once_the_last_has_loaded(begun):
-    assert joins(begun, FIRST, 12.0) == []
-    assert joins(begun, SECOND, 13.0) == [FIRST, SECOND]
-    assert set(begun._snapshots) == {"rollout-0", "rollout-1"}
-    assert joins(begun, THIRD, 90.0) == [THIRD]
+def test_all_join_once_the_last_has_loaded(instances):
+    assert joins(instances, FIRST, 12.0) == []
+    assert joins(instances, SECOND, 13.0) == [FIRST, SECOND]
+    assert joins(instances, THIRD, 90.0) == [THIRD], "in the place of one that was lost"
+    assert [*instances.joined(2, 91.0)] == []
 
 
-def test_who_takes_much_longer_than_the_first_joins_later(begun):
-    assert joins(begun, FIRST, 30.0) == []  # after 20 seconds
-    begun.reporter.now = 49.9
-    assert [*begun._joined()] == []
-    begun.reporter.now = 50.0
-    assert [*begun._joined()] == [FIRST]
-    assert joins(begun, SECOND, 60.0) == [SECOND]
+def test_who_takes_much_longer_than_the_first_joins_later(instances):
+    assert joins(instances, FIRST, 30.0) == []  # after 20 seconds
+    assert [*instances.joined(2, 49.9)] == []
+    assert [*instances.joined(2, 50.0)] == [FIRST]
+    assert joins(instances, SECOND, 60.0) == [SECOND]
 
 
-def test_the_others_have_some_time_even_if_the_first_was_quick(begun):
-    assert joins(begun, FIRST, 10.1) == []
-    begun.reporter.now = 10.1 + controller.JOIN_SECONDS - 0.1
-    assert [*begun._joined()] == []
+def test_the_others_have_some_time_even_if_the_first_was_quick(instances):
+    assert joins(instances, FIRST, 10.1) == []
+    assert [*instances.joined(2, 10.0 + LEAST_SECONDS)] == []
+    assert [*instances.joined(2, 10.2 + LEAST_SECONDS)] == [FIRST]
 
 
-def test_nobody_waits_for_one_that_is_gone(begun):
-    assert joins(begun, FIRST, 12.0) == []
-    begun.supervisor.instances.remove("rollout-1")
-    assert [*begun._joined()] == [FIRST]
+def test_nobody_waits_for_one_that_is_gone(instances):
+    assert joins(instances, FIRST, 12.0) == []
+    assert [*instances.joined(1, 12.1)] == [FIRST]
 
 
-def test_one_that_is_lost_while_it_waits_has_never_joined(begun):
-    begun.in_flight = SimpleNamespace(seal_all=lambda name: [])
-    begun.evaluations = begun.reporter.throughput = SimpleNamespace(leave=lambda name: None)
-    begun._pulling = set()
-    assert joins(begun, FIRST, 12.0) == []
-    assert [*begun._instance_left("rollout-0", "died")] == []
-    assert joins(begun, SECOND, 13.0) == []
-    assert joins(begun, THIRD, 14.0) == [SECOND, THIRD]
+def test_one_that_is_lost_while_it_waits_has_never_joined(instances):
+    assert joins(instances, FIRST, 12.0) == []
+    instances.leave("rollout-0")
+    assert joins(instances, SECOND, 13.0) == []
+    assert joins(instances, THIRD, 14.0) == [SECOND, THIRD]

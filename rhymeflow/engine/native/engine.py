@@ -80,13 +80,8 @@ class Engine:
         self._drafting = Drafting(vocabulary=self._vocabulary, max_sequences=max_num_seqs)
         self._drafting.use(drafter)
         self.pace = Pace()
-        """Set another one to have iterations last as long as it says."""
         self._started = 0.0
-        self._modelled: float | None = None
-        """Seconds of this iteration on the emulated devices, without looking for drafts; None:
-        nothing is emulated."""
-        self._searching = 0.0
-        """Those of looking for drafts."""
+        self._modelled: float | None = None  # see `Pace.charge`
 
     def prove(self) -> None:
         """Compare the engine's log-probabilities with the model's own; see `models/proof.py`.
@@ -180,32 +175,17 @@ class Engine:
         # The tokens that this iteration adds to the cache are counted by the next one.
         self._kept.fit(self._kv_capacity - self.kv_tokens)
         work = plan.work = self._drafted(plan.work)
-        self._modelled = self._seconds_of(work)
+        decoded, prefilled, cached = plan.rows()
+        searched = self._drafting.num_searched
+        self._modelled = self.pace.charge(decoded, prefilled, cached, searched)
         hidden_TD = self._run(work, self._attention(self._place(plan)))
         self._scheduler.advance(work)
         finished = self._postprocess(work, hidden_TD)
-        if self._modelled is not None:
-            self.pace.end(self._modelled + self._searching)
-            if not self._sequences:
-                self.pace.rest()
-        prefilled = sum(num_new for _, num_new, draft in work if num_new > 1 and not draft.tokens)
+        self.pace.end(is_idle=not self._sequences)
         if prefilled:
-            share = prefilled / sum(num_new for _, num_new, _ in work)
+            share = prefilled / (decoded + prefilled)
             self._prefill_seconds += (self.pace.now() - started) * share
         return finished
-
-    def _seconds_of(self, work: list[SequenceWork]) -> float | None:
-        """Return what the emulated devices take for it, if any are emulated, and note what looking
-        for drafts takes. Rows of prompts cost as prefill, all others as decoding."""
-        cost = self.pace.cost
-        if cost is None:
-            return None
-        self._searching = self._drafting.num_searched * (self.pace.draft_seconds or 0.0)
-        decoding = [item for item in work if item.num_new == 1 or item.draft.tokens]
-        rows = sum(item.num_new for item in decoding)
-        prefilled = sum(item.num_new for item in work) - rows
-        cached = sum(item.sequence.cached for item in work)
-        return cost.iteration(rows, cached) + cost.prefill_token * prefilled
 
     @torch.inference_mode()
     def interrupt(self, ids: Iterable[Hashable] | None = None) -> list[Request]:

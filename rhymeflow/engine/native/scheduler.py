@@ -51,6 +51,13 @@ class IterationPlan:
     evicted: list[Sequence] = field(default_factory=list)
     """Sequences that made way for urgent ones."""
 
+    def rows(self) -> tuple[int, int, int]:
+        """Return the rows of sequences that decode, drafts included; those of prompts, and of a
+        cache that is computed anew; and the tokens in the cache before."""
+        decoded = sum(item.num_new for item in self.work if item.num_new == 1 or item.draft.tokens)
+        every = sum(item.num_new for item in self.work)
+        return decoded, every - decoded, sum(item.sequence.cached for item in self.work)
+
 
 class Scheduler:
     """The engine's queue and its running sequences."""
