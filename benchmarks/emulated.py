@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from benchmarks import harness
+from benchmarks.schedules import Side
 from benchmarks.training.train import QUIET, train, training_rows
 from rhymeflow import emulation
 from rhymeflow.config import Config
@@ -83,16 +84,6 @@ REWARD_SECONDS = 0.006
 """Of this machine, from a response's end to its reward, in the median."""
 LONG = 4.0
 """A response of so many mean lengths is long: a batch waits for it."""
-
-
-class Side(NamedTuple):
-    schedule: str
-    bound: int
-    has_drafts: bool = True
-
-    def __str__(self) -> str:
-        drafts = "" if self.has_drafts else ", no drafts"
-        return f"{self.schedule}, bound {self.bound}{drafts}"
 
 
 BASE, DRAFTED = Side("synchronous", 0, has_drafts=False), Side("synchronous", 0)

@@ -22,7 +22,7 @@ class EmulationConfig(Section):
     what another division does."""
     time_scale: PositiveFloat = 80.0
     """Seconds of the cluster that pass in one second of this machine. A run that cannot keep up
-    says so (`emulation/behind`)."""
+    says so (`emulation/rollout_behind`, `emulation/learner_behind`)."""
     tokens_per_token: PositiveFloat = 100.0
     """Tokens of the emulated model that one token of the policy stands for, in iterations, cache,
     prefill and training. Everything is as coarse as that: one iteration of the policy is so many of

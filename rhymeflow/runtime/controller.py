@@ -230,9 +230,7 @@ class Controller:
             case messages.Envelope(events.Snapshot() as snapshot, status):
                 throughput.statuses[name] = status
                 # An instance that waits for others has no entry; an idle one repeats its last.
-                if snapshot != self._snapshots.get(
-                    name, snapshot
-                ):  # an idle instance repeats its last one
+                if snapshot != self._snapshots.get(name, snapshot):
                     self._snapshots[name] = snapshot
                     yield snapshot
             case _:

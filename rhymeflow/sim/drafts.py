@@ -58,7 +58,7 @@ class Drafts:
         """`search_seconds`: of looking for a draft for one trajectory."""
         self.cost, self.max_draft, self._search_seconds = cost, max_draft, search_seconds
         self.acceptance = acceptance if max_draft else (0.0,)
-        self._tokens = [_tokens_of(rate, max_draft) for rate in self.acceptance]
+        self._log_tokens = [log(_tokens_of(rate, max_draft)) for rate in self.acceptance]
         self._corner = floor((cost.k2 - cost.c) / cost.k3) if cost.k3 > 0 else 0
         """Most rows whose arithmetic takes no longer than reading the weights."""
         self._edges = _edges(cost, kv_capacity) if max_draft else []
@@ -68,7 +68,8 @@ class Drafts:
     def class_of(self, acceptance: float) -> int:
         """Return the class of a response whose drafted tokens are accepted at this rate."""
         own = log(_tokens_of(acceptance, self.max_draft))
-        return min(range(len(self._tokens)), key=lambda index: abs(log(self._tokens[index]) - own))
+        places = range(len(self._log_tokens))
+        return min(places, key=lambda index: abs(self._log_tokens[index] - own))
 
     def choose(self, counts: Counts, kv_tokens: float) -> Choice:
         """Choose the drafts that generate most tokens per second."""
