@@ -72,8 +72,9 @@ VARIANT_STEPS = 16
 """After the first epoch, of a run with a way of drafting."""
 CHECKED_STEPS = 8
 """Of runs that check the scale, after the first epoch."""
-STEPS, SAVED_EVERY, FIRST_SAVED = 40, 2, 16
-"""Of a run; versions that are evaluated: every so many, from there on."""
+STEPS, SAVED_EVERY, FIRST_SAVED, DRAWN_EVERY = 40, 2, 16, 4
+"""Of a run; versions that are evaluated: every so many, from there on until the goal; for the
+picture, every so many of the whole run."""
 GOAL, ANSWERS = 0.80, 4
 """Held-out reward, and how many answers to each held-out prompt it is the mean of."""
 SKIPPED = 4
@@ -88,6 +89,7 @@ LONG = 4.0
 
 BASE, DRAFTED = Side("synchronous", 0, has_drafts=False), Side("synchronous", 0)
 OURS = Side("rhymeflow", 1)
+DRAWN = BASE, DRAFTED, OURS
 SIDES = (
     *(BASE, DRAFTED, OURS, Side("one_step", 1), Side("histopipe", 1)),
     *(Side("staleflow", 1), Side("rhymeflow", 3), Side("staleflow", 3)),
@@ -105,7 +107,7 @@ class Run(msgspec.Struct, frozen=True):
     published: list[float]
     """When each version was, from 1."""
     rewards: dict[int, float]
-    """Held-out, by version, until one is at the goal."""
+    """Held-out, by version: until one is at the goal; of `DRAWN` sides, over the whole run."""
     tokens_per_iteration: float
     """Without the first epoch."""
     long_tokens_per_iteration: float
@@ -342,7 +344,7 @@ def measured(
             config.emulation.train_devices or 0,
             scale,
             published,
-            rewards_of(config, run_dir, twin(name, side, seed, runs)),
+            twin(name, side, seed, runs) or rewards_of(config, run_dir, side in DRAWN),
             *drafts_of(run_dir),
             shares["rollout"],
             shares["learner"],
@@ -390,20 +392,21 @@ def twin(name: str, side: Side, seed: int, runs: Iterable[Run]) -> Mapping[int, 
     return next(found, {})
 
 
-def rewards_of(config: Config, run_dir: Path, known: Mapping[int, float]) -> dict[int, float]:
+def rewards_of(config: Config, run_dir: Path, is_drawn: bool) -> dict[int, float]:
     """Mean reward of sampled answers to the held-out prompts, by saved version."""
-    if known:
-        return dict(known)
     evaluate = evaluator(config)
     rewards: dict[int, float] = {}
+    if is_drawn:
+        rewards[0] = evaluate(config.model.name)
     for version, path in checkpoints_up_to(run_dir / CHECKPOINTS, STEPS).items():
-        if version >= FIRST_SAVED and max(rewards.values(), default=0.0) < GOAL:
-            rewards[version] = evaluate(path)
+        is_near = version >= FIRST_SAVED and max(rewards.values(), default=0.0) < GOAL
+        if is_near or (is_drawn and version % DRAWN_EVERY == 0):
+            rewards[version] = evaluate(str(path))
     return rewards
 
 
 def evaluator(config: Config) -> Any:
-    """A function from a checkpoint to the mean reward of its answers, with noise of its own that is
+    """A function from a model's name to the mean reward of its answers, with noise of its own that is
     the same for all."""
     import torch
 
@@ -420,8 +423,8 @@ def evaluator(config: Config) -> Any:
     held_out = prompts.held_out * ANSWERS
     ids = [prompts.encoder.encode(each) for each in held_out]
 
-    def evaluate(path: Path) -> float:
-        of_version = config.model.model_copy(update={"name": str(path)})
+    def evaluate(name: str) -> float:
+        of_version = config.model.model_copy(update={"name": name})
         dtype = resolve_dtype(config.model, device)
         model = load_model(of_version, dtype=dtype, device=device)
         engine = Engine(
