@@ -1,0 +1,1 @@
+"""Emulated runs, which the benchmarks `emulated` and `off_policy` measure."""

@@ -1,0 +1,199 @@
+"""Where staleness costs reward: bounds, corrections and learning rates, under a cluster's timing.
+
+Runs differ in these and the seed only. Rollout is faster than the learner, so responses are as
+stale as the bound lets them be. Rewards are of sampled answers to held-out prompts, in the mean of
+the last versions that were saved. With `--record` runs accumulate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from benchmarks import harness
+from benchmarks.clusters.runs import evaluator
+from benchmarks.training.train import QUIET, train, training_rows
+from rhymeflow.config.load import read_config
+from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+
+RUNS = harness.RESULTS / "off-policy-runs.jsonl"
+BOUNDS = (0, 1, 3, 8, 16)
+CORRECTIONS = ("tis", "decoupled", "none")
+RATES = (2e-4, 2e-3)
+"""Learning rates: the recipe's, and ten times it."""
+STEPS, GROUPS, EPOCH = 80, 16, 128
+"""Of a run; groups in a batch; prompts in an epoch."""
+EVALUATED = (20, 40, 60, 70, 80)
+LAST = 3
+"""Reward is the mean of so many evaluated versions, the last ones."""
+DEVICES, TRAINING = 16, 11
+HOLDS = 0.02
+"""Reward holds where its median is lower by at most this than at bound 0."""
+
+
+class Side(NamedTuple):
+    rate: float
+    bound: int
+    correction: str
+
+    def __str__(self) -> str:
+        return f"learning rate {self.rate:g}, bound {self.bound}, {self.correction}"
+
+
+SIDES = [
+    Side(rate, bound, correction)
+    for rate, bound, correction in itertools.product(RATES, BOUNDS, CORRECTIONS)
+    if bound > 0 or correction == CORRECTIONS[0]  # without staleness there is nothing to correct
+]
+
+
+class Run(msgspec.Struct, frozen=True):
+    """What one run found."""
+
+    side: Side
+    seed: int
+    rewards: dict[int, float]
+    """Held-out, by version."""
+    staleness: float
+    """Mean of trained responses in the second half, in versions."""
+    mismatch_kl: float
+    """Mean of the second half: from the policies that sampled to the learner's."""
+    grad_norm: float
+    """Median of the second half."""
+
+    @property
+    def reward(self) -> float:
+        return statistics.fmean([self.rewards[version] for version in EVALUATED[-LAST:]])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = "runs of each side (0: report what is recorded)"
+    parser.add_argument("--seeds", type=harness.whole(0), default=3, help=what, metavar="N")
+    what = "seconds of the cluster in one of this machine (default 60)"
+    parser.add_argument("--scale", type=float, default=60.0, help=what, metavar="S")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    runs = harness.lines(RUNS, Run)
+    for seed, side in itertools.product(range(args.seeds), SIDES):
+        if not any((each.side, each.seed) == (side, seed) for each in runs):
+            runs.append(measured(side, seed, args.scale))
+            if args.record:
+                harness.add_line(RUNS, runs[-1])
+    if args.record:
+        draw(runs)
+    return harness.report("off_policy", table(runs), [], args, notes())
+
+
+def measured(side: Side, seed: int, scale: float) -> Run:
+    with tempfile.TemporaryDirectory(prefix="rhymeflow-bench-") as folder:
+        run_dir = Path(folder) / "run"
+        fields = {
+            **QUIET,
+            "data.size": str(EPOCH),
+            "data.eval_size": "128",
+            "emulation.devices": str(DEVICES),
+            "emulation.time_scale": str(scale),
+            "emulation.train_devices": str(TRAINING),
+            "schedule.name": "rhymeflow" if side.bound else "synchronous",
+            "schedule.max_staleness": str(side.bound),
+            "learner.groups_per_batch": str(GROUPS),
+            "learner.learning_rate": str(side.rate),
+            "learner.off_policy_correction": side.correction,
+            "learner.max_steps": str(STEPS),
+            "run.save_steps": "10",
+            "run.save_total_limit": "0",
+            "run.seed": str(seed),
+            "run.output_dir": str(run_dir),
+        }
+        if not side.bound:  # in turn on all devices
+            del fields["emulation.train_devices"]
+        config = read_config("emulated", fields)
+        train(config)
+        rows = training_rows(run_dir)[STEPS // 2 :]
+        evaluate = evaluator(config)
+        paths = checkpoints_up_to(run_dir / CHECKPOINTS, STEPS)
+        found = Run(
+            side,
+            seed,
+            {version: evaluate(str(paths[version])) for version in EVALUATED},
+            statistics.fmean(row["staleness/mean"] for row in rows),
+            statistics.fmean(row["off_policy/mismatch_kl"] for row in rows),
+            statistics.median(row["grad_norm"] for row in rows),
+        )
+    what = f"  {side}, seed {seed}: {found.reward:.3f}, staleness {found.staleness:.1f}"
+    print(what, file=sys.stderr, flush=True)
+    return found
+
+
+def table(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for side, found in by_side(runs).items():
+        rows.append(
+            {
+                **side._asdict(),
+                "seeds": len(found),
+                **harness.spread("reward", [each.reward for each in found], 3),
+                "best": round(statistics.median(max(e.rewards.values()) for e in found), 3),
+                "staleness": round(statistics.fmean(e.staleness for e in found), 2),
+                "mismatch KL": statistics.median(e.mismatch_kl for e in found),
+                "gradient": statistics.median(e.grad_norm for e in found),
+            }
+        )
+    fresh = {row["rate"]: row["reward"] for row in rows if row["bound"] == 0}
+    for row in rows:
+        if row["rate"] in fresh:
+            row["holds"] = str(row["reward"] >= fresh[row["rate"]] - HOLDS)
+    return rows
+
+
+def by_side(runs: Sequence[Run]) -> Mapping[Side, list[Run]]:
+    found = {side: [each for each in runs if each.side == side] for side in SIDES}
+    return {side: each for side, each in found.items() if each}
+
+
+def draw(runs: Sequence[Run]) -> None:
+    """Write `off-policy.png`: reward by bound, a panel for each learning rate."""
+    figure = Figure(figsize=(9, 3.6), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(RATES), sharey=True)
+    sides = by_side(runs)
+    for axes, rate in zip(panels, RATES, strict=True):
+        for number, correction in enumerate(CORRECTIONS):
+            at = [
+                (place, [each.reward for each in sides[side]])
+                for place, bound in enumerate(BOUNDS)
+                if (side := Side(rate, bound, correction if bound else CORRECTIONS[0])) in sides
+            ]
+            places = [place for place, _ in at]
+            middle = [statistics.median(rewards) for _, rewards in at]
+            low, high = ([pick(rewards) for _, rewards in at] for pick in (min, max))
+            axes.fill_between(places, low, high, color=f"C{number}", alpha=0.15)
+            axes.plot(places, middle, color=f"C{number}", marker="o", label=correction)
+        axes.set_xticks(range(len(BOUNDS)), [str(bound) for bound in BOUNDS])
+        axes.set_xlabel("max_staleness")
+        axes.set_title(f"learning rate {rate:g}", fontsize=10)
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("held-out reward")
+    panels[0].legend(title="off_policy_correction", loc="lower left")
+    figure.savefig(harness.RESULTS / "off-policy.png")
+
+
+def notes() -> str:
+    return (
+        f"Recipe `emulated`, {STEPS} steps of {GROUPS} groups, {EPOCH} prompts an epoch. `reward`: "
+        f"of sampled answers to 128 held-out prompts, the mean of versions "
+        f"{', '.join(map(str, EVALUATED[-LAST:]))}; median, least and greatest of the seeds. "
+        f"`best`: of all evaluated versions. `holds`: at most {HOLDS} below bound 0. Other columns "
+        "are of the second half of the steps."
+    )
