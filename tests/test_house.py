@@ -26,7 +26,7 @@ ROOMS = {
 ELSEWHERE = 600
 """Lines of all other files at the first level together."""
 
-TOTALS = {"rhymeflow": 48_600, "tests": 34_600, "benchmarks": 7_500}
+TOTALS = {"rhymeflow": 48_600, "tests": 34_600, "benchmarks": 7_800}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
