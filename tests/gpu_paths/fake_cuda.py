@@ -1,0 +1,105 @@
+"""Makes torch's CPU build accept tensors of CUDA devices, for as long as `fake_cuda` is entered.
+
+Two kinds of tensors use it: fake ones, which have shapes only (`FakeTensorMode`), and those of
+`simcuda.py`, which are computed on the CPU. Autograd needs `cuda_guard.cpp`; without a compiler
+there is only the forward pass. Backward passes run in the caller's thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+TORCH = Path(torch.__file__).parent
+SOURCE = Path(__file__).with_name("cuda_guard.cpp")
+HAS_COMPILER = shutil.which("g++") is not None
+
+
+def compiled(directory: Path) -> Path:
+    """The library of `cuda_guard.cpp`, made in `directory` unless it is there."""
+    library = directory / "cuda_guard.so"
+    if not library.exists():
+        made = library.with_suffix(f".{id(directory)}")
+        command = ["g++", "-std=c++20", "-O0", "-fPIC", "-shared", SOURCE, "-o", made]
+        libraries = [f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"]
+        subprocess.run([*command, f"-I{TORCH / 'include'}", *libraries], check=True)
+        made.rename(library)  # whole, whoever else compiles
+    return library
+
+
+class Stream:
+    """A stream that is always done, and an event on it. `waited` is called when the host waits."""
+
+    stream_id = device_index = cuda_stream = 0
+    waited = staticmethod(lambda what: None)
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.device = torch.device("cuda", 0)
+
+    def synchronize(self) -> None:
+        Stream.waited("synchronize")
+
+    def query(self) -> bool:
+        return True
+
+    def record_event(self, event: Stream | None = None) -> Stream:
+        return event or Stream()
+
+    def _nothing(self, *_: object) -> None:
+        """The rest orders streams among each other."""
+
+    wait_stream = wait_event = wait = record = _nothing
+
+
+@contextmanager
+def fake_cuda(library: Path | None) -> Iterator[None]:
+    """`library`: see `compiled`; None: no backward pass."""
+    if library is not None:
+        guard = ctypes.CDLL(str(library))
+    else:  # the CPU's guard will do in a forward pass
+        c10 = ctypes.CDLL(str(TORCH / "lib" / "libc10.so"))
+        name = "_ZN3c104impl26device_guard_impl_registryE"
+        registry = (ctypes.c_void_p * 2).in_dll(c10, name)
+        cpu = registry[0]
+
+        def put(guard: int | None) -> None:
+            registry[1] = guard
+
+        guard = SimpleNamespace(install=lambda: put(cpu), uninstall=lambda: put(None))
+    said = {
+        "is_available": True,
+        "is_initialized": True,
+        "is_bf16_supported": True,
+        "is_current_stream_capturing": False,
+        "device_count": 8,
+        "current_device": 0,
+        "get_device_capability": (9, 0),
+        "get_device_name": "a simulated GPU",
+        "_lazy_init": None,
+        "set_device": None,
+    }
+    with pytest.MonkeyPatch.context() as patch, torch.autograd.set_multithreading_enabled(False):
+        for name, value in said.items():
+            patch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)
+        for name in ("Stream", "Event", "current_stream", "default_stream"):
+            patch.setattr(torch.cuda, name, Stream)
+        patch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+        patch.setattr(torch.cuda, "synchronize", lambda *_: Stream.waited("synchronize"))
+        patch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
+        patch.setattr(torch.Tensor, "cuda", lambda self, *_, **__: self.to("cuda"))
+        guard.install()
+        lifts = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)
+        try:
+            yield
+        finally:
+            torch._C._set_only_lift_cpu_tensors(lifts)
+            guard.uninstall()

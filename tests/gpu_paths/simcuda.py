@@ -1,0 +1,268 @@
+"""A CUDA device that is this CPU: its tensors say `cuda`, are computed on the CPU, and have values.
+
+What a GPU refuses is refused: a CPU tensor beside a `cuda` one, and `.numpy()`. Counted by the line
+of the package that caused it are kernels (operations that compute something), copies each way with
+their bytes, and what the host waits for. A copy from or to pinned memory with `non_blocking` is
+made only when the host waits, or the device tensor is used: who does not wait reads old values.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from tests.gpu_paths.fake_cuda import Stream, fake_cuda
+
+aten = torch.ops.aten
+HERE = Path(__file__).parent
+ROOT = str(HERE.parent.parent) + "/"
+CPU = torch.device("cpu")
+WAITING = {
+    aten._local_scalar_dense, aten._unique2, aten.bincount, aten.equal, aten.is_nonzero,
+    aten.masked_select, aten.nonzero, aten.unique_consecutive, aten.unique_dim,
+}  # fmt: skip
+"""Operations whose result, or its size, the host must know."""
+INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
+COPYING = {aten._to_copy, aten.copy_}
+FREE = {
+    aten._fused_sdp_choice, aten._local_scalar_dense, aten.detach, aten.empty, aten.empty_like,
+    aten.empty_strided, aten.lift_fresh, aten.new_empty, aten.new_empty_strided, *COPYING,
+}  # fmt: skip
+"""Operations, besides views, that launch no kernel of their own."""
+
+
+class CudaTensor(Tensor):
+    """A tensor of a simulated device; `inner` has its values, on the CPU."""
+
+    inner: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner: Tensor, index: int = 0) -> CudaTensor:
+        made = Tensor._make_wrapper_subclass(
+            cls, inner.size(), inner.stride(), inner.storage_offset(),
+            dtype=inner.dtype, device=torch.device("cuda", index),
+        )  # fmt: skip
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), keywords=None):
+        assert SimCuda.current is not None, "a simulated tensor is used outside of its simulation"
+        return SimCuda.current.run(function, arguments, keywords or {})
+
+    def __tensor_flatten__(self):  # makes `Module.to` swap parameters, so tied ones stay tied
+        return ["inner"], self.device.index
+
+    @staticmethod
+    def __tensor_unflatten__(parts, index, size, stride):
+        return CudaTensor(parts["inner"], index)
+
+    def tolist(self) -> list:
+        return self.cpu().tolist()
+
+    def numpy(self, *_: object, **__: object) -> None:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy: use Tensor.cpu() first")
+
+    __array__ = numpy
+
+    def data_ptr(self) -> int:
+        return self.inner.data_ptr()
+
+    @property
+    def data(self) -> Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, value: CudaTensor) -> None:
+        Tensor.data.__set__(self, value)
+        self.inner = value.inner
+
+
+def line_here() -> str:
+    """The innermost line of the package that is being run; of a test, if there is none."""
+    frame, of_test = sys._getframe(1), "?"
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(ROOT) and not file.startswith(str(HERE)):
+            return f"{file.removeprefix(ROOT)}:{frame.f_lineno}"
+        if file.startswith(ROOT) and file != __file__ and of_test == "?":
+            of_test = f"{file.removeprefix(ROOT)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return of_test
+
+
+class SimCuda(TorchDispatchMode):
+    """What a simulated device did: kernels and waits by line, copies by (direction, line), bytes
+    by (direction, "pinned" or "pageable"), with directions "to device" and "to host"."""
+
+    current: SimCuda | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels, self.waits = Counter[str](), Counter[str]()
+        self.copies, self.bytes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        self._pinned: list[Tensor] = []
+        self._pending: list[tuple[Tensor, Tensor]] = []  # targets and sources of queued copies
+
+    def reset(self) -> None:
+        """Count from 0."""
+        for counter in (self.kernels, self.waits, self.copies, self.bytes):
+            counter.clear()
+
+    def num_copies(self, direction: str) -> int:
+        return sum(count for (to, _), count in self.copies.items() if to == direction)
+
+    def num_bytes(self, direction: str) -> int:
+        return sum(count for (to, _), count in self.bytes.items() if to == direction)
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        """Take the memory of this CPU tensor for pinned from now on."""
+        self._pinned.append(tensor)
+        return tensor
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        def end(of: Tensor) -> int:
+            return of.untyped_storage().data_ptr() + of.untyped_storage().nbytes()
+
+        place = None if isinstance(tensor, CudaTensor) else tensor.data_ptr()
+        starts = ((each.untyped_storage().data_ptr(), end(each)) for each in self._pinned)
+        return place is not None and any(start <= place < stop for start, stop in starts)
+
+    def waited(self, what: str) -> None:
+        """The host waits: all that it has queued is done."""
+        self.waits[f"{line_here()} {what}"] += 1
+        self._finish()
+
+    def _finish(self, used: Iterable[Tensor] | None = None) -> None:
+        """Make the copies that are queued; only those to device tensors that are `used`."""
+        places = {x.untyped_storage().data_ptr() for x in used or ()}
+        queued, self._pending = self._pending, []
+        for target, source in queued:
+            if used is None or target.untyped_storage().data_ptr() in places:
+                target.copy_(source)
+            else:
+                self._pending.append((target, source))
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        return self.run(function, arguments, keywords or {})
+
+    def run(self, function, arguments, keywords):
+        """Run an operation whose arguments may be of the device, and count it."""
+        leaves = [x for x in tree_leaves((arguments, keywords)) if isinstance(x, Tensor)]
+        ours = [x for x in leaves if isinstance(x, CudaTensor)]
+        device = keywords.get("device")
+        device = None if device is None else torch.device(device)
+        if keywords.pop("pin_memory", False):
+            return self.pin(function(*arguments, **keywords))
+        if not ours and (device is None or device.type != "cuda"):
+            return function(*arguments, **keywords)
+        if function._can_decompose() and function is not aten.mm.dtype:
+            with self:
+                return function.decompose(*arguments, **keywords)
+        packet = function.overloadpacket
+        if packet in COPYING:
+            source = arguments[1 if packet is aten.copy_ else 0]
+            target = device if packet is aten._to_copy else arguments[0].device
+            if target is not None and source.device.type != target.type and source.dim():
+                return self._copy_between(packet, arguments, keywords, source)
+        self._check(packet, arguments, leaves, ours)
+        self._finish(x.inner for x in ours)
+        if packet in WAITING:
+            self.waited(packet.__name__)
+        returns = [each.alias_info for each in function._schema.returns]
+        is_view = any(alias is not None and not alias.is_write for alias in returns)
+        if not is_view and packet not in FREE - COPYING:
+            self.kernels[line_here()] += 1
+        return self._computed(function, arguments, keywords, device or ours[0].device, ours)
+
+    def _computed(self, function, arguments, keywords, device: torch.device, ours):
+        if "device" in keywords:
+            keywords = {**keywords, "device": CPU}
+        inner = [tree_map_only(CudaTensor, lambda x: x.inner, each) for each in arguments]
+        named = {k: tree_map_only(CudaTensor, lambda x: x.inner, v) for k, v in keywords.items()}
+        if function is aten.mm.dtype:  # has no CPU kernel
+            result = inner[0].to(inner[2]) @ inner[1].to(inner[2])
+        else:
+            result = function(*inner, **named)
+        if device.type == "cpu":
+            return result
+        # what is changed in place is returned as the tensor that it was
+        same = {id(x.inner): x for x in ours} if function._schema.is_mutable else {}
+        index = device.index or 0
+
+        def wrapped(x: Tensor) -> Tensor:
+            return same[id(x)] if id(x) in same else CudaTensor(x, index)
+
+        return tree_map_only(Tensor, wrapped, result)
+
+    def _check(self, packet, arguments, leaves, ours) -> None:
+        """Raise as a GPU does for tensors on several devices; count what indices cost."""
+        name = packet.__name__
+        others = [x for x in leaves if not isinstance(x, CudaTensor) and x.dim()]
+        indices = tree_leaves(arguments[1]) if packet in INDEXING else []
+        indices = [x for x in indices if isinstance(x, Tensor)]
+        for x in others:
+            if not any(x is index for index in indices):
+                raise RuntimeError(
+                    f"{name}: Expected all tensors to be on the same device, but found cuda:0 and "
+                    f"cpu, {list(x.shape)}, at {line_here()}"
+                )
+            self._count_copy("to device", x)
+        if len({x.device for x in ours}) > 1:
+            raise RuntimeError(f"{name}: tensors of several GPUs at {line_here()}")
+        if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
+            self.waited("boolean mask")
+
+    def _count_copy(self, direction: str, host: Tensor) -> None:
+        self.copies[direction, line_here()] += 1
+        kind = "pinned" if self.is_pinned(host) else "pageable"
+        self.bytes[direction, kind] += host.numel() * host.itemsize
+
+    def _copy_between(self, packet, arguments, keywords, source: Tensor) -> Tensor:
+        """Copy between host and device, later if the host goes on at once."""
+        to_host = isinstance(source, CudaTensor)
+        if packet is aten.copy_:
+            target, queues = arguments[0], keywords.get("non_blocking", False)
+            queues = queues or (len(arguments) > 2 and arguments[2])
+        else:
+            queues = keywords.pop("non_blocking", False)
+            dtype = keywords.get("dtype") or source.dtype
+            target = torch.empty_like(source.inner if to_host else source, dtype=dtype)
+            if to_host and queues:
+                self.pin(target)
+            if not to_host:
+                target = CudaTensor(target, torch.device(keywords["device"]).index or 0)
+        host, device = (target, source.inner) if to_host else (source, target.inner)
+        self._count_copy("to host" if to_host else "to device", host)
+        if queues and self.is_pinned(host):
+            self._finish([device])
+            # What the device does next does not change what is read, but what the host does may.
+            self._pending.append((host, device.clone()) if to_host else (device, host))
+        else:
+            if to_host:
+                self.waited("copy to host")
+            (host if to_host else device).copy_(device if to_host else host)
+        return target
+
+
+@contextmanager
+def simulated_cuda(library: Path | None) -> Iterator[SimCuda]:
+    """Simulate CUDA inside; `library` as in `fake_cuda`."""
+    sim = SimCuda()
+    with fake_cuda(library), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimCuda, "current", sim)
+        patch.setattr(Stream, "waited", staticmethod(sim.waited))
+        patch.setattr(Tensor, "pin_memory", lambda self, *_: sim.pin(self.clone()))
+        patch.setattr(Tensor, "is_pinned", lambda self, *_: sim.is_pinned(self))
+        with sim:
+            yield sim
