@@ -118,6 +118,11 @@ class Config(Section):
                 f"learner.num_minibatches = {learner.num_minibatches} does not divide "
                 f"learner.groups_per_batch = {learner.groups_per_batch}"
             )
+        if (step := max(self.run.profile_steps, default=0)) > learner.max_steps:
+            yield (
+                f"run.profile_steps: there is no step {step}: learner.max_steps = "
+                f"{learner.max_steps}"
+            )
         if rollout.engine == "vllm" and self.drafting.shape == "tree":
             yield "drafting.shape = 'tree': vLLM verifies linear drafts only"
         if rollout.engine == "native" and rollout.vllm_tensor_parallel_size > 1:

@@ -58,6 +58,11 @@ class RunConfig(Section):
     token_details: bool = False
     """Store for each token also whether it was drafted, the learner's log-probability when it was
     trained on, and whether it was clipped, capped or masked (docs/run-directory.md)."""
+    profile_steps: tuple[Positive, ...] = ()
+    """Steps, from 1, of which `profile/` in the run directory gets traces by torch's profiler: of
+    each learner rank's micro-batches, optimizer steps and publication, and of up to 64 iterations
+    of instance `rollout-0` under the version that the step starts from, or the next one that it
+    pulls (docs/inspecting.md)."""
     worker_timeout: PositiveFloat = 300.0
     """Seconds without a message or without progress after which a worker counts as hung and is
     replaced. Each piece of its work must take less: a micro-batch on the slowest rank (the first

@@ -62,6 +62,9 @@ def check_change(before: Config, after: Config, published: Version) -> None:
             )
     _check_suites(before, after)
     check_best_metric(after)
+    for step in {*after.run.profile_steps} - {*before.run.profile_steps}:
+        if step <= published:
+            raise UserError(f"run.profile_steps: the run has done step {step} already")
     if after.learner.max_steps < published:
         raise UserError(
             f"learner.max_steps: the run has reached step {published} and cannot end at "

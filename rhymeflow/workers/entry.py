@@ -79,6 +79,10 @@ def work(connection: Connection, setup: WorkerSetup) -> None:
         with beating(channel):
             main = importlib.import_module(f"rhymeflow.workers.{setup.role}").main
             config = Config.model_validate_json(setup.config)
+            if config.run.profile_steps:
+                from rhymeflow.workers import traces
+
+                traces.record(setup.role, setup.name, config, Path(setup.run_dir))
             main(channel, setup.name, config, Path(setup.run_dir))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the controller is gone, and with it the run

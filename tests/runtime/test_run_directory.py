@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
@@ -42,7 +43,7 @@ def config(tmp_path_factory):
             "mask_truncated_completions": True,
         },
         schedule={"extra_groups": 1, "max_staleness": None},
-        run={"token_details": True},
+        run={"token_details": True, "profile_steps": (2,)},
     )
     train(config)
     return config
@@ -126,6 +127,25 @@ def test_every_metric_of_a_run_has_a_meaning(run_dir):
     names = {name for row in metrics.read(run_dir).values() for name in row}
     assert len(names) > 40
     assert [name for name in names if meaning_of(name) is None] == []
+
+
+# -- traces ---------------------------------------------------------------------------------------
+
+
+def test_the_learner_and_the_first_instance_left_a_trace(run_dir):
+    """Of step 2; the instance may have gone from version 0 to a later one than 1."""
+    learner, instance = sorted((run_dir / "profile").iterdir())
+    assert learner.name == "learner-step-2.json.gz"
+    assert re.fullmatch(r"rollout-0-step-[2-8]\.json\.gz", instance.name)
+    trained, generated = names_in(learner), names_in(instance)
+    assert {"aten::mm", "SumBackward0", "Optimizer.step#AdamW.step"} <= trained
+    assert "aten::bitwise_and" in generated, "of the noise"
+    assert not any("Backward" in name for name in generated)
+
+
+def names_in(trace: Path) -> set[str]:
+    with gzip.open(trace) as file:
+        return {event.get("name", "") for event in json.load(file)["traceEvents"]}
 
 
 # -- the audit ------------------------------------------------------------------------------------
