@@ -14,7 +14,8 @@ PACKAGE = ROOT / "rhymeflow"
 
 ROOMS = {
     "calibration.py": 450, "cli": 1_150, "cluster.py": 310, "config": 1_980, "core": 3_800,
-    "cpu": 950, "dashboard": 1_730, "data": 1_450, "emulation.py": 240, "engine": 3_400,
+    "cpu": 950, "dashboard": 1_730, "data": 1_450, "doctor.py": 195, "emulation.py": 240,
+    "engine": 3_400,
     "environments": 1_550, "evaluation": 400, "export": 700, "histospec": 2_150, "learner": 2_750,
     "memory.py": 350, "models": 1_400, "observe": 3_360, "pool.py": 560, "profiles": 150,
     "recipes": 550, "reward": 950, "runtime": 4_950, "sft": 500, "sim": 3_150, "store": 2_450,
@@ -23,7 +24,7 @@ ROOMS = {
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
 
-ELSEWHERE = 600
+ELSEWHERE = 500
 """Lines of all other files at the first level together."""
 
 TOTALS = {"rhymeflow": 48_600, "tests": 34_600, "benchmarks": 7_800}

@@ -97,7 +97,9 @@ def _add_all(add: Add, arguments: list[str]) -> tuple[list[str], dict[str, str]]
     training.add_commands(add)
     runs.add_commands(add)
     add("recipes", recipes, help="list the ready configurations")
-    add("doctor", doctor, help="what this machine can run, and what is missing")
+    sub = add("doctor", doctor, help="what this machine can run, and what is missing")
+    what = "a run, to compare its number of GPUs"
+    sub.add_argument("recipe", nargs="?", metavar="RECIPE_OR_FILE", help=what)
     add("bench", None, help="run a benchmark: `rhymeflow bench` lists them", add_help=False)
     if arguments and arguments[0] in _TAKES_FIELDS:
         options = _WITHOUT_VALUE if arguments[0] == "train" else _HELP
@@ -161,9 +163,10 @@ def recipes(args: argparse.Namespace) -> None:
 
 def doctor(args: argparse.Namespace) -> None:
     """Print what this machine can run, what is missing and how to get it."""
+    from rhymeflow.config.load import read_config
     from rhymeflow.doctor import examine
 
-    print(examine())
+    print(examine(read_config(args.recipe, {}) if args.recipe else None), flush=True)
 
 
 # -- benchmarks ------------------------------------------------------------------------------------
