@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from rhymeflow import build, environments
+from rhymeflow import build, environments, placement
 from rhymeflow.config import Config, RewardFunction
 from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.files import check_source
@@ -89,15 +89,12 @@ def everything(config: Config) -> Checked:
         raise UserError("learner.max_steps = 0: nothing is trained, and `rhymeflow eval` evaluates")
     from rhymeflow.environments.episodes import Episodes
     from rhymeflow.learner.policy import check_attention  # loads torch, so not before
-    from rhymeflow.learner.ranks import check_gpus
     from rhymeflow.models.load import check_end
     from rhymeflow.models.precision import resolve_device
     from rhymeflow.models.tokenizer import load_tokenizer, max_length, unseen_tokens
 
     device = resolve_device(config.model)
     check_attention(config.learner, device)
-    if config.runtime == "local":
-        check_gpus(config.learner.num_ranks, device)
     tokenizer = load_tokenizer(config.model)
     check_end(config.model, tokenizer)
     prove(config, has_engine=config.rollout.engine == "native")
@@ -142,8 +139,9 @@ def prove(config: Config, *, has_engine: bool) -> None:
 
 
 def check_machine(config: Config) -> None:
-    """Raise `UserError` if this machine cannot have the cores, processes, `max_num_seqs` or history
-    asked for, each by itself. A dry run shows whether they fit together."""
+    """Raise `UserError` if this machine cannot have the cores, GPUs, processes, `max_num_seqs` or
+    history asked for, each by itself. A dry run shows whether they fit together."""
+    placement.gpus_here(config)
     rollout, ranks = config.rollout, config.learner.num_ranks
     if config.learner.cpus is not None:
         can_stay_on(config.learner.cpus, "learner.cpus")

@@ -1,21 +1,20 @@
 """Plans a run on the machines of section `cluster`: refuses it, or describes it node by node.
 
-Starts nothing. The plan places workers on GPUs and estimates memory by `memory.py`. With `runtime:
-ray` each rank has a GPU, and each instance `vllm_tensor_parallel_size` GPUs of one node; with
-`runtime: local` the rank and the instance share the first GPU (docs/cluster.md).
+Starts nothing. The plan places workers on GPUs by `placement.py`, and estimates memory by
+`memory.py` (docs/cluster.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
-from rhymeflow import build, memory, profiles
+from rhymeflow import build, memory, placement, profiles
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 from rhymeflow.memory import GB, MemoryPart, ModelSize, size_text, total
+from rhymeflow.placement import Node
 
 TOKEN_BYTES = 10
 """Bytes in the store per generated token: eight for the token and its log-probability
@@ -31,8 +30,8 @@ def describe(config: Config) -> str:
     Raises:
         UserError: the run is not possible as configured, or does not fit.
     """
-    model = model_of(config)
-    nodes = place(config)
+    config = placement.with_memory_share(config, config.cluster.gpus_per_node)
+    model, nodes = model_of(config), placement.place(config)
     rank, instance = of_rank(config, model), memory.of_instance(config, model, max_prompt(config))
     _check_gpus(config, model, rank, instance)
     for node in nodes:
@@ -40,7 +39,7 @@ def describe(config: Config) -> str:
     lines = [*_head(config, model), *_nodes(config, model, nodes)]
     owner = "the learner" if config.learner.num_ranks == 1 else "each rank"
     lines += _table(f"GPU memory of {owner}", rank)
-    owner = "the instance" if shares_gpu(config) else "each instance, on each of its GPUs"
+    owner = "the instance" if _shares_gpu(config) else "each instance, on each of its GPUs"
     lines += _table(f"GPU memory of {owner}", instance)
     try:
         config = build.with_cost_model(config)
@@ -51,61 +50,9 @@ def describe(config: Config) -> str:
     return "\n".join(f"# {line}".rstrip() for line in lines)
 
 
-@dataclass(slots=True)
-class Node:
-    """A machine of the cluster, and the workers on its GPUs."""
-
-    number: int
-    num_free: int  # GPUs without a worker
-    ranks: list[int] = field(default_factory=list)
-    instances: list[int] = field(default_factory=list)
-
-
-def shares_gpu(config: Config) -> bool:
+def _shares_gpu(config: Config) -> bool:
     """Whether learner and engine share a GPU."""
-    return config.runtime == "local"
-
-
-def place(config: Config) -> list[Node]:
-    """Place the ranks, from node 0 on, and then each instance on the first node with room for it.
-
-    Raises:
-        UserError: there are too few GPUs, or too few free in one node for an instance.
-    """
-    cluster, ranks = config.cluster, config.learner.num_ranks
-    instances, gpus = config.rollout.num_instances, config.rollout.vllm_tensor_parallel_size
-    assert cluster.nodes is not None
-    if shares_gpu(config):
-        if (cluster.nodes, instances, gpus, ranks) != (1, 1, 1, 1) or not cluster.gpus_per_node:
-            raise UserError(
-                "runtime = 'local' computes on the first GPU of one machine, with one instance and "
-                "one rank; a run on several GPUs needs runtime = 'ray'"
-            )
-        return [Node(0, cluster.gpus_per_node - 1, [0], [0])]
-    needed, available = instances * gpus + ranks, cluster.nodes * cluster.gpus_per_node
-    if needed > available:
-        raise UserError(
-            f"rollout.num_instances = {instances} x rollout.vllm_tensor_parallel_size = {gpus} and "
-            f"learner.num_ranks = {ranks} take {needed} GPUs, and cluster.nodes = {cluster.nodes} "
-            f"x cluster.gpus_per_node = {cluster.gpus_per_node} are {available}"
-        )
-    nodes = [Node(number, cluster.gpus_per_node) for number in range(cluster.nodes)]
-    for rank in range(ranks):
-        node = nodes[rank // cluster.gpus_per_node]
-        node.ranks.append(rank)
-        node.num_free -= 1
-    for instance in range(instances):
-        free = next((node for node in nodes if node.num_free >= gpus), None)
-        if free is None:
-            raise UserError(
-                f"rollout.num_instances = {instances}: only {instance} of them find "
-                f"rollout.vllm_tensor_parallel_size = {gpus} free GPUs in one node of "
-                f"cluster.gpus_per_node = {cluster.gpus_per_node}, beside learner.num_ranks = "
-                f"{ranks}"
-            )
-        free.instances.append(instance)
-        free.num_free -= gpus
-    return nodes
+    return placement.shares_gpu(config, config.cluster.gpus_per_node)
 
 
 def model_of(config: Config) -> ModelSize:
@@ -155,14 +102,14 @@ def _check_gpus(
     capacity = memory.kv_tokens(config, model, max_prompt(config))
     if capacity < longest:
         raise UserError(
-            f"rollout.vllm_gpu_memory_utilization = {rollout.vllm_gpu_memory_utilization:g} of "
+            f"rollout.vllm_gpu_memory_utilization = {rollout.memory_share:g} of "
             f"cluster.gpu_memory_gb = {gpu_gb:g} on {rollout.vllm_tensor_parallel_size} GPUs: "
             f"beside weights of {size_text(model.weights)} the KV cache would hold "
             f"{max(0, capacity):,} tokens, and one prompt and response may have {longest:,}"
         )
     needed, who = total(rank), "a rank takes"
-    if shares_gpu(config):
-        needed, who = needed + total(instance), "learner and engine take"
+    if _shares_gpu(config):
+        needed, who = needed + rollout.num_instances * total(instance), "learner and engine take"
     elif rollout.engine == "native" and total(instance) > gpu_gb * GB:
         raise UserError(
             f"rollout.max_num_seqs = {rollout.max_num_seqs}: an instance needs "
@@ -223,7 +170,7 @@ def rates(config: Config, model: ModelSize) -> Rates:
     prompt_share = workload.prompt_tokens / rollout.num_generations  # computed once per group
     learner_rate = mean / (mean + prompt_share) / cost.train_token
     both = min(rollout_rate, learner_rate)
-    if shares_gpu(config):  # the times per token add up
+    if _shares_gpu(config):  # the times per token add up
         both = rollout_rate * learner_rate / (rollout_rate + learner_rate)
     stored_bytes = TOKEN_BYTES + TOKEN_DETAIL_BYTES * config.run.token_details
     return Rates(profile.name, rollout_rate, learner_rate, both, both * stored_bytes * _DAY, mean)
@@ -263,10 +210,10 @@ def _workers(config: Config, nodes: Sequence[Node]) -> str:
     if instances:
         on = f" on {num_gpus} GPUs each" if num_gpus > 1 else ""
         workers.append(_span("rollout", instances, "-") + on)
-    if shares_gpu(config):
+    if _shares_gpu(config):
         workers.append("learner and rollout on GPU 0 together")
     free = sum(node.num_free for node in nodes)
-    if free and not shares_gpu(config):
+    if free and not _shares_gpu(config):
         workers.append(f"{free} GPUs free")
     return "; ".join(workers)
 
@@ -289,7 +236,7 @@ def _line(part: MemoryPart) -> str:
 def _rates(config: Config, bounds: Rates) -> Iterator[str]:
     length = f"{bounds.mean_length:,.0f}"
     yield f"at most, by the cost model {bounds.profile}, responses of {length} tokens:"
-    both = "in turns" if shares_gpu(config) else "the slower of the two"
+    both = "in turns" if _shares_gpu(config) else "the slower of the two"
     for what, rate in (
         ("rollout", bounds.rollout),
         ("learner", bounds.learner),

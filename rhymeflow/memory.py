@@ -223,7 +223,7 @@ def kv_tokens(config: Config, model: ModelSize, longest_prompt: int) -> int:
     if rollout.engine == "native" or model.device == "cpu":  # grows on demand
         return rollout.max_num_seqs * longest(config, model, longest_prompt)
     gpus = config.cluster.gpu_memory_gb * GB * rollout.vllm_tensor_parallel_size
-    return int((rollout.vllm_gpu_memory_utilization * gpus - model.weights) // model.kv_token)
+    return int((rollout.memory_share * gpus - model.weights) // model.kv_token)
 
 
 def of_instance(config: Config, model: ModelSize, longest_prompt: int) -> list[MemoryPart]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 from rhymeflow import check, cli
@@ -23,8 +22,8 @@ from rhymeflow.config.fields import field_paths
 from rhymeflow.config.load import parse_config, read_config
 from rhymeflow.core.events import VersionPublished
 from rhymeflow.errors import UserError
-from rhymeflow.models import precision
 from rhymeflow.runtime.start import claimed
+from rhymeflow.utils import gpus
 from tests.refused import refusal
 from tests.runtime.tiny import save_model
 
@@ -196,10 +195,9 @@ def test_a_directory_that_holds_a_run_is_named(mistake: Mistake) -> None:
 
 
 def test_fewer_gpus_than_ranks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(precision, "resolve_device", lambda config: torch.device("cuda"))
+    monkeypatch.setattr(gpus, "installed", lambda: 1)
     config = read_config("demo", {"learner.num_ranks": "2"})
-    assert "each rank needs a GPU of its own, and there is 1" in refusal(check.everything, config)
+    assert "learner.num_ranks = 2 take 3 GPUs" in refusal(check.before_start, config)
 
 
 @pytest.mark.slow

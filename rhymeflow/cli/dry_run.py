@@ -16,7 +16,8 @@ from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
 from rhymeflow.core.types import HELD_OUT
 from rhymeflow.errors import UserError
-from rhymeflow.utils.cores import cores_of_ranks, usable_cores
+from rhymeflow.placement import share_of_cores
+from rhymeflow.utils.cores import cores_of_ranks
 
 if TYPE_CHECKING:
     from rhymeflow.check import Checked
@@ -89,7 +90,6 @@ def _needs(config: Config, model: ModelSize, longest_prompt: int | None) -> str:
 def placement(config: Config, device: str) -> list[tuple[str, str]]:
     """Return (name, text about device, threads and cores) of each process that computes."""
     rollout, learner = config.rollout, config.learner
-    default_threads = max(1, usable_cores() // (learner.num_ranks + rollout.num_instances))
     cores = rollout.cpus or (None,) * rollout.num_instances
     ranks = cores_of_ranks(learner.cpus, learner.num_ranks)
     names = ["learner", *(f"learner rank {rank}" for rank in range(1, learner.num_ranks))]
@@ -97,7 +97,7 @@ def placement(config: Config, device: str) -> list[tuple[str, str]]:
     workers += [(f"rollout-{n}", rollout.num_threads, each) for n, each in enumerate(cores)]
     places = []
     for name, threads, cpus in workers:
-        count = threads or (len(cpus) if cpus else default_threads)
+        count = threads or (len(cpus) if cpus else share_of_cores(config))
         pinned = f", pinned to cores {', '.join(map(str, cpus))}" if cpus else ""
         places.append((name, f"{device}, {counted(count, 'thread')}{pinned}"))
     places.append(("reward functions", f"cpu, {counted(config.reward.num_workers, 'process')}"))

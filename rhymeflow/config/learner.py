@@ -98,7 +98,7 @@ class LearnerConfig(Section):
     """With several ranks on GPUs: keep master weights, gradients and AdamW's moments in main
     memory, and do the optimizer step there. Without GPUs it changes nothing."""
     num_threads: Positive | None = None
-    """Threads of each rank; `None` divides the machine's cores among the workers."""
+    """Threads of each rank; `None`: as `rollout.num_threads`."""
     cpus: tuple[NonNegative, ...] | None = None
     """Cores that the learner is pinned to, divided among its ranks; `None` pins nothing."""
 

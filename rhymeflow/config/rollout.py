@@ -15,6 +15,11 @@ from rhymeflow.config.section import (
     Temperature,
 )
 
+OWN_GPU = 0.9
+"""Share of a GPU's memory that a vLLM instance takes of a GPU of its own."""
+SHARED_GPU = 0.4
+"""Share that the vLLM instances take together of a GPU that the learner is on too."""
+
 
 class ModelConfig(Section):
     """The policy."""
@@ -76,7 +81,8 @@ class RolloutConfig(Section):
     """Tokens in the KV cache of one instance above which no responses are routed to it; `None`: as
     many as `max_num_seqs` of the longest responses need."""
     num_threads: Positive | None = None
-    """Threads of each instance; `None` divides the machine's cores among the workers."""
+    """Threads of each process of an instance; `None` divides the machine's cores among the workers,
+    or among its GPUs if it has more of these; on a Ray cluster without GPUs it is 1."""
     cpus: tuple[tuple[NonNegative, ...], ...] | None = None
     """Cores that instances are pinned to, a list for each instance; `None` pins nothing."""
     vllm_tensor_parallel_size: Positive = 1
@@ -85,13 +91,20 @@ class RolloutConfig(Section):
     """Longest prompt and response together in tokens; `None`: the model's limit."""
     vllm_kv_cache_gb: PositiveFloat = 2.0
     """On CPUs, GB that one vLLM instance reserves for its KV cache."""
-    vllm_gpu_memory_utilization: Fraction = 0.9
-    """On GPUs, share of the memory that one vLLM instance takes for weights and KV cache."""
+    vllm_gpu_memory_utilization: Fraction | None = None
+    """On GPUs, share of the memory that one vLLM instance takes for weights and KV cache. `None`:
+    0.9 of a GPU of its own; of the only GPU of a machine, which all share, instances divide 0.4,
+    or 0.9 if nothing is trained."""
     vllm_model_runner: Literal["v1", "v2"] = "v1"
     """vLLM's model runner. `v2` is newer and needs a GPU."""
     vllm_head_dtype: Literal["model", "float32"] = "model"
     """Precision of the output head in vLLM. `float32`: as in the learner, which brings
     log-probabilities closer to the learner's (`off_policy/mismatch_kl`) and costs time."""
+
+    @property
+    def memory_share(self) -> float:
+        """`vllm_gpu_memory_utilization`, or that of an instance with GPUs of its own."""
+        return self.vllm_gpu_memory_utilization or OWN_GPU
 
 
 class DraftingConfig(Section):

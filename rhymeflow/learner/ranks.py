@@ -27,7 +27,6 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rhymeflow.errors import UserError
 from rhymeflow.utils import progress
 
 LOOPBACK = "127.0.0.1"
@@ -217,23 +216,13 @@ def _blocks_of(model: PreTrainedModel) -> list[list[str]]:
     return blocks
 
 
-def device_of(rank: int, count: int, device: torch.device) -> torch.device:
-    """Return the device of a rank on this machine. Raises `UserError` as `check_gpus` does."""
-    check_gpus(count, device)
+def own_gpu(device: torch.device) -> torch.device:
+    """Return the GPU of this rank, by its number and as the current one, which FSDP2 and NCCL want;
+    or the CPU. A rank's process sees one GPU, by either runtime."""
     if device.type != "cuda":
         return device
-    torch.cuda.set_device(rank)
-    return torch.device("cuda", rank)
-
-
-def check_gpus(count: int, device: torch.device) -> None:
-    """Raise `UserError` if ranks compute on GPUs and this machine has fewer than `count`."""
-    num_gpus = torch.cuda.device_count() if device.type == "cuda" else count
-    if num_gpus < count:
-        raise UserError(
-            f"learner.num_ranks = {count}: each rank needs a GPU of its own, and there "
-            f"{'is' if num_gpus == 1 else 'are'} {num_gpus}"
-        )
+    torch.cuda.set_device(0)
+    return torch.device("cuda", 0)
 
 
 def interface_towards(host: str, port: int) -> str | None:

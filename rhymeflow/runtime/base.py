@@ -22,11 +22,14 @@ Role = Literal["learner", "learner_rank", "policy", "rollout", "history", "rewar
 class Resources:
     """The part of a machine that a worker gets."""
 
-    num_threads: int
+    num_threads: int | None
+    """None: as many as the nodes have cores for a GPU, with `runtime: ray`."""
     cpus: tuple[int, ...] | None = None
     """Cores that it is pinned to; None: any."""
     node: str | None = None
     """The node that it must run on, as in `WorkerHandle.node`; None: any."""
+    number: int = 0
+    """Its rank, or the instance's place in the fleet."""
 
 
 class Received(NamedTuple):

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -20,10 +20,11 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import rhymeflow
+from rhymeflow import placement
 from rhymeflow.config import Config
 from rhymeflow.runtime import processes
 from rhymeflow.runtime.base import News, Received, Resources, Role, WorkerLost
-from rhymeflow.utils import child
+from rhymeflow.utils import child, gpus
 from rhymeflow.workers import entry
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import AnyMessage, Shutdown, decode, encode
@@ -36,7 +37,9 @@ class LocalRuntime:
     """Worker processes of one run on this machine; a context manager that ends them all."""
 
     def __init__(self, config: Config, run_dir: Path, logs: Path) -> None:
-        """`logs`: the directory of the workers' output."""
+        """`logs`: the directory of the workers' output. Raises `UserError` if there are too few
+        GPUs."""
+        self._gpus = placement.gpus_here(config)
         self._config, self._run_dir, self._logs = config, run_dir, logs
         self._workers: dict[str, LocalWorker] = {}
         self._poll = select.poll()  # on pipes of workers that have not ended
@@ -51,7 +54,17 @@ class LocalRuntime:
 
     def start(self, role: Role, name: str, resources: Resources) -> LocalWorker:
         """Start a process; see `base.Runtime`."""
-        worker = LocalWorker(role, name, resources, self._config, self._run_dir, self._logs)
+        variables = self._variables(role, resources)
+        setup = entry.WorkerSetup(
+            role,
+            name,
+            self._config.model_dump_json(),
+            str(self._run_dir),
+            str(self._logs / f"{name}.log"),
+            int(variables["OMP_NUM_THREADS"]),
+            resources.cpus,
+        )
+        worker = LocalWorker(setup, self._config, variables)
         with self._changing:
             if self._is_closed:
                 worker.end(0.0)
@@ -61,6 +74,17 @@ class LocalRuntime:
             self._by_descriptor[descriptor] = worker
             self._poll.register(descriptor, select.POLLIN)
         return worker
+
+    def _variables(self, role: Role, resources: Resources) -> dict[str, str]:
+        """Return the environment of a worker where it differs from the controller's: torch and CUDA
+        read these once. A worker with GPUs of its own sees no others."""
+        visible: Sequence[str] = ()
+        if role in ("learner", "learner_rank"):
+            visible = placement.gpus_of_rank(self._config, resources.number, self._gpus)
+        elif role == "rollout":
+            visible = placement.gpus_of_instance(self._config, resources.number, self._gpus)
+        variables = {"OMP_NUM_THREADS": str(resources.num_threads)}
+        return variables | ({gpus.VISIBLE: ",".join(visible)} if visible else {})
 
     def wait(self, timeout: float, *, for_any_of: Collection[str] | None = None) -> list[News]:
         """Hand over sent messages and read all pipes; see `base.Runtime`."""
@@ -124,32 +148,31 @@ class LocalWorker:
         return processes.context().Pipe(duplex=True)
 
     def __init__(
-        self, role: Role, name: str, resources: Resources, config: Config, run_dir: Path, logs: Path
+        self, setup: entry.WorkerSetup, config: Config, variables: Mapping[str, str]
     ) -> None:
-        self.name, self.node, self.log = name, "", str(logs / f"{name}.log")
+        """`variables` replace those of this process's environment."""
+        self.name, self.node, self.log = setup.name, "", setup.log
         ours, theirs = self.pipe()
         self.connection = Channel(ours)
-        threads, cpus = resources.num_threads, resources.cpus
-        setup = entry.WorkerSetup(
-            role, name, config.model_dump_json(), str(run_dir), self.log, threads, cpus
-        )
         # No daemons: the reward worker has processes of its own. `LocalRuntime.close` ends all.
         self._process: BaseProcess | Interpreter
-        if needs_interpreter(role, config):
-            self._process = Interpreter(config, setup, ours, theirs)
+        if needs_interpreter(setup.role, config):
+            self._process = Interpreter(config, setup, ours, theirs, variables)
         else:
             self._process = process = processes.context().Process(  # type: ignore[attr-defined]
-                target=entry.enter, args=(theirs, setup, dict(os.environ)), name=name
+                target=entry.enter,
+                args=(theirs, setup, {**os.environ, **variables}),
+                name=self.name,
             )
-            # Torch reads this once, and a spawned child may load torch before it runs any code. Two
-            # processes that each use all cores slow each other tenfold.
-            with processes.environment(OMP_NUM_THREADS=str(threads)), child.without_main_file():
+            # A spawned child may load torch before it runs any code. Two processes that each use
+            # all cores slow each other tenfold.
+            with processes.environment(**variables), child.without_main_file():
                 process.start()
         self.pid = self._process.pid
         theirs.close()  # so that the pipe closes when the child ends
         self._sent: list[bytes] = []  # since the last `hand_over`
         self._outbox: SimpleQueue[list[bytes] | None] = SimpleQueue()
-        self._sender = threading.Thread(target=self._deliver, daemon=True, name=f"to {name}")
+        self._sender = threading.Thread(target=self._deliver, daemon=True, name=f"to {self.name}")
         self._sender.start()
 
     def send(self, message: AnyMessage) -> None:
@@ -206,24 +229,27 @@ class Interpreter(subprocess.Popen[bytes]):
     methods of `multiprocessing.Process` that `LocalWorker` uses."""
 
     def __init__(
-        self, config: Config, setup: entry.WorkerSetup, ours: Connection, theirs: Connection
+        self,
+        config: Config,
+        setup: entry.WorkerSetup,
+        ours: Connection,
+        theirs: Connection,
+        variables: Mapping[str, str],
     ) -> None:
-        """`ours`, `theirs`: the controller's and the worker's end of the pipe."""
+        """`ours`, `theirs`: the controller's and the worker's end of the pipe; `variables`: see
+        `LocalWorker`."""
         python = config.rollout.python or sys.executable
         command = [python, "-m", "rhymeflow.workers.launch", str(theirs.fileno())]
         if config.rollout.engine == "vllm":
             command.append("openmp")
         packages = [str(Path(rhymeflow.__file__).parents[1]), os.environ.get("PYTHONPATH")]
-        variables = {
-            "PYTHONPATH": os.pathsep.join(filter(None, packages)),
-            "OMP_NUM_THREADS": str(setup.num_threads),
-        }
+        path = {"PYTHONPATH": os.pathsep.join(filter(None, packages))}
         log = Path(setup.log)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:  # what is printed before the worker opens its log
             super().__init__(
                 command,
-                env={**os.environ, **variables},
+                env={**os.environ, **variables, **path},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -15,6 +15,7 @@ from operator import itemgetter
 from rhymeflow.config import Config
 from rhymeflow.core.types import InstanceId
 from rhymeflow.errors import RunError, UserError
+from rhymeflow.placement import share_of_cores
 from rhymeflow.runtime.base import (
     News,
     Received,
@@ -25,7 +26,7 @@ from rhymeflow.runtime.base import (
     WorkerLost,
 )
 from rhymeflow.suites.suite import uses_environments
-from rhymeflow.utils.cores import cores_of_ranks, usable_cores
+from rhymeflow.utils.cores import cores_of_ranks
 from rhymeflow.workers.messages import Alive, Failed, JoinRanks, RanksMeet
 
 
@@ -53,7 +54,8 @@ class Supervisor:
     ) -> None:
         """`used_names`: names of instances of earlier attempts at the run."""
         self._config, self._runtime = config, runtime
-        self._share = share_of_cores(num_computing(config))
+        # A cluster's nodes say how many cores they have.
+        self._share = share_of_cores(config) if config.runtime == "local" else None
         self._workers: dict[str, _Worker] = {}
         self._num_started: Counter[str] = Counter()
         """Workers started, by name without number; instances of earlier attempts count too."""
@@ -193,7 +195,8 @@ class Supervisor:
     def _start_instance(self, place: int) -> WorkerHandle:
         rollout = self._config.rollout
         cpus = rollout.cpus[place] if rollout.cpus else None
-        worker = self.start_another("rollout", f"rollout-{place}", rollout.num_threads, cpus)
+        threads, stem = rollout.num_threads, f"rollout-{place}"
+        worker = self.start_another("rollout", stem, threads, cpus, number=place)
         self.instances[worker.name] = worker
         return worker
 
@@ -207,7 +210,9 @@ class Supervisor:
         self.ranks = [first]
         for rank, cpus in enumerate(others, start=1):
             name = f"{first.name}-rank-{rank}"
-            self.ranks.append(self.start_another("learner_rank", name, learner.num_threads, cpus))
+            threads = learner.num_threads
+            another = self.start_another("learner_rank", name, threads, cpus, number=rank)
+            self.ranks.append(another)
 
     def start_another(
         self,
@@ -217,13 +222,16 @@ class Supervisor:
         cpus: tuple[int, ...] | None = None,
         *,
         node: str | None = None,
+        number: int = 0,
     ) -> WorkerHandle:
-        """Start a worker named `stem`, or after its role, with a number if that name was used."""
+        """Start a worker named `stem`, or after its role, with a suffix if that name was used;
+        `number` as in `Resources`."""
         stem = stem or role
-        number = self._num_started[stem]
+        times = self._num_started[stem]
         self._num_started[stem] += 1
-        name = f"{stem}.{number}" if number else stem
-        resources = Resources(num_threads or (len(cpus) if cpus else self._share), cpus, node)
+        name = f"{stem}.{times}" if times else stem
+        threads = num_threads or (len(cpus) if cpus else self._share)
+        resources = Resources(threads, cpus, node, number)
         handle = self._runtime.start(role, name, resources)
         self._workers[name] = _Worker(role, handle)
         return handle
@@ -232,14 +240,3 @@ class Supervisor:
 def _place(instance: InstanceId) -> int:
     """Return an instance's place in the fleet: its number, which its replacement takes over."""
     return int(instance.removeprefix("rollout-").partition(".")[0])
-
-
-def num_computing(config: Config) -> int:
-    """Return how many workers compute at the same time."""
-    ranks = config.learner.num_ranks if config.learner.is_used else 0
-    return ranks + config.rollout.num_instances
-
-
-def share_of_cores(num_workers: int) -> int:
-    """Return the threads for each of `num_workers` that share the cores of this process."""
-    return max(1, usable_cores() // num_workers)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from rhymeflow import build, emulation
+from rhymeflow import build, emulation, placement
 from rhymeflow.config import Config
 from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import Tokenizer
@@ -40,7 +40,7 @@ from rhymeflow.runtime.replay import beginning, recall
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.resume import Past
 from rhymeflow.runtime.start import check_start, claimed, runtime_of, write_config
-from rhymeflow.runtime.supervisor import Supervisor, WorkerDied, num_computing, share_of_cores
+from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
 from rhymeflow.store.backup import BackupThread
 from rhymeflow.store.checkpoint_dirs import (
@@ -303,12 +303,15 @@ def in_force(config: Config, run_dir: Path) -> Config:
     machine decide. A null that remains means none, off or no limit."""
     learner, rollout, history_run = config.learner, config.rollout, config.drafting.history_run
     epsilon_high = learner.epsilon if learner.epsilon_high is None else learner.epsilon_high
-    # The number of cores of a cluster's nodes is not known.
-    share = share_of_cores(num_computing(config)) if config.runtime == "local" else 1
+    is_local = config.runtime == "local"
+    # The nodes of a cluster decide for themselves.
+    share = placement.share_of_cores(config) if is_local else None
+    num_gpus = len(placement.gpus_here(config)) if is_local else 0
     cpus_of_rank = len(learner.cpus or ()) // learner.num_ranks
     sizes = {len(cpus) for cpus in rollout.cpus or ()}
     own_size = sizes.pop() if len(sizes) == 1 else None  # else each has its own number
-    decided = config.model_copy(update={"schedule": build.rules_in_force(config)})
+    decided = placement.with_memory_share(config, num_gpus)
+    decided = decided.model_copy(update={"schedule": build.rules_in_force(config)})
     return decided.changed(
         run={"output_dir": str(run_dir)},
         learner={

@@ -29,8 +29,8 @@ from rhymeflow.learner.ranks import (
     MeetingPlace,
     Ranks,
     address_of,
-    device_of,
     meeting_place,
+    own_gpu,
 )
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.token_details import TokenDetails
@@ -105,9 +105,8 @@ def serve(
     """
     keep_freed_memory()
     count, device = config.learner.num_ranks, resolve_device(config.model)
-    if count > 1:  # on a cluster, a rank sees only its own GPU
-        number, num_visible = (rank, count) if config.runtime == "local" else (0, 1)
-        device = device_of(number, num_visible, device)
+    if count > 1:
+        device = own_gpu(device)
     learner = None
     try:
         # Silent ranks are replaced before the others' collectives time out.

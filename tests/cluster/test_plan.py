@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from rhymeflow import cli, memory, profiles
+from rhymeflow import cli, memory, placement, profiles
 from rhymeflow import cluster as plan
 from rhymeflow.config.load import parse_config, read_config
 from rhymeflow.models import load
@@ -50,13 +50,13 @@ def test_a_recipe_says_what_runs_where(recipe: str, capsys: pytest.CaptureFixtur
     assert f"rollout-0 to {config.rollout.num_instances - 1}" in out or RECIPES[recipe] == 1
     for said in ("KV cache", "AdamW moments", "staged", "history index", "store, a day"):
         assert said in out
-    nodes, each = plan.place(config), config.rollout.vllm_tensor_parallel_size
+    nodes, each = placement.place(config), config.rollout.vllm_tensor_parallel_size
     assert len(nodes) * config.cluster.gpus_per_node == RECIPES[recipe]
     assert [r for node in nodes for r in node.ranks] == list(range(config.learner.num_ranks))
     instances = [i for node in nodes for i in node.instances]
     assert instances == list(range(config.rollout.num_instances))
     assert all(node.num_free == 0 for node in nodes)
-    if not plan.shares_gpu(config):
+    if not placement.shares_gpu(config, config.cluster.gpus_per_node):
         for node in nodes:
             assert len(node.ranks) + each * len(node.instances) == config.cluster.gpus_per_node
 
@@ -126,10 +126,10 @@ REFUSED = {
         {"cluster.memory_gb": "128"},
         "cluster.memory_gb = 128: node 0 takes 2[0-9][0-9].* GB, 131.05 GB of it weights staged",
     ),
-    "several GPUs without Ray": (
+    "several machines without Ray": (
         "qwen3_8gpus",
-        {"runtime": "local"},
-        "runtime = 'local' computes on the first GPU of one machine",
+        {"runtime": "local", "cluster.nodes": "2"},
+        "runtime = 'local' is one machine, and cluster.nodes = 2",
     ),
     "both on one GPU that is too small": (
         "qwen3_1gpu",

@@ -16,6 +16,16 @@ def talkative(connection, name, config, run_dir):
     time.sleep(600)
 
 
+def learner(connection, name, config, run_dir):
+    """Says which GPUs it sees."""
+    import os
+
+    raise UserError(f"{name} sees {os.environ.get('CUDA_VISIBLE_DEVICES')}")
+
+
+learner_rank = rollout = learner
+
+
 def silent(connection, name, config, run_dir):
     """Hears nothing and says nothing."""
     time.sleep(600)

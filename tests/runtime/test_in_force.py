@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from rhymeflow import placement
 from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config, parse_config
 from rhymeflow.runtime import train
 
 
 def before_the_start(monkeypatch, **sections) -> Config:
-    monkeypatch.setattr(train, "share_of_cores", lambda num_workers: 24 // num_workers)
+    monkeypatch.setattr(placement, "usable_cores", lambda: 24)
     found = train.in_force(Config.model_validate(sections), Path("runs/one"))
     assert parse_config(dump_config(found)) == found
     assert train.in_force(found, Path("runs/one")) == found

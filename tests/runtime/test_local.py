@@ -21,7 +21,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.runtime import local, processes
 from rhymeflow.runtime.base import Received, Resources, WorkerLost
 from rhymeflow.runtime.local import LocalRuntime
-from rhymeflow.utils import shared_memory
+from rhymeflow.utils import gpus, shared_memory
 from rhymeflow.workers import launch
 from rhymeflow.workers.messages import Alive, Failed
 from tests.processes import is_running
@@ -72,6 +72,25 @@ def test_a_worker_has_the_threads_it_was_given_and_the_controllers_environment(
         said |= {item.worker: item.message for item in news if isinstance(item, Received)}
     assert said["v"] == Failed("1 threads, new, True", user_error=True)
     assert said["w"] == Failed("2 threads, new, True", user_error=True)
+
+
+def test_a_worker_sees_the_gpus_of_its_number_and_no_others(runtime, monkeypatch):
+    """Where others that it must not see are named in the controller's environment."""
+    monkeypatch.setenv(gpus.VISIBLE, "3,1,0,2")
+    monkeypatch.setattr(runtime, "_gpus", ("3", "1", "0", "2"))
+    split = {"engine": "vllm", "vllm_tensor_parallel_size": 2}
+    monkeypatch.setattr(runtime, "_config", Config.model_validate({"rollout": split}))
+    monkeypatch.setattr(local, "needs_interpreter", lambda *_: False)
+    runtime.start("learner", "learner.1", Resources(1))
+    runtime.start("learner_rank", "learner.1-rank-1", Resources(1, number=1))
+    runtime.start("rollout", "rollout-0.3", Resources(1, number=0))
+    said: set[str] = set()
+    while len(said) < 3:
+        news = until(runtime, 1)
+        said |= {item.message.error for item in news if isinstance(item, Received)}
+    assert said == {
+        "learner.1 sees 3", "learner.1-rank-1 sees 1", "rollout-0.3 sees 1,0",
+    }  # fmt: skip
 
 
 def test_what_a_worker_said_is_heard_before_its_end_and_its_end_once(runtime):

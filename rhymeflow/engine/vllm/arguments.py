@@ -88,6 +88,6 @@ def engine_args(config: Config) -> dict[str, Any]:
             "kv_cache_memory_bytes": int(rollout.vllm_kv_cache_gb * 1e9),
         }
     else:
-        arguments["gpu_memory_utilization"] = rollout.vllm_gpu_memory_utilization
+        arguments["gpu_memory_utilization"] = rollout.memory_share
         arguments["moe_backend"] = "triton"  # it computes with experts' weights as published
     return arguments

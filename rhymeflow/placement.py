@@ -1,0 +1,140 @@
+"""Which GPUs each worker of a run gets: ranks first, then instances, each on GPUs of one machine.
+
+A machine with one GPU may share it among one rank and instances that are not split. Where there
+are no GPUs, or `model.device` is `cpu`, nobody gets any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rhymeflow.config import Config
+from rhymeflow.config.rollout import OWN_GPU, SHARED_GPU
+from rhymeflow.errors import UserError
+from rhymeflow.utils import gpus
+from rhymeflow.utils.cores import usable_cores
+
+
+@dataclass(slots=True)
+class Node:
+    """A machine of the cluster, and the workers on its GPUs."""
+
+    number: int
+    num_free: int  # GPUs without a worker
+    ranks: list[int] = field(default_factory=list)
+    instances: list[int] = field(default_factory=list)
+
+
+def num_ranks(config: Config) -> int:
+    """Return how many ranks the run has; 0: it does not train."""
+    return config.learner.num_ranks if config.learner.is_used else 0
+
+
+def shares_gpu(config: Config, num_gpus: int) -> bool:
+    """Whether learner and engines of a machine with `num_gpus` compute on one GPU."""
+    is_whole = num_ranks(config) <= 1 and config.rollout.vllm_tensor_parallel_size == 1
+    return config.runtime == "local" and num_gpus == 1 and is_whole
+
+
+def check_gpus(config: Config, num_gpus: int, what: str) -> None:
+    """Raise `UserError` if the run needs more than `num_gpus`, which the message calls `what`."""
+    instances, each = config.rollout.num_instances, config.rollout.vllm_tensor_parallel_size
+    needed = instances * each + num_ranks(config)
+    if needed > num_gpus and not shares_gpu(config, num_gpus):
+        raise UserError(
+            f"rollout.num_instances = {instances} x rollout.vllm_tensor_parallel_size = {each} and "
+            f"learner.num_ranks = {num_ranks(config)} take {needed} GPUs, and {what}"
+        )
+
+
+# -- this machine ----------------------------------------------------------------------------------
+
+
+def gpus_here(config: Config) -> tuple[str, ...]:
+    """Return the GPUs of this machine that the run may use, as `CUDA_VISIBLE_DEVICES` names them.
+
+    Raises:
+        UserError: they are too few for its workers.
+    """
+    found = gpus.visible() if config.model.device != "cpu" else ()
+    if found:
+        is_limited = len(found) < gpus.installed()
+        where = f"{gpus.VISIBLE} names" if is_limited else "this machine has"
+        rule = "" if len(found) > 1 else " (one is shared by one rank and instances of one GPU)"
+        what = f"{where} {len(found)}{rule}; model.device = 'cpu' uses none"
+        check_gpus(config, len(found), what)
+    return found
+
+
+def gpus_of_rank(config: Config, rank: int, found: Sequence[str]) -> Sequence[str]:
+    """Return the GPU of a rank among those that were found; none if there are none."""
+    return found if shares_gpu(config, len(found)) else found[rank : rank + 1]
+
+
+def gpus_of_instance(config: Config, place: int, found: Sequence[str]) -> Sequence[str]:
+    """Return the GPUs of the instance in this place; none if there are none."""
+    each = config.rollout.vllm_tensor_parallel_size
+    first = num_ranks(config) + place * each
+    return found if shares_gpu(config, len(found)) else found[first : first + each]
+
+
+def share_of_cores(config: Config) -> int:
+    """Return the threads of each rank and instance here, where `num_threads` does not say it: they
+    divide the cores of this machine, or have those of their GPUs if there are more GPUs."""
+    workers = num_ranks(config) + config.rollout.num_instances
+    return max(1, usable_cores() // max(workers, len(gpus_here(config))))
+
+
+def with_memory_share(config: Config, num_gpus: int) -> Config:
+    """Return `config` with the share of a GPU's memory that a vLLM instance takes on a machine with
+    `num_gpus`, if it is not given."""
+    rollout = config.rollout
+    share = rollout.memory_share
+    if rollout.vllm_gpu_memory_utilization is None and shares_gpu(config, num_gpus):
+        share = (SHARED_GPU if config.learner.is_used else OWN_GPU) / rollout.num_instances
+    return config.changed(rollout={"vllm_gpu_memory_utilization": share})
+
+
+# -- a cluster -------------------------------------------------------------------------------------
+
+
+def place(config: Config) -> list[Node]:
+    """Place the ranks, from node 0 on, and then each instance on the first node with room for it.
+
+    Raises:
+        UserError: there are too few GPUs, or too few free in one node for an instance.
+    """
+    cluster, ranks = config.cluster, num_ranks(config)
+    instances, each = config.rollout.num_instances, config.rollout.vllm_tensor_parallel_size
+    assert cluster.nodes is not None
+    if config.runtime == "local" and cluster.nodes > 1:
+        raise UserError(
+            f"runtime = 'local' is one machine, and cluster.nodes = {cluster.nodes}: a run on "
+            "several needs runtime = 'ray'"
+        )
+    check_gpus(
+        config,
+        cluster.nodes * cluster.gpus_per_node,
+        f"cluster.nodes = {cluster.nodes} x cluster.gpus_per_node = {cluster.gpus_per_node} are "
+        f"{cluster.nodes * cluster.gpus_per_node}",
+    )
+    if shares_gpu(config, cluster.gpus_per_node):
+        return [Node(0, 0, list(range(ranks)), list(range(instances)))]
+    nodes = [Node(number, cluster.gpus_per_node) for number in range(cluster.nodes)]
+    for rank in range(ranks):
+        node = nodes[rank // cluster.gpus_per_node]
+        node.ranks.append(rank)
+        node.num_free -= 1
+    for instance in range(instances):
+        free = next((node for node in nodes if node.num_free >= each), None)
+        if free is None:
+            raise UserError(
+                f"rollout.num_instances = {instances}: only {instance} of them find "
+                f"rollout.vllm_tensor_parallel_size = {each} free GPUs in one node of "
+                f"cluster.gpus_per_node = {cluster.gpus_per_node}, beside learner.num_ranks = "
+                f"{ranks}"
+            )
+        free.instances.append(instance)
+        free.num_free -= each
+    return nodes

@@ -1,0 +1,179 @@
+"""GPUs of this machine: which worker gets which, and what is refused. The driver's answer is made
+up."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from rhymeflow import check, placement
+from rhymeflow.config import Config
+from rhymeflow.learner.ranks import own_gpu
+from rhymeflow.runtime import train
+from rhymeflow.utils import gpus
+from tests.refused import refusal
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch):
+    """Make this a machine with so many GPUs and cores."""
+
+    def of(num_gpus: int, cores: int = 16, visible: str | None = None) -> None:
+        monkeypatch.setattr(gpus, "installed", lambda: num_gpus)
+        monkeypatch.setattr(placement, "usable_cores", lambda: cores)
+        monkeypatch.delenv(gpus.VISIBLE, raising=False)
+        if visible is not None:
+            monkeypatch.setenv(gpus.VISIBLE, visible)
+
+    return of
+
+
+def configured(ranks: int = 1, instances: int = 1, each: int = 1, **sections: Any) -> Config:
+    sections.setdefault("rollout", {})
+    return Config.model_validate(
+        {
+            **sections,
+            "learner": {"num_ranks": ranks, **sections.get("learner", {})},
+            "rollout": {
+                "num_instances": instances,
+                "engine": "vllm",
+                "vllm_tensor_parallel_size": each,
+                **sections["rollout"],
+            },
+        }
+    )
+
+
+def all_of(config: Config) -> list[tuple[str, ...]]:
+    found = placement.gpus_here(config)
+    ranks = range(placement.num_ranks(config))
+    instances = range(config.rollout.num_instances)
+    return [
+        *(tuple(placement.gpus_of_rank(config, rank, found)) for rank in ranks),
+        *(tuple(placement.gpus_of_instance(config, each, found)) for each in instances),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        (None, ("0", "1", "2", "3")),
+        ("2, 3", ("2", "3")),
+        ("GPU-5f1,MIG-3", ("GPU-5f1", "MIG-3")),
+        ("1,-1,2", ("1",)),
+        ("1,4,2", ("1",)),
+        ("", ()),
+    ],
+)
+def test_a_variable_limits_what_there_is(machine, visible, found) -> None:
+    machine(4, visible=visible)
+    assert gpus.visible() == found
+
+
+def test_without_a_driver_there_are_none(monkeypatch) -> None:
+    monkeypatch.setattr(gpus, "_LIBRARY", "libno-such-driver.so.1")
+    monkeypatch.setenv(gpus.VISIBLE, "0,1")
+    gpus.installed.cache_clear()
+    assert gpus.visible() == ()
+    gpus.installed.cache_clear()
+
+
+def test_ranks_come_first_and_split_instances_have_several(machine) -> None:
+    machine(8)
+    assert all_of(configured(2, 3, 2)) == [
+        ("0",), ("1",), ("2", "3"), ("4", "5"), ("6", "7"),
+    ]  # fmt: skip
+    machine(8, visible="4,5,7")
+    assert all_of(configured(1, 2)) == [("4",), ("5",), ("7",)]
+
+
+def test_the_only_gpu_is_everybodys(machine) -> None:
+    machine(1)
+    assert all_of(configured(1, 2)) == [("0",)] * 3
+    machine(2, visible="1")
+    assert all_of(configured()) == [("1",)] * 2
+
+
+def test_where_nothing_is_trained_instances_begin_with_the_first(machine) -> None:
+    machine(2)
+    assert all_of(configured(1, 2, learner={"max_steps": 0})) == [("0",), ("1",)]
+
+
+@pytest.mark.parametrize("sections", [{}, {"model": {"device": "cpu"}}])
+def test_without_gpus_nobody_gets_any(machine, sections) -> None:
+    machine(4 if sections else 0)
+    assert all_of(configured(2, 3, **sections)) == [()] * 5
+
+
+TOO_MANY = {
+    "more than there are": (4, None, (2, 3, 1), "3 x .* = 1 and learner.num_ranks = 2 take 5 GPUs"),
+    "split ones": (4, None, (1, 2, 2), "2 x rollout.vllm_tensor_parallel_size = 2 and .* take 5"),
+    "two ranks on one": (1, None, (2, 1, 1), "this machine has 1 .one is shared by one rank"),
+    "two of many": (8, "0,1", (1, 2, 1), "CUDA_VISIBLE_DEVICES names 2; model.device = 'cpu'"),
+}
+
+
+@pytest.mark.parametrize("case", TOO_MANY)
+def test_what_does_not_fit_is_refused(machine, case) -> None:
+    num_gpus, visible, sizes, said = TOO_MANY[case]
+    machine(num_gpus, visible=visible)
+    config = configured(*sizes)
+    message = refusal(check.check_machine, config)
+    assert re.search(said, message), message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "config", "share"),
+    [
+        (0, configured(), 0.9),
+        (2, configured(), 0.9),
+        (1, configured(), 0.4),
+        (1, configured(1, 2), 0.2),
+        (1, configured(1, 2, learner={"max_steps": 0}), 0.45),
+        (1, configured(rollout={"vllm_gpu_memory_utilization": 0.7}), 0.7),
+    ],
+)
+def test_the_share_of_a_gpu_follows_from_who_else_is_on_it(
+    machine, tmp_path, num_gpus, config, share
+) -> None:
+    machine(num_gpus)
+    found = train.in_force(config, tmp_path)
+    assert found.rollout.vllm_gpu_memory_utilization == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("num_gpus", "threads"), [(0, 8), (1, 8), (2, 8), (8, 2), (32, 1)])
+def test_threads_are_the_cores_of_a_worker_or_of_its_gpu(
+    machine, tmp_path, num_gpus, threads
+) -> None:
+    machine(num_gpus, cores=16)
+    found = train.in_force(configured(), tmp_path)
+    assert (found.rollout.num_threads, found.learner.num_threads) == (threads, threads)
+
+
+def test_the_gpu_of_a_rank_is_the_first_that_it_sees(monkeypatch) -> None:
+    """FSDP2 and NCCL want it by its number, and as the current one."""
+    current: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert own_gpu(torch.device("cuda")) == torch.device("cuda", 0)
+    assert current == [0]
+    assert own_gpu(torch.device("cpu")) == torch.device("cpu")
+    assert current == [0]
+
+
+def test_what_workers_are_forked_from_has_not_touched_cuda() -> None:
+    """Else CUDA would refuse to start in each of them, or keep the server's devices."""
+    code = (
+        "import torch\n"
+        "def fail(*_, **__): raise AssertionError('CUDA was asked')\n"
+        "for name in ('is_available', 'device_count', 'is_bf16_supported', '_lazy_init'):\n"
+        "    setattr(torch.cuda, name, fail)\n"
+        "import rhymeflow.workers.preload"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=dict(os.environ), timeout=100)
