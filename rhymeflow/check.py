@@ -79,7 +79,23 @@ def before_start(config: Config) -> None:
     build.schedule(config)
     if config.runtime == "local":
         check_machine(config)
-    check_installed(config)
+    if not is_elsewhere(config):
+        placement.gpus_here(config)
+        check_installed(config)
+
+
+def is_elsewhere(config: Config) -> bool:
+    """Whether workers run on the nodes of a cluster, which this machine need not be like; a Ray
+    without `ray.address` is of this machine alone."""
+    return config.runtime == "ray" and config.ray.address is not None
+
+
+def as_here(config: Config) -> Config:
+    """Return `config` for what this machine computes itself, which may have no GPU though the
+    nodes of the cluster have."""
+    if not is_elsewhere(config):
+        return config
+    return config.changed(model={"device": "auto"}, learner={"attention": "auto"})
 
 
 def everything(config: Config) -> Checked:
@@ -93,11 +109,11 @@ def everything(config: Config) -> Checked:
     from rhymeflow.models.precision import resolve_device
     from rhymeflow.models.tokenizer import load_tokenizer, max_length, unseen_tokens
 
-    device = resolve_device(config.model)
-    check_attention(config.learner, device)
+    here = as_here(config)
+    check_attention(here.learner, resolve_device(here.model))
     tokenizer = load_tokenizer(config.model)
     check_end(config.model, tokenizer)
-    prove(config, has_engine=config.rollout.engine == "native")
+    prove(here, has_engine=config.rollout.engine == "native")
     # Output of the user's files must not mix with the configuration on stdout.
     with contextlib.redirect_stdout(sys.stderr):
         tools = environments.all_tool_schemas(config)
@@ -139,9 +155,8 @@ def prove(config: Config, *, has_engine: bool) -> None:
 
 
 def check_machine(config: Config) -> None:
-    """Raise `UserError` if this machine cannot have the cores, GPUs, processes, `max_num_seqs` or
-    history asked for, each by itself. A dry run shows whether they fit together."""
-    placement.gpus_here(config)
+    """Raise `UserError` if this machine cannot have the cores, processes, `max_num_seqs` or history
+    asked for, each by itself. A dry run shows whether they fit together."""
     rollout, ranks = config.rollout, config.learner.num_ranks
     if config.learner.cpus is not None:
         can_stay_on(config.learner.cpus, "learner.cpus")

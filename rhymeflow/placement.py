@@ -52,17 +52,24 @@ def check_gpus(config: Config, num_gpus: int, what: str) -> None:
 
 
 def gpus_here(config: Config) -> tuple[str, ...]:
-    """Return the GPUs of this machine that the run may use, as `CUDA_VISIBLE_DEVICES` names them.
+    """Return the GPUs of this machine that the run may use, as `CUDA_VISIBLE_DEVICES` names them;
+    this machine is all that the run has.
 
     Raises:
         UserError: they are too few for its workers.
     """
     found = gpus.visible() if config.model.device != "cpu" else ()
-    if found:
+    # Without Ray, torch says why it finds none.
+    if found or (config.runtime == "ray" and config.model.device == "cuda"):
         is_limited = len(found) < gpus.installed()
         where = f"{gpus.VISIBLE} names" if is_limited else "this machine has"
-        rule = "" if len(found) > 1 else " (one is shared by one rank and instances of one GPU)"
-        what = f"{where} {len(found)}{rule}; model.device = 'cpu' uses none"
+        what = f"{where} {len(found)}; "
+        if config.runtime == "ray":
+            what += "ray.address names a cluster of several machines"
+        elif len(found) == 1:
+            what += "a single one is shared by one rank and instances of one GPU"
+        else:
+            what += "model.device = 'cpu' uses none"
         check_gpus(config, len(found), what)
     return found
 

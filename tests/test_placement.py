@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rhymeflow import check, placement
+from rhymeflow import placement
 from rhymeflow.config import Config
 from rhymeflow.learner.ranks import own_gpu
 from rhymeflow.runtime import train
@@ -114,7 +114,7 @@ def test_without_gpus_nobody_gets_any(machine, sections) -> None:
 TOO_MANY = {
     "more than there are": (4, None, (2, 3, 1), "3 x .* = 1 and learner.num_ranks = 2 take 5 GPUs"),
     "split ones": (4, None, (1, 2, 2), "2 x rollout.vllm_tensor_parallel_size = 2 and .* take 5"),
-    "two ranks on one": (1, None, (2, 1, 1), "this machine has 1 .one is shared by one rank"),
+    "two ranks on one": (1, None, (2, 1, 1), "this machine has 1; a single one is shared by one"),
     "two of many": (8, "0,1", (1, 2, 1), "CUDA_VISIBLE_DEVICES names 2; model.device = 'cpu'"),
 }
 
@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_refused(machine, case) -> None:
     num_gpus, visible, sizes, said = TOO_MANY[case]
     machine(num_gpus, visible=visible)
     config = configured(*sizes)
-    message = refusal(check.check_machine, config)
+    message = refusal(placement.gpus_here, config)
     assert re.search(said, message), message
     assert "\n" not in message
 

@@ -35,10 +35,12 @@ def dry_run(config: Config, *, is_full: bool) -> None:
 
     lines: list[str] = []
     longest = None
+    num_gpus = 0
     run_dir = choose_run_dir(config)
     check_run_dir(run_dir)
     if is_full:
         check_start(config)
+        num_gpus = _cluster(config, lines)
         loaded = check.everything(config)
         longest = loaded.longest_prompt
         lines += _training_data(config, loaded)
@@ -49,11 +51,32 @@ def dry_run(config: Config, *, is_full: bool) -> None:
     else:
         from rhymeflow import memory  # loads torch; mistakes above are reported before
 
-        model = memory.model_here(config)
+        here, device = check.as_here(config), config.model.device
+        on_gpus = here is not config and (device == "cuda" or (device == "auto" and num_gpus > 0))
+        model = memory.model_on_gpus(config) if on_gpus else memory.model_here(here)
         needs = _needs(config, model, longest)
         if is_full and config.runtime == "local":
             _check_room(config, model, run_dir.absolute())
     print("\n".join([*lines, needs.strip("\n"), dump_config(config)]), end="")
+
+
+def _cluster(config: Config, lines: list[str]) -> int:
+    """Ask the nodes of a cluster, and add to `lines` what they say or why they were not asked;
+    return the number of their GPUs that is known."""
+    from rhymeflow.runtime.ray.library import NotReachable
+    from rhymeflow.runtime.start import ask_nodes
+
+    try:
+        found = ask_nodes(config)
+    except NotReachable as error:
+        lines.append("# not checked, for no cluster answers: GPUs of nodes, their torch and vLLM")
+        lines.append(f"#   {error}")
+        return 0
+    if found is not None:
+        lines.append(
+            f"# the cluster has {counted(found, 'GPU')} now, and its nodes can run workers"
+        )
+    return found or 0
 
 
 def _needs(config: Config, model: ModelSize, longest_prompt: int | None) -> str:
@@ -97,9 +120,14 @@ def placement(config: Config, device: str) -> list[tuple[str, str]]:
     workers += [(f"rollout-{n}", rollout.num_threads, each) for n, each in enumerate(cores)]
     places = []
     for name, threads, cpus in workers:
-        count = threads or (len(cpus) if cpus else share_of_cores(config))
+        count = threads or (len(cpus) if cpus else None)
+        if count is None:
+            count = share_of_cores(config) if config.runtime == "local" else 1
+        said = counted(count, "thread")
+        if config.runtime == "ray" and threads is None and device != "cpu":
+            said = "threads by the cores for a GPU of its node"
         pinned = f", pinned to cores {', '.join(map(str, cpus))}" if cpus else ""
-        places.append((name, f"{device}, {counted(count, 'thread')}{pinned}"))
+        places.append((name, f"{device}, {said}{pinned}"))
     places.append(("reward functions", f"cpu, {counted(config.reward.num_workers, 'process')}"))
     if config.drafting.window != "off":
         places.append(("history", "cpu, 1 thread"))

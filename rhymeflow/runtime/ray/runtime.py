@@ -58,11 +58,12 @@ def need(role: Role, num_threads: int, config: Config, *, has_gpus: bool) -> Nee
     return Need(0)
 
 
-def least(config: Config, *, has_gpus: bool) -> Need:
-    """Return the least that a run needs: for its learner and its `rollout.num_instances`."""
+def least(config: Config, num_threads: int, *, has_gpus: bool) -> Need:
+    """Return the least that a run needs: for its learner and its `rollout.num_instances`, with
+    `num_threads` where the configuration does not say it."""
     rollout, learner = config.rollout, config.learner
-    one = need("rollout", rollout.num_threads or 1, config, has_gpus=has_gpus)
-    rank = need("learner", learner.num_threads or 1, config, has_gpus=has_gpus)
+    one = need("rollout", rollout.num_threads or num_threads, config, has_gpus=has_gpus)
+    rank = need("learner", learner.num_threads or num_threads, config, has_gpus=has_gpus)
     instances, ranks = rollout.num_instances, learner.num_ranks
     return Need(one.cpus * instances + rank.cpus * ranks, one.gpus * instances + rank.gpus * ranks)
 
@@ -76,20 +77,23 @@ class RayRuntime:
         self._arrived: Arrivals = SimpleQueue()
         self._connection = ExitStack()
         self._namespace = f"rhymeflow-{secrets.token_hex(6)}"
-        self._has_gpus = False
+        self._has_gpus, self._num_threads = False, 1
         self._ray: Any
         self._placement_group: Any = None
         """The placement group of the current learner, if it has several ranks."""
-        self._num_placed = 0
+        self._ranks_have_places: Any = None
+        """A reference that Ray resolves once that group has its nodes."""
 
     def __enter__(self) -> RayRuntime:
         config = self._config
-        own = least(config, has_gpus=False).cpus
+        own = least(config, 1, has_gpus=False).cpus
         connection = library.connected(config.ray.address, num_cpus=max(own, usable_cores()))
         self._ray = self._connection.enter_context(connection)
         total = self._ray.cluster_resources()
         device = config.model.device
         self._has_gpus = device == "cuda" or (device == "auto" and total.get("GPU", 0) > 0)
+        if self._has_gpus:
+            self._num_threads = library.cores_of_gpu(self._ray)
         self._store = self._start_store()
         return self
 
@@ -112,8 +116,12 @@ class RayRuntime:
             scheduling_strategy=self._strategy(role, resources),
         )(WorkerActor)
         config, run_dir = self._config.model_dump_json(), str(self._run_dir)
-        setup = WorkerSetup(role, name, config, run_dir, str(log), resources.num_threads)
-        worker = RayWorker(name, make.remote(setup, self._namespace), log, self._arrived)
+        num_threads = resources.num_threads or self._num_threads
+        setup = WorkerSetup(role, name, config, run_dir, str(log), num_threads)
+        # Ray starts an actor when its arguments are there. Instances that came first might leave no
+        # node with room for all ranks.
+        first = self._ranks_have_places if role == "rollout" else None
+        worker = RayWorker(name, make.remote(setup, self._namespace, first), log, self._arrived)
         self._workers[name] = worker
         return worker
 
@@ -162,7 +170,8 @@ class RayRuntime:
             self._ray.kill(worker.actor, no_restart=True)
 
     def _need(self, role: Role, resources: Resources) -> Need:
-        return need(role, resources.num_threads, self._config, has_gpus=self._has_gpus)
+        num_threads = resources.num_threads or self._num_threads
+        return need(role, num_threads, self._config, has_gpus=self._has_gpus)
 
     def _strategy(self, role: Role, resources: Resources) -> Any:
         """Return Ray's scheduling strategy for a worker. User code runs on the controller's node,
@@ -190,10 +199,9 @@ class RayRuntime:
             bundle = {"CPU": needed.cpus} | ({"GPU": needed.gpus} if needed.gpus else {})
             bundles = [bundle] * self._config.learner.num_ranks
             self._placement_group = self._ray.util.placement_group(bundles, strategy="PACK")
-            self._num_placed = 0
-        self._num_placed += 1
+            self._ranks_have_places = self._placement_group.ready()
         return self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-            self._placement_group, placement_group_bundle_index=self._num_placed - 1
+            self._placement_group, placement_group_bundle_index=resources.number
         )
 
     def _remove_placement_group(self) -> None:
@@ -231,7 +239,7 @@ class RayRuntime:
         for worker in self._workers.values():
             if not worker.is_placed and now - worker.requested_at > patience:
                 worker.requested_at = math.inf  # report it once
-                wanted = least(self._config, has_gpus=self._has_gpus)
+                wanted = least(self._config, self._num_threads, has_gpus=self._has_gpus)
                 total = self._ray.cluster_resources()
                 reason = (
                     f"{worker.name} found no place for {patience:g} seconds (ray.wait_seconds); "
