@@ -62,6 +62,16 @@ def run_script(
     return run
 
 
+@pytest.fixture(autouse=True)
+def gpu(request: pytest.FixtureRequest) -> None:
+    """Of tests marked `gpu`; those in `tests/gpu_paths` run on a simulated one."""
+    if request.node.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def workers_that_have_loaded_all() -> Iterator[None]:
     """Workers of these tests are forked from one server, which has loaded all that they run."""

@@ -137,11 +137,10 @@ def test_counts():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_everything_is_the_same():
-    model = tiny_model().to("cuda")
-    batch, alone = generated_by(model), generated_by(model, max_num_seqs=1)
-    chunked = generated_by(model, max_prefill_tokens=5)
+    model, how = tiny_model().to("cuda"), sampling(max_new_tokens=8)
+    batch, alone = generated_by(model, how=how), generated_by(model, how=how, max_num_seqs=1)
+    chunked = generated_by(model, how=how, max_prefill_tokens=5)
     plain = tiny_model("llama", "sdpa").to("cuda")
     for one, other, third in zip(batch, alone, chunked, strict=True):
         assert one.tokens == other.tokens == third.tokens
@@ -149,7 +148,7 @@ def test_on_cuda_everything_is_the_same():
         assert one.tokens == tokens
         assert one.logprobs == pytest.approx(logprobs, abs=1e-4)
     # bfloat16: rounding decides, so only that it runs and that probabilities are sensible
-    for request in generated_by(model.bfloat16()):
+    for request in generated_by(model.bfloat16(), how=how):
         assert max(request.logprobs) <= 0
 
 

@@ -111,7 +111,6 @@ def test_noise_is_finite_and_positive_at_the_ends_of_the_hash():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_has_the_same_bits():
     keys = keys_of(300)
     counters = torch.arange(1000)

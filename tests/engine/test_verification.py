@@ -124,7 +124,6 @@ def test_greedy_ties_go_to_the_smaller_token_whatever_is_drafted():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("drafts", [right(5), noisy(0.5, 9), tree(0.5, 14), tree(0.8, 24)])
 def test_on_cuda_drafted_equals_undrafted(drafts, dtype):

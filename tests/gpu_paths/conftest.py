@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.gpu_paths.fake_cuda import HAS_COMPILER, compiled, fake_cuda
 from tests.gpu_paths.simcuda import SimCuda, simulated_cuda
+
+collect_ignore_glob = ["test_*.py"] if torch.backends.cuda.is_built() else []
+"""A CPU build is needed: there the tests marked `gpu` need no simulation."""
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +28,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
 def sim(library: Path | None) -> Iterator[SimCuda]:
     with simulated_cuda(library) as sim:
         yield sim
+
+
+@pytest.fixture(autouse=True)
+def gpu(request: pytest.FixtureRequest) -> None:
+    """Of tests marked `gpu`, that of `tests/conftest.py`."""
+    if request.node.get_closest_marker("gpu"):
+        request.getfixturevalue("sim")
 
 
 @pytest.fixture

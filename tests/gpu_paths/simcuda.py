@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tests.gpu_paths.fake_cuda import Stream, fake_cuda
 
@@ -35,9 +36,14 @@ INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, 
 COPYING = {aten._to_copy, aten.copy_}
 FREE = {
     aten._fused_sdp_choice, aten._local_scalar_dense, aten.detach, aten.empty, aten.empty_like,
-    aten.empty_strided, aten.lift_fresh, aten.new_empty, aten.new_empty_strided, *COPYING,
+    aten.empty_strided, aten.lift_fresh, aten.new_empty, aten.new_empty_strided,
 }  # fmt: skip
 """Operations, besides views, that launch no kernel of their own."""
+
+WITHOUT_CPU_KERNEL = {
+    aten.mm.dtype: lambda a, b, dtype: a.to(dtype) @ b.to(dtype),
+    aten.histc.default: lambda x, *how: aten.histc.default(x.double(), *how).to(x.dtype),
+}
 
 
 class CudaTensor(Tensor):
@@ -67,6 +73,13 @@ class CudaTensor(Tensor):
     def __tensor_unflatten__(parts, index, size, stride):
         return CudaTensor(parts["inner"], index)
 
+    def __deepcopy__(self, memo: dict) -> Tensor:
+        if id(self) not in memo:
+            new = self.detach().clone()
+            is_parameter = isinstance(self, nn.Parameter)
+            memo[id(self)] = nn.Parameter(new, self.requires_grad) if is_parameter else new
+        return memo[id(self)]
+
     def tolist(self) -> list:
         return self.cpu().tolist()
 
@@ -86,6 +99,36 @@ class CudaTensor(Tensor):
     def data(self, value: CudaTensor) -> None:
         Tensor.data.__set__(self, value)
         self.inner = value.inner
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Those among arguments, or in their lists."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value if isinstance(value, tuple | list) else ()
+    return [tensor for part in parts for tensor in tensors_in(part)]
+
+
+def mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Arguments or results with each tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(mapped(change, part) for part in value)
+    return value
+
+
+def on_cpu(tensor: Tensor) -> Tensor:
+    return tensor.inner if isinstance(tensor, CudaTensor) else tensor
+
+
+@cache
+def traits(function: torch._ops.OpOverload) -> tuple[bool, bool]:
+    """Whether an operation is composed of others, and whether it launches a kernel."""
+    aliases = [each.alias_info for each in function._schema.returns]
+    is_view = any(alias is not None and not alias.is_write for alias in aliases)
+    is_composed = function._can_decompose() and function is not aten.mm.dtype
+    return is_composed, not is_view and function.overloadpacket not in FREE
 
 
 def line_here() -> str:
@@ -113,6 +156,10 @@ class SimCuda(TorchDispatchMode):
         self.copies, self.bytes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
         self._pinned: list[Tensor] = []
         self._pending: list[tuple[Tensor, Tensor]] = []  # targets and sources of queued copies
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled, and to skip it costs time
 
     def reset(self) -> None:
         """Count from 0."""
@@ -158,7 +205,7 @@ class SimCuda(TorchDispatchMode):
 
     def run(self, function, arguments, keywords):
         """Run an operation whose arguments may be of the device, and count it."""
-        leaves = [x for x in tree_leaves((arguments, keywords)) if isinstance(x, Tensor)]
+        leaves = tensors_in([*arguments, *keywords.values()])
         ours = [x for x in leaves if isinstance(x, CudaTensor)]
         device = keywords.get("device")
         device = None if device is None else torch.device(device)
@@ -166,34 +213,33 @@ class SimCuda(TorchDispatchMode):
             return self.pin(function(*arguments, **keywords))
         if not ours and (device is None or device.type != "cuda"):
             return function(*arguments, **keywords)
-        if function._can_decompose() and function is not aten.mm.dtype:
+        is_composed, launches = traits(function)
+        if is_composed:
             with self:
                 return function.decompose(*arguments, **keywords)
         packet = function.overloadpacket
         if packet in COPYING:
             source = arguments[1 if packet is aten.copy_ else 0]
             target = device if packet is aten._to_copy else arguments[0].device
-            if target is not None and source.device.type != target.type and source.dim():
+            is_number = (
+                packet is aten.copy_ and not isinstance(source, CudaTensor) and not source.dim()
+            )
+            if target is not None and source.device.type != target.type and not is_number:
                 return self._copy_between(packet, arguments, keywords, source)
         self._check(packet, arguments, leaves, ours)
         self._finish(x.inner for x in ours)
         if packet in WAITING:
             self.waited(packet.__name__)
-        returns = [each.alias_info for each in function._schema.returns]
-        is_view = any(alias is not None and not alias.is_write for alias in returns)
-        if not is_view and packet not in FREE - COPYING:
+        if launches:
             self.kernels[line_here()] += 1
         return self._computed(function, arguments, keywords, device or ours[0].device, ours)
 
     def _computed(self, function, arguments, keywords, device: torch.device, ours):
         if "device" in keywords:
             keywords = {**keywords, "device": CPU}
-        inner = [tree_map_only(CudaTensor, lambda x: x.inner, each) for each in arguments]
-        named = {k: tree_map_only(CudaTensor, lambda x: x.inner, v) for k, v in keywords.items()}
-        if function is aten.mm.dtype:  # has no CPU kernel
-            result = inner[0].to(inner[2]) @ inner[1].to(inner[2])
-        else:
-            result = function(*inner, **named)
+        inner = mapped(on_cpu, tuple(arguments))
+        named = {name: mapped(on_cpu, value) for name, value in keywords.items()}
+        result = WITHOUT_CPU_KERNEL.get(function, function)(*inner, **named)
         if device.type == "cpu":
             return result
         # what is changed in place is returned as the tensor that it was
@@ -203,14 +249,13 @@ class SimCuda(TorchDispatchMode):
         def wrapped(x: Tensor) -> Tensor:
             return same[id(x)] if id(x) in same else CudaTensor(x, index)
 
-        return tree_map_only(Tensor, wrapped, result)
+        return mapped(wrapped, result)
 
     def _check(self, packet, arguments, leaves, ours) -> None:
         """Raise as a GPU does for tensors on several devices; count what indices cost."""
         name = packet.__name__
         others = [x for x in leaves if not isinstance(x, CudaTensor) and x.dim()]
-        indices = tree_leaves(arguments[1]) if packet in INDEXING else []
-        indices = [x for x in indices if isinstance(x, Tensor)]
+        indices = tensors_in(arguments[1]) if packet in INDEXING else []
         for x in others:
             if not any(x is index for index in indices):
                 raise RuntimeError(

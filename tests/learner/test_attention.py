@@ -171,7 +171,6 @@ def test_flex_equals_the_rectangles(size: int):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_flex_equals_the_rectangles_with_gradients_on_a_gpu():
     sequences = [np.r_[0:40, 40:300], np.r_[0:40, 300:420], np.r_[420:700]]
     for dtype, tolerance in ((torch.float32, 1e-3), (torch.bfloat16, 3e-2)):

@@ -8,7 +8,6 @@ import importlib.util
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from rhymeflow.config.load import read_config
 from rhymeflow.models.tokenizer import load_tokenizer
@@ -106,7 +105,6 @@ def test_same_tokens_by_the_second_runner(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("runner", ["v1", "v2"])
 def test_same_tokens_on_a_gpu(runner):
     options = {

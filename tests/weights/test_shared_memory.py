@@ -72,13 +72,7 @@ def delta():
 # -- one process ----------------------------------------------------------------------------------
 
 
-NEEDS_GPU = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_pull_brings_what_was_pushed(device):
     torch.manual_seed(0)
     pushed = {

@@ -88,9 +88,6 @@ class _Block:
         padded_T = block_S[span_T] * width + offset_T
         row_P = np.zeros((block_S.max() + 1) * width, dtype=np.int64)
         row_P[padded_T] = row_T
-        self._row_T = torch.from_numpy(row_T).to(device)
-        self._padded_T = torch.from_numpy(padded_T).to(device)
-        self._row_P = torch.from_numpy(row_P).to(device)
         size_class = spans[0].slot.size_class
         self._is_wide = width > WIDEST
         longest = int((cached_S + size_S).max())
@@ -101,7 +98,10 @@ class _Block:
         kv_heads = size_class.shape.kv_heads
         group_TG = slot_S[span_T, None] * kv_heads + np.arange(kv_heads)
         new_TG = group_TG * size_class.capacity + (cached_S[span_T] + offset_T)[:, None]
-        self._new_TG = torch.from_numpy(new_TG.ravel()).to(device)
+        indices = row_T, padded_T, row_P, new_TG.ravel()
+        index_N = torch.from_numpy(np.concatenate(indices)).to(device)  # one copy to the device
+        parts = index_N.split([len(each) for each in indices])
+        self._row_T, self._padded_T, self._row_P, self._new_TG = parts
         last_seen_BW = np.arange(width) + np.zeros((block_S.max() + 1, 1), dtype=np.int64)
         last_seen_BW[block_S] += cached_S[:, None]
         self._seen_BWL = torch.arange(longest) <= torch.from_numpy(last_seen_BW)[..., None]

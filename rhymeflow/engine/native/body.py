@@ -45,8 +45,7 @@ class Modules:
 
     def run(self, ids: list[int], positions: list[int], row_attention: Attention) -> Tensor:
         """Return the last hidden states [T, D] of a packed row of tokens at these positions."""
-        ids_1T = torch.tensor([ids], device=self._device)
-        positions_1T = torch.tensor([positions], device=self._device)
+        ids_1T, positions_1T = torch.tensor([ids, positions], device=self._device).split(1)
         with attending(row_attention), self._products:
             out = self._body(input_ids=ids_1T, position_ids=positions_1T, use_cache=False)
         hidden_TD: Tensor = out.last_hidden_state[0]

@@ -1,0 +1,71 @@
+"""The native engine on a simulated device: the CPU's samples, and what an iteration costs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rhymeflow.engine.native.sampler import Draws, sample
+from tests.engine.drafters import FakeDrafter, answers_of, right
+from tests.engine.models import HOWS, SIZES, make_engine, make_requests, run, sampling, tiny_model
+from tests.gpu_paths.simcuda import SimCuda
+from tests.learner import builders
+
+LENGTHS = (3, 3, 17, 1, 40, 9)
+
+
+def test_the_sampler_draws_the_cpus_tokens(sim: SimCuda) -> None:
+    torch.manual_seed(0)
+    logits_RV = torch.randn(3 * len(HOWS), 1000) * 3
+    draws = [Draws(sampling(**how), 10 + i, [i, 7, 300]) for i, how in enumerate(HOWS.values())]
+    for chosen in (draws, draws[:1], draws[-1:]):  # several kinds, and one at a time
+        rows_RV = logits_RV[: 3 * len(chosen)]
+        found, expected = (sample(each, chosen) for each in (rows_RV.to("cuda"), rows_RV))
+        assert found[0] == expected[0]
+        assert found[1] == pytest.approx(expected[1], abs=1e-5)
+
+
+def decoding(sim: SimCuda, num_layers: int, drafts: int = 0) -> None:
+    """Count the third iteration that decodes, all in one size class of the cache."""
+    model = builders.tiny_model("qwen3", tied=False, **SIZES | {"num_hidden_layers": num_layers})
+    expected = make_requests(LENGTHS)
+    drafter = None
+    if drafts:
+        run(make_engine(model), expected)
+        drafter = FakeDrafter(right(drafts), answers_of(expected))
+    engine = make_engine(model.to("cuda"), drafter=drafter, max_prefill_tokens=512)
+    for request in make_requests(LENGTHS):
+        engine.submit(request)
+    for _ in range(3):
+        engine.step()
+    sim.reset()
+    engine.step()
+
+
+@pytest.mark.parametrize(("drafts", "per_layer"), [(0, 66), (3, 70)])
+def test_a_decode_iteration_keeps_its_budget(drafts: int, per_layer: int, sim: SimCuda) -> None:
+    """It waits for tokens, their log-probabilities, what the sampler must compute, and positions,
+    in transformers. To the device go ids, noise keys, and indices and mask of each size class."""
+    kernels = []
+    for num_layers in (1, 3):
+        decoding(sim, num_layers, drafts)
+        kernels.append(sim.kernels.total())
+    assert sim.waits.total() <= 4, sim.waits
+    assert sim.num_copies("to device") <= 4, sim.copies
+    assert (kernels[1] - kernels[0]) / 2 <= per_layer
+    assert kernels[0] - per_layer <= 125
+
+
+def test_new_weights_in_the_same_tensors_are_used(sim: SimCuda) -> None:
+    model, new = (tiny_model(seed=seed).to("cuda") for seed in (0, 1))
+    [old], [request] = make_requests([9]), make_requests([9])
+    engine = make_engine(model)
+    run(engine, [old])
+    with torch.no_grad():
+        for name, each in model.state_dict().items():
+            each.copy_(new.state_dict()[name])
+    engine.set_version(1, keep_cache=False)
+    run(engine, [request])
+    [expected] = make_requests([9])
+    run(make_engine(new), [expected])
+    assert request.tokens == expected.tokens != old.tokens
