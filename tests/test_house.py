@@ -18,7 +18,7 @@ ROOMS = {
     "engine": 3_400,
     "environments": 1_550, "evaluation": 400, "export": 700, "histospec": 2_150, "learner": 2_750,
     "memory.py": 350, "models": 1_400, "observe": 3_360, "placement.py": 150, "pool.py": 560,
-    "profiles": 150, "recipes": 550, "reward": 950, "runtime": 4_950, "sft": 500, "sim": 3_150,
+    "profiles": 150, "recipes": 550, "reward": 950, "runtime": 5_030, "sft": 500, "sim": 3_150,
     "store": 2_450, "suites": 350, "trainer": 1_050, "trl": 750, "utils": 1_200, "weights": 1_450,
     "workers": 2_120,
 }  # fmt: skip
