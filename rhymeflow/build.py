@@ -112,6 +112,21 @@ def with_cost_model(config: Config) -> Config:
     )
 
 
+def profile_of(config: Config) -> profiles.Profile:
+    """Return the profile of the cluster's costs. Raises `UserError` if there is none, or it is of
+    instances with another number of GPUs than vLLM's."""
+    if (emulated := emulation.profile_of(config)) is not None:
+        return emulated
+    profile = profiles.load(config.simulation.profile or config.schedule.cost_model)
+    each, rollout = profile.devices_per_instance, config.rollout
+    if rollout.engine == "vllm" and each != rollout.vllm_tensor_parallel_size:
+        raise UserError(
+            f"schedule.cost_model = {profile.name!r} is of instances of {each} GPUs, and "
+            f"rollout.vllm_tensor_parallel_size = {rollout.vllm_tensor_parallel_size}"
+        )
+    return profile
+
+
 def rules_in_force(config: Config) -> ScheduleConfig:
     """Return section `schedule` with each `None` replaced by its schedule's value."""
     chosen, bundle = config.schedule, SCHEDULES[config.schedule.name]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from rhymeflow import build, memory, placement, profiles
+from rhymeflow import build, memory, placement
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 from rhymeflow.memory import GB, MemoryPart, ModelSize, size_text, total
@@ -107,6 +107,7 @@ def _check_gpus(
             f"beside weights of {size_text(model.weights)} the KV cache would hold "
             f"{max(0, capacity):,} tokens, and one prompt and response may have {longest:,}"
         )
+    _check_sequence(config, model, longest)
     needed, who = total(rank), "a rank takes"
     if _shares_gpu(config):
         needed, who = needed + rollout.num_instances * total(instance), "learner and engine take"
@@ -121,6 +122,20 @@ def _check_gpus(
             f"learner.num_ranks = {config.learner.num_ranks}: {who} {size_text(needed)}, "
             f"{size_text(largest.num_bytes)} of it {largest.what}: more than "
             f"cluster.gpu_memory_gb = {gpu_gb:g}"
+        )
+
+
+def _check_sequence(config: Config, model: ModelSize, longest: int) -> None:
+    """Raise `UserError` if no number of ranks is enough, since one sequence is too long for one."""
+    one = config.changed(learner={"max_tokens_per_microbatch": 1})  # a sequence at a time
+    parts = memory.of_rank(one, model, max_prompt(config))
+    if total(parts) > (gpu_gb := config.cluster.gpu_memory_gb) * GB:
+        raise UserError(
+            f"rollout.max_completion_length = {config.rollout.max_completion_length}: to train on "
+            f"one sequence of {longest:,} tokens takes {size_text(total(parts))} of a rank's GPU, "
+            f"without weights and optimizer, more than cluster.gpu_memory_gb = {gpu_gb:g}; one "
+            "sequence over several ranks (context parallelism) is not there"
+            + ("" if config.learner.gradient_checkpointing else ": gradient_checkpointing = true?")
         )
 
 
@@ -154,13 +169,7 @@ def rates(config: Config, model: ModelSize) -> Rates:
         UserError: the cost model is for instances with another number of GPUs.
     """
     rollout, workload = config.rollout, config.simulation.workload
-    profile = profiles.load(config.simulation.profile or config.schedule.cost_model)
-    if profile.devices_per_instance != rollout.vllm_tensor_parallel_size:
-        raise UserError(
-            f"schedule.cost_model = {profile.name!r} is of instances of "
-            f"{profile.devices_per_instance} GPUs, and rollout.vllm_tensor_parallel_size = "
-            f"{rollout.vllm_tensor_parallel_size}"
-        )
+    profile = build.profile_of(config)
     cost = profile.cost(config.learner.num_ranks)
     mean = workload.mean_length or rollout.max_completion_length / 4
     cached = workload.prompt_tokens + mean / 2  # mean cached tokens of a running response

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from rhymeflow import placement
 from rhymeflow.config import Config
 from rhymeflow.engine.vllm.installed import SUPPORTED
 from rhymeflow.errors import UserError
@@ -183,7 +184,7 @@ def _gpus(config: Config | None) -> Iterator[str]:
         return
     ranks, rollout = config.learner.num_ranks, config.rollout
     needed = ranks + rollout.num_instances * rollout.vllm_tensor_parallel_size
-    is_enough = needed <= found or (needed == 2 and config.runtime == "local")  # they share one
+    is_enough = needed <= found or placement.shares_gpu(config, found)
     yield (
         f"{'ok' if is_enough else '!!'}  {ranks} x learner and {rollout.num_instances} x rollout "
         f"of {rollout.vllm_tensor_parallel_size} take {needed} GPUs, {where} has {found}"

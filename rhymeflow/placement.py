@@ -74,16 +74,18 @@ def gpus_here(config: Config) -> tuple[str, ...]:
     return found
 
 
-def gpus_of_rank(config: Config, rank: int, found: Sequence[str]) -> Sequence[str]:
-    """Return the GPU of a rank among those that were found; none if there are none."""
-    return found if shares_gpu(config, len(found)) else found[rank : rank + 1]
-
-
-def gpus_of_instance(config: Config, place: int, found: Sequence[str]) -> Sequence[str]:
-    """Return the GPUs of the instance in this place; none if there are none."""
+def gpus_of(config: Config, role: str, number: int, found: Sequence[str]) -> Sequence[str]:
+    """Return the GPUs, among those that were `found` here, of a rank or of the instance in a place;
+    none if there are none, or for a worker of another role."""
+    if role not in ("learner", "learner_rank", "rollout"):
+        return ()
+    if shares_gpu(config, len(found)):
+        return found
+    if role != "rollout":
+        return found[number : number + 1]
     each = config.rollout.vllm_tensor_parallel_size
-    first = num_ranks(config) + place * each
-    return found if shares_gpu(config, len(found)) else found[first : first + each]
+    first = num_ranks(config) + number * each
+    return found[first : first + each]
 
 
 def share_of_cores(config: Config) -> int:

@@ -55,8 +55,8 @@ def all_of(config: Config) -> list[tuple[str, ...]]:
     ranks = range(placement.num_ranks(config))
     instances = range(config.rollout.num_instances)
     return [
-        *(tuple(placement.gpus_of_rank(config, rank, found)) for rank in ranks),
-        *(tuple(placement.gpus_of_instance(config, each, found)) for each in instances),
+        *(tuple(placement.gpus_of(config, "learner_rank", rank, found)) for rank in ranks),
+        *(tuple(placement.gpus_of(config, "rollout", each, found)) for each in instances),
     ]
 
 

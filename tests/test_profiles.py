@@ -29,12 +29,13 @@ PUBLISHED = {
 
 H800_FLOPS, H800_BYTES, H800_BANDWIDTH, H20_BANDWIDTH = 989e12, 80e9, 3.35e12, 4.0e12
 
-# the H20 fit taken; parameters, layers (8 KV heads of 128), devices
+# the H20 fit taken; parameters, layers, KV heads (of 128), devices
 DERIVED = {
-    "qwen3-1.7b-h800": ("qwen2.5-7b-h20", 1.72e9, 28, 1),
-    "qwen3-8b-h800": ("qwen2.5-7b-h20", 8.19e9, 36, 1),
-    "qwen3-14b-h800": ("qwen2.5-14b-h20", 14.77e9, 40, 1),
-    "qwen2.5-32b-h800": ("qwen2.5-32b-h20", 32.76e9, 64, 2),
+    "qwen3-1.7b-h800": ("qwen2.5-7b-h20", 1.72e9, 28, 8, 1),
+    "qwen2.5-7b-h800": ("qwen2.5-7b-h20", 7.62e9, 28, 4, 1),
+    "qwen3-8b-h800": ("qwen2.5-7b-h20", 8.19e9, 36, 8, 1),
+    "qwen3-14b-h800": ("qwen2.5-14b-h20", 14.77e9, 40, 8, 1),
+    "qwen2.5-32b-h800": ("qwen2.5-32b-h20", 32.76e9, 64, 8, 2),
 }
 
 
@@ -86,10 +87,10 @@ def follows(profile, kv_bytes, parameters, devices, memory):
 @pytest.mark.parametrize("name", DERIVED)
 def test_the_h800_follows_from_the_h20_and_the_data_sheets(name):
     profile = profiles.load(name)
-    base, parameters, layers, devices = DERIVED[name]
+    base, parameters, layers, heads, devices = DERIVED[name]
     base_parameters, _, base_layers, base_heads, base_devices, _ = MODELS[base]
     k2, _, _, k1, k4 = PUBLISHED[base]
-    kv_bytes = 2 * 2 * layers * 8 * 128
+    kv_bytes = 2 * 2 * layers * heads * 128
     slower = H20_BANDWIDTH / H800_BANDWIDTH
     follows(profile, kv_bytes, parameters, devices, H800_BYTES)
     assert devices == base_devices

@@ -71,6 +71,27 @@ class Config(Section):
         return self.simulation.colocated or (self.emulation.is_used and self.schedule.bound == 0)
 
     @model_validator(mode="after")
+    def _divide_gpus(self) -> Config:
+        """With `cluster.nodes`, give instances or ranks, whichever is not given, what the others
+        leave. Ranks come first (`placement.py`)."""
+        gpus, each = self.cluster.gpus_per_node, self.rollout.vllm_tensor_parallel_size
+        has_instances = "num_instances" in self.rollout.model_fields_set
+        has_ranks = "num_ranks" in self.learner.model_fields_set
+        if not self.cluster.nodes or not gpus or self.is_colocated or has_instances == has_ranks:
+            return self
+        full, rest = divmod(self.learner.num_ranks, gpus)
+        instances = (self.cluster.nodes - full) * (gpus // each)
+        instances -= gpus // each - (gpus - rest) // each  # of the node that ranks take a part of
+        ranks = self.cluster.nodes * gpus - self.rollout.num_instances * each
+        # A section is frozen once it is part of a configuration.
+        if has_ranks and instances > 0:
+            sizes = {"num_instances": instances}
+            self.__dict__["rollout"] = self.rollout.model_copy(update=sizes)
+        elif has_instances and ranks > 0:
+            self.__dict__["learner"] = self.learner.model_copy(update={"num_ranks": ranks})
+        return self
+
+    @model_validator(mode="after")
     def _fits_together(self) -> Config:
         checks = self._process_mistakes(), self._reward_mistakes(), self._training_mistakes()
         if (first := next(itertools.chain(*checks, self._emulation_mistakes()), None)) is not None:

@@ -93,7 +93,8 @@ class LearnerConfig(Section):
     """Recompute layers in the backward pass: less memory, and about a third more time."""
     num_ranks: Positive = 1
     """Processes of the learner (FSDP2), on GPUs one for each GPU. Weights, gradients, AdamW's
-    moments and each batch are sharded over them."""
+    moments and each batch are sharded over them. If `cluster.nodes` and `rollout.num_instances` are
+    given and this is not, ranks have all GPUs that these leave."""
     offload_optimizer: bool = False
     """With several ranks on GPUs: keep master weights, gradients and AdamW's moments in main
     memory, and do the optimizer step there. Without GPUs it changes nothing."""

@@ -151,7 +151,7 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]
 
 def _locate(recipe_or_file: str) -> Path:
     path = RECIPES / f"{recipe_or_file}.yaml"
-    if re.fullmatch(r"[\w-]+", recipe_or_file) and path.is_file():
+    if re.fullmatch(r"[\w.-]+", recipe_or_file) and path.is_file():
         return path
     path = Path(recipe_or_file).expanduser()
     if path.is_dir():

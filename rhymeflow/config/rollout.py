@@ -64,7 +64,8 @@ class RolloutConfig(Section):
     their tokens can be drafted from history. They are exact samples of weights that were not yet
     trained on that noise, so of the first epoch; later ones explore less (docs/drafting.md)."""
     num_instances: Positive = 1
-    """Number of rollout instances; each is a process."""
+    """Number of rollout instances; each is a process. If `cluster.nodes` and `learner.num_ranks`
+    are given and this is not, it is as many as the GPUs that ranks leave have room for."""
     max_instances: Positive | None = None
     """With `runtime: ray`, the largest number of instances. A run begins with `num_instances`, and
     adds one whenever the cluster has room for it. When nodes leave, instances up to `num_instances`

@@ -95,7 +95,8 @@ class RunConfig(Section):
 
 
 class ClusterConfig(Section):
-    """Identical machines that `--dry-run` plans a run for (docs/cluster.md).
+    """Identical machines that `--dry-run` plans a run for and `simulate` simulates, and that
+    `rollout.num_instances` or `learner.num_ranks` follow from (docs/cluster.md).
 
     A run itself uses the machines that it finds.
     """

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -78,11 +78,7 @@ class LocalRuntime:
     def _variables(self, role: Role, resources: Resources) -> dict[str, str]:
         """Return the environment of a worker where it differs from the controller's: torch and CUDA
         read these once. A worker with GPUs of its own sees no others."""
-        visible: Sequence[str] = ()
-        if role in ("learner", "learner_rank"):
-            visible = placement.gpus_of_rank(self._config, resources.number, self._gpus)
-        elif role == "rollout":
-            visible = placement.gpus_of_instance(self._config, resources.number, self._gpus)
+        visible = placement.gpus_of(self._config, role, resources.number, self._gpus)
         variables = {"OMP_NUM_THREADS": str(resources.num_threads)}
         return variables | ({gpus.VISIBLE: ",".join(visible)} if visible else {})
 

@@ -131,7 +131,8 @@ def _neighbours(config: Config) -> Iterator[dict[str, int]]:
             yield {"schedule.max_staleness": other}
     if config.is_colocated:
         return
-    training, each, field = config.learner.num_ranks, 1, "learner.num_ranks"
+    training, field = config.learner.num_ranks, "learner.num_ranks"
+    each = config.rollout.vllm_tensor_parallel_size
     if (profile := emulation.profile_of(config)) is not None:
         training, each = config.emulation.train_devices or 0, profile.devices_per_instance
         field = "emulation.train_devices"

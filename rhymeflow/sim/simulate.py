@@ -12,7 +12,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from rhymeflow import build, emulation, profiles
+from rhymeflow import build, emulation, placement
 from rhymeflow.config import Config
 from rhymeflow.core.plan import Plan
 from rhymeflow.errors import UserError
@@ -93,8 +93,9 @@ def run(
             f"learner.max_steps = {config.learner.max_steps}"
         )
     config = build.with_cost_model(config)
-    profile = profile or emulation.profile_of(config)
-    profile = profile or profiles.load(simulation.profile or config.schedule.cost_model)
+    profile = profile or build.profile_of(config)
+    if config.cluster.nodes is not None and not config.is_colocated:
+        placement.place(config)  # or refuse it
     num_instances, per_instance = config.rollout.num_instances, profile.devices_per_instance
     train_devices = config.emulation.train_devices or config.learner.num_ranks
     if config.is_colocated:

@@ -10,7 +10,7 @@ import pytest
 
 from rhymeflow import cli, memory, placement, profiles
 from rhymeflow import cluster as plan
-from rhymeflow.config.load import parse_config, read_config
+from rhymeflow.config.load import dump_config, parse_config, read_config
 from rhymeflow.models import load
 from rhymeflow.sim import simulate
 from rhymeflow.sim.workload import workload
@@ -18,6 +18,8 @@ from rhymeflow.sim.workload import workload
 RECIPES = {
     "qwen3_1gpu": 1,
     "qwen3_8gpus": 8,
+    "qwen2.5_7b_2x8": 16,
+    "qwen3_8b_2x8": 16,
     "qwen3_8b_16x8": 128,
     "qwen3_32b_16x8": 128,
     "qwen3_30b_a3b_16x8": 128,
@@ -47,7 +49,7 @@ def test_a_recipe_says_what_runs_where(recipe: str, capsys: pytest.CaptureFixtur
     config = parse_config(out)
     assert config == read_config(recipe)
     assert out.count("learner rank") == 1
-    assert f"rollout-0 to {config.rollout.num_instances - 1}" in out or RECIPES[recipe] == 1
+    assert f" to {config.rollout.num_instances - 1}" in out or RECIPES[recipe] == 1
     for said in ("KV cache", "AdamW moments", "staged", "history index", "store, a day"):
         assert said in out
     nodes, each = placement.place(config), config.rollout.vllm_tensor_parallel_size
@@ -97,6 +99,54 @@ def test_rates_are_of_the_model_or_not_known() -> None:
     assert "GPU memory of each rank" in text
 
 
+SIZES = {
+    "as the recipe has it": ("qwen3_8b_16x8", {}, (40, 88)),
+    "fewer nodes leave fewer instances": ("qwen3_8b_16x8", {"cluster.nodes": "8"}, (40, 24)),
+    "instances are of one node": (
+        "qwen3_32b_16x8",
+        {"learner.num_ranks": "3", "cluster.nodes": "2", "cluster.gpus_per_node": "7"},
+        (3, 5),
+    ),
+    "more ranks": ("qwen3_8gpus", {"learner.num_ranks": "7"}, (7, 1)),
+    "both as given, and GPUs are free": (
+        "qwen3_8b_2x8",
+        {"learner.num_ranks": "2", "rollout.num_instances": "3"},
+        (2, 3),
+    ),
+    "one GPU that is shared": ("qwen3_1gpu", {}, (1, 1)),
+}
+
+
+@pytest.mark.parametrize("case", SIZES)
+def test_ranks_leave_the_other_gpus_to_instances(case: str) -> None:
+    recipe, changes, sizes = SIZES[case]
+    config = read_config(recipe, changes)
+    assert (config.learner.num_ranks, config.rollout.num_instances) == sizes
+    nodes = placement.place(config)
+    assert sum(len(node.instances) for node in nodes) == sizes[1]
+    assert parse_config(dump_config(config)) == config
+
+
+def test_instances_leave_the_other_gpus_to_ranks() -> None:
+    sections = "cluster: {nodes: 2}\nrollout: {num_instances: 3, engine: vllm"
+    assert parse_config(f"{sections}}}").learner.num_ranks == 13
+    assert parse_config(f"{sections}, vllm_tensor_parallel_size: 4}}").learner.num_ranks == 4
+    assert parse_config(f"{sections}}}\nlearner: {{num_ranks: 1}}").learner.num_ranks == 1
+    assert parse_config("cluster: {nodes: 2}").rollout.num_instances == 1, "neither says anything"
+
+
+@pytest.mark.parametrize("recipe", ["qwen3_8b_2x8", "qwen3_32b_16x8"])
+def test_a_simulation_is_of_the_same_cluster(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--rollout.num_instances", "70"]
+    assert cli.main(["simulate", recipe, *more]) == 2
+    assert "70 x rollout.vllm_tensor_parallel_size" in capsys.readouterr().err
+    each = ["--rollout.vllm_tensor_parallel_size", "4"]
+    assert cli.main(["simulate", recipe, *each]) == 2
+    assert "and rollout.vllm_tensor_parallel_size = 4" in capsys.readouterr().err
+
+
 REFUSED = {
     "more instances than GPUs": (
         "qwen3_8b_16x8",
@@ -114,6 +164,21 @@ REFUSED = {
         "qwen3_8gpus",
         {"learner.num_ranks": "1", "rollout.num_instances": "7"},
         "learner.num_ranks = 1: a rank takes 1[56][0-9]\\.[0-9]+ GB, 65.53 GB of it AdamW moments",
+    ),
+    "a sequence that one rank cannot train on": (
+        "qwen3_8b_2x8",
+        {"learner.gradient_checkpointing": "false"},
+        "rollout.max_completion_length = 16384: to train on one sequence of 17,408 tokens takes "
+        "1[0-9][0-9].* GB of a rank's GPU, .*context parallelism. is not there: gradient_check",
+    ),
+    "one that recomputation does not help": (
+        "qwen3_32b_16x8",
+        {
+            "rollout.vllm_max_model_length": "null",
+            "rollout.max_completion_length": "39000",
+            "cluster.gpu_memory_gb": "60",
+        },
+        "to train on one sequence of 40,024 tokens .*context parallelism. is not there$",
     ),
     "weights too large for an instance": (
         "qwen3_32b_16x8",
