@@ -24,7 +24,7 @@ from benchmarks import harness
 from benchmarks.clusters.runs import evaluator
 from benchmarks.training.train import QUIET, train, training_rows
 from rhymeflow.config.load import read_config
-from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+from rhymeflow.store.checkpoint_dirs import paths_of
 
 RUNS = harness.RESULTS / "off-policy-runs.jsonl"
 BOUNDS = (0, 1, 3, 8, 16)
@@ -122,7 +122,7 @@ def measured(side: Side, seed: int, scale: float) -> Run:
         train(config)
         rows = training_rows(run_dir)[STEPS // 2 :]
         evaluate = evaluator(config)
-        paths = checkpoints_up_to(run_dir / CHECKPOINTS, STEPS)
+        paths = paths_of(run_dir)
         found = Run(
             side,
             seed,

@@ -73,6 +73,7 @@ def measure(ranks: Ranks, args: dict[str, Any], out: str) -> dict[str, float]:
     from rhymeflow.learner.learner import Learner
     from rhymeflow.models.load import load_model
     from rhymeflow.models.rows import WeightRows
+    from rhymeflow.store.checkpoint_dirs import CheckpointDir
     from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 
     cores = sorted(os.sched_getaffinity(0))
@@ -108,7 +109,7 @@ def measure(ranks: Ranks, args: dict[str, Any], out: str) -> dict[str, float]:
             seconds.append(learner.train(batch, step)["step_time"])
     for name, work in {
         "publish": publish,
-        "save": lambda: learner.snapshot().write(Path(out) / "step"),
+        "save": lambda: learner.snapshot().write(CheckpointDir(Path(out) / "step")),
     }.items():
         row["held MB"] = memory.held()
         started = time.perf_counter()

@@ -64,7 +64,7 @@ def measure(kind: str, seconds: int) -> dict[str, Any]:
             longest = max(longest, load.store.seconds - before)
             if backup is not None and load.saved != saved:
                 (path / CHECKPOINTS / f"step-{load.saved}").mkdir(parents=True)
-                backup.saved()
+                backup.saved(load.saved)
             if second == seconds // 2:
                 half = size(path)
         if backup is not None:

@@ -112,6 +112,9 @@ REFUSED = {
     "a folder of that name": (["--run.report_to", "[trackio]"], "trackio, which is not installed"),
     "nowhere to write": (["--run.output_dir", "/proc/x/y"], "run.output_dir: /proc/x/y cannot be"),
     "a file in the way": (["--run.output_dir", "file/x"], "file/x cannot be written: "),
+    "no s3fs": (["--run.checkpoint_dir", "s3://b/x"], "run.checkpoint_dir: s3://b/x: Install s3fs"),
+    "not its own": (["--run.checkpoint_dir", "."], "run.checkpoint_dir: . has file, and each run"),
+    "no place": (["--run.checkpoint_dir", "/proc/x/y"], "run.checkpoint_dir: /proc/x/y cannot be"),
     "a backup of no kind": (["--run.backup", "nosuch://x"], "run.backup: nosuch://x: Protocol"),
 }
 

@@ -32,7 +32,7 @@ from rhymeflow.sim.faults import Death
 from rhymeflow.sim.result import SimulationResult
 from rhymeflow.sim.simulate import run as simulate
 from rhymeflow.sim.workload import RecordedWorkload
-from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+from rhymeflow.store.checkpoint_dirs import paths_of
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.utils.bounds import FIXED_BOUNDS
@@ -331,7 +331,7 @@ def rewards_of(config: Config, run_dir: Path, is_drawn: bool) -> dict[int, float
     rewards: dict[int, float] = {}
     if is_drawn:
         rewards[0] = evaluate(config.model.name)
-    for version, path in checkpoints_up_to(run_dir / CHECKPOINTS, STEPS).items():
+    for version, path in paths_of(run_dir).items():
         is_near = version >= FIRST_SAVED and max(rewards.values(), default=0.0) < GOAL
         if is_near or (is_drawn and version % DRAWN_EVERY == 0):
             rewards[version] = evaluate(str(path))

@@ -143,12 +143,15 @@ def _check_room(config: Config, model: ModelSize, run_dir: Path) -> None:
     """Raise `UserError` if disk or shared memory are too small for the model."""
     from rhymeflow import memory
     from rhymeflow.runtime import disk_space
+    from rhymeflow.store.checkpoint_dirs import is_url
     from rhymeflow.utils import shared_memory
     from rhymeflow.workers.learner import STATE_BYTES
 
     checkpoint_bytes = model.num_parameters * (model.bytes_per_value + STATE_BYTES)
-    existing = next(each for each in (run_dir, *run_dir.parents) if each.exists())
-    disk_space.DiskSpace(existing, checkpoint_bytes).check(config.run.save_total_limit, 0)
+    place = Path(config.run.checkpoint_dir or run_dir).absolute()
+    if not is_url(config.run.checkpoint_dir or ""):
+        existing = next(each for each in (place, *place.parents) if each.exists())
+        disk_space.DiskSpace(existing, checkpoint_bytes).check(config.run.save_total_limit, 0)
     shared_bytes, directory = memory.shared(config, model), shared_memory.DIRECTORY
     if directory.is_dir() and disk_space.free_bytes(directory) < shared_bytes:
         raise UserError(

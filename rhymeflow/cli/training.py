@@ -317,7 +317,7 @@ def _evaluation_config(args: argparse.Namespace) -> Config:
     if "model.name" in args.overrides:
         raise UserError(f"--model: the model is {model!r} already")
     overrides = {**args.overrides, "model.name": model}
-    source = args.recipe or _own_configuration(model)
+    source = args.recipe or _own_configuration(args.model, model)
     if source is None and "eval.suites" in overrides:
         config = parse_config("", overrides, where="the command line")
     else:
@@ -334,28 +334,31 @@ def _evaluation_config(args: argparse.Namespace) -> Config:
     return config.model_copy(update={"eval": EvalConfig(suites=changed)})
 
 
-def _own_configuration(model: str) -> str | None:
-    """The recipe or configuration file that belongs to a model, or None."""
+def _own_configuration(given: str, model: str) -> str | None:
+    """The recipe or configuration file of the model that `given` means, if it has one."""
     kind, _, name = model.partition(":")
     if kind == "recipe":
         if name not in list_recipes():
             raise UserError(f"{model}: there is no such recipe{nearest(name, list_recipes())}")
         return name
-    path = Path(model).expanduser()
-    run_config = path.parent.parent / "config.yaml"
-    return str(run_config) if path.parent.name == "checkpoints" and run_config.is_file() else None
+    path, is_run = Path(given).expanduser(), given != model
+    run_config = (path if is_run else path.parent.parent) / "config.yaml"
+    is_found = (is_run or path.parent.name == "checkpoints") and run_config.is_file()
+    return str(run_config) if is_found else None
 
 
 def _resolved_model(given: str) -> str:
     """Return a run directory's newest checkpoint, and print its path; else return `given`. Raises
     `UserError` if the run has no checkpoint yet, or `given` is a recipe."""
-    from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+    from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, is_url, paths_of, where_of
     from rhymeflow.store.schema import EVENTS
 
     path = Path(given).expanduser()
     is_run = (path / CHECKPOINTS).is_dir() or (path / EVENTS).is_file()
     if is_run and not (path / "config.json").exists():  # else a model was saved there, too
-        checkpoints = checkpoints_up_to(path / CHECKPOINTS, sys.maxsize)
+        if is_url(where := where_of(path)):
+            raise UserError(f"{given}: its checkpoints are in {where}: copy one, and name that")
+        checkpoints = paths_of(path)
         if not checkpoints:
             raise UserError(f"{given}: the run has no checkpoint yet")
         newest = checkpoints[max(checkpoints)]

@@ -40,6 +40,10 @@ class RunConfig(Section):
     """Most steps between two checkpoints; 0: no limit."""
     save_total_limit: NonNegative = 2
     """Newest checkpoints that are kept, besides the best one by `best_metric`; 0 keeps all."""
+    checkpoint_dir: Annotated[str, Field(min_length=1)] | None = None
+    """Directory or URL that fsspec knows (`s3://bucket/run/checkpoints`) for the checkpoints of
+    this run alone. All nodes of the learner, and the controller's, must reach it; the rest of the
+    run stays on the controller's disk. `None`: the run directory."""
     best_metric: str = "eval/reward"
     """Metric that is highest at the best checkpoint: `eval/reward`, the mean held-out reward, or
     `eval/NAME/avg@N`, `pass@K` or `maj@N` of a suite that the run evaluates
@@ -54,7 +58,7 @@ class RunConfig(Section):
     backup: str | None = None
     """Directory or URL that fsspec knows (`s3://bucket/run`), to which the run is copied at each
     checkpoint, so that `rhymeflow resume URL` continues it if the machine is lost. Each run needs
-    its own. `None`: no backup."""
+    its own. Checkpoints in `checkpoint_dir` are not copied. `None`: no backup."""
     token_details: bool = False
     """Store for each token also whether it was drafted, the learner's log-probability when it was
     trained on, and whether it was clipped, capped or masked (docs/run-directory.md)."""

@@ -13,7 +13,7 @@ import rhymeflow
 from rhymeflow.dashboard.run import Run
 from rhymeflow.errors import UserError, nearest
 from rhymeflow.observe import query
-from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+from rhymeflow.store.checkpoint_dirs import paths_of
 
 MOST = 64 * 1024
 """Bytes of a file that are sent: the first ones of a source, the last ones of an output."""
@@ -33,7 +33,7 @@ def about(run: Run) -> dict[str, Any]:
         attempts = reader.attempts()
         first = reader.query(_FIRST)
     named = _named(json.loads(attempts[-1].config) if attempts else {})
-    checkpoints = checkpoints_up_to(run.directory / CHECKPOINTS, 2**63)
+    checkpoints = paths_of(run.directory)
     return {
         "changed": query.changed(query.fields_of(run.directory)),
         "sources": [source(run.directory, *each) for each in dict.fromkeys(named)],

@@ -28,7 +28,7 @@ from rhymeflow.observe import query
 from rhymeflow.observe.limits import of_rows
 from rhymeflow.observe.metrics import by_step, is_time_weighted
 from rhymeflow.observe.query import SHOWN_PROMPT, TokenTexts, draft_figures, drafts_by_epoch
-from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+from rhymeflow.store.checkpoint_dirs import paths_of
 from rhymeflow.store.previous_run import section_in_force
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.suites.figures import REWARD, STDERR
@@ -260,7 +260,7 @@ def command(directory: Path, reader: TrajectoryReader, prompt: Any) -> str | Non
         if [message["role"] for message in prompt] != ["user"]:
             return None
         prompt = prompt[0]["content"]
-    checkpoints = checkpoints_up_to(directory / CHECKPOINTS, sys.maxsize)
+    checkpoints = paths_of(directory)
     model, rollout, data = (section_in_force(reader, n) for n in ("model", "rollout", "data"))
     source = str(checkpoints[max(checkpoints)]) if checkpoints else model.name
     options = ["--temperature", f"{rollout.temperature:g}"]

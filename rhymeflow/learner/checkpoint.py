@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-import shutil
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -32,14 +31,16 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.core_model_loading import revert_weight_conversion
 
 from rhymeflow.core.types import Version
-from rhymeflow.errors import UserError
+from rhymeflow.errors import StorageError, UserError
 from rhymeflow.learner.optimizer import Optimizer
 from rhymeflow.learner.ranks import Gathering, Ranks
 from rhymeflow.models.load import stop_token_ids
-from rhymeflow.store.checkpoint_dirs import UNFINISHED
-from rhymeflow.utils.disk import flush
+from rhymeflow.store.checkpoint_dirs import CheckpointDir, CheckpointPlace, is_url
+from rhymeflow.utils.storage import Unreachable
 
 LEARNER, PROGRESS = "learner", "progress.json"
+_DAMAGE = (EOFError, ValueError, LookupError, RuntimeError, pickle.UnpicklingError)
+"""Errors of reading what is not what was written."""
 
 # A learner of one rank is one process on purpose.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or")
@@ -78,37 +79,40 @@ class LearnerCopy:
         buffers = buffers_of(model).items()
         self._buffers = {name: each.to("cpu", copy=True) for name, each in buffers}
 
-    def write(self, directory: Path) -> None:
-        """Write everything beside `directory`, then rename it. A collective of all ranks.
+    def write(self, checkpoint: CheckpointDir) -> None:
+        """Write everything, so that `checkpoint` is complete. A collective of all ranks.
 
         Raises:
             OSError: a rank cannot write; raised on all ranks, and nothing is left on the disk.
             RuntimeError: a rank is gone.
         """
-        unfinished = directory.with_name(directory.name + UNFINISHED)
         try:
-            self._on_lead(lambda: begin(directory))
-            self._write_state(unfinished / LEARNER)
+            self._on_lead(checkpoint.begin)
+            self._write_state(checkpoint)
             blocks, count = self._weights.blocks(), self._weights.num_blocks
             source = self._model, self._tokenizer, self._dtype, self._buffers, blocks, count
-            self._on_lead(lambda: export(unfinished, *source), blocks)
-            self._on_lead(lambda: finish(unfinished, directory))
+            self._on_lead(lambda: export(checkpoint, *source), blocks)
+            self._on_lead(checkpoint.finish)
         except OSError:
             if self._ranks.is_lead:  # the disk may be full
-                shutil.rmtree(unfinished, ignore_errors=True)
+                checkpoint.abandon()
             raise
 
-    def _write_state(self, directory: Path) -> None:
+    def _write_state(self, checkpoint: CheckpointDir) -> None:
         group, is_alone = self._ranks.saving, self._ranks.count == 1
+        shards = f"{checkpoint.target}/{LEARNER}"
         try:
             state_dict_saver.save(
-                self._state, checkpoint_id=directory, process_group=group, no_dist=is_alone
+                self._state, checkpoint_id=shards, process_group=group, no_dist=is_alone
             )
         except CheckpointException as error:  # raised alike on all ranks
             rank, (reason, _) = min(error.failures.items())
             raise OSError(str(reason) if is_alone else f"rank {rank}: {reason}") from error
-        progress = json.dumps(self._progress)
-        self._on_lead(lambda: (directory / PROGRESS).write_text(progress))
+        self._on_lead(lambda: self._write_progress(checkpoint.files / LEARNER))
+
+    def _write_progress(self, directory: Path) -> None:
+        directory.mkdir(exist_ok=True)
+        (directory / PROGRESS).write_text(json.dumps(self._progress))
 
     def _on_lead(self, work: Callable[[], Any], blocks: Iterable[Any] = ()) -> None:
         """Run `work` on rank 0, which reads `blocks` that all ranks gather; raise its disk errors
@@ -117,7 +121,7 @@ class LearnerCopy:
         if self._ranks.is_lead:
             try:
                 work()
-            except (OSError, SafetensorError) as error:
+            except (OSError, SafetensorError, StorageError) as error:
                 problem = str(error)
         for _ in blocks:  # on rank 0, those that `work` did not read
             pass
@@ -126,7 +130,7 @@ class LearnerCopy:
 
 
 def export(
-    directory: Path,
+    checkpoint: CheckpointDir,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
     dtype: torch.dtype,
@@ -134,10 +138,11 @@ def export(
     blocks: Iterable[Mapping[str, Tensor]],
     count: int = 1,
 ) -> None:
-    """Write a Hugging Face model directory, with one weights file for each of `count` blocks.
+    """Write the files of a Hugging Face model, with one weights file for each of `count` blocks.
 
     Tensors have the names that the model's family has in files; buffers are in the first file.
     """
+    directory = checkpoint.files
     config = copy.deepcopy(model.config)
     config.dtype = str(dtype).removeprefix("torch.")
     config.architectures = [type(model).__name__]
@@ -152,6 +157,7 @@ def export(
         tensors = {name: each.detach().contiguous() for name, each in whole.items()}
         tensors = revert_weight_conversion(model, tensors)
         save_file(tensors, directory / name, metadata={"format": "pt"})
+        checkpoint.written(directory / name)
         weight_map |= dict.fromkeys(tensors, name)
         num_bytes += sum(each.nbytes for each in tensors.values())
     if count > 1:
@@ -189,38 +195,17 @@ _SAMPLING_OPTIONS = (
 )
 
 
-def begin(directory: Path) -> Path:
-    """Create an empty directory that `finish` will rename to `directory`."""
-    unfinished = directory.with_name(directory.name + UNFINISHED)
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    return unfinished
-
-
-def finish(unfinished: Path, directory: Path) -> None:
-    """Flush all of it to the disk, then rename it to `directory`, replacing an older one."""
-    for path in (*unfinished.rglob("*"), unfinished):
-        flush(path)
-    if directory.exists():
-        shutil.rmtree(directory)
-    unfinished.rename(directory)
-    flush(directory.parent)
-
-
-def load(directory: Path, optimizer: Optimizer, ranks: Ranks) -> dict[str, int]:
-    """Load this rank's rows from the checkpoint in `directory`; return its `progress.json`. If it
-    cannot be read, raises `UserError` and leaves the optimizer unchanged."""
-    shards = directory / LEARNER
-    if not (shards / PROGRESS).is_file():
-        missing = f"{LEARNER}/{PROGRESS} is missing"
-        raise UserError(f"{directory}: no checkpoint to resume from ({missing})")
+def load(checkpoint: CheckpointDir, optimizer: Optimizer, ranks: Ranks) -> dict[str, int]:
+    """Load this rank's rows from a checkpoint; return its `progress.json`. Leaves the optimizer
+    unchanged and raises `UserError` if it is damaged, `Unreachable` if its storage fails."""
+    progress = checkpoint.counts(f"{LEARNER}/{PROGRESS}")
     state = {
         name: _distributed(torch.empty(rows.shape), parameter, ranks)
         for name, parameter, rows in optimizer.state()
     }
     is_alone = ranks.count == 1
     try:
-        progress: dict[str, int] = json.loads((shards / PROGRESS).read_text())
+        shards = f"{checkpoint}/{LEARNER}"
         state_dict_loader.load(
             state, checkpoint_id=shards, process_group=ranks.saving, no_dist=is_alone
         )
@@ -229,7 +214,10 @@ def load(directory: Path, optimizer: Optimizer, ranks: Ranks) -> dict[str, int]:
         if isinstance(error, CheckpointException):  # raised alike on all ranks
             _, (reason, _) = min(error.failures.items())
         message = (str(reason).strip() or type(reason).__name__).splitlines()[0]
-        raise UserError(f"{directory}: cannot be read: {message}") from error
+        # An error of a disk is a damaged file. One of an object store is the network's.
+        is_damage = isinstance(reason, _DAMAGE) or not is_url(str(checkpoint))
+        fault = UserError if is_damage else Unreachable
+        raise fault(f"{checkpoint}: cannot be read: {message}") from error
     optimizer.load(
         progress["optimizer_steps"], {name: ranks.local(each) for name, each in state.items()}
     )
@@ -252,16 +240,16 @@ class Saved(NamedTuple):
     """A checkpoint in `path`, or the `error` because of which it could not be written."""
 
     version: Version
-    path: Path
+    path: str
     error: str | None
 
 
 class Saver:
-    """Writes `directory/step-N` in a thread, one at a time, so that the learner only waits for a
-    copy. Each is complete or absent; rank 0 deletes older ones after a newer one is complete."""
+    """Writes checkpoints in a thread, one at a time, so that the learner only waits for a copy.
+    Each is complete or absent; rank 0 deletes older ones after a newer one is complete."""
 
-    def __init__(self, directory: Path, *, is_lead: bool = True) -> None:
-        self._directory, self._is_lead = directory, is_lead
+    def __init__(self, place: CheckpointPlace, *, is_lead: bool = True) -> None:
+        self._place, self._is_lead = place, is_lead
         self._thread = ThreadPoolExecutor(1, "checkpoints")
         self._pending: deque[Future[Saved]] = deque()
 
@@ -283,21 +271,11 @@ class Saver:
         return ended
 
     def _write(self, version: Version, snapshot: LearnerCopy, keep: Collection[Version]) -> Saved:
-        path, *kept = (self._directory / f"step-{each}" for each in (version, *keep))
+        checkpoint = self._place.at(version)
         try:
-            snapshot.write(path)
+            snapshot.write(checkpoint)
             if self._is_lead:
-                remove_others(self._directory, {path, *kept})
-        except OSError as error:
-            return Saved(version, path, str(error).splitlines()[0])
-        return Saved(version, path, None)
-
-
-def remove_others(directory: Path, keep: Collection[Path]) -> None:
-    """Delete unfinished checkpoints in `directory`, and all others that are not in `keep`."""
-    for path in directory.glob("step-*"):
-        if path in keep:
-            continue
-        if not path.name.endswith(UNFINISHED):  # so that no half-deleted one has a final name
-            path = path.rename(path.with_name(path.name + UNFINISHED))
-        shutil.rmtree(path)
+                self._place.remove_others({version, *keep})
+        except (OSError, StorageError) as error:
+            return Saved(version, str(checkpoint), str(error).splitlines()[0])
+        return Saved(version, str(checkpoint), None)

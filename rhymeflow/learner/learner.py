@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -39,6 +38,7 @@ from rhymeflow.learner.policy import Shards, proved_scorer
 from rhymeflow.learner.ranks import ALONE, Gathering, Ranks
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.token_details import TokenDetails
+from rhymeflow.store.checkpoint_dirs import CheckpointDir
 from rhymeflow.utils import progress
 from rhymeflow.weights.manifest import Manifest, plan
 from rhymeflow.weights.proof import bytes_of, combine, digest
@@ -142,10 +142,10 @@ class Learner:
             self.model, self._tokenizer, self._optimizer, counts, self._dtype, self._ranks
         )
 
-    def restore(self, directory: Path) -> int:
+    def restore(self, saved: CheckpointDir) -> int:
         """Load a checkpoint, saved by any number of ranks; return its version. The reference model
-        does not change. Raises `UserError` if the checkpoint cannot be read."""
-        counts = checkpoint.load(directory, self._optimizer, self._ranks)
+        does not change. Raises what `checkpoint.load` does if the checkpoint cannot be read."""
+        counts = checkpoint.load(saved, self._optimizer, self._ranks)
         self.version, self.num_tokens = counts["version"], counts["num_tokens"]
         return self.version
 

@@ -5,7 +5,7 @@ The newest complete checkpoint is kept until a newer one is complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from rhymeflow.config.run import RunConfig
 from rhymeflow.core.types import Version
@@ -82,12 +82,17 @@ class Checkpoints:
         # Save evaluated versions early, so that the best is among the checkpoints.
         return self._seconds >= run.save_seconds or self._evaluates(version)
 
-    def begin(self, version: Version) -> tuple[Version, ...]:
-        """Mark the checkpoint as being written; return the earlier versions to keep."""
+    def begin(
+        self, version: Version, needed: Collection[Version] | None = None
+    ) -> tuple[Version, ...]:
+        """Mark the checkpoint as being written; return the earlier versions to keep: among them
+        those that a backup names (`needed`), and those that the next one may name."""
         earlier, limit = sorted({*self._versions, *self._pending}), self._config.save_total_limit
         # `version` itself is one of the `limit` checkpoints; 0: there is no limit.
         newest = earlier[1 - limit :] if limit > 1 else earlier if limit == 0 else []
-        kept = tuple(sorted({*newest, *([] if self.best is None else [self.best])}))
+        named = [] if needed is None else [*needed, *self._pending]
+        best = [] if self.best is None else [self.best]
+        kept = tuple(sorted({*newest, *best, *named}.intersection(earlier)))
         self._pending[version] = kept
         self._seconds = 0.0
         return kept

@@ -257,7 +257,7 @@ class Reporter:
     def saved(self, version: Version, path: str) -> None:
         """Tell the backup and the observer of a complete checkpoint."""
         if self.backup is not None:
-            self.backup.saved()
+            self.backup.saved(version)
         self.observer.saved(version, path)
 
     def warn(self, message: str) -> None:

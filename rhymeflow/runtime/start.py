@@ -7,7 +7,6 @@ it: by creating it or, if it was named, by the lock and the store in it.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
@@ -18,10 +17,10 @@ from typing import TYPE_CHECKING
 from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
 from rhymeflow.config.run import RUNS
-from rhymeflow.errors import UserError
+from rhymeflow.errors import StorageError, UserError
 from rhymeflow.observe import metrics
 from rhymeflow.store import backup, schema
-from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, CheckpointPlace, check_free, where_of
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS, LOCK
 from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -62,7 +61,7 @@ def check_start(config: Config) -> None:
     """Check that what the configuration names exists, before anything is loaded.
 
     Raises:
-        UserError: something is missing, or another run uses the backup directory.
+        UserError: something is missing, or another run has its checkpoints or backup there.
     """
     from rhymeflow import check
 
@@ -73,6 +72,7 @@ def check_start(config: Config) -> None:
         check_version()
     metrics.check_installed(config.run.report_to)
     backup.check_free(config.run.backup)
+    check_free(config.run.checkpoint_dir)
 
 
 def ask_nodes(config: Config) -> int | None:
@@ -150,12 +150,12 @@ def _begin(
 
 def _was_trained(path: Path) -> bool:
     """Whether the log or the checkpoints show a trained step; True if that cannot be known."""
-    if checkpoints_up_to(path / CHECKPOINTS, sys.maxsize):
-        return True
     try:
+        if CheckpointPlace(where_of(path)).up_to():
+            return True
         with closing(TrajectoryReader(path / EVENTS)) as reader:
             return bool(reader.query(schema.PUBLISHED))
-    except UserError:
+    except (UserError, StorageError):
         return True
 
 

@@ -43,13 +43,7 @@ from rhymeflow.runtime.start import ask_nodes, check_start, claimed, runtime_of,
 from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
 from rhymeflow.store.backup import BackupThread
-from rhymeflow.store.checkpoint_dirs import (
-    CHECKPOINTS,
-    DAMAGED,
-    checkpoints_up_to,
-    rename,
-    set_aside,
-)
+from rhymeflow.store.checkpoint_dirs import DAMAGED, claimed_place, is_url
 from rhymeflow.store.damage import check_log, explained
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.store.writer import SqliteTrajectoryStore
@@ -128,7 +122,7 @@ def resume(
         store = SqliteTrajectoryStore(run_dir / EVENTS)
         open_store.enter_context(closing(store))  # from now on no other process writes to the run
         past, config = recall(run_dir, change)
-        config = config.changed(run={"output_dir": str(run_dir)})  # it may have been moved
+        config = in_place(config, run_dir)  # it may have been moved
         begin(run_dir)
         console = console or Console()
         return attempt(config, run_dir, store, past, console, observer=observer, progress=progress)
@@ -186,7 +180,6 @@ def attempt(
     runtime = runtime or runtime_of(config)
     done = past.coordinator.state.published
     metrics.forget_after(path, done or 0)
-    set_aside(path / CHECKPOINTS, done or 0)
     writer = MetricsWriter(
         path,
         report_to=config.run.report_to,
@@ -261,9 +254,11 @@ def assembled(
     """Start the workers while the data loads, and return the controller."""
     state = past.coordinator.state
     supervisor = Supervisor(config, runtime, used_names=state.names)
-    saved = checkpoints_up_to(path / CHECKPOINTS, state.published or 0)
     shared_memory.free_left(shared_memory.prefix_for(path, ""))
     store.commit()  # workers and the backup read the store
+    place = claimed_place(config.run.checkpoint_dir, path)
+    place.set_aside_after(state.published or 0)
+    saved = place.up_to()
     if reporter.backup is not None:
         reporter.backup.start()
     loaded = load(supervisor.start, config, reporter)
@@ -273,10 +268,12 @@ def assembled(
 
     def on_model(ready: LoadedModel) -> None:
         for version, _ in ready.damaged:
-            rename(path / CHECKPOINTS / f"step-{version}", DAMAGED)
+            place.at(version).set_aside(DAMAGED)
         record_config(in_force_with(config, ready), path, store)
-        reporter.space = DiskSpace(path, ready.checkpoint_bytes)
-        reporter.space.check(config.run.save_total_limit, len(saved))
+        if not is_url(place.where):
+            disk = Path(place.where) if place.is_elsewhere else path
+            reporter.space = DiskSpace(disk, ready.checkpoint_bytes)
+            reporter.space.check(config.run.save_total_limit, len(saved))
 
     with explained(path / EVENTS):
         return Controller(
@@ -313,8 +310,7 @@ def in_force(config: Config, run_dir: Path) -> Config:
     own_size = sizes.pop() if len(sizes) == 1 else None  # else each has its own number
     decided = placement.with_memory_share(config, num_gpus)
     decided = decided.model_copy(update={"schedule": build.rules_in_force(config)})
-    return decided.changed(
-        run={"output_dir": str(run_dir)},
+    return in_place(decided, run_dir).changed(
         learner={
             "epsilon_high": epsilon_high,
             "num_threads": learner.num_threads or cpus_of_rank or share,
@@ -325,6 +321,13 @@ def in_force(config: Config, run_dir: Path) -> Config:
             "python": rollout.python and os.path.abspath(rollout.python),
         },
     )
+
+
+def in_place(config: Config, run_dir: Path) -> Config:
+    """Return `config` with the places of the run's files, as all its processes can use them."""
+    where = config.run.checkpoint_dir
+    where = where if where is None or is_url(where) else os.path.abspath(where)
+    return config.changed(run={"output_dir": str(run_dir), "checkpoint_dir": where})
 
 
 def in_force_once_loaded(config: Config, tokenizer: Tokenizer, prompts: RunPrompts) -> Config:

@@ -141,7 +141,9 @@ class Training:
             self._save(self.published)
 
     def _save(self, version: Version) -> None:
-        self._tell(messages.SaveCheckpoint(self.checkpoints.begin(version)))
+        backup = self._reporter.backup
+        kept = self.checkpoints.begin(version, None if backup is None else backup.needed)
+        self._tell(messages.SaveCheckpoint(kept))
 
     def _tell(self, message: messages.AnyMessage) -> None:
         for worker in self._supervisor.ranks:

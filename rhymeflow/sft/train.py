@@ -33,6 +33,7 @@ from rhymeflow.models.rope import fix_longrope
 from rhymeflow.models.source import check_files
 from rhymeflow.models.tokenizer import load_tokenizer, max_length
 from rhymeflow.sft.rows import RowEncoder
+from rhymeflow.store.checkpoint_dirs import CheckpointDir
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.utils.disk import check_writable, make_directory, remove_if_empty
 
@@ -232,14 +233,15 @@ def _save(
 ) -> None:
     if config.sft.save_dtype == "bfloat16":
         model.bfloat16()
-    unfinished = checkpoint.begin(directory)
+    saved = CheckpointDir(directory)
+    saved.begin()
     parameters, buffers = dict(model.named_parameters()), checkpoint.buffers_of(model)
-    checkpoint.export(unfinished, model, tokenizer, model.dtype, buffers, [parameters])
+    checkpoint.export(saved, model, tokenizer, model.dtype, buffers, [parameters])
     origin = {
         "seed": config.run.seed,
         "steps": config.sft.max_steps,
         "eval_loss": eval_loss and round(eval_loss, 4),
-        "sha256": digest(unfinished),
+        "sha256": digest(saved.files),
     }
-    (unfinished / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n")
-    checkpoint.finish(unfinished, directory)
+    (saved.files / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n")
+    saved.finish()

@@ -13,25 +13,24 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
-import xxhash
 from msgspec import DecodeError
 
+from rhymeflow.core.types import Version
 from rhymeflow.errors import UserError, to_resume
 from rhymeflow.store import schema
-from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, CheckpointPlace, where_of
 from rhymeflow.store.schema import CHANGES_KEYS, EVENTS, PUBLISHED, SCHEMA_VERSION
 from rhymeflow.utils import disk
 from rhymeflow.utils.disk import flush
+from rhymeflow.utils.storage import Damaged, Storage, StoredFile, Unreachable
 
 STATE, STAGING = "backup.json", "backup-upload"
 """Names in the run directory: the state of the backup, and links to files that are being copied."""
@@ -51,16 +50,6 @@ RETRY_SECONDS = (1.0, 60.0)
 END_SECONDS = 60.0
 """How long the end of an attempt waits for its last backup."""
 
-T = TypeVar("T")
-
-
-class Unreachable(RuntimeError):  # noqa: N818 - it is what happened
-    """The storage failed, or another run or a later attempt writes there."""
-
-
-class Damaged(Exception):  # noqa: N818 - it is what happened
-    """A file of a backup is missing or changed; arguments are its name and what is wrong."""
-
 
 class StorePosition(msgspec.Struct, frozen=True):
     """What a store contains."""
@@ -71,13 +60,6 @@ class StorePosition(msgspec.Struct, frozen=True):
     """Number and time of the last event."""
     published: int  # the newest version
     pruned_before: int  # tokens of groups that ended under earlier versions are deleted
-
-
-class StoredFile(msgspec.Struct, frozen=True):
-    """A file in the storage: its name there, and the digest of its content."""
-
-    name: str
-    digest: str
 
 
 class Backup(msgspec.Struct, frozen=True):
@@ -101,87 +83,11 @@ class Beginning(msgspec.Struct, frozen=True):
     layout: int = 1
 
 
-class Copied(msgspec.Struct):
-    """The state of a run's backup: it contains the log up to the event of this number and time."""
-
-    url: str
-    event: int = 0
-    time: float = 0.0
-    problem: str | None = None
-
-
-def copied(run_dir: Path) -> Copied | None:
-    """Return the state of the backup of the run in `run_dir`, or None if it has none."""
-    try:
-        return msgspec.json.decode((run_dir / STATE).read_bytes(), type=Copied)
-    except (FileNotFoundError, DecodeError):
-        return None
-
-
-class Storage:
-    """Files below `url`, a path or URL that fsspec knows. Methods raise `Unreachable`."""
+class BackupStorage(Storage):
+    """Where the backups of a run are."""
 
     def __init__(self, url: str) -> None:
-        """Raise `UserError` if fsspec does not know the kind of storage."""
-        from fsspec.core import url_to_fs  # type: ignore[import-untyped]
-
-        self.url = url
-        try:
-            self._fs, root = url_to_fs(url, use_listings_cache=False)
-        except ImportError as error:  # it names the package
-            raise UserError(f"run.backup: {url}: {error}") from None
-        except (ValueError, TypeError) as error:
-            known = "such as: file, s3, gs, abfs, hdfs, sftp"
-            raise UserError(f"run.backup: {url}: {error} ({known})") from None
-        self._root = root.rstrip("/")
-
-    def put(self, name: str, source: Path) -> StoredFile:
-        """Write a copy of a file."""
-        with self._explained("write", name) as path:
-            size, content = source.stat().st_size, digest(source)
-            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-            self._fs.put_file(str(source), path)
-            if (written := self._fs.size(path)) != size:
-                raise OSError(f"{written} of {size} bytes were written")
-            return StoredFile(name, content)
-
-    def get(self, name: str, kind: type[T]) -> T | None:
-        """Read a JSON file as `kind`; return None if it is missing or incomplete."""
-        with self._explained("read", name) as path, suppress(FileNotFoundError, DecodeError):
-            return msgspec.json.decode(self._fs.cat_file(path), type=kind)
-        return None
-
-    def get_file(self, stored: StoredFile, target: Path) -> None:
-        """Copy a file from the storage to `target`. Raises `Damaged`."""
-        target.parent.mkdir(parents=True, exist_ok=True)
-        content = None
-        with self._explained("read", stored.name) as path, suppress(FileNotFoundError):
-            self._fs.get_file(path, str(target))
-            content = digest(target)
-        if content != stored.digest:
-            raise Damaged(stored.name, "is cut short or changed" if content else "is missing")
-        flush(target)
-
-    def names(self, directory: str) -> list[str]:
-        """Return the sorted names of files and directories in a directory, [] if it is missing."""
-        with self._explained("list", directory) as path, suppress(FileNotFoundError):
-            paths = self._fs.ls(path, detail=False)
-            return sorted(each.rstrip("/").rpartition("/")[2] for each in paths)
-        return []
-
-    def remove(self, name: str) -> None:
-        """Delete a directory."""
-        with self._explained("delete", name) as path:
-            self._fs.rm(path, recursive=True)
-
-    @contextmanager
-    def _explained(self, action: str, name: str) -> Iterator[str]:
-        """Yield the path of a file; turn any error in the block into `Unreachable`."""
-        try:
-            yield f"{self._root}/{name}".rstrip("/")
-        except Exception as error:  # each kind of storage has its own errors
-            message = " ".join(str(error).split()) or type(error).__name__
-            raise Unreachable(f"cannot {action} {name or self.url}: {message[:200]}") from error
+        super().__init__(url, "run.backup")
 
     def attempts(self) -> dict[str, Beginning]:
         """Return the attempts that have written here, oldest first."""
@@ -200,13 +106,21 @@ class Storage:
                 yield name, self.get(f"{name}/backup.json", Backup)
 
 
-def digest(path: Path) -> str:
-    """Return the hash of a file's content as 32 hexadecimal digits."""
-    content = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while chunk := file.read(2**22):
-            content.update(chunk)
-    return content.hexdigest()
+class Copied(msgspec.Struct):
+    """The state of a run's backup: it contains the log up to the event of this number and time."""
+
+    url: str
+    event: int = 0
+    time: float = 0.0
+    problem: str | None = None
+
+
+def copied(run_dir: Path) -> Copied | None:
+    """Return the state of the backup of the run in `run_dir`, or None if it has none."""
+    try:
+        return msgspec.json.decode((run_dir / STATE).read_bytes(), type=Copied)
+    except (FileNotFoundError, DecodeError):
+        return None
 
 
 def check_free(url: str | None) -> None:
@@ -214,7 +128,7 @@ def check_free(url: str | None) -> None:
     a new run tries it again later."""
     if url is None:
         return
-    storage, attempts = Storage(url), dict[str, Beginning]()
+    storage, attempts = BackupStorage(url), dict[str, Beginning]()
     with suppress(Unreachable):
         attempts = storage.attempts()
     if attempts:
@@ -315,7 +229,7 @@ class BackupThread:
 
     def __init__(self, run_dir: Path, url: str) -> None:
         """Raise `UserError` if fsspec does not know the kind of storage."""
-        self._run_dir, self._staging, self._storage = run_dir, run_dir / STAGING, Storage(url)
+        self._run_dir, self._staging, self._storage = run_dir, run_dir / STAGING, BackupStorage(url)
         self._thread = threading.Thread(target=self._serve, name="backup", daemon=True)
         self._due, self._ends_at = threading.Event(), float("inf")
         self._made_at = time.monotonic()
@@ -324,18 +238,40 @@ class BackupThread:
         self._defect: BaseException | None = None  # what ended the thread
         self._attempt, self._number = "", 0  # in the storage: this attempt, its last backup
         self._last: Backup | None = None
+        self._saved, self._pinned = -1, set[Version]()
+        """In `run.checkpoint_dir`: the newest checkpoint (-1: none), and those that are named."""
         self._copied: dict[str, StoredFile] = {}
         """Files that are copied already, by path in the run directory."""
 
     def start(self) -> None:
-        """Start the thread. The store must exist."""
+        """Start the thread. The store must exist, and `claimed_place` know the checkpoints."""
+        self._place = CheckpointPlace(where_of(self._run_dir))
+        self._pinned = set(self._place.up_to()) if self._place.is_elsewhere else set()
+        self._saved = max(self._pinned, default=-1)
         self._made_at = time.monotonic()
         self._due.set()
         self._thread.start()
 
-    def saved(self) -> None:
+    def saved(self, version: Version) -> None:
         """Make a backup soon, because a checkpoint is complete."""
+        self._saved = version
         self._due.set()
+
+    @property
+    def needed(self) -> set[Version] | None:
+        """The checkpoints that must stay, or None if they are copied. The controller asks it before
+        a new one is begun, in the thread that calls `saved`."""
+        return {self._saved, *self._pinned} if self._place.is_elsewhere else None
+
+    def _checkpoints(self) -> Collection[Version]:
+        """Return the checkpoints that a backup can contain or name."""
+        if not self._place.is_elsewhere:
+            return self._place.up_to()
+        while True:
+            saved, last = self._saved, self._last
+            self._pinned = {saved} if last is None else {saved, last.version}
+            if saved == self._saved:  # else a newer one may have been begun without it
+                return self._pinned - {-1}
 
     @property
     def behind(self) -> float:
@@ -412,7 +348,7 @@ class BackupThread:
                 self._last, self._copied = backup, dict(backup.files)
                 break
         name = f"{int(max(known, default='000000')[:6]) + 1:06d}-{uuid.uuid4().hex[:12]}"
-        self._put(f"{name}/beginning.json", Beginning(run, SCHEMA_VERSION, LAYOUT))
+        self._storage.write(f"{name}/beginning.json", Beginning(run, SCHEMA_VERSION, LAYOUT))
         self._attempt = name
 
     def _make(self, connection: sqlite3.Connection, *, is_last: bool) -> bool:
@@ -423,19 +359,21 @@ class BackupThread:
             self._begin(connection)
         self._check_is_newest()
         ((published,),) = connection.execute(PUBLISHED).fetchall() or [(0,)]
-        checkpoints = checkpoints_up_to(self._run_dir / CHECKPOINTS, sys.maxsize)
+        last, checkpoints = self._last, self._checkpoints()
         version = max((each for each in checkpoints if each <= published), default=None)
         # The version of a newer checkpoint has no event in the store yet: it is copied later.
         is_newest = is_last or version == max(checkpoints, default=None)
-        last = self._last
         if version is None or (not is_last and last is not None and version == last.version):
             return is_newest
         began, files = time.monotonic(), self._staging / "files"
-        source = checkpoints[version]
+        source = self._run_dir / CHECKPOINTS / f"step-{version}"
         # Links keep the checkpoint's files while they are copied. The rows are read between linking
         # and copying, so that the tokens that a resumed run would need are not deleted yet.
         try:
-            shutil.copytree(source, files / CHECKPOINTS / source.name, copy_function=os.link)
+            if self._place.is_elsewhere:
+                files.mkdir()
+            else:
+                shutil.copytree(source, files / CHECKPOINTS / source.name, copy_function=os.link)
             if (inputs := self._run_dir / "inputs").is_dir():
                 shutil.copytree(inputs, files / inputs.name, copy_function=os.link)
         except OSError:
@@ -468,12 +406,6 @@ class BackupThread:
                 f"{later[-1]} continues this run, so this attempt is not copied any more"
             )
 
-    def _put(self, name: str, value: msgspec.Struct) -> None:
-        """Write a JSON file to the storage."""
-        file = self._staging / "value.json"
-        file.write_bytes(msgspec.json.encode(value))
-        self._storage.put(name, file)
-
     def _copy(self, state: StorePosition, version: int) -> None:
         """Put the linked files, the rows and then `backup.json`; delete old checkpoints."""
         attempt, number, last = self._attempt, self._number + 1, self._last
@@ -487,7 +419,7 @@ class BackupThread:
             files[name] = self._copied[name]
         rows, where = [*(last.rows if last else []), new], str(self._run_dir.resolve())
         backup = Backup(state, version, files, rows, where)
-        self._put(f"{target}/backup.json", backup)
+        self._storage.write(f"{target}/backup.json", backup)
         self._last, self._copied, self._number, self._problem = backup, files, number, None
         if last is None or last.version != version:  # else an earlier backup has the checkpoint
             for old in filter(str.isdigit, self._storage.names(attempt)):
@@ -511,7 +443,7 @@ def restore(url: str, run_dir: Path | None = None) -> tuple[Path, list[str]]:
     """Rebuild the run in `run_dir`, by default its old directory, from the newest complete backup.
     Return the directory, and lines for the user. Raises `UserError` if there is no run, the storage
     cannot be read, or no backup is complete."""
-    storage, notes, damaged = Storage(url), list[str](), set[str]()
+    storage, notes, damaged = BackupStorage(url), list[str](), set[str]()
     try:
         known = storage.attempts()
         if not known:
@@ -542,7 +474,7 @@ def restore(url: str, run_dir: Path | None = None) -> tuple[Path, list[str]]:
     raise UserError(f"{url}: no backup in it is complete: {'; '.join(notes) or 'there is none'}")
 
 
-def _rebuild(storage: Storage, backup: Backup, run_dir: Path) -> None:
+def _rebuild(storage: BackupStorage, backup: Backup, run_dir: Path) -> None:
     """Create the run directory. Raises `Damaged`, or `UserError` if it cannot be created."""
     if run_dir.exists() and any(run_dir.iterdir()):
         raise UserError(f"--output_dir {run_dir}: is not empty; name a new directory")
@@ -560,7 +492,7 @@ def _rebuild(storage: Storage, backup: Backup, run_dir: Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _rebuild_store(storage: Storage, rows: Iterable[StoredFile], folder: Path) -> None:
+def _rebuild_store(storage: BackupStorage, rows: Iterable[StoredFile], folder: Path) -> None:
     part = folder / "part.db"
     with closing(sqlite3.connect(folder / EVENTS, isolation_level=None, uri=True)) as connection:
         schema.create(connection)

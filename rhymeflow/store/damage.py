@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import struct
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import msgspec
 
 from rhymeflow.errors import UserError
 from rhymeflow.store import schema
-from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+from rhymeflow.store.checkpoint_dirs import is_url, paths_of, where_of
 from rhymeflow.store.reader import IncompleteBatch, TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 
@@ -94,7 +93,9 @@ def _quick_check(path: Path) -> str:
 
 
 def _remedy(run_dir: Path) -> str:
-    checkpoints = checkpoints_up_to(run_dir / CHECKPOINTS, sys.maxsize)
+    checkpoints = paths_of(run_dir)
+    if is_url(where := where_of(run_dir)):
+        return f"a new run can begin with a checkpoint that you copy from {where}"
     if not checkpoints:
         return "there is no checkpoint either"
     *_, newest = checkpoints.values()

@@ -16,6 +16,7 @@ from typing import Any
 
 from rhymeflow.errors import StorageError, to_resume
 from rhymeflow.store import schema
+from rhymeflow.store.checkpoint_dirs import where_of
 from rhymeflow.store.statements import Statement
 from rhymeflow.utils.disk import fault_of, flush
 
@@ -210,6 +211,6 @@ class OnDisk:
                 f"{self._path}: was cut from {self._size:,} to {status.st_size:,} bytes while the "
                 "run was writing to it; what is missing is lost. If you put a copy in its place, "
                 f"{to_resume(self._run_dir)} continues; checkpoints are in "
-                f"{self._run_dir / 'checkpoints'}"
+                f"{where_of(self._run_dir)}"
             )
         self._size = status.st_size

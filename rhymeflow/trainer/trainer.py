@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import count
@@ -21,7 +20,7 @@ from rhymeflow.config import Config, EvalSuite
 from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
-from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, checkpoints_up_to
+from rhymeflow.store.checkpoint_dirs import is_url, paths_of
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.trainer.callbacks import Callbacks, History, Rhythm, eval_name
 from rhymeflow.trainer.inputs import (
@@ -112,6 +111,8 @@ class Trainer:
         if eval_dataset is not None:
             fields |= eval_fields(inputs, eval_dataset, given)
         self.config: Config = build_config(fields, given, where="Trainer")
+        if is_url(where := self.config.run.checkpoint_dir or ""):
+            raise UserError(f"Trainer: run.checkpoint_dir: {where}: `model` needs a path, no URL")
         self.args: Any = self.config
         """The `args` of callbacks."""
         self.run_dir = run_dir
@@ -240,7 +241,7 @@ class Trainer:
         return paths[max(paths) if best is None else best] if paths else None
 
     def _checkpoints(self) -> dict[int, Path]:
-        return checkpoints_up_to(self.run_dir / CHECKPOINTS, sys.maxsize)
+        return paths_of(self.run_dir)
 
     def _best(self, versions: Iterable[int]) -> int | None:
         """Return the newest of these versions with the greatest `run.best_metric`; None if none has

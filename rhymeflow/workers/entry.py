@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rhymeflow.config import Config
-from rhymeflow.errors import UserError
+from rhymeflow.errors import StorageError, UserError
 from rhymeflow.utils import progress
 from rhymeflow.utils.process import redirect_output, set_process_name
 from rhymeflow.workers.channel import Channel
@@ -86,7 +86,7 @@ def work(connection: Connection, setup: WorkerSetup) -> None:
             main(channel, setup.name, config, Path(setup.run_dir))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the controller is gone, and with it the run
-    except UserError as error:
+    except (UserError, StorageError) as error:
         send(channel, Failed(str(error), user_error=True))
     except Exception:  # noqa: BLE001 - the boundary of the worker: every defect must be reported
         traceback.print_exc()  # to its log

@@ -7,7 +7,6 @@ by the stored versions of its tokens (law 1). A version can be pulled before it 
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ from rhymeflow.core.commands import Accumulate, Train
 from rhymeflow.core.events import Accumulated, LearnerReady, VersionPublished
 from rhymeflow.core.types import TrajectoryId, Version
 from rhymeflow.emulation import Pace, pace_of
-from rhymeflow.errors import UserError
 from rhymeflow.learner.checkpoint import Saver
 from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.ranks import (
@@ -39,7 +37,7 @@ from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import fix_longrope
 from rhymeflow.models.rows import WeightRows
 from rhymeflow.models.tokenizer import load_tokenizer
-from rhymeflow.store.checkpoint_dirs import CHECKPOINTS
+from rhymeflow.store.checkpoint_dirs import CheckpointPlace
 from rhymeflow.store.handle import explained, store_reader
 from rhymeflow.store.reader import TrajectoryRecord
 from rhymeflow.utils import objects, progress
@@ -66,7 +64,14 @@ from rhymeflow.workers.messages import (
     receive,
     send,
 )
-from rhymeflow.workers.restore import from_checkpoint, parts, samples, skipped_in_a_row, train_again
+from rhymeflow.workers.restore import (
+    from_checkpoint,
+    parts,
+    place_here,
+    samples,
+    skipped_in_a_row,
+    train_again,
+)
 
 PATIENCE = 10.0
 """Seconds that a rank waits after a failed collective, for the controller to replace all ranks."""
@@ -142,18 +147,14 @@ class LearnerProcess:
         self.connection, self.config, self.ranks = connection, config, ranks
         self._waiting = waiting
         self._pace = pace_of(config)
-        if not run_dir.is_dir():
-            raise UserError(
-                f"run.output_dir: there is no {run_dir} on {socket.gethostname()}: the learner "
-                "writes checkpoints there, so its nodes have to share it with the controller's"
-            )
         device = ranks.device or resolve_device(config.model)
         dtype = resolve_dtype(config.model, device)
         self.learner = self._load(device, dtype)
         self._reader = store_reader(config, run_dir)
-        self._saver = Saver(run_dir / CHECKPOINTS, is_lead=ranks.is_lead)
+        place = place_here(config, run_dir, self._reader)
+        self._saver = Saver(place, is_lead=ranks.is_lead)
         with explained(self._reader):
-            damaged, retrain_seconds = self._restore(run_dir / CHECKPOINTS)
+            damaged, retrain_seconds = self._restore(place)
         self.weights: WeightStore | None = None  # set on rank 0
         if ranks.is_lead:
             self.weights = make_store(config, self.learner.manifest(), run_dir)
@@ -174,11 +175,11 @@ class LearnerProcess:
         )
         self._send(Envelope(LearnerReady(self.version, as_text(checksum)), loaded))
 
-    def _restore(self, directory: Path) -> tuple[list[tuple[Version, str]], float]:
+    def _restore(self, place: CheckpointPlace) -> tuple[list[tuple[Version, str]], float]:
         """Bring the learner to the last published version; return damaged checkpoints with their
         problems, and how many seconds training again took."""
         learner, reader, limit = self.learner, self._reader, self.config.learner.max_skipped_steps
-        damaged = from_checkpoint(learner, reader, directory, lambda: as_text(learner.checksum()))
+        damaged = from_checkpoint(learner, reader, place, lambda: as_text(learner.checksum()))
         began, since = time.perf_counter(), None
         for step, last in train_again(learner, reader, self.config):
             self._pace.hold_training(learner.charged, since, num_steps=1)

@@ -8,6 +8,7 @@ deterministic kernels, the weights are the same to the last bit; the log has the
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, count, pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.sample import Sample
 from rhymeflow.reward.components import WeightedSum
-from rhymeflow.store.checkpoint_dirs import checkpoints_up_to
+from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, CheckpointPlace, owner_of
 from rhymeflow.store.handle import Reader
 from rhymeflow.store.previous_run import config_of
 from rhymeflow.store.reader import TrajectoryRecord
@@ -47,24 +48,38 @@ def skipped_in_a_row(reader: Reader) -> int:
     return next(n for n in count() if last - n not in skipped)
 
 
+def place_here(config: Config, run_dir: Path, reader: Reader) -> CheckpointPlace:
+    """Return where checkpoints are. Raises `UserError` unless this node reaches the place."""
+    elsewhere = config.run.checkpoint_dir
+    if elsewhere is None and not run_dir.is_dir():
+        raise UserError(
+            f"run.output_dir: there is no {run_dir} on {socket.gethostname()}: the learner saves "
+            "there; name run.checkpoint_dir, which its nodes and the controller's reach"
+        )
+    owner = owner_of(reader.attempts()) if elsewhere else None
+    place = CheckpointPlace(elsewhere or run_dir / CHECKPOINTS, owner)
+    place.check_owner()
+    return place
+
+
 def from_checkpoint(
-    learner: Learner, reader: Reader, directory: Path, checksum: Callable[[], str]
+    learner: Learner, reader: Reader, place: CheckpointPlace, checksum: Callable[[], str]
 ) -> list[tuple[Version, str]]:
     """Restore the newest whole checkpoint, if any; return newer ones, each with its problem. The
     log must have the `checksum` of the restored weights. Raises `UserError` if weights with another
-    checksum were restored and no earlier checkpoint is whole."""
+    checksum were restored and no earlier checkpoint is whole, or the storage fails."""
     damaged: list[tuple[Version, str]] = []
     has_changed = False
-    for version, path in reversed(checkpoints_up_to(directory, published(reader)).items()):
+    for version, saved in reversed(place.up_to(published(reader)).items()):
         try:
-            learner.restore(path)
+            learner.restore(saved)
         except UserError as error:  # nothing was restored
             damaged.append((version, str(error)))
             continue
         if checksum() in _checksums(reader, version):
             return damaged
         has_changed = True
-        damaged.append((version, f"{path}: the checksum of its weights is not that of the log"))
+        damaged.append((version, f"{saved}: the checksum of its weights is not that of the log"))
     if has_changed:
         _, problem = damaged[-1]
         raise UserError(

@@ -32,9 +32,11 @@ def test_a_shell_can_read_it(name: str) -> None:
 
 def commands(name: str) -> list[list[str]]:
     """The commands of rhymeflow, with what a shell would put in for its variables."""
+    if name.endswith(".yaml"):
+        return [shlex.split(yaml.read(text(name), "job")[1]["spec"]["entrypoint"])[1:]]
     whole = re.sub(r"\\\n\s*", " ", text(name))
     default = re.search(r"recipe=\$\{1:-(\w+)\}", whole)
-    given = {"recipe": default[1] if default else "", "run_dir": "runs/a"}
+    given = {"recipe": default[1] if default else "", "run_dir": "runs/a", "shared": "s3://b/a"}
     found = []
     for line in whole.splitlines():
         if line.startswith("#") or "rhymeflow " not in line.partition("#")[0]:
@@ -53,7 +55,10 @@ def test_its_commands_are_commands(name: str, monkeypatch: pytest.MonkeyPatch) -
     def train(args: Any) -> int:
         config = read_config(args.recipe, args.overrides)
         assert config.runtime == "ray"
-        assert args.dry_run or (config.ray.address, bool(config.run.output_dir)) == ("auto", True)
+        if not args.dry_run:
+            assert (config.ray.address, bool(config.run.output_dir)) == ("auto", True)
+            assert config.run.checkpoint_dir.endswith("/checkpoints"), "all nodes see them"
+            assert config.run.backup.endswith("/backup"), "a requeued job begins with it"
         seen.append("train")
         return 0
 

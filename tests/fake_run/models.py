@@ -28,6 +28,7 @@ from rhymeflow.histospec.draft import DraftStats
 from rhymeflow.learner.sample import Sample
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.train import Loaded
+from rhymeflow.store.checkpoint_dirs import CheckpointDir
 from rhymeflow.suites.suite import SuitePrompts, of_run
 from rhymeflow.weights.base import VersionUnavailable
 from rhymeflow.weights.proof import ProvedWeights
@@ -145,9 +146,9 @@ class Model:
     def snapshot(self) -> str:
         return json.dumps([self.version, self.state, self._num_tokens])
 
-    def restore(self, directory: Path) -> None:
+    def restore(self, saved: CheckpointDir) -> None:
         self.version, self.state, self._num_tokens = json.loads(
-            (directory / STATE_FILE).read_text(encoding="utf-8")
+            (Path(str(saved)) / STATE_FILE).read_text(encoding="utf-8")
         )
 
 

@@ -15,10 +15,10 @@ from rhymeflow.config import Config
 from rhymeflow.core.events import LearnerReady
 from rhymeflow.core.types import Version
 from rhymeflow.engine.base import EngineLimits
-from rhymeflow.learner.checkpoint import Saved, remove_others
+from rhymeflow.learner.checkpoint import Saved
 from rhymeflow.reward.calls import FunctionRewards, RewardTask
 from rhymeflow.reward.components import component_names
-from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, UNFINISHED
+from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, CheckpointPlace
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.suites.suite import reward_sections
 from rhymeflow.weights.base import SharedMemoryWeightHandle
@@ -53,9 +53,10 @@ class FakeLearner(LearnerProcess):
     ) -> None:
         self.connection, self.config, self._world = connection, config, world
         self.learner = models.Model()
-        self._saver = FakeSaver(run_dir / CHECKPOINTS, world)
+        place = CheckpointPlace(run_dir / CHECKPOINTS)
+        self._saver = FakeSaver(place, world)
         self._reader = TrajectoryReader(run_dir / "events.db")
-        self._restore(run_dir / CHECKPOINTS)
+        self._restore(place)
         self.learner.breaks = self._breaks
         self.weights = shared[name] = models.Weights()
         checksum = as_text(self.weights.publish(self.version, self.learner.weights()))
@@ -83,8 +84,8 @@ class FakeSaver:
     COMPLETED = 0.5
     """Probability that one is complete when it is asked for."""
 
-    def __init__(self, directory: Path, world: World) -> None:
-        self._directory, self._world = directory, world
+    def __init__(self, place: CheckpointPlace, world: World) -> None:
+        self._place, self._world = place, world
         self._pending: deque[tuple[Version, str, Collection[Version]]] = deque()
 
     @property
@@ -92,28 +93,22 @@ class FakeSaver:
         return bool(self._pending)
 
     def begin(self, version: Version, snapshot: str, keep: Collection[Version]) -> None:
-        unfinished = self._path(version).with_name(f"step-{version}{UNFINISHED}")
-        unfinished.mkdir(parents=True, exist_ok=True)
+        self._place.at(version).files.mkdir(parents=True, exist_ok=True)
         self._pending.append((version, snapshot, keep))
 
     def ended(self) -> list[Saved]:
         found = []
         while self._pending and self._world.chance(self.COMPLETED):
             version, snapshot, keep = self._pending.popleft()
-            path = self._path(version)
-            unfinished = path.with_name(path.name + UNFINISHED)
-            unfinished.mkdir(parents=True, exist_ok=True)
-            (unfinished / models.STATE_FILE).write_text(snapshot, encoding="utf-8")
-            if path.exists():
-                shutil.rmtree(path)
-            unfinished.rename(path)
-            found.append(Saved(version, path, None))
+            saved = self._place.at(version)
+            saved.files.mkdir(parents=True, exist_ok=True)
+            (saved.files / models.STATE_FILE).write_text(snapshot, encoding="utf-8")
+            shutil.rmtree(str(saved), ignore_errors=True)
+            saved.files.rename(str(saved))
+            found.append(Saved(version, str(saved), None))
             if not self._world.chance(0.1):  # else as if it had died meanwhile
-                remove_others(self._directory, {path, *map(self._path, keep)})
+                self._place.remove_others({version, *keep})
         return found
-
-    def _path(self, version: Version) -> Path:
-        return self._directory / f"step-{version}"
 
 
 class FakeInstance(RolloutInstance):

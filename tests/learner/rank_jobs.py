@@ -18,9 +18,18 @@ from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.ranks import Ranks, address_of, meeting_place
 from rhymeflow.models.rows import WeightRows
 from rhymeflow.runtime import processes
+from rhymeflow.store.checkpoint_dirs import CheckpointDir, CheckpointPlace
 from tests.learner.builders import learner_config, made_up_batch, rollout_config, tiny_model
 
 TIMEOUT = 60.0
+
+
+def checkpoint_at(where: Path | str) -> CheckpointDir:
+    """In a directory, or below a URL."""
+    if isinstance(where, Path):
+        return CheckpointDir(where)
+    url, _, version = where.rpartition("/step-")
+    return CheckpointPlace(url).at(int(version))
 
 
 def on_ranks(
@@ -109,10 +118,10 @@ def perform(ranks: Ranks, options: dict, script: list[tuple]) -> tuple[list[dict
             case "copy":
                 snapshot = learner.snapshot()
             case "write":  # what came since the copy must not be in it
-                snapshot.write(given)
+                snapshot.write(checkpoint_at(given))
             case "restore":
                 directory, version = given
-                assert learner.restore(directory) == version
+                assert learner.restore(checkpoint_at(directory)) == version
     return rows, whole_weights(learner)
 
 
@@ -156,7 +165,7 @@ def save_where_no_room_is(ranks: Ranks, directory: Path) -> str:
     if ranks.rank == 1:
         FileSystemWriter.write_data = _no_room
     try:
-        snapshot.write(directory)
+        snapshot.write(CheckpointDir(directory))
     except OSError as error:
         return str(error)
     return ""

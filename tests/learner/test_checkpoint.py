@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from rhymeflow.errors import UserError
 from rhymeflow.learner.checkpoint import Saved, Saver
 from rhymeflow.learner.learner import Learner
+from rhymeflow.store.checkpoint_dirs import CheckpointDir, CheckpointPlace
 from tests.learner.builders import (
     learner_config,
     made_up_batch,
@@ -40,7 +41,7 @@ def test_plain_transformers_loads_it(tmp_path: Path, dtype: torch.dtype):
     model.register_buffer("bias", torch.arange(3.0))
     learner = Learner(model, tokenizer, learner_config(), rollout_config(), dtype)
     learner.train(made_up_batch(), 0)
-    learner.snapshot().write(tmp_path / "step-1")
+    learner.snapshot().write(CheckpointDir(tmp_path / "step-1"))
     config = json.loads((tmp_path / "step-1" / "config.json").read_text())
     assert "rhymeflow" not in json.dumps(config)
     assert len(list((tmp_path / "step-1").glob("*.safetensors"))) == 1
@@ -61,11 +62,11 @@ def test_plain_transformers_loads_it(tmp_path: Path, dtype: torch.dtype):
 
 def test_saving_twice_replaces_and_leaves_nothing_unfinished(tmp_path: Path):
     learner = tiny_learner()
-    learner.snapshot().write(tmp_path / "step-0")
+    learner.snapshot().write(CheckpointDir(tmp_path / "step-0"))
     trained(learner, 0)
-    learner.snapshot().write(tmp_path / "step-0")
+    learner.snapshot().write(CheckpointDir(tmp_path / "step-0"))
     assert [path.name for path in tmp_path.iterdir()] == ["step-0"]
-    assert tiny_learner().restore(tmp_path / "step-0") == 1
+    assert tiny_learner().restore(CheckpointDir(tmp_path / "step-0")) == 1
 
 
 def cut_short(learner: Path) -> None:
@@ -86,10 +87,10 @@ def cut_short(learner: Path) -> None:
 def test_a_damaged_one_is_a_clear_error_and_changes_nothing(tmp_path: Path, damage, said: str):
     learner, other = tiny_learner(), tiny_learner()
     trained(learner, 0)
-    learner.snapshot().write(tmp_path / "step-1")
+    learner.snapshot().write(CheckpointDir(tmp_path / "step-1"))
     damage(tmp_path / "step-1" / "learner")
     with pytest.raises(UserError, match=said) as error:
-        other.restore(tmp_path / "step-1")
+        other.restore(CheckpointDir(tmp_path / "step-1"))
     assert "\n" not in str(error.value)
     assert other.version == 0
     assert other.checksum() == tiny_learner().checksum()
@@ -118,7 +119,11 @@ def test_what_is_written_is_the_version_that_was_copied(tmp_path: Path, monkeypa
         "gradient_checkpointing": True,
     }
     learner, restored = (tiny_learner(dtype=dtype, **options) for _ in "12")
-    saver, may_write, write = Saver(tmp_path), threading.Event(), FileSystemWriter.write_data
+    saver, may_write, write = (
+        Saver(CheckpointPlace(tmp_path)),
+        threading.Event(),
+        FileSystemWriter.write_data,
+    )
     monkeypatch.setattr(
         FileSystemWriter, "write_data", lambda *args: (may_write.wait(60), write(*args))[1]
     )
@@ -129,8 +134,8 @@ def test_what_is_written_is_the_version_that_was_copied(tmp_path: Path, monkeypa
     assert saver.is_busy
     assert not (tmp_path / "step-1").exists(), "half a checkpoint has its final name"
     may_write.set()
-    assert wait_for(saver, 1) == [Saved(1, tmp_path / "step-1", None)]
-    assert restored.restore(tmp_path / "step-1") == 1
+    assert wait_for(saver, 1) == [Saved(1, str(tmp_path / "step-1"), None)]
+    assert restored.restore(CheckpointDir(tmp_path / "step-1")) == 1
     assert restored.checksum() == checksum
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "step-1")
     assert all(torch.equal(w, plain.get_parameter(n)) for n, w in restored.weights().items())
@@ -139,7 +144,7 @@ def test_what_is_written_is_the_version_that_was_copied(tmp_path: Path, monkeypa
 
 
 def test_others_are_deleted_when_it_is_complete(tmp_path: Path):
-    learner, saver = tiny_learner(), Saver(tmp_path)
+    learner, saver = tiny_learner(), Saver(CheckpointPlace(tmp_path))
     for version in (1, 2, 3):
         saver.begin(version, learner.snapshot(), keep=(1,))
     wait_for(saver, 3)
@@ -151,7 +156,7 @@ def test_others_are_deleted_when_it_is_complete(tmp_path: Path):
 
 @pytest.mark.parametrize("error_type", [OSError, RuntimeError])  # torch's writer has its own
 def test_a_disk_that_is_full_costs_no_earlier_checkpoint(tmp_path: Path, monkeypatch, error_type):
-    learner, saver = tiny_learner(), Saver(tmp_path)
+    learner, saver = tiny_learner(), Saver(CheckpointPlace(tmp_path))
     saver.begin(1, learner.snapshot(), keep=())
 
     def fail(*args):
@@ -161,7 +166,7 @@ def test_a_disk_that_is_full_costs_no_earlier_checkpoint(tmp_path: Path, monkeyp
     monkeypatch.setattr(FileSystemWriter, "write_data", fail)
     saver.begin(2, learner.snapshot(), keep=())
     ((version, path, error),) = wait_for(saver, 1)
-    assert (version, path) == (2, tmp_path / "step-2")
+    assert (version, path) == (2, str(tmp_path / "step-2"))
     assert "No space left" in error
     assert [each.name for each in tmp_path.iterdir()] == ["step-1"], "the rest takes no room"
-    assert tiny_learner().restore(tmp_path / "step-1") == 0
+    assert tiny_learner().restore(CheckpointDir(tmp_path / "step-1")) == 0

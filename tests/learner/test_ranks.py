@@ -118,19 +118,20 @@ HALF = 3
 def saved(request, tmp_path_factory):
     """Options, a checkpoint after half of the steps, and the other half."""
     directory = tmp_path_factory.mktemp("checkpoint") / f"step-{HALF}"
+    where = f"file://{directory}" if request.param == "plain" else directory
     options = FROZEN if request.param == "frozen" else {}
-    script = [*steps(0, HALF), ("copy", None), *steps(HALF, 2 * HALF), ("write", directory)]
+    script = [*steps(0, HALF), ("copy", None), *steps(HALF, 2 * HALF), ("write", where)]
     if request.param == "of one rank":
         rows, weights = perform(ALONE, options, script)
     else:
         rows, weights = on_ranks(2, perform, options, script)[0]
-    return options, directory, rows[HALF:], weights, request.param
+    return options, where, rows[HALF:], weights, request.param
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_what_was_saved_goes_on_on_any_number_of_ranks(saved, num_ranks: int):
-    options, directory, rows, weights, by = saved
-    script = [("restore", (directory, HALF)), *steps(HALF, 2 * HALF)]
+    options, where, rows, weights, by = saved
+    script = [("restore", (where, HALF)), *steps(HALF, 2 * HALF)]
     if num_ranks == 1:
         found_rows, found = perform(ALONE, options, script)
     else:
@@ -141,9 +142,9 @@ def test_what_was_saved_goes_on_on_any_number_of_ranks(saved, num_ranks: int):
 
 
 def test_what_was_saved_loads_in_plain_transformers(saved):
-    options, directory, *_ = saved
-    plain = AutoModelForCausalLM.from_pretrained(directory)
-    _, weights = perform(ALONE, options, [("restore", (directory, HALF))])
+    options, where, *_ = saved
+    plain = AutoModelForCausalLM.from_pretrained(str(where).removeprefix("file://"))
+    _, weights = perform(ALONE, options, [("restore", (where, HALF))])
     for name, value in weights.items():
         assert torch.equal(plain.get_parameter(name), value), name
 

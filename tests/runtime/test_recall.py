@@ -9,7 +9,7 @@ from rhymeflow.config import Config
 from rhymeflow.core.coordinator import Coordinator
 from rhymeflow.runtime import start
 from rhymeflow.runtime.replay import recall
-from rhymeflow.store.checkpoint_dirs import checkpoints_up_to, set_aside
+from rhymeflow.store.checkpoint_dirs import CheckpointPlace
 from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.writer import SqliteTrajectoryStore
 
@@ -43,7 +43,7 @@ def test_a_checkpoint_that_the_log_does_not_know_is_set_aside(tmp_path):
     for name in ("step-2", "step-4", "step-6", "step-8.unfinished", "ahead-of-the-log-step-4"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "what").write_text(name)
-    set_aside(tmp_path, 3)
+    CheckpointPlace(tmp_path).set_aside_after(3)
     found = {path.name: (path / "what").read_text() for path in tmp_path.iterdir()}
     assert found == {
         "step-2": "step-2",
@@ -51,4 +51,4 @@ def test_a_checkpoint_that_the_log_does_not_know_is_set_aside(tmp_path):
         "ahead-of-the-log-step-6": "step-6",
         "step-8.unfinished": "step-8.unfinished",
     }
-    assert list(checkpoints_up_to(tmp_path, 100)) == [2]
+    assert list(CheckpointPlace(tmp_path).up_to()) == [2]

@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import sqlite3
-import sys
 import time
 from collections import Counter
 from contextlib import closing
@@ -26,7 +25,7 @@ from rhymeflow.core.types import TrajectoryId
 from rhymeflow.observe.summary import backup_line
 from rhymeflow.store import backup as backups
 from rhymeflow.store.backup import BackupThread, check_free, copied, restore
-from rhymeflow.store.checkpoint_dirs import checkpoints_up_to
+from rhymeflow.store.checkpoint_dirs import CheckpointPlace
 from rhymeflow.utils import shared_memory
 from rhymeflow.utils.child import descendants
 from tests.processes import Command
@@ -94,7 +93,7 @@ def back_up(run: MadeUpRun, url: str) -> None:
 
 
 def files(url: str) -> list[str]:
-    return sorted(backups.Storage(url)._fs.find(backups.Storage(url)._root))
+    return sorted(backups.BackupStorage(url)._fs.find(backups.BackupStorage(url)._root))
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +135,7 @@ def test_whatever_fails_the_backup_comes_to_have_all(tmp_path_factory, seed, act
             run.go_on(4, prunes=seed % 2 == 0)
         elif act == "back up":
             run.save()
-            thread.saved()
+            thread.saved(run.checkpoint)
         else:
             run.save()
             FlakyFileSystem.share = 0.0
@@ -179,7 +178,7 @@ def test_what_is_not_whole_is_left_out_and_said(run, url, tmp_path, kind, how):
         states.append(content(run.path))
     ends = {"rows": ".db", "marker": "/backup.json", "checkpoint": "/model"}[kind]
     chosen = [path for path in files(url) if path.endswith(ends)][2 if kind == "rows" else -1]
-    fs = backups.Storage(url)._fs
+    fs = backups.BackupStorage(url)._fs
     data = fs.cat_file(chosen)
     if how == "missing":
         fs.rm(chosen)
@@ -194,14 +193,14 @@ def test_an_attempt_keeps_two_checkpoints_to_its_end(run, url, tmp_path):
     thread, states = started(run, url), []
     for _ in range(3):
         run.step()
-        thread.saved()
+        thread.saved(run.checkpoint)
         until_copied(run)
         states.append(content(run.path))
     run._generate()
     run.store.commit()
     thread.close()
     _, newest = [path for path in files(url) if path.endswith("/model")]
-    backups.Storage(url)._fs.pipe_file(newest, b"cut")
+    backups.BackupStorage(url)._fs.pipe_file(newest, b"cut")
     restore(url, tmp_path / "new")
     assert content(tmp_path / "new") == states[1]
 
@@ -218,14 +217,14 @@ def test_an_attempt_that_was_taken_for_dead_does_no_harm(run, url, tmp_path):
     for _ in range(3):  # it is not dead
         run.go_on(6)
         run.step()
-        stale.saved()
+        stale.saved(run.checkpoint)
         until_copied(run)
     heir.go_on(5, prunes=True)
     back_up(heir, url)
     heir.store.close()
     run.step()
     before = files(url)
-    stale.saved()
+    stale.saved(run.checkpoint)
     until(lambda: "continues this run" in (stale.notice() or ""))
     assert files(url) == before
     restore(url, tmp_path / "newer")
@@ -278,7 +277,7 @@ def test_what_is_no_backup_is_said_and_another_run_is_not_mixed_in(run, url, tmp
     thread = started(other, url)
     until(lambda: "holds another run" in (thread.notice() or ""))
     other.store.close()
-    fs = backups.Storage(url)._fs
+    fs = backups.BackupStorage(url)._fs
     for path in files(url):
         if path.endswith("/model"):
             fs.pipe_file(path, b"cut")
@@ -326,7 +325,7 @@ def test_a_backup_that_is_deleted_is_said_and_costs_no_run(run, url, monkeypatch
     until(lambda: copied(run.path))
     FlakyFileSystem().rm(url, recursive=True)
     run.step()
-    thread.saved()
+    thread.saved(run.checkpoint)
     until(lambda: "was deleted" in (thread.notice() or ""))
     thread.close()
 
@@ -342,17 +341,21 @@ def test_a_defect_of_the_last_backup_is_raised(run, url, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_whose_machine_is_lost_goes_on_from_its_backup(tmp_path):
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_run_whose_machine_is_lost_goes_on_from_its_backup(tmp_path, elsewhere):
     """Killed with all its processes and its directory deleted: what it does again, it does as
-    before. Lost is no more than what came after the checkpoint before the last."""
+    before. Lost is no more than what came after the checkpoint before the last. Checkpoints are
+    in the backup, or in `run.checkpoint_dir`."""
     run_dir, url = tmp_path / "run", f"{tmp_path}/backup"
-    config = small(tmp_path, learner={"max_steps": 9}, run={"backup": url}, **SYNCHRONOUS)
+    where = f"file://{tmp_path}/checkpoints" if elsewhere else None
+    run = {"backup": url, "checkpoint_dir": where}
+    config = small(tmp_path, learner={"max_steps": 9}, run=run, **SYNCHRONOUS)
     process = Command("train", file_of(config, tmp_path), cwd=tmp_path)
     until(lambda: published(run_dir) >= 7)
     for pid in (process.pid, *descendants(process.pid)):
         os.kill(pid, signal.SIGKILL)
     process.wait()
-    saved = sorted(checkpoints_up_to(run_dir / "checkpoints", sys.maxsize))
+    saved = list(CheckpointPlace(where or run_dir / "checkpoints").up_to())
     done, sampled = learned(run_dir), tokens(run_dir)
     shared_memory.free_left(shared_memory.prefix_for(run_dir, ""))
     shutil.rmtree(run_dir)
@@ -363,6 +366,9 @@ def test_a_run_whose_machine_is_lost_goes_on_from_its_backup(tmp_path):
     assert saved[-2] <= int(told[1])
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["steps"], summary["backup"]) == (9, f"{url}: up to date")
+    copied_there = [path for path in Path(url).rglob("*.safetensors")]
+    assert bool(copied_there) != elsewhere
+    assert 9 in CheckpointPlace(where or run_dir / "checkpoints").up_to()
     audit(run_dir)
     whole = learned(run_dir)
     assert all(whole[step].items() >= row.items() for step, row in done.items())
