@@ -151,7 +151,9 @@ _OTHER_NAMES = {
     "max_grad_norm": "grad_clip", "num_ranks": "num_gpus gpus", "max_staleness": "async_level",
     "data.source": "dataset dataset_name train_file", "model.name": "model_path model_name_or_path",
     "reward.functions": "reward_funcs reward_fn", "output_dir": "output out save_dir",
-    "report_to": "logger wandb", "save_steps": "save_freq", "eval_steps": "eval_freq",
+    "report_to": "logger wandb", "project": "project_name wandb_project", "tags": "wandb_tags",
+    "entity": "wandb_entity wandb_org", "run_group": "wandb_group wandb_run_group",
+    "save_steps": "save_freq", "eval_steps": "eval_freq",
 }  # fmt: skip
 USUAL = {other: name for name, others in _OTHER_NAMES.items() for other in others.split()}
 """Other trainers' names for fields; suggested in messages, never accepted."""

@@ -50,6 +50,15 @@ class RunConfig(Section):
     (docs/evaluation.md)."""
     report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
     """Trackers that get the metrics, besides `metrics.jsonl`."""
+    project: str | None = None
+    """Project of the run in W&B and trackio. `None`: `WANDB_PROJECT` (W&B's), or rhymeflow."""
+    entity: str | None = None
+    """Team or user in W&B that the run belongs to. `None`: `WANDB_ENTITY`, or the account's own."""
+    run_group: str | None = None
+    """Group of runs in W&B and trackio that this one is shown with. `None`: `WANDB_RUN_GROUP`, or
+    none."""
+    tags: tuple[str, ...] = ()
+    """The run's tags in W&B. Empty: those of `WANDB_TAGS`, or none."""
     keep_tokens: NonNegative | None = None
     """Versions whose responses keep tokens, log-probabilities and text in `events.db`, counted from
     the newest; 0: only what resuming and drafting may still read. What belongs to older versions is
@@ -95,6 +104,17 @@ class RunConfig(Section):
                 "only checkpoint may be ahead of the log, and the tokens before it are deleted; "
                 "use 2"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _trackers_have_these(self) -> Self:
+        both = ("wandb", "trackio")
+        users = {"project": both, "entity": both[:1], "run_group": both, "tags": both[:1]}
+        for name, trackers in users.items():
+            if getattr(self, name) and not set(trackers).intersection(self.report_to):
+                raise ValueError(
+                    f"{name} has no effect: report_to does not name {' or '.join(trackers)}"
+                )
         return self
 
 

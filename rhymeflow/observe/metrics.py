@@ -11,17 +11,21 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rhymeflow.errors import UserError
 from rhymeflow.utils import disk
 from rhymeflow.utils.extras import EXTRAS
+
+if TYPE_CHECKING:
+    from rhymeflow.config.run import RunConfig
 
 FILE = "metrics.jsonl"
 EXTRA = "extra.jsonl"
@@ -53,21 +57,21 @@ class MetricsWriter:
         self,
         run_dir: Path,
         *,
-        report_to: Sequence[str],
+        run: RunConfig,
         name: str,
         config: Mapping[str, Any],
         first_step: int = 0,
     ) -> None:
-        """Open `metrics.jsonl` at its end, and the trackers (names among `TRACKERS`).
+        """Open `metrics.jsonl` at its end, and the trackers of `run`.
 
         `first_step`: TensorBoard hides what an earlier attempt wrote for this step and later ones.
 
         Raises:
             UserError: a tracker that was asked for is not installed.
         """
-        check_installed(report_to)
+        check_installed(run.report_to)
         self._trackers = [
-            TRACKERS[tracker](run_dir, name, config, first_step) for tracker in report_to
+            TRACKERS[tracker](run_dir, run, name, config, first_step) for tracker in run.report_to
         ]
         self._run_dir = run_dir
         self._file = (run_dir / FILE).open("ab")
@@ -96,7 +100,7 @@ class _TensorBoard:
     """Event files in `RUN_DIR/tensorboard`."""
 
     def __init__(
-        self, run_dir: Path, name: str, config: Mapping[str, Any], first_step: int
+        self, run_dir: Path, run: RunConfig, name: str, config: Mapping[str, Any], first_step: int
     ) -> None:
         self._folder, self._first_step = str(run_dir / "tensorboard"), first_step
         self._writer: Any = None  # imported with the first row: that takes a second
@@ -117,14 +121,21 @@ class _TensorBoard:
 
 class _WeightsAndBiases:
     def __init__(
-        self, run_dir: Path, name: str, config: Mapping[str, Any], first_step: int
+        self, run_dir: Path, run: RunConfig, name: str, config: Mapping[str, Any], first_step: int
     ) -> None:
         module = importlib.import_module("wandb")
         known = _runs(run_dir).get("wandb")
         # "allow": if no row was ever delivered, there is no run of this id.
         again = {"id": known, "resume": "allow", "allow_val_change": True} if known else {}
         self._run = module.init(
-            project=PROJECT, name=name, dir=str(run_dir), config=dict(config), **again
+            project=run.project or os.environ.get("WANDB_PROJECT", PROJECT),
+            entity=run.entity,
+            group=run.run_group,
+            tags=run.tags or None,  # a resumed run has these and no others
+            name=name,
+            dir=str(run_dir),
+            config=dict(config),
+            **again,
         )
         _remember(run_dir, "wandb", self._run.id)
         # wandb's own step counter refuses earlier steps, and held-out rewards come late.
@@ -139,13 +150,16 @@ class _WeightsAndBiases:
 
 class _Trackio:
     def __init__(
-        self, run_dir: Path, name: str, config: Mapping[str, Any], first_step: int
+        self, run_dir: Path, run: RunConfig, name: str, config: Mapping[str, Any], first_step: int
     ) -> None:
         self._module = importlib.import_module("trackio")
         known = _runs(run_dir).get("trackio")
         how = {"name": known, "resume": "allow"} if known else {"name": name, "resume": "never"}
-        run = self._module.init(project=PROJECT, config=dict(config), **how)
-        _remember(run_dir, "trackio", run.name)  # differs from `name` where that was taken
+        group = {} if run.run_group is None else {"group": run.run_group}
+        started = self._module.init(
+            project=run.project or PROJECT, config=dict(config), **how, **group
+        )
+        _remember(run_dir, "trackio", started.name)  # differs from `name` where that was taken
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._module.log(dict(metrics), step=step)
@@ -154,7 +168,7 @@ class _Trackio:
         self._module.finish()
 
 
-TRACKERS: dict[str, Callable[[Path, str, Mapping[str, Any], int], Any]] = {
+TRACKERS: dict[str, Callable[[Path, RunConfig, str, Mapping[str, Any], int], Any]] = {
     "tensorboard": _TensorBoard,
     "wandb": _WeightsAndBiases,
     "trackio": _Trackio,

@@ -182,7 +182,7 @@ def attempt(
     metrics.forget_after(path, done or 0)
     writer = MetricsWriter(
         path,
-        report_to=config.run.report_to,
+        run=config.run,
         name=path.name,
         config=config.model_dump(mode="json"),
         first_step=0 if done is None else done + 1,

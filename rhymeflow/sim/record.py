@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rhymeflow import build
 from rhymeflow.config import Config
+from rhymeflow.config.run import RunConfig
 from rhymeflow.core import events
 from rhymeflow.core.commands import Command, Drop, FinishEarly, Route, Train
 from rhymeflow.core.events import Event
@@ -61,7 +62,9 @@ class Record:
         started = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
         config = config.model_copy(update={"schedule": build.rules_in_force(config)})
         self._store.begin_attempt(config.model_dump_json(), now=0.0, started=started)
-        self._metrics = MetricsWriter(directory, report_to=(), name=config.name, config={})
+        self._metrics = MetricsWriter(
+            directory, run=RunConfig(report_to=()), name=config.name, config={}
+        )
         self._is_open = True
 
     def hear(self, cluster: Cluster, event: Event) -> None:

@@ -89,6 +89,7 @@ MAPPED: Mapping[str, str] = {
     "run.best_metric; the best checkpoint is the model after train()":
         "load_best_model_at_end metric_for_best_model greater_is_better",
     "run.report_to": "report_to",
+    "run.project, with wandb or trackio in report_to": "project",
     "when callbacks' on_log is called": "logging_strategy logging_steps logging_first_step",
     "the model is pushed when train() is over":
         "push_to_hub hub_token hub_private_repo hub_model_id hub_revision",
@@ -119,8 +120,8 @@ PASSED_OVER: Mapping[str, str] = {
         "include_num_input_tokens_seen log_level disable_tqdm debug skip_memory_metrics "
         "log_completions num_completions_to_print log_unique_prompts log_completions_hub_repo "
         "log_multimodal",
-    "a tracker's data are on this machine, in the project rhymeflow":
-        "project trackio_space_id trackio_bucket_id trackio_static_space_id",
+    "trackio's data are on this machine":
+        "trackio_space_id trackio_bucket_id trackio_static_space_id",
     "held-out prompts are answered once each, every eval_steps, at the start and at the end, and "
     "their rewards are what is measured":
         "eval_delay eval_on_start per_device_eval_batch_size prediction_loss_only "

@@ -215,6 +215,8 @@ def _saving(given: Values, length: RunLength) -> dict[str, Any]:
     if given["save_strategy"] == "best":
         saves = evaluates  # the best checkpoint is known after an evaluation
     trackers = [tracker for tracker in given["report_to"] or () if tracker != "none"]
+    is_named = given["project"] != "huggingface"  # TRL's default
+    uses_project = not {"wandb", "trackio"}.isdisjoint(trackers)
     for tracker in trackers:
         if tracker not in TRACKERS:
             raise UserError(
@@ -228,6 +230,7 @@ def _saving(given: Values, length: RunLength) -> dict[str, Any]:
         "run.save_total_limit": given["save_total_limit"] or 0,
         "run.best_metric": _best_metric(given),
         "run.report_to": trackers,
+        "run.project": given["project"] if is_named and uses_project else None,
     }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rhymeflow.config.load import build_config
+from rhymeflow.config.run import RunConfig
 from rhymeflow.core.events import Evaluated, VersionPublished
 from rhymeflow.core.types import TrajectoryId
 from rhymeflow.observe.metrics import MetricsWriter
@@ -79,7 +80,7 @@ def _put_group(
 
 
 def _write_metrics(run_dir: Path, num_steps: int) -> None:
-    writer = MetricsWriter(run_dir, report_to=(), name="run", config={})
+    writer = MetricsWriter(run_dir, run=RunConfig(report_to=()), name="run", config={})
     writer.write(0, 0.5, {"eval/reward": 0.25})
     for step in range(1, num_steps + 1):
         figures = {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from pathlib import Path
 
 import pytest
 
+from rhymeflow.config.run import RunConfig
 from rhymeflow.errors import UserError
 from rhymeflow.observe import meanings, metrics
 from rhymeflow.observe.metrics import MetricsWriter
@@ -14,13 +16,13 @@ from tests.refused import refusal
 
 
 def test_rows_of_one_step_are_joined_and_a_half_line_left_out(tmp_path):
-    writer = MetricsWriter(tmp_path, report_to=(), name="run", config={})
+    writer = MetricsWriter(tmp_path, run=RunConfig(report_to=()), name="run", config={})
     writer.write(2, 3.00049, {"reward": 0.5, "grad_norm": math.inf})
     line = '{"step":2,"time":3.0,"reward":0.5,"grad_norm":null}\n'
     assert (tmp_path / "metrics.jsonl").read_text() == line, "it is there at once"
     writer.write(1, 1.0, {"reward": 0.25})
     writer.close()
-    writer = MetricsWriter(tmp_path, report_to=(), name="run", config={})  # goes on
+    writer = MetricsWriter(tmp_path, run=RunConfig(report_to=()), name="run", config={})  # goes on
     writer.write(2, 4.0, {"eval/reward": 0.75})
     writer.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -73,7 +75,7 @@ def test_tensorboard_has_the_same_numbers_and_not_what_a_resumed_run_does_again(
 
     for first_step, value in ((0, 1.0), (2, 5.0)):
         writer = MetricsWriter(
-            tmp_path, report_to=("tensorboard",), name="run", config={}, first_step=first_step
+            tmp_path, run=RunConfig(), name="run", config={}, first_step=first_step
         )
         for step in range(max(first_step, 1), 4):
             writer.write(step, 1.0, {"reward": value, "staleness/max": 1.0})
@@ -93,9 +95,10 @@ class FakeTracker:
     def __init__(self) -> None:
         self.calls: list[tuple] = []
 
-    def init(self, *, project, name, config, dir=None, **how):
-        self.calls.append(("init", project, name, config, how))
-        self.name = name
+    def init(self, **how):
+        how.pop("dir", None)
+        self.calls.append(("init", {k: v for k, v in how.items() if v is not None}))
+        self.name = how["name"]
         return self
 
     def define_metric(self, names, step_metric):
@@ -112,7 +115,7 @@ class FakeTracker:
     ("name", "first", "again"),
     [
         ("wandb", {}, {"id": "abc123", "resume": "allow", "allow_val_change": True}),
-        ("trackio", {"resume": "never"}, {"resume": "allow"}),
+        ("trackio", {"resume": "never"}, {"resume": "allow", "name": "demo"}),
     ],
 )
 def test_trackers_get_the_rows_and_a_resumed_run_goes_on_in_its_run(
@@ -121,17 +124,85 @@ def test_trackers_get_the_rows_and_a_resumed_run_goes_on_in_its_run(
     """Also if its directory was moved, and the run would be called otherwise now."""
     fake = FakeTracker()
     monkeypatch.setitem(metrics.importlib.sys.modules, name, fake)
-    writer = MetricsWriter(tmp_path, report_to=(name,), name="demo", config={"seed": 1})
+    run = RunConfig(report_to=(name,))
+    writer = MetricsWriter(tmp_path, run=run, name="demo", config={"seed": 1})
     writer.write(1, 0.5, {"reward": 0.5})
     writer.close()
-    MetricsWriter(tmp_path, report_to=(name,), name="moved", config={}).close()
+    MetricsWriter(tmp_path, run=run, name="moved", config={}).close()
+    common = {"project": "rhymeflow", "config": {}}
     assert fake.calls == [
-        ("init", "rhymeflow", "demo", {"seed": 1}, first),
+        ("init", common | {"name": "demo", "config": {"seed": 1}} | first),
         ("log", {"step": 1, "reward": 0.5}),
         ("finish",),
-        ("init", "rhymeflow", "moved" if name == "wandb" else "demo", {}, again),
+        ("init", common | {"name": "moved"} | again),
         ("finish",),
     ]
+
+
+def wandb_init(
+    entity=None, project=None, dir=None, id=None, name=None, notes=None, tags=None, config=None,
+    config_exclude_keys=None, config_include_keys=None, allow_val_change=None, group=None,
+    job_type=None, mode=None, force=None, reinit=None, resume=None, resume_from=None,
+    fork_from=None, save_code=None, tensorboard=None, sync_tensorboard=None, monitor_gym=None,
+    settings=None,
+):  # fmt: skip
+    """As wandb 0.20 and later have it."""
+
+
+def trackio_init(
+    project, name=None, group=None, space_id=None, space_storage=None, dataset_id=None,
+    config=None, resume="never", settings=None, private=None, embed=True, auto_log_gpu=None,
+    gpu_log_interval=10.0,
+):  # fmt: skip
+    """As trackio has it."""
+
+
+@pytest.mark.parametrize(
+    ("name", "init", "has"),
+    [
+        ("wandb", wandb_init, {"entity": "us", "group": "sweep", "tags": ("a", "b")}),
+        ("trackio", trackio_init, {"group": "sweep"}),
+    ],
+)
+def test_project_team_group_and_tags_are_passed_on_also_to_a_run_that_goes_on(
+    tmp_path, monkeypatch, name, init, has
+):
+    fake = FakeTracker()
+    monkeypatch.setitem(metrics.importlib.sys.modules, name, fake)
+    labels = {"project": "mine", "run_group": "sweep"}
+    if name == "wandb":
+        labels |= {"entity": "us", "tags": ("a", "b")}
+    run = RunConfig(report_to=(name,), **labels)
+    for _ in range(2):
+        MetricsWriter(tmp_path, run=run, name="demo", config={}).close()
+    calls = [call for what, *call in fake.calls if what == "init"]
+    for (given,) in calls:
+        inspect.signature(init).bind(**given)
+        assert given.items() >= {"project": "mine", **has}.items()
+    assert [call.get("resume") == "allow" for (call,) in calls] == [False, True]
+
+
+def test_wandbs_own_variable_names_the_project(tmp_path, monkeypatch):
+    monkeypatch.setitem(metrics.importlib.sys.modules, "wandb", fake := FakeTracker())
+    monkeypatch.setenv("WANDB_PROJECT", "theirs")
+    for project, expected in ((None, "theirs"), ("mine", "mine")):
+        run = RunConfig(report_to=("wandb",), project=project)
+        MetricsWriter(tmp_path, run=run, name="demo", config={}).close()
+        assert fake.calls[-2][1]["project"] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"project": "p"}, "project has no effect: report_to does not name wandb or trackio"),
+        ({"run_group": "g"}, "run_group has no effect"),
+        ({"entity": "e", "report_to": ("trackio",)}, "entity has no effect: .* name wandb"),
+        ({"tags": ("t",), "report_to": ("trackio",)}, "tags has no effect: .* name wandb"),
+    ],
+)
+def test_what_no_tracker_has_is_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        RunConfig(**given)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"wandb": 1}'])
@@ -139,7 +210,7 @@ def test_what_names_the_runs_may_be_broken(tmp_path, monkeypatch, text):
     monkeypatch.setitem(metrics.importlib.sys.modules, "wandb", FakeTracker())
     (tmp_path / "trackers.json").write_text(text)
     with pytest.raises(UserError, match=r"trackers\.json: "):
-        MetricsWriter(tmp_path, report_to=("wandb",), name="run", config={})
+        MetricsWriter(tmp_path, run=RunConfig(report_to=("wandb",)), name="run", config={})
 
 
 def test_the_page_of_metrics_is_that_of_the_table():

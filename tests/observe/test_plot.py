@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from rhymeflow import cli
+from rhymeflow.config.run import RunConfig
 from rhymeflow.observe.metrics import MetricsWriter
 from rhymeflow.observe.plot import Curve, Points, _smoothed, grouped, mean
 from tests.observe.runs import made
@@ -24,7 +25,7 @@ def curve(x: list[float], y: list[float]) -> Curve:
 def with_rewards(run_dir: Path, rewards: list[float]) -> Path:
     """Other rewards in place of those that were made up."""
     (run_dir / "metrics.jsonl").unlink()
-    writer = MetricsWriter(run_dir, report_to=(), name="run", config={})
+    writer = MetricsWriter(run_dir, run=RunConfig(report_to=()), name="run", config={})
     writer.write(0, 0.5, {"eval/reward": 0.25})
     for step, reward in enumerate(rewards, start=1):
         writer.write(step, 10.0 * step**2, {"reward": reward, "step_time": 1.0})

@@ -111,7 +111,7 @@ def test_the_configuration_says_the_values_in_force(config, run_dir, db):
         "data.assistant_prefix",
         "data.max_prompt_length", "rollout.cpus", "rollout.python", "learner.cpus",
         "rollout.vllm_max_model_length", "drafting.history_run", "run.keep_tokens", "run.backup",
-        "run.checkpoint_dir",
+        "run.checkpoint_dir", "run.project", "run.entity", "run.run_group",
         "ray.address", "cluster.nodes", "rollout.max_instances", "emulation.profile",
         "emulation.devices", "emulation.train_devices", "emulation.reward_seconds",
         "emulation.environment_seconds",
