@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rhymeflow"
 
 ROOMS = {
-    "calibration.py": 450, "cli": 1_155, "cluster.py": 310, "config": 2_010, "core": 3_800,
+    "calibration.py": 450, "cli": 1_155, "cluster.py": 310, "config": 2_035, "core": 3_800,
     "cpu": 950, "dashboard": 1_730, "data": 1_450, "doctor.py": 195, "emulation.py": 240,
     "engine": 3_400,
     "environments": 1_550, "evaluation": 400, "export": 700, "histospec": 2_150, "learner": 2_750,

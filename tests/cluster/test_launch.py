@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,27 @@ def test_its_commands_are_commands(name: str, monkeypatch: pytest.MonkeyPatch) -
         assert cli.main(command) == 0, command
     assert "train" in seen
     assert ("resume" in seen) == (name == "slurm.sbatch")
+
+
+def test_the_image_has_the_versions_that_pyproject_allows() -> None:
+    root = LAUNCH.parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    allowed = [*project["dependencies"], *extras["ray"], *extras["vllm"]]
+    dockerfile = (root / "Dockerfile").read_text()
+    pins = [re.sub(r"\[.*\]", "", pin) for pin in re.findall(r'"([a-z]+[^"]*>=[^"]+)"', dockerfile)]
+    assert {re.match("[a-z]+", pin)[0] for pin in pins} == {"torch", "transformers", "vllm", "ray"}
+    assert set(pins) <= set(allowed)
+    assert "transformers>=5.19,<5.20" in pins, "the narrower range, which vLLM has"
+    (own,) = re.findall(r'"/src\[([a-z,]+)\]"', dockerfile)
+    assert {"ray", "vllm"} <= set(own.split(",")) <= set(extras)
+    copied = {
+        name for line in re.findall("^COPY (.*) /src", dockerfile, re.M) for name in line.split()
+    }
+    ignored = (root / ".dockerignore").read_text().split()
+    assert {name.removeprefix("!") for name in ignored if name.startswith("!")} == copied
+    assert all((root / name).exists() for name in copied)
+    assert re.findall("^USER (.*)", dockerfile, re.MULTILINE)[-1] != "root"
 
 
 def test_slurm_gives_the_gpus_of_its_recipe() -> None:
