@@ -5,6 +5,7 @@
 # make test-vllm   tests of vLLM, in an environment of their own, which takes four minutes to make
 # make test-ray   tests of Ray: several nodes on this machine, some of which are killed
 # make demo-ray   the demo on a Ray of three nodes on this machine, of which one is killed
+# make test-pins   the fast tests with the oldest and the newest versions that are allowed
 # make gpu    on a machine with a GPU: everything that is marked `gpu`, and `rhymeflow bench gpu`
 # make nightly   a million operations of the staleness protocol against its naive model
 # A second call is quick: .venv is made anew only when pyproject.toml or the installer changes.
@@ -13,7 +14,7 @@ BIN := .venv/bin
 # As many processes as cores; each file in one of them, those with slow tests first (tests/conftest.py).
 PYTEST := $(BIN)/python -m pytest -m "not ray" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo demo-ray test test-fast test-ray test-vllm gpu lint nightly clean
+.PHONY: demo demo-ray test test-fast test-ray test-vllm test-pins gpu lint nightly clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
@@ -48,6 +49,10 @@ test-vllm: .venv-vllm/.installed
 		echo "$$file"; $(VLLM_BIN)/python -m pytest -m vllm "$$file" || exit 1; \
 	done
 
+# Makes two environments of its own, of some GB, and writes what it found to docs/install.md.
+test-pins:
+	python3 scripts/try_pins.py
+
 # Nothing is installed or fetched: GPU_PYTHON has torch for the GPU, and Rhymeflow with its tests.
 GPU_PYTHON ?= python3
 
@@ -79,4 +84,4 @@ nightly: .venv/.installed-test
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-vllm build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-pins-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

