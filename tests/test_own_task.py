@@ -19,12 +19,10 @@ from transformers import AutoTokenizer
 from rhymeflow import check, cli
 from rhymeflow.config import help as pages
 from rhymeflow.config.fields import field_paths
-from rhymeflow.config.load import parse_config, read_config
+from rhymeflow.config.load import parse_config
 from rhymeflow.core.events import VersionPublished
 from rhymeflow.errors import UserError
 from rhymeflow.runtime.start import claimed
-from rhymeflow.utils import gpus
-from tests.refused import refusal
 from tests.runtime.tiny import save_model
 
 ROWS = [{"prompt": f"{n:02}+{3 * n % 10}?", "answer": str(n)} for n in range(40)]
@@ -192,12 +190,6 @@ def test_a_directory_that_holds_a_run_is_named(mistake: Mistake) -> None:
     arguments = [*ONE_LINE, *SHORT, "--run.output_dir", "run"]
     for more in ([], ["--dry-run"], ["--dry-run=plan"]):
         assert "run holds a run already" in mistake(arguments + more)
-
-
-def test_fewer_gpus_than_ranks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "installed", lambda: 1)
-    config = read_config("demo", {"learner.num_ranks": "2"})
-    assert "learner.num_ranks = 2 take 3 GPUs" in refusal(check.before_start, config)
 
 
 @pytest.mark.slow

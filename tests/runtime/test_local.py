@@ -88,9 +88,7 @@ def test_a_worker_sees_the_gpus_of_its_number_and_no_others(runtime, monkeypatch
     while len(said) < 3:
         news = until(runtime, 1)
         said |= {item.message.error for item in news if isinstance(item, Received)}
-    assert said == {
-        "learner.1 sees 3", "learner.1-rank-1 sees 1", "rollout-0.3 sees 1,0",
-    }  # fmt: skip
+    assert said == {"learner.1 sees 3", "learner.1-rank-1 sees 1", "rollout-0.3 sees 1,0"}
 
 
 def test_what_a_worker_said_is_heard_before_its_end_and_its_end_once(runtime):
