@@ -3,8 +3,8 @@
 Each end gets an environment of its own (`.venv-pins-oldest`, `.venv-pins-newest`) with the least or
 the newest minor version of torch, transformers, ray and trl that is allowed, in which the fast
 tests run, and those of the learner and of TRL. Without a GPU only CPU builds of torch are taken;
-an end for which there is none is left out, and the page says so. vLLM has its own environment
-(scripts/install_vllm.py). Standard library only: `python3 scripts/try_pins.py [END ...]`.
+where the oldest has none, the newest takes its place, and the page says so. vLLM has its own
+environment (scripts/install_vllm.py). `python3 scripts/try_pins.py [END ...]`; standard library.
 """
 
 import datetime
@@ -35,12 +35,15 @@ def tried(end):
     install.PYTHON = os.path.join(install.VENV, "bin", "python")
     install.make_venv()
     with open(os.path.join(install.ROOT, "pyproject.toml"), encoding="utf-8") as file:
-        wanted = requirements(file.read(), end)
-    install.WANTED_TORCH = wanted[0]
-    has_gpu = install.has_nvidia_gpu()
-    index = install.index_arguments(has_gpu, install.plan)
-    if not has_gpu and install.cuda_packages(install.plan(index)):
-        return {"torch": wanted[0]}, "not tried: only CUDA builds could be had"
+        text = file.read()
+    wanted, lack = requirements(text, end), ""
+    index = indexes(wanted[0])
+    if index is None and end == "oldest":
+        lack = f"; of {wanted[0]} only CUDA builds could be had"
+        wanted[0] = requirements(text, "newest")[0]
+        index = indexes(wanted[0])
+    if index is None:
+        return {}, "not tried: only CUDA builds could be had"
     target = f"{install.ROOT}[test,ray]"
     pip = ["install", *install.QUICKLY, *index, *wanted, "--editable", target]
     if install.start_pip(*pip).wait():
@@ -49,7 +52,16 @@ def tried(end):
     chosen = ["-m", "not slow and not ray and not gpu", "-p", "no:cacheprovider"]
     command = [install.PYTHON, "-m", "pytest", "-q", *chosen, *tests]
     code = subprocess.call(command, cwd=install.ROOT)
-    return {name: version(name) for name in PACKAGES}, "failed" if code else "fast tests passed"
+    result = "failed" if code else f"fast tests passed{lack}"
+    return {name: version(name) for name in PACKAGES}, result
+
+
+def indexes(torch):
+    """Return pip's arguments for a torch that fits the machine, or None if there is none."""
+    install.WANTED_TORCH = torch
+    has_gpu = install.has_nvidia_gpu()
+    index = install.index_arguments(has_gpu, install.plan)
+    return index if has_gpu or not install.cuda_packages(install.plan(index)) else None
 
 
 def requirements(pyproject, end):

@@ -121,6 +121,16 @@ def test_the_ends_of_the_ranges_are_tried_and_written(install, monkeypatch, tmp_
     monkeypatch.setattr(try_pins.install, "plan", lambda arguments: CUDA_PLAN)
     assert try_pins.tried("oldest")[1] == "not tried: only CUDA builds could be had"
 
+    def plan(arguments):
+        return CUDA_PLAN if "==" in try_pins.install.WANTED_TORCH else CPU_PLAN
+
+    asked = []
+    monkeypatch.setattr(try_pins.install, "plan", plan)
+    done = SimpleNamespace(wait=lambda: 1)
+    monkeypatch.setattr(try_pins.install, "start_pip", lambda *args: asked.extend(args) or done)
+    assert try_pins.tried("oldest") == ({}, "not tried: pip could not install it")
+    assert {newest[0], oldest[1]} <= set(asked), "the newest torch with what else is oldest"
+
 
 def test_it_loads_the_standard_library_only() -> None:
     code = (

@@ -75,6 +75,10 @@ def test_what_is_half_written_or_half_deleted_is_no_checkpoint(url, monkeypatch)
     monkeypatch.undo()
     assert saved(url, 2) == [None]
     assert not any(name.startswith("step-1/") for name in files(url)), "what was left is deleted"
+    monkeypatch.setattr(MemoryFileSystem, "mv", fails)
+    with pytest.raises(StorageError):
+        CheckpointPlace(url).at(2).set_aside("damaged-")
+    assert not CheckpointPlace(url).up_to(), "half of it may have another name"
 
 
 @pytest.mark.parametrize("name", ["learner/.metadata", "learner/__0_0.distcp", "model.safetensors"])

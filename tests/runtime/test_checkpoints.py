@@ -51,6 +51,15 @@ def test_none_is_begun_for_its_age_while_one_is_written():
     assert 5 not in checkpoints
 
 
+def test_what_a_backup_names_or_may_name_next_stays():
+    checkpoints = of(save_total_limit=1)
+    for version in (1, 2):
+        save(checkpoints, version)
+    assert checkpoints.begin(3, {-1, 2}) == (2,)
+    assert checkpoints.begin(4, {-1, 2}) == (2, 3), "3 is named when it is complete"
+    assert checkpoints.begin(5) == (), "copies need none"
+
+
 def test_what_is_trained_again_counts_as_unsaved():
     """Or a run whose learner dies while a checkpoint is written would never have one."""
     checkpoints = of(1, save_seconds=10.0)

@@ -189,6 +189,42 @@ def test_what_is_not_whole_is_left_out_and_said(run, url, tmp_path, kind, how):
     assert content(tmp_path / "new") == states[1 if kind == "rows" else 2]
 
 
+def test_checkpoints_elsewhere_stay_while_a_backup_names_them(run, url, tmp_path):
+    """From before it is made: the run may delete others at any moment."""
+    place = (tmp_path / "place").as_uri()
+    storage = backups.Storage(place, "run.checkpoint_dir")
+
+    def step(*threads):
+        before = run.version
+        while run.version == before:
+            run._generate()
+            run._train()
+        run.store.commit()
+        storage.write(f"step-{run.version}/complete.json", {})
+        for thread in threads:
+            thread.saved(run.version)
+        return run.version
+
+    first = step()
+    (run.path / "checkpoints").write_text(place)
+    thread = started(run, url)
+    assert first in thread.needed, "until it is known what the last attempt's backup names"
+    until_copied(run)
+    FlakyFileSystem.share, FlakyFileSystem.rng = 1.0, random.Random(1)
+    second = step(thread)
+    until(lambda: thread.notice())
+    assert thread.needed == {first, second}
+    FlakyFileSystem.share = 0.0
+    until_copied(run)
+    third = step(thread)
+    assert third in thread.needed
+    thread.close()
+    assert thread.needed == {second, third}
+    assert not [name for name in files(url) if "/checkpoints/" in name]
+    (newest, _), *_ = [pair for pair in thread._storage.backups([thread._attempt])]
+    assert thread._storage.get(f"{newest}/backup.json", backups.Backup).version == third
+
+
 def test_an_attempt_keeps_two_checkpoints_to_its_end(run, url, tmp_path):
     thread, states = started(run, url), []
     for _ in range(3):
