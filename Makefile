@@ -6,7 +6,7 @@
 # make test-ray   tests of Ray: several nodes on this machine, some of which are killed
 # make demo-ray   the demo on a Ray of three nodes on this machine, of which one is killed
 # make test-pins   the fast tests with the oldest and the newest versions that are allowed
-# make gpu    on a machine with a GPU: everything that is marked `gpu`, and `rhymeflow bench gpu`
+# make gpu    on a machine with a GPU: `rhymeflow doctor`, and all parts of `rhymeflow bench gpu`
 # make nightly   a million operations of the staleness protocol against its naive model
 # A second call is quick: .venv is made anew only when pyproject.toml or the installer changes.
 
@@ -53,12 +53,15 @@ test-vllm: .venv-vllm/.installed
 test-pins:
 	python3 scripts/try_pins.py
 
-# Nothing is installed or fetched: GPU_PYTHON has torch for the GPU, and Rhymeflow with its tests.
+# Nothing is fetched: GPU_PYTHON has torch for the GPU and what docs/install.md names, or GPU_WHEELS
+# is a folder with wheels of what it lacks. GPU_ARGS are options, such as `--part 1a --minutes 9`.
 GPU_PYTHON ?= python3
+gpu: export PYTHONPATH := $(CURDIR)/build/gpu-wheels:$(CURDIR)
 
 gpu:
-	$(GPU_PYTHON) -m pytest -m gpu tests
-	$(GPU_PYTHON) -m rhymeflow bench gpu
+	$(if $(GPU_WHEELS),$(GPU_PYTHON) scripts/install_wheels.py $(GPU_WHEELS) build/gpu-wheels)
+	-$(GPU_PYTHON) -m rhymeflow doctor
+	$(GPU_PYTHON) -m rhymeflow bench gpu --json --output $(or $(OUT),runs/gpu) $(GPU_ARGS)
 
 nightly: .venv/.installed-test
 	$(BIN)/python -m tests.core.protocol.test_staleness

@@ -8,14 +8,16 @@ import platform
 import resource
 import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from rhymeflow import placement
 from rhymeflow.config import Config
 from rhymeflow.engine.vllm.installed import SUPPORTED
 from rhymeflow.errors import UserError
+from rhymeflow.placement import check_gpus
 from rhymeflow.utils import code_cache, shared_memory
 from rhymeflow.utils.cores import usable_cores
 from rhymeflow.utils.disk import check_writable
@@ -23,6 +25,10 @@ from rhymeflow.utils.extras import EXTRAS, how_to_install
 
 RAY_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 """Where Ray writes the address of the cluster that this machine is part of."""
+
+
+EXCHANGE_SECONDS = 60.0
+"""After which a rank that the other does not answer gives up."""
 
 
 def examine(config: Config | None = None) -> str:
@@ -180,12 +186,47 @@ def _gpus(config: Config | None) -> Iterator[str]:
         return
     where = "Ray's cluster" if config.runtime == "ray" else "this machine"
     found = found if config.runtime == "ray" else here
-    if not found and config.model.device == "auto":
-        return
-    ranks, rollout = config.learner.num_ranks, config.rollout
-    needed = ranks + rollout.num_instances * rollout.vllm_tensor_parallel_size
-    is_enough = needed <= found or placement.shares_gpu(config, found)
-    yield (
-        f"{'ok' if is_enough else '!!'}  {ranks} x learner and {rollout.num_instances} x rollout "
-        f"of {rollout.vllm_tensor_parallel_size} take {needed} GPUs, {where} has {found}"
-    )
+    if found or config.model.device == "cuda":
+        try:
+            check_gpus(config, found, f"{where} has {found}")
+            yield f"ok  the {found} GPUs of {where} are enough for the run"
+        except UserError as error:
+            yield f"!!  {error}"
+
+
+def exchange(kind: str, num_bytes: int = 1 << 28) -> str:
+    """Have two processes add up numbers, on `cuda` by NCCL on two GPUs, on `cpu` by gloo; return
+    the finding, with the rate."""
+    from rhymeflow.learner.ranks import address_of, meeting_place
+
+    place = meeting_place(2)
+    command = [sys.executable, "-m", __name__, address_of(place), kind, str(num_bytes)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    ranks = [subprocess.Popen([*command, rank], **pipes) for rank in "01"]  # type: ignore[call-overload]
+    said = [rank.communicate()[0].strip().splitlines()[-1:] for rank in ranks]
+    what = f"two ranks add up {num_bytes / 1e6:.1f} MB by {'NCCL' if kind == 'cuda' else 'gloo'}"
+    if failed := [lines for rank, lines in zip(ranks, said, strict=True) if rank.returncode]:
+        return f"!!  {what}: {' '.join(failed[0])}; NCCL_DEBUG=INFO says more"
+    return f"ok  {what}: {said[0][0]} GB/s"
+
+
+def _add_up(address: str, kind: str, num_bytes: str, rank: str) -> float:
+    """Add up numbers as one of two ranks, twice; return the GB/s of the second time."""
+    import torch
+
+    from rhymeflow.learner.ranks import Ranks
+
+    device = torch.device(kind, int(rank)) if kind == "cuda" else torch.device(kind)
+    ranks = Ranks.meet(address, int(rank), 2, device, EXCHANGE_SECONDS)
+    values = torch.ones(int(num_bytes) // 4, device=device)
+    for total in (2.0, 4.0):
+        started = time.perf_counter()
+        torch.distributed.all_reduce(values)
+        assert values[-1].item() == total, "the sum is wrong"  # waits for the device
+    seconds = time.perf_counter() - started
+    ranks.leave()
+    return values.nbytes / seconds / 1e9
+
+
+if __name__ == "__main__":
+    print(f"{_add_up(*sys.argv[1:]):.3g}")

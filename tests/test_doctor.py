@@ -76,10 +76,10 @@ def test_a_driver_of_the_same_major_version_will_do(gpus):
 def test_a_run_is_compared_with_the_gpus(gpus, ranks, instances, sign):
     gpus(count=2)
     fields = {"learner.num_ranks": str(ranks), "rollout.num_instances": str(instances)}
-    (line,) = found("GPUs, ", read_config("demo", fields | {"model.device": "cuda"}))
-    assert line.startswith(sign)
-    assert f"take {ranks + instances} GPUs, this machine has 2" in line
-    assert not found("GPUs, ", read_config("demo", {"model.device": "cpu"}))
+    config = read_config("demo", fields | {"model.device": "cuda"})
+    said = f"take {ranks + instances} GPUs, and this machine has 2" if sign == "!!" else "enough"
+    assert found(said, config)[0].startswith(sign)
+    assert not found(said, read_config("demo", {"model.device": "cpu"}))
 
 
 def test_limits_and_versions(monkeypatch, tmp_path):
@@ -103,7 +103,17 @@ def test_a_cluster_that_is_gone_is_a_finding(monkeypatch, tmp_path):
     ray.init, ray.nodes, ray.shutdown = lambda *_, **__: None, lambda: nodes, lambda: None
     assert "2 nodes with 16 GPUs; the least object store has 90.0 GB" in found("Ray: ")[0]
     config = read_config("demo", {"runtime": "ray", "learner.num_ranks": "17"})
-    assert "!!  17 x learner" in found("GPUs, ", config)[0]
+    assert "take 18 GPUs, and Ray's cluster has 16" in found("!!  rollout.num_instances", config)[0]
+
+
+def test_ranks_that_fail_are_a_finding(monkeypatch, tmp_path):
+    """`tests/benchmarks/test_gpu.py` has two that do not."""
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho no such device\nexit 1\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(doctor.sys, "executable", str(program))
+    said = "!!  two ranks add up 4.0 MB by NCCL: no such device; NCCL_DEBUG=INFO says more"
+    assert doctor.exchange("cuda", 4_000_000) == said
 
 
 def test_a_recipe_can_be_named(capsys):

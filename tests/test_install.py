@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 import tomllib
+import zipfile
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
@@ -140,3 +141,25 @@ def test_it_loads_the_standard_library_only() -> None:
         "assert new <= set(sys.stdlib_module_names), new"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_a_machine_lacks_is_unpacked_from_a_folder_of_wheels(tmp_path) -> None:
+    folder, target = tmp_path / "wheels", tmp_path / "target"
+    folder.mkdir()
+    for name in ("nothing_like_it", "msgspec"):  # the second is there already
+        about, record = f"{name}-1.0.dist-info", "Wheel-Version: 1.0\nTag: py3-none-any\n"
+        with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{name}.py", "VALUE = 7\n")
+            wheel.writestr(
+                f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
+            )
+            wheel.writestr(f"{about}/WHEEL", record)
+            wheel.writestr(f"{about}/RECORD", "")
+    command = [sys.executable, ROOT / "scripts" / "install_wheels.py", folder, target]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"1 packages of {folder} are unpacked into {target}\n"
+    assert [path.name for path in target.glob("*.py")] == ["nothing_like_it.py"]
+    done = subprocess.run([*command[:2], folder / "no", target], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == f"install_wheels: {folder / 'no'} is no folder of wheels\n"

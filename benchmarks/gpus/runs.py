@@ -1,0 +1,60 @@
+"""Marked tests, whole runs that are hurt and audited, and two ranks."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import mkdtemp
+
+import torch
+
+from benchmarks.faults.plan import Fault
+from benchmarks.faults.run import run_with_faults
+from benchmarks.gpus.device import Results, sized
+from benchmarks.training.train import ROOT, training_rows
+from rhymeflow.config.load import read_config
+from rhymeflow.doctor import exchange
+
+
+def marked(args: argparse.Namespace) -> Results:
+    which = ["tests/engine", "tests/learner", "tests/weights", "-m", "gpu"]
+    if args.device == "cpu":
+        which = ["tests/benchmarks/test_harness.py", "-k", "pairs"]
+    command = [sys.executable, "-m", "pytest", "-rfE", "-p", "no:cacheprovider", *which]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    yield from ((line, "", "", False) for line in said if line.startswith(("FAILED", "ERROR")))
+    yield "pytest -m gpu", said[-1], "none fails", "passed" in said[-1]
+
+
+def killed(args: argparse.Namespace) -> Results:
+    plan = Fault(1, 0.0, "rollout"), Fault(2, 0.0, "learner")
+    yield from whole_run(args, {"learner.max_steps": str(sized(args, 12, 4))}, plan)
+
+
+def whole_run(
+    args: argparse.Namespace, fields: dict[str, str], plan: Sequence[Fault] = ()
+) -> Results:
+    """Train the demo through these faults, and audit its log."""
+    run_dir = Path(mkdtemp(dir=args.folder)) / "run"
+    given = {"model.device": args.device, "run.output_dir": str(run_dir), "data.eval_size": "2"}
+    if args.model == "random:tiny":
+        given |= {"learner.groups_per_batch": "2", "drafting.window": "off"}
+    found = run_with_faults(read_config("demo", given | fields), plan)
+    said = "; ".join(found.violations) or f"{found.steps} steps, {len(found.faults)} kills"
+    is_right = not found.violations and len(found.faults) == len(plan)
+    yield f"demo with {fields}", said, "all laws hold", is_right
+    loss = training_rows(run_dir)[0]["loss"] if found.steps else "none"
+    yield "loss of its first step", loss, "the same on one and more ranks"
+
+
+def ranks(args: argparse.Namespace) -> Results:
+    count = torch.cuda.device_count() if args.device == "cuda" else 3
+    if count < 2:
+        sys.exit(f"skipped: {count} GPU, and two are needed")
+    said = exchange(args.device, sized(args, 1 << 28, 1 << 16))
+    yield said[4:], "", "100 GB/s by NVLink, 10 by PCIe", said.startswith("ok")
+    for number in range(1, min(count, 3)):  # the instance has a GPU of its own
+        yield from whole_run(args, {"learner.num_ranks": str(number), "learner.max_steps": "3"})
