@@ -205,10 +205,10 @@ class CheckpointPlace:
                 checkpoint.remove()
 
     def claim(self) -> None:
-        """Let the owner write here. Raises `UserError` if another run does."""
+        """Let the owner write here. Raises `UserError` if another run has checkpoints here."""
         if self._storage is not None and self._owner is not None:
             run = (self._storage.get(OWNER, Owner) or self._owner).run
-            if run != self._owner.run:
+            if run != self._owner.run and self._storage.names("") != [OWNER]:
                 raise UserError(f"{FIELD}: {self.where} has checkpoints of another run ({run})")
             self._storage.write(OWNER, self._owner)
 

@@ -147,11 +147,11 @@ class LearnerProcess:
         self.connection, self.config, self.ranks = connection, config, ranks
         self._waiting = waiting
         self._pace = pace_of(config)
+        self._reader = store_reader(config, run_dir)
+        place = place_here(config, run_dir, self._reader)
         device = ranks.device or resolve_device(config.model)
         dtype = resolve_dtype(config.model, device)
         self.learner = self._load(device, dtype)
-        self._reader = store_reader(config, run_dir)
-        place = place_here(config, run_dir, self._reader)
         self._saver = Saver(place, is_lead=ranks.is_lead)
         with explained(self._reader):
             damaged, retrain_seconds = self._restore(place)

@@ -120,6 +120,7 @@ def test_bytes_that_changed_are_damage_and_a_network_that_is_gone_is_not(url, mo
 
 
 def test_it_is_of_one_run_and_its_last_attempt(where):
+    CheckpointPlace(where, Owner("one that failed before it had a checkpoint", "1")).claim()
     check_free(where)
     CheckpointPlace(where, Owner("a run", "1")).claim()
     assert saved(where, 1, owner=Owner("a run", "1")) == [None]

@@ -11,9 +11,11 @@ import pytest
 
 from rhymeflow.config import Config
 from rhymeflow.core.events import VersionPublished
+from rhymeflow.errors import StorageError, UserError
 from rhymeflow.learner.checkpoint import Saved
 from rhymeflow.store.reader import TrajectoryReader, TrajectoryRecord
 from rhymeflow.store.writer import SqliteTrajectoryStore
+from rhymeflow.workers import learner as learners
 from rhymeflow.workers.learner import LearnerProcess
 from rhymeflow.workers.messages import CheckpointEnded, Shutdown, receive, send
 from rhymeflow.workers.restore import samples, skipped_in_a_row
@@ -40,6 +42,29 @@ def test_skipped_steps_in_a_row_are_counted_in_each_attempt_anew(tmp_path):
         store.commit()
         with closing(TrajectoryReader(store.path)) as reader:
             assert skipped_in_a_row(reader) == 0
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        (None, r"run\.output_dir: there is no .*gone on .*: the learner saves there"),
+        ("s3://bucket/run", r"run\.checkpoint_dir: s3://bucket/run: Install s3fs"),
+        ("shared", r"run\.checkpoint_dir: on .*, those in shared are of no run"),
+    ],
+)
+def test_a_node_without_the_place_of_checkpoints_says_so_before_it_loads(
+    tmp_path, monkeypatch, where, said
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(LearnerProcess, "_load", None)
+    config = Config(run={"checkpoint_dir": where})
+    with closing(SqliteTrajectoryStore(tmp_path / "events.db")) as store:
+        store.begin_attempt(config.model_dump_json(), now=0.0, started="now")
+        store.commit()
+        reader = TrajectoryReader(store.path)
+        monkeypatch.setattr(learners, "store_reader", lambda *_: reader)
+        with closing(reader), pytest.raises((UserError, StorageError), match=said):
+            LearnerProcess(None, config, tmp_path / "gone")
 
 
 def test_a_learner_that_is_never_idle_says_which_checkpoints_are_complete():
