@@ -16,6 +16,7 @@ from rhymeflow import placement
 from rhymeflow.config import Config
 from rhymeflow.learner.ranks import own_gpu
 from rhymeflow.runtime import train
+from rhymeflow.runtime.local import LocalRuntime
 from rhymeflow.utils import gpus
 from tests.refused import refusal
 
@@ -118,7 +119,10 @@ def test_memory_and_threads_follow_from_who_else_is_on_a_gpu(
 ) -> None:
     machine(num_gpus)
     found = train.in_force(config, tmp_path)
-    assert found.rollout.vllm_gpu_memory_utilization == pytest.approx(share)
+    with LocalRuntime(found, tmp_path, tmp_path / "logs") as runtime:
+        given = runtime._config.rollout.vllm_gpu_memory_utilization
+    assert given == pytest.approx(share)
+    assert found.rollout.vllm_gpu_memory_utilization == config.rollout.vllm_gpu_memory_utilization
     assert (found.rollout.num_threads, found.learner.num_threads) == (threads, threads)
 
 

@@ -16,7 +16,7 @@ from rhymeflow.config import Config
 from rhymeflow.config.load import dump_config
 from rhymeflow.core.types import HELD_OUT
 from rhymeflow.errors import UserError
-from rhymeflow.placement import share_of_cores
+from rhymeflow.placement import gpus_here, share_of_cores, with_memory_share
 from rhymeflow.utils.cores import cores_of_ranks
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def dry_run(config: Config, *, is_full: bool) -> None:
     check_run_dir(run_dir)
     if is_full:
         check_start(config)
-        num_gpus = _cluster(config, lines)
+        num_gpus = _cluster(config, lines) if check.is_elsewhere(config) else 0
         loaded = check.everything(config)
         longest = loaded.longest_prompt
         lines += _training_data(config, loaded)
@@ -52,9 +52,12 @@ def dry_run(config: Config, *, is_full: bool) -> None:
         from rhymeflow import memory  # loads torch; mistakes above are reported before
 
         here, device = check.as_here(config), config.model.device
-        on_gpus = here is not config and (device == "cuda" or (device == "auto" and num_gpus > 0))
+        if config.runtime == "local":
+            here = with_memory_share(here, len(gpus_here(config)))
+        is_cuda = device == "cuda" or (device == "auto" and num_gpus > 0)
+        on_gpus = is_cuda and check.is_elsewhere(config)
         model = memory.model_on_gpus(config) if on_gpus else memory.model_here(here)
-        needs = _needs(config, model, longest)
+        needs = _needs(here, model, longest)
         if is_full and config.runtime == "local":
             _check_room(config, model, run_dir.absolute())
     print("\n".join([*lines, needs.strip("\n"), dump_config(config)]), end="")
@@ -63,20 +66,16 @@ def dry_run(config: Config, *, is_full: bool) -> None:
 def _cluster(config: Config, lines: list[str]) -> int:
     """Ask the nodes of a cluster, and add to `lines` what they say or why they were not asked;
     return the number of their GPUs that is known."""
-    from rhymeflow.runtime.ray.library import NotReachable
-    from rhymeflow.runtime.start import ask_nodes
+    from rhymeflow.runtime.ray.library import NotReachable, num_gpus_of_nodes
 
     try:
-        found = ask_nodes(config)
+        found = num_gpus_of_nodes(config)
     except NotReachable as error:
         lines.append("# not checked, for no cluster answers: GPUs of nodes, their torch and vLLM")
         lines.append(f"#   {error}")
         return 0
-    if found is not None:
-        lines.append(
-            f"# the cluster has {counted(found, 'GPU')} now, and its nodes can run workers"
-        )
-    return found or 0
+    lines.append(f"# the cluster has {counted(found, 'GPU')} now; its nodes can run workers")
+    return found
 
 
 def _needs(config: Config, model: ModelSize, longest_prompt: int | None) -> str:

@@ -40,7 +40,8 @@ class LocalRuntime:
         """`logs`: the directory of the workers' output. Raises `UserError` if there are too few
         GPUs."""
         self._gpus = placement.gpus_here(config)
-        self._config, self._run_dir, self._logs = config, run_dir, logs
+        self._config = placement.with_memory_share(config, len(self._gpus))
+        self._run_dir, self._logs = run_dir, logs
         self._workers: dict[str, LocalWorker] = {}
         self._poll = select.poll()  # on pipes of workers that have not ended
         self._by_descriptor: dict[int, LocalWorker] = {}

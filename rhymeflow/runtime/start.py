@@ -75,18 +75,6 @@ def check_start(config: Config) -> None:
     check_free(config.run.checkpoint_dir)
 
 
-def ask_nodes(config: Config) -> int | None:
-    """Return the number of GPUs of the cluster that workers will run on; None: it is this machine.
-    Raises `UserError` if its nodes cannot run them, and `NotReachable` if there is no cluster."""
-    from rhymeflow import check
-
-    if not check.is_elsewhere(config):
-        return None
-    from rhymeflow.runtime.ray.library import num_gpus_of_nodes
-
-    return num_gpus_of_nodes(config)
-
-
 def runtime_of(config: Config) -> Callable[[Config, Path, Path], AbstractContextManager[Runtime]]:
     """Return the runtime's class. It is called with configuration, run directory and log directory.
 

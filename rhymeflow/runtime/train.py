@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from rhymeflow import build, emulation, placement
+from rhymeflow import build, check, emulation, placement
 from rhymeflow.config import Config
 from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import Tokenizer
@@ -36,10 +36,11 @@ from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.disk_space import DiskSpace, is_full
 from rhymeflow.runtime.histories import Histories
 from rhymeflow.runtime.observer import Observer
+from rhymeflow.runtime.ray.library import num_gpus_of_nodes
 from rhymeflow.runtime.replay import beginning, recall
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.resume import Past
-from rhymeflow.runtime.start import ask_nodes, check_start, claimed, runtime_of, write_config
+from rhymeflow.runtime.start import check_start, claimed, runtime_of, write_config
 from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
 from rhymeflow.store.backup import BackupThread
@@ -87,7 +88,8 @@ def train(
     with stopping.as_interrupts(), claimed(config, run_dir) as (path, store):
         config = emulation.resolved(begin(path) or config)
         check_start(config)
-        ask_nodes(config)
+        if check.is_elsewhere(config):
+            num_gpus_of_nodes(config)
         prepare(config)
         config = in_force(config, path)
         write_config(config, path)
@@ -298,18 +300,16 @@ def assembled(
 
 def in_force(config: Config, run_dir: Path) -> Config:
     """Return `config` with the null fields filled in that other fields, the run directory or the
-    machine decide. A null that remains means none, off or no limit."""
+    machine decide. A null that remains means none, off or no limit, or is decided where a worker
+    starts: vLLM's share of a GPU, and threads on Ray's nodes."""
     learner, rollout, history_run = config.learner, config.rollout, config.drafting.history_run
     epsilon_high = learner.epsilon if learner.epsilon_high is None else learner.epsilon_high
-    is_local = config.runtime == "local"
     # The nodes of a cluster decide for themselves.
-    share = placement.share_of_cores(config) if is_local else None
-    num_gpus = len(placement.gpus_here(config)) if is_local else 0
+    share = placement.share_of_cores(config) if config.runtime == "local" else None
     cpus_of_rank = len(learner.cpus or ()) // learner.num_ranks
     sizes = {len(cpus) for cpus in rollout.cpus or ()}
     own_size = sizes.pop() if len(sizes) == 1 else None  # else each has its own number
-    decided = placement.with_memory_share(config, num_gpus)
-    decided = decided.model_copy(update={"schedule": build.rules_in_force(config)})
+    decided = config.model_copy(update={"schedule": build.rules_in_force(config)})
     return in_place(decided, run_dir).changed(
         learner={
             "epsilon_high": epsilon_high,

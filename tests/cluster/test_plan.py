@@ -99,12 +99,12 @@ def test_rates_are_of_the_model_or_not_known() -> None:
     assert "GPU memory of each rank" in text
 
 
-PARTS = {"learner.num_ranks": "3", "cluster.nodes": "2", "cluster.gpus_per_node": "7"}
+PARTS = {"learner.num_ranks": "3", "cluster.nodes": "2"}
 BOTH = {"learner.num_ranks": "2", "rollout.num_instances": "3"}
 SIZES = [
     ("qwen3_8b_16x8", {}, (40, 88)),
     ("qwen3_8b_16x8", {"cluster.nodes": "8"}, (40, 24)),
-    ("qwen3_32b_16x8", PARTS, (3, 5)),  # the GPUs of an instance are of one node
+    ("qwen3_32b_16x8", PARTS, (3, 6)),  # the GPUs of an instance are of one node
     ("qwen3_8gpus", {"learner.num_ranks": "7"}, (7, 1)),
     ("qwen3_8b_2x8", BOTH, (2, 3)),
     ("qwen3_1gpu", {}, (1, 1)),

@@ -14,7 +14,6 @@ from rhymeflow import check, cli
 from rhymeflow.config.load import read_config
 from rhymeflow.engine.vllm import installed
 from rhymeflow.errors import UserError
-from rhymeflow.runtime import start
 from rhymeflow.runtime.ray import library
 from rhymeflow.runtime.start import runtime_of
 from rhymeflow.utils import gpus
@@ -62,15 +61,14 @@ def test_what_it_cannot_do_yet_is_refused_before_a_run():
 CUDA = {**RAY, "ray.address": "10.0.0.1:6379", "model.device": "cuda"}
 
 
-def test_a_driver_without_gpus_and_vllm_asks_the_nodes(monkeypatch):
+def test_a_driver_without_gpus_and_vllm_is_not_asked():
     config = read_config("demo", {**CUDA, "rollout.engine": "vllm", "learner.attention": "flex"})
     check.before_start(config)
-    monkeypatch.setattr(library, "num_gpus_of_nodes", lambda given: {id(config): 16}[id(given)])
-    assert start.ask_nodes(config) == 16
     here = check.as_here(config)
     assert (here.model.device, here.learner.attention) == ("auto", "auto")
+    assert check.is_elsewhere(config)
     alone = read_config("demo", {"model.device": "cuda"})
-    assert start.ask_nodes(alone) is None
+    assert not check.is_elsewhere(alone)
     assert check.as_here(alone) is alone
 
 
