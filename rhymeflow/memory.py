@@ -56,6 +56,7 @@ class ModelSize:
     hidden_size: int
     intermediate_size: int  # of the MLP; with experts, of all that a token uses
     num_experts: int  # per layer; 0: the model is dense
+    experts_per_token: int  # 0: the model is dense
     normalises_heads: bool  # whether queries and keys are normalised
     vocab_size: int
     max_positions: int
@@ -106,7 +107,8 @@ def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Mo
         return next((value for name in names if (value := getattr(text_config, name, None))), 0)
 
     heads, hidden = text_config.num_attention_heads, text_config.hidden_size
-    expert_size = first_of("num_experts_per_tok") * first_of("moe_intermediate_size")
+    experts_per_token = first_of("num_experts_per_tok")
+    expert_size = experts_per_token * first_of("moe_intermediate_size", "intermediate_size")
     return ModelSize(
         num_parameters=load.count_parameters(hf_config),
         num_outside=text_config.vocab_size * hidden * (1 if hf_config.tie_word_embeddings else 2),
@@ -117,6 +119,7 @@ def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Mo
         hidden_size=hidden,
         intermediate_size=expert_size or first_of("intermediate_size") or 4 * hidden,
         num_experts=first_of("num_experts", "num_local_experts"),
+        experts_per_token=experts_per_token,
         normalises_heads=text_config.model_type.startswith("qwen3"),
         vocab_size=text_config.vocab_size,
         max_positions=text_config.max_position_embeddings,
@@ -125,46 +128,84 @@ def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Mo
     )
 
 
-# -- activations -----------------------------------------------------------------------------------
+# -- a pass of the learner -------------------------------------------------------------------------
+# Checked on GPUs' shapes by `tests/gpu_paths/test_shapes.py`, on CPUs by `tests/test_memory.py`.
 
 
 def layer_bytes(model: ModelSize) -> int:
     """Return the bytes that one layer keeps per token for its backward pass.
 
     A norm keeps its input in float32, the normalised input, and its output; each linear layer its
-    input; the gated MLP both factors; attention its queries, keys, values and output. On GPUs it
-    also keeps keys and values repeated for each query head, and rotary positions in float32.
-    Measured on a GPU in bfloat16, per unit of the hidden size: 62 bytes (Qwen3-8B), 73
-    (Qwen2.5-7B), 90 (Qwen3-32B); see `tests/test_memory.py`.
+    input; attention its queries, keys, values and output, on GPUs also as put back into the row;
+    the MLP its gate before and after the activation, the other factor, and the product; experts,
+    for each that the token uses, the token as it came and as it leaves, and all their
+    probabilities. Attention is FlashAttention or as frugal.
     """
     size, queries = model.bytes_per_value, model.num_heads * model.head_size
     keys = model.num_kv_heads * model.head_size
     norms = 2 * model.hidden_size * (MASTER + 2 * size)
     if model.normalises_heads:
         norms += (queries + keys) * (MASTER + size)
-    heads = 2 * (queries + keys) if model.device == "cpu" else 7 * queries + keys
-    return norms + size * (heads + 4 * model.intermediate_size)
+    attention = size * (2 * (queries + keys) + (0 if model.device == "cpu" else queries))
+    routed = size * 2 * model.experts_per_token * model.hidden_size + MASTER * model.num_experts
+    return norms + attention + size * 4 * model.intermediate_size + routed
 
 
-def activation_bytes(model: ModelSize, *, gradient_checkpointing: bool) -> int:
-    """Return the bytes per token that a pass over all layers keeps, with one layer's backward."""
-    size, layer = model.bytes_per_value, layer_bytes(model)
-    in_backward = size * (4 * model.hidden_size + 3 * model.intermediate_size)
-    if gradient_checkpointing:
-        return model.num_layers * size * model.hidden_size + layer + in_backward
-    return model.num_layers * layer + in_backward
+def in_backward(model: ModelSize) -> int:
+    """Return the bytes per token of gradients in one layer's backward pass: of the hidden state
+    and of the MLP's four values, or of three copies of the token for each expert that it uses."""
+    routed = 3 * model.experts_per_token * model.hidden_size
+    of_mlp = max(4 * model.intermediate_size, routed)
+    return model.bytes_per_value * (4 * model.hidden_size + of_mlp)
 
 
-def _activations(config: Config, model: ModelSize, longest_prompt: int, length: int) -> MemoryPart:
-    """Estimate a micro-batch, which holds each group's prompt once and sequences of `length`."""
+def head_bytes(config: Config, model: ModelSize) -> int:
+    """Return the bytes of a chunk of logits, and on GPUs of the head's gradient.
+
+    A chunk has logits, log-probabilities and probabilities; with a temperature or top-k also what
+    the logits were before, and for top-p they are sorted. CPUs take so few rows at a time that the
+    rest does not count.
+    """
+    learner, rollout = config.learner, config.rollout
+    logits = learner.logits_chunk_size * model.vocab_size * MASTER
+    if model.device == "cpu":
+        return logits
+    copies = 3 if rollout.temperature in (0.0, 1.0) and not rollout.top_k else 4
+    if rollout.top_p < 1.0:
+        copies = 6
+    is_summed = learner.num_ranks > 1 and model.bytes_per_value != MASTER  # over chunks, in float32
+    per_weight = model.bytes_per_value + (MASTER if is_summed else 0)
+    return copies * logits + per_weight * model.vocab_size * model.hidden_size
+
+
+def of_pass(config: Config, model: ModelSize, tokens: int) -> list[MemoryPart]:
+    """Return what the pass over a micro-batch keeps for its backward pass, and the larger of what
+    the head takes, when all is kept, and then one layer's backward pass."""
+    layer, computing = layer_bytes(model), in_backward(model)
+    if config.learner.gradient_checkpointing:
+        layer, computing = model.bytes_per_value * model.hidden_size, layer + computing
+    overhead = ALLOCATOR if model.device == "cpu" else 1
+    head, one_layer = head_bytes(config, model), overhead * tokens * computing
+    rows = f"logits, {config.learner.logits_chunk_size:,} rows x {model.vocab_size:,}"
+    return [
+        MemoryPart(
+            f"activations of {tokens:,} tokens, at most",
+            overhead * tokens * model.num_layers * layer,
+        ),
+        MemoryPart(
+            rows if head > one_layer else "backward pass of one layer", max(head, one_layer)
+        ),
+    ]
+
+
+def microbatch_tokens(config: Config, longest_prompt: int, length: int) -> int:
+    """Return the most tokens of a micro-batch, which holds each group's prompt once and sequences
+    of `length`."""
     learner = config.learner
     groups = -(-learner.groups_per_batch // (learner.num_minibatches * learner.num_ranks))
     response = length - longest_prompt
     most = groups * (longest_prompt + config.rollout.num_generations * response)
-    tokens = max(length, min(most, learner.max_tokens_per_microbatch))
-    per_token = activation_bytes(model, gradient_checkpointing=learner.gradient_checkpointing)
-    overhead = ALLOCATOR if model.device == "cpu" else 1
-    return MemoryPart(f"activations of {tokens:,} tokens, at most", overhead * tokens * per_token)
+    return max(length, min(most, learner.max_tokens_per_microbatch))
 
 
 # -- memory of each process ------------------------------------------------------------------------
@@ -203,14 +244,9 @@ def of_rank(config: Config, model: ModelSize, longest_prompt: int) -> list[Memor
         sharded = model.num_parameters * MASTER / learner.num_ranks
         size = sharded if learner.num_ranks > 1 else model.weights
         parts.append(MemoryPart("reference model", size))
-    rows = f"logits, {learner.logits_chunk_size:,} rows x {model.vocab_size:,}"
-    logits = learner.logits_chunk_size * model.vocab_size * MASTER
-    if model.device == "cpu":
-        parts.append(MemoryPart(f"{rows} at a time", logits))
-    else:
-        parts.append(MemoryPart(f"{rows}, and their gradient", 2 * logits))
     length = longest(config, model, longest_prompt)
-    return [*parts, _activations(config, model, min(longest_prompt, length), length)]
+    tokens = microbatch_tokens(config, min(longest_prompt, length), length)
+    return parts + of_pass(config, model, tokens)
 
 
 def kv_tokens(config: Config, model: ModelSize, longest_prompt: int) -> int:

@@ -99,7 +99,10 @@ class TokenScorer:
             scores.append((logprob_C.detach(), entropy_C))
             for each in self.model.get_output_embeddings().parameters():
                 if each.grad is not None and each.dtype.itemsize < 4:
-                    float_sums[each] = each.grad.float().add_(float_sums.get(each, 0.0))
+                    if each in float_sums:
+                        float_sums[each].add_(each.grad)
+                    else:
+                        float_sums[each] = each.grad.float()
                     each.grad = None
         for each, total in float_sums.items():
             each.grad = total.to(each.dtype)
@@ -226,7 +229,7 @@ def _scores_of_part(x_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Te
     log_sum_C = x_CV.gather(1, targets_C[:, None])[:, 0] - logprob_C
     p_CV = log_p_CV.exp()
     log_p_CV.clamp_(min=torch.finfo(log_p_CV.dtype).min)  # 0 times -inf would be NaN
-    return logprob_C, -torch.linalg.vecdot(p_CV, log_p_CV), log_sum_C
+    return logprob_C, -p_CV.mul_(log_p_CV).sum(1), log_sum_C
 
 
 def into_gradient(x_CV: Tensor, log_sum_C: Tensor, targets_C: Tensor, grad_C: Tensor) -> Tensor:

@@ -1,0 +1,205 @@
+"""Models of 7 to 32 billion parameters, of few layers, on a device whose tensors have shapes only:
+FSDP2 over 8 ranks, the plan's memory of a pass, and FlexAttention."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.attention import flex_attention as flex
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, Qwen2Config
+from transformers.initialization import no_init_weights
+
+from rhymeflow import memory
+from rhymeflow.config import Config, ModelConfig
+from rhymeflow.config.load import build_config
+from rhymeflow.learner import attention
+from rhymeflow.learner.logprobs import TokenScorer, recompute_layers
+from rhymeflow.learner.optimizer import Optimizer
+from rhymeflow.learner.packing import PackedRow, pack
+from rhymeflow.learner.policy import Shards
+from rhymeflow.learner.ranks import Ranks
+from rhymeflow.learner.sample import Sample
+from rhymeflow.models import load
+from rhymeflow.models.attention import NAME
+from tests.gpu_paths.simcuda import tensors_in
+
+pytestmark = pytest.mark.usefixtures("fake", "autograd")
+MODELS = ("Qwen2.5-7B", "Qwen3-8B", "Qwen3-32B", "Qwen3-30B-A3B")
+TOKENS = 8192
+QWEN25_7B = {
+    "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944,
+    "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def shapes_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """FlashAttention, which torch chooses by the device; and what depends on values is left out."""
+
+    def flash(q, k, v, *, is_causal, scale, enable_gqa):
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention
+        return kernel(q, k, v, 0.0, is_causal, False, scale=scale)[0]
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", flash)
+    unpacked = "transformers.masking_utils.find_packed_sequence_indices"
+    monkeypatch.setattr(unpacked, lambda positions: None)
+    monkeypatch.setattr(Optimizer, "_norm", lambda self: 1.0)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
+def config_of(name: str) -> PreTrainedConfig:
+    if name == "Qwen2.5-7B":
+        return Qwen2Config(**QWEN25_7B)
+    return load.architecture(ModelConfig(name=f"Qwen/{name}"))
+
+
+def model_of(name: str, num_layers: int, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
+    config = config_of(name)
+    config.num_hidden_layers = num_layers
+    config.layer_types = ["full_attention"] * num_layers
+    with no_init_weights(), torch.device("cuda"):
+        made = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME)
+    return made.eval()
+
+
+def row_of(*lengths: int) -> PackedRow:
+    samples = [
+        Sample(i, [3] * 50, [5] * (n - 50), [-1.0] * (n - 50), [0] * (n - 50), 1.0, False)
+        for i, n in enumerate(lengths)
+    ]
+    [row] = pack(samples, range(len(samples)), sum(lengths))
+    return row
+
+
+def scorer_of(model: PreTrainedModel, config: Config, **more: object) -> TokenScorer:
+    if config.learner.gradient_checkpointing:
+        recompute_layers(model)
+    return TokenScorer(model, config.rollout, config.learner.logits_chunk_size, **more)
+
+
+# -- FSDP2 -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ranks() -> Iterator[Ranks]:
+    made = Ranks(0, 8, torch.device("cuda", 0))
+    with unset_fake_temporarily():
+        distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+        made.mesh = init_device_mesh("cuda", (8,))
+    yield made
+    distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")
+@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("name", ["Qwen2.5-7B", "Qwen3-32B", "Qwen3-30B-A3B"])
+def test_a_rank_of_eight_takes_a_step(name: str, recomputes: bool, ranks: Ranks) -> None:
+    given = {"num_ranks": 8, "gradient_checkpointing": recomputes, "max_grad_norm": None}
+    config = build_config(given, where="test")
+    model = model_of(name, 2, torch.float32)
+    whole = {name: each.shape for name, each in model.named_parameters()}
+    shards = Shards(model, ranks, torch.bfloat16, offload=False, read=None)
+    optimizer = Optimizer(model, config.learner, torch.bfloat16, ranks)
+    scorer, row = scorer_of(model, config, forward=shards.run), row_of(3000, 5000)
+    for scores in (scorer.score(row), scorer.backward(row, lambda logprob_C, _: logprob_C.sum())):
+        assert [(x.device.type, x.dtype) for x in scores] == [("cuda", torch.float32)] * 2
+    for each in model.parameters():
+        local = ranks.local(each.grad)
+        assert (local.device.type, local.dtype) == ("cuda", torch.float32)
+        assert local.shape == ranks.local(each).shape
+    optimizer.step(1e-6)
+    for name, _, rows in optimizer.state():
+        shape = whole[name.split(".", 1)[1]]
+        assert rows.device.type == "cuda"
+        assert rows.shape == (len(range(shape[0])[ranks.rows(shape[0])]), *shape[1:])
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+class Peak(TorchDispatchMode):
+    """Most bytes of tensors that were there at once, but for those that were there before."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._known = {each.untyped_storage()._cdata for each in model.parameters()}
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        for tensor in tensors_in(result):
+            storage = tensor.untyped_storage()
+            if tensor.is_cuda and storage._cdata not in self._known:
+                self._known.add(storage._cdata)
+                self.now += storage.nbytes()
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+        return result
+
+    def _gone(self, key: int, num_bytes: int) -> None:
+        self._known.remove(key)
+        self.now -= num_bytes
+
+
+def peak_of_pass(name: str, num_layers: int, config: Config) -> int:
+    """Without gradients of parameters, but for the head's where ranks sum it."""
+    model = model_of(name, num_layers)
+    head = model.get_output_embeddings().weight if config.learner.num_ranks > 1 else None
+    for each in model.parameters():
+        if each is not head:
+            each.register_post_accumulate_grad_hook(lambda each: setattr(each, "grad", None))
+    scorer, row = scorer_of(model, config), row_of(TOKENS)
+    with Peak(model) as peak:
+        scorer.backward(row, lambda logprob_C, _: logprob_C.sum())
+    return peak.most
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_plan_has_the_memory_of_a_pass(name: str, recomputes: bool) -> None:
+    given = {"gradient_checkpointing": recomputes, "window": "off"}
+    config = build_config(given, where="test")
+    few, more = (peak_of_pass(name, num_layers, config) for num_layers in (2, 4))
+    size = memory.model_of(config_of(name), torch.bfloat16, "cuda")
+    found = few + (size.num_layers - 2) * (more - few) / 2
+    said = memory.total(memory.of_pass(config, size, TOKENS))
+    assert said == pytest.approx(found, rel=0.12)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 8])
+@pytest.mark.parametrize(
+    "shaping", [{}, {"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.9}, {"top_k": 50}]
+)
+def test_the_plan_has_the_memory_of_the_head(num_ranks: int, shaping: dict) -> None:
+    """Of many rows, beside which what the layers take does not count."""
+    given = {"num_ranks": num_ranks, "logits_chunk_size": 4096, **shaping}
+    config = build_config({**given, "gradient_checkpointing": True}, where="test")
+    size = memory.model_of(config_of("Qwen2.5-7B"), torch.bfloat16, "cuda")
+    found = peak_of_pass("Qwen2.5-7B", 1, config)
+    assert memory.head_bytes(config, size) == pytest.approx(found, rel=0.12)
+
+
+# -- FlexAttention ---------------------------------------------------------------------------------
+
+
+def test_flex_has_the_shapes_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_compiled", lambda: flex.flex_attention)
+    monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    prompt = np.arange(40)
+    sequences = [np.r_[prompt, 40:300], np.r_[prompt, 300:420], np.r_[420:700]]
+    sizes, given = ((8, 700, 64), (2, 700, 64), (2, 700, 64)), {"dtype": torch.bfloat16}
+    leaves = [torch.empty(s, device="cuda", requires_grad=True, **given) for s in sizes]
+    made = attention.FlexAttention(sequences, 700, torch.device("cuda")).attend(0, *leaves, 0.3)
+    assert (made.shape, made.dtype, made.device.type) == ((700, 8, 64), torch.bfloat16, "cuda")
+    made.sum().backward()
+    assert [tuple(each.grad.shape) for each in leaves] == list(sizes)
