@@ -354,7 +354,7 @@ def _resolved_model(given: str) -> str:
     from rhymeflow.store.schema import EVENTS
 
     path = Path(given).expanduser()
-    is_run = (path / CHECKPOINTS).is_dir() or (path / EVENTS).is_file()
+    is_run = (path / CHECKPOINTS).exists() or (path / EVENTS).is_file()
     if is_run and not (path / "config.json").exists():  # else a model was saved there, too
         if is_url(where := where_of(path)):
             raise UserError(f"{given}: its checkpoints are in {where}: copy one, and name that")

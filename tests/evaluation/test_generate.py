@@ -144,6 +144,12 @@ def test_a_run_is_asked_by_its_newest_checkpoint(
     assert err == f"rhymeflow: {run / 'checkpoints' / 'step-10'}, the newest checkpoint\n"
     assert cli.main(["generate", str(talker), "--max-tokens", "5", "bad"]) == 0
     assert capsys.readouterr().out == out
+    (run / "checkpoints").rename(tmp_path / "elsewhere")
+    (run / "checkpoints").write_text(str(tmp_path / "elsewhere"))
+    assert cli.main(["generate", str(run), "bad", "--max-tokens", "5"]) == 0
+    assert capsys.readouterr().out == out
+    (run / "checkpoints").write_text("s3://bucket/run")
+    assert "its checkpoints are in s3://bucket/run: copy one" in refused("generate", str(run), "a")
 
 
 def test_an_interrupt_ends_it_cleanly(talker: Path) -> None:
