@@ -6,7 +6,6 @@ import argparse
 import gc
 import itertools
 import math
-from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -64,7 +63,9 @@ def speed(args: argparse.Namespace) -> Results:
         }  # fmt: skip
         config = configured(args, "Qwen3-8B", fields, num_hidden_layers=8)
         what, size = f"{attention}, {full}, recomputed: {again}", memory.model_here(config)
-        plan = f"{memory.total(memory.of_rank(config, size, 8)) / 1e9:.1f} by the plan"
+        parts = [*memory.of_optimizer(config, size), *memory.of_rank(config, size, 8)]
+        rises = [p for p in parts if not p.what.startswith(("master", "AdamW", "weights"))]
+        plan = f"{memory.total(rises) / 1e9:.1f} by the plan"
         try:
             learner = learner_of(config)
             batch = random_batch(2, 8, 8, length, 512)
@@ -108,14 +109,12 @@ def native(args: argparse.Namespace) -> Results:
         with closing(Index(max_tokens=1_000_000, max_responses=4_000, shared=True)) as index:
             drafting = partial(drafter_of, config, index.handle, 2048)
             for count in (1, 32, 256)[: sized(args, 3, 1)]:
-                engine = partial(native_engine, model)
-                yield from rates(f"{name}, {count}", engine, drafting, index, count)
+                yield from rates(f"{name}, {count}", partial(native_engine, model), drafting, index)
 
 
-def rates(
-    name: str, engine: Callable[..., Any], drafter: Callable[[], Any], index: Index, count: int
-) -> Results:
+def rates(name: str, engine: Any, drafter: Any, index: Index) -> Results:
     """Each after a warm-up of its shape, without drafts; then the same responses with drafts."""
+    count = int(name.rpartition(" ")[2])
     plain, first, again = engine(), made(count, 128), made(count, 128)
     drain(plain, made(count, 128))
     yield f"{name} requests: tokens/s", count * 128 / drain(plain, first), RATES.get(name, "")
