@@ -58,8 +58,8 @@ class Ours:
         from rhymeflow.histospec.drafter import drafter_of
         from rhymeflow.histospec.index import Index
         from rhymeflow.models.load import load_model
-        from rhymeflow.weights.base import make_store
         from rhymeflow.weights.manifest import manifest_of
+        from rhymeflow.weights.publish import make_store
         from rhymeflow.workers.rollout import make_engine, prepare
 
         config = configuration(how)

@@ -40,8 +40,9 @@ from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.store.checkpoint_dirs import CheckpointDir
 from rhymeflow.utils import progress
-from rhymeflow.weights.manifest import Manifest, plan
-from rhymeflow.weights.proof import bytes_of, combine, digest
+from rhymeflow.weights.manifest import Manifest, Slab, plan
+from rhymeflow.weights.on_device import as_ints, hash_of
+from rhymeflow.weights.proof import combine
 
 
 @dataclass
@@ -124,14 +125,13 @@ class Learner:
 
     def checksum(self) -> int:
         """Return the checksum of `weights`; digests of ranks' rows add up to those of tensors."""
-        digests = []
+        hashes = []
         for _, each in self.model.named_parameters():
-            rows = bytes_of(self._ranks.local(each).to(self._dtype))
-            start = 0
+            rows, start = self._ranks.local(each).to(self._dtype), 0
             if self._ranks.count > 1:
                 start = self._ranks.rows(each.shape[0]).start * math.prod(each.shape[1:])
-            digests.append(digest(rows, start * self._dtype.itemsize))
-        sums = torch.from_numpy(np.array(digests, np.uint64).view(np.int64))
+            hashes.append(hash_of(rows, Slab(start * rows.itemsize, rows.nbytes)))
+        sums = torch.from_numpy(np.array(as_ints(hashes), np.uint64).view(np.int64))
         whole = self._ranks.summed(sums).numpy().view(np.uint64).tolist()
         return combine(self.manifest(), whole)
 

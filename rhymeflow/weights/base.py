@@ -1,6 +1,6 @@
 """Interfaces by which rollout instances pull the learner's weights, each when it needs them.
 
-    store.publish(version, tensors)                    in the learner
+    store.publish(version, tensors)                    in the learner, `weights/publish.py`
     reader = handle.open()                             in the process that holds the tensors
     pulled = Installation(into).pull(reader, version)  `weights/install.py`
 
@@ -12,22 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from rhymeflow.config import Config
 from rhymeflow.core.types import Version
-from rhymeflow.utils import progress
 from rhymeflow.utils.objects import OwnerLost
-from rhymeflow.weights.changes import Changes, Difference, Finder, Listed, pack, shares, whole_in
-from rhymeflow.weights.manifest import Manifest, TensorSpec, require_names, require_spec
-from rhymeflow.weights.proof import ChecksumMismatch, ProvedWeights, bytes_of, combine, digest
+from rhymeflow.weights.changes import Changes, Listed, whole_in
+from rhymeflow.weights.manifest import Manifest, Slab, TensorSpec
+from rhymeflow.weights.proof import MASK, ChecksumMismatch, ProvedWeights, combine
 
-if TYPE_CHECKING:
-    from torch import Tensor
+SPARE_VERSIONS = 2
+"""Versions kept beyond the staleness bound: an instance may be as far behind as the bound, and one
+version further while the next one is published."""
 
 
 class VersionUnavailable(LookupError):  # noqa: N818 - it is what happened
@@ -36,68 +34,6 @@ class VersionUnavailable(LookupError):  # noqa: N818 - it is what happened
 
 class Overtaken(RuntimeError):  # noqa: N818 - it is what happened
     """The weights were overwritten during the pull: pull again."""
-
-
-class WeightStore:
-    """The learner's side."""
-
-    handle: WeightHandle
-    """By which readers open it."""
-
-    def __init__(self, manifest: Manifest, keep: int) -> None:
-        """`keep` is the number of last publications to which changes are kept; 0: none."""
-        self._manifest, self._keep, self._finder = manifest, keep, Finder(manifest)
-        self._last: ProvedWeights | None = None
-        self.metrics: Mapping[str, float] = {}
-        """How much the last publication changed; see `shares`. Empty if no changes are kept."""
-
-    def publish(self, version: Version, tensors: Mapping[str, Tensor]) -> int:
-        """Publish `version` for readers; return its checksum.
-
-        The tensors, on any device, must not change until this returns. Their digests are taken
-        before they are copied, so that readers detect errors in the copy.
-
-        Raises `ManifestMismatch` if they are not the manifest's tensors.
-        """
-        require_names(self._manifest, tensors)
-        base = self._last if self._keep else None
-        old, put = self._begin()
-        digests, differences = list[int](), list[Difference]()
-        # Look each tensor up once: the mapping may gather it from ranks.
-        for spec in self._manifest:
-            tensor = tensors[spec.name]
-            require_spec(spec, tensor)
-            source = bytes_of(tensor)
-            progress.advance()
-            if base is not None:
-                differences.append(self._finder.find(source, old(spec)))
-            put(spec, source)
-            digests.append(digest(source))
-        weights = ProvedWeights(version, combine(self._manifest, digests))
-        changes = [] if base is None else pack(base, weights, digests, differences)
-        self._end(weights, digests, base, changes)
-        if base is not None:
-            self.metrics = shares(self._manifest, differences, sum(map(len, changes)))
-        self._last = weights
-        return weights.checksum
-
-    def _begin(self) -> tuple[BytesOf, Callable[[TensorSpec, np.ndarray], None]]:
-        """Return a function that reads a tensor of the last publication, and one that writes it."""
-        raise NotImplementedError
-
-    def _end(
-        self,
-        weights: ProvedWeights,
-        digests: list[int],
-        base: ProvedWeights | None,
-        changes: Sequence[np.ndarray],
-    ) -> None:
-        """Publish what was written, with `changes` from `base` (parts of one buffer), if any."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Free the store's memory; readers keep what they have."""
-        raise NotImplementedError
 
 
 class SharedMemoryWeightHandle(msgspec.Struct, frozen=True, tag="shared_memory"):
@@ -137,6 +73,16 @@ BytesOf = Callable[[TensorSpec], np.ndarray]
 """Returns a tensor's bytes, [n] uint8, which are valid until the next call."""
 
 
+class PulledParts(NamedTuple):
+    """What one process says that it pulled; proved with what the others of its engine have."""
+
+    weights: ProvedWeights
+    published: Sequence[int]
+    """Each tensor's published digest."""
+    held: Sequence[Mapping[Slab, int]]
+    """What each part of each tensor that the process has adds to the tensor's digest."""
+
+
 class Update(NamedTuple):
     """Turns the weights that a puller has into those of another version."""
 
@@ -164,25 +110,32 @@ class Update(NamedTuple):
         for step in self.steps or ():
             yield from (each for each in step.listed.items() if each[0] not in whole)
 
-    def prove(self, digests_held: Mapping[str, int]) -> ProvedWeights:
-        """Return the pulled weights, proved by the digests of the puller's tensors (law 5).
 
-        The digest of a tensor to which changes were applied is its last digest, updated.
+def prove(manifest: Manifest, pulled: Sequence[PulledParts]) -> ProvedWeights:
+    """Return the weights that the processes of an engine have pulled, proved by the digests of what
+    they hold (law 5): digests of parts add up, and those of equal parts are equal.
 
-        Raises:
-            Overtaken: the tensors are not of one version; pull again.
-            ChecksumMismatch: the tensors are not those published.
-        """
-        published, pulled = self.digests(), [digests_held[spec.name] for spec in self.manifest]
-        if combine(self.manifest, pulled) == self.weights.checksum:
-            return self.weights
-        triples = zip(self.manifest, published, pulled, strict=True)
-        differing = [spec.name for spec, due, actual in triples if due != actual]
-        raise ChecksumMismatch(
-            f"pull of version {self.weights.version}: the checksum is not the published one; "
-            f"{len(differing)} of {len(pulled)} tensors differ, first "
-            f"{differing[0] if differing else 'none: the published checksum itself is damaged'}"
-        )
+    Raises `ChecksumMismatch` if they are not the published ones.
+    """
+    weights, published, _ = pulled[0]
+    assert all(each.weights == weights for each in pulled), "all have the same version"
+    digests, differing = list[int](), list[str]()
+    for number, spec in enumerate(manifest):
+        parts = dict[Slab, int]()
+        for each in pulled:
+            for slab, digest in each.held[number].items():
+                if parts.setdefault(slab, digest) != digest:
+                    differing.append(spec.name)
+        digests.append(sum(parts.values()) & MASK)
+        if digests[-1] != published[number]:
+            differing.append(spec.name)
+    if not differing and combine(manifest, digests) == weights.checksum:
+        return weights
+    raise ChecksumMismatch(
+        f"pull of version {weights.version}: the checksum is not the published one; "
+        f"{len(set(differing))} of {len(digests)} tensors differ, first "
+        f"{differing[0] if differing else 'none: the published checksum itself is damaged'}"
+    )
 
 
 class WeightReader:
@@ -219,26 +172,3 @@ class WeightReader:
         if fetching is not None and fetching[:2] == (have, want):
             return fetching[2].result()  # waits for it
         return self._fetch(have, want)
-
-
-SPARE_VERSIONS = 2
-"""Versions kept beyond the staleness bound: an instance may be as far behind as the bound, and one
-version further while the next one is published."""
-
-
-def make_store(config: Config, manifest: Manifest, run_dir: Path) -> WeightStore:
-    """Create an empty store of `weights.transport`.
-
-    On one machine it is named after the run's directory, and memory left by a killed learner is
-    freed first: a run has one learner at a time.
-    """
-    from rhymeflow.utils import shared_memory  # late: the controller imports this module
-    from rhymeflow.weights.objects import ObjectWeightStore
-    from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
-
-    keep = config.schedule.bound + SPARE_VERSIONS if config.weights.transport == "delta" else 0
-    if config.runtime == "ray":
-        return ObjectWeightStore(manifest, keep=keep)
-    prefix = shared_memory.prefix_for(run_dir, "w")
-    shared_memory.free_left(prefix)
-    return SharedMemoryWeightStore(manifest, keep=keep, prefix=prefix)

@@ -32,7 +32,8 @@ MAX_LISTED = 1 / 8
 
 _MAGIC = 0x52484D44454C5432  # "RHMDELT2": the last digit is the format's version
 _WORDS = 5
-_BLOCK = 1 << 16
+BLOCK = 1 << 16
+"""Units per block, so that a unit's index in its block fits 16 bits."""
 _UNIT = 2
 
 
@@ -61,7 +62,7 @@ class Finder:
 
     def __init__(self, manifest: Manifest) -> None:
         # As `find_changes` needs. The pages are touched, and so allocated, only as tensors change.
-        room = max((int(_units(spec) * MAX_LISTED) for spec in manifest), default=0) + _BLOCK
+        room = max((int(_units(spec) * MAX_LISTED) for spec in manifest), default=0) + BLOCK
         self._places = np.empty(room, np.uint16)
         self._values = np.empty(room, np.uint16)
 
@@ -72,7 +73,7 @@ class Finder:
         is_even = len(new) % _UNIT == 0  # else a last half unit could not be put
         new_U, old_U = units_of(new), units_of(old)
         most = int(len(new_U) * MAX_LISTED) if is_even else 0
-        counts = np.zeros(-(-len(new_U) // _BLOCK), np.uint32)
+        counts = np.zeros(-(-len(new_U) // BLOCK), np.uint32)
         changed = int(find_changes(new_U, old_U, counts, self._places, self._values, most))
         if changed > most:
             return Difference(changed, None)
@@ -130,7 +131,7 @@ class Changes:
         """Changes of the other tensors by name, without unchanged ones."""
         sizes = [max(0, entries - 1) for entries in self._entries]
         blocks = [
-            -(-_units(spec) // _BLOCK) if entries else 0
+            -(-_units(spec) // BLOCK) if entries else 0
             for spec, entries in zip(self._manifest, self._entries, strict=True)
         ]
         counts_start = (_WORDS + 2 * len(self._manifest)) * 8

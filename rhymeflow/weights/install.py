@@ -6,8 +6,8 @@ where changes are put into it, and kept otherwise. After an error the tensors ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,94 +15,154 @@ from torch import Tensor
 
 from rhymeflow.core.types import Version
 from rhymeflow.utils import progress
-from rhymeflow.weights.base import Overtaken, Update, VersionUnavailable, WeightReader
-from rhymeflow.weights.changes import Listed
-from rhymeflow.weights.manifest import require
-from rhymeflow.weights.proof import (
-    HASH_BLOCK,
-    INNER,
-    MASK,
-    ProvedWeights,
-    bytes_of,
-    copy_and_digest,
-    digest,
-    outer,
+from rhymeflow.weights.base import (
+    Overtaken,
+    PulledParts,
+    Update,
+    VersionUnavailable,
+    WeightReader,
+    prove,
 )
+from rhymeflow.weights.changes import Listed
+from rhymeflow.weights.manifest import Slab, TensorSpec, require
+from rhymeflow.weights.on_device import Hash, Staging, as_ints, hash_of, is_on_host, put_on_device
+from rhymeflow.weights.proof import INNER, MASK, ProvedWeights, copy_and_digest
 
 _MAX_OVERTAKEN = 1000
 """It takes two publications to overtake a reader once: after so many times they never pause."""
 
 
+class SlabPlace:
+    """Where a process has a slab of a tensor, all or part of it."""
+
+    def __init__(self, spec: TensorSpec, slab: Slab, into: Tensor) -> None:
+        """`into` has the slab's numbers in their order, in any shape and dtype."""
+        self.slab, self._into, self._dtype = slab, into.detach(), getattr(torch, spec.dtype)
+        self.device, self._is_whole = into.device, slab == Slab(0, spec.num_bytes)
+        self._rows = self._rows_of(self._into)
+        self.view: np.ndarray | None = None
+        """Its bytes, [runs, length], in the host's memory."""
+        if self._rows is not None and is_on_host(into):
+            self.view = self._rows.view(torch.uint8).numpy()
+
+    def copy(self, data: np.ndarray, staging: Staging) -> Hash:
+        """Copy what the slab has of a tensor's bytes, [n] uint8; return the digest of what is in
+        the place afterwards."""
+        source = self.slab.of(data)
+        if self.view is not None and self.slab.runs == 1:
+            return copy_and_digest(self.view[0], source[0], self.slab.start)
+        rows_RN, write = self._dense()
+        staging.copy_in(rows_RN.view(torch.uint8), source)
+        write()
+        return hash_of(self._into.to(self._dtype), self.slab)
+
+    def put(self, listed: Listed, staging: Staging) -> Hash:
+        """Apply those of a tensor's changes that are the slab's; return what that adds to the
+        digest."""
+        from rhymeflow.weights.kernels import put_changes  # loads numba
+
+        if self.view is not None and self._is_whole:
+            return int(put_changes(self.view[0].view(np.uint16), *listed, INNER))
+        rows_RN, write = self._dense()
+        added = put_on_device(rows_RN, self.slab, listed, staging, is_whole=self._is_whole)
+        write()
+        return added
+
+    def _dense(self) -> tuple[Tensor, Callable[[], object]]:
+        """Return the numbers, [runs, numbers], and what puts those that are a copy into place."""
+        if self._rows is not None:
+            return self._rows, lambda: None
+        dense = torch.empty(self._into.shape, dtype=self._dtype, device=self.device)
+        dense.copy_(self._into)
+        return dense.view(self.slab.runs, -1), lambda: self._into.copy_(dense)
+
+    def _rows_of(self, tensor: Tensor) -> Tensor | None:
+        shape = self.slab.runs, tensor.numel() // self.slab.runs
+        try:
+            rows = tensor.view(shape)
+        except RuntimeError:  # the strides forbid it
+            return None
+        return rows if rows.dtype == self._dtype and rows.stride(1) == 1 else None
+
+
 class Installation:
-    """Tensors into which weights are pulled, and their digests.
+    """Tensors, or parts of them, into which weights are pulled, and their digests.
 
     Nothing else may change or move them, since pulls build on their content.
     """
 
-    def __init__(self, into: Mapping[str, Tensor]) -> None:
+    def __init__(self, into: Mapping[str, Tensor] | Mapping[str, Sequence[SlabPlace]]) -> None:
+        """`into` has the manifest's tensors, or all places where the process has parts of them."""
         self.holds: ProvedWeights | None = None
-        """The proved weights in them; None: they are undefined."""
-        self.digests: dict[str, int] = {}
-        """Digest of each tensor that was pulled."""
+        """The weights in them; None: they are undefined."""
+        self.digests: dict[str, dict[Slab, int]] = {}
+        """Digest of each part of each tensor that was pulled."""
         self._into = into
-        self._views: dict[str, np.ndarray | None] = {}
+        self._places: dict[str, Sequence[SlabPlace]] = {}
+        self._staging = Staging(torch.device("cpu"))
 
     def pull(self, reader: WeightReader, want: Version | None = None) -> ProvedWeights:
         """Bring the tensors to `want`, or to the newest weights for None, by changes if possible.
         Raises `ManifestMismatch` if they are not the manifest's, and what the reader raises."""
+        return self._proved(reader, self.pull_part(reader, want))
+
+    def pull_at_least(self, reader: WeightReader, want: Version | None) -> ProvedWeights:
+        """Bring the tensors to `want` or, if it is gone, the newest weights; see `pull`."""
+        return self._proved(reader, or_newer(partial(self.pull_part, reader), want))
+
+    def _proved(self, reader: WeightReader, pulled: PulledParts) -> ProvedWeights:
+        self.holds = None  # if they are not the published ones
+        self.holds = prove(reader.manifest, [pulled])
+        return self.holds
+
+    def pull_part(self, reader: WeightReader, want: Version | None) -> PulledParts:
+        """Pull, as `pull` does, what this process has of the tensors; proved elsewhere."""
         held, self.holds = self.holds, None
         if held is None:
-            require(reader.manifest, self._into)
+            self._find_places(reader)
 
-        def pull(want: Version | None) -> ProvedWeights:
+        def pull(want: Version | None) -> PulledParts:
             nonlocal held
             update, held = reader.update(held, want), None  # if overtaken, pull whole tensors
             return self._apply(update)
 
-        self.holds = until_whole(pull, want)
-        return self.holds
+        pulled = until_whole(pull, want)
+        self.holds = pulled.weights
+        return pulled
 
-    def pull_at_least(self, reader: WeightReader, want: Version | None) -> ProvedWeights:
-        """Bring the tensors to `want` or, if it is gone, the newest weights; see `pull`."""
-        return or_newer(partial(self.pull, reader), want)
+    def _find_places(self, reader: WeightReader) -> None:
+        tensors = {name: each for name, each in self._into.items() if isinstance(each, Tensor)}
+        if tensors or not self._into:
+            require(reader.manifest, tensors)
+        for spec in reader.manifest:
+            place = self._into[spec.name]
+            if isinstance(place, Tensor):
+                place = [SlabPlace(spec, Slab(0, spec.num_bytes), place)]
+            self._places[spec.name] = place
+        devices = {each.device for places in self._places.values() for each in places}
+        assert len(devices) <= 1, f"weights of one process are on one device, not {devices}"
+        self._staging = Staging(devices.pop() if devices else torch.device("cpu"))
 
-    def _apply(self, update: Update) -> ProvedWeights:
-        from rhymeflow.weights.kernels import put_changes  # loads numba
-
+    def _apply(self, update: Update) -> PulledParts:
+        hashes: list[tuple[str, Slab, bool, Hash]] = []  # whether it is of the whole place
         for name, listed in update.listed:
-            view = self._view(name)
-            if view is not None:
-                added = int(put_changes(view.view(np.uint16), *listed, INNER))
-            else:
-                added = put_on_device(self._into[name], listed)
-            self.digests[name] = (self.digests[name] + added) & MASK
+            for place in self._places[name]:
+                added = place.put(listed, self._staging)
+                hashes.append((name, place.slab, False, added))
         for name, data in update.whole:
-            self._copy(name, data)
-        return update.prove(self.digests)
-
-    def _view(self, name: str) -> np.ndarray | None:
-        """Return a view of the tensor's bytes; None unless they are contiguous CPU memory."""
-        if name not in self._views:
-            tensor = self._into[name]
-            is_in_place = tensor.device.type == "cpu" and tensor.is_contiguous()
-            self._views[name] = bytes_of(tensor) if is_in_place else None
-        return self._views[name]
-
-    def _copy(self, name: str, data: np.ndarray) -> None:
-        progress.advance()
-        view, target = self._view(name), self._into[name].detach()
-        if view is not None:
-            self.digests[name] = copy_and_digest(view, data)
-            return
-        if len(data):
-            target.copy_(torch.from_numpy(data.copy()).view(target.dtype).reshape(target.shape))
-        on_cpu = target.device.type == "cpu" or target.itemsize == 1
-        self.digests[name] = digest(bytes_of(target)) if on_cpu else digest_on_device(target)
+            progress.advance()
+            for place in self._places[name]:
+                hashes.append((name, place.slab, True, place.copy(data, self._staging)))
+        found = as_ints([each for *_, each in hashes])
+        for (name, slab, is_whole, _), digest in zip(hashes, found, strict=True):
+            held = self.digests.get(name, {})
+            before = 0 if is_whole else held[slab]
+            self.digests[name] = {**held, slab: (before + digest) & MASK}
+        held_of_all = [self.digests[spec.name] for spec in update.manifest]
+        return PulledParts(update.weights, update.digests(), held_of_all)
 
 
-def until_whole(
-    pull: Callable[[Version | None], ProvedWeights], want: Version | None
-) -> ProvedWeights:
+def until_whole(pull: Callable[[Version | None], PulledParts], want: Version | None) -> PulledParts:
     """Call `pull` until no publication overtakes it."""
     for _ in range(_MAX_OVERTAKEN):
         try:
@@ -112,9 +172,7 @@ def until_whole(
     raise RuntimeError(f"overtaken by publications {_MAX_OVERTAKEN} times during one pull")
 
 
-def or_newer(
-    pull: Callable[[Version | None], ProvedWeights], want: Version | None
-) -> ProvedWeights:
+def or_newer(pull: Callable[[Version | None], PulledParts], want: Version | None) -> PulledParts:
     """Call `pull` with `want` or, if that is gone, for the newest weights."""
     try:
         return pull(want)
@@ -122,60 +180,5 @@ def or_newer(
         if want is None:
             raise
         pulled = pull(None)
-        assert pulled.version > want, "a version is published before it is pulled"
+        assert pulled.weights.version > want, "a version is published before it is pulled"
         return pulled
-
-
-# -- The loops of `kernels.py` in torch, for tensors that are not contiguous CPU memory ------------
-# Results are the same to the bit: int64 sums and products wrap around as those of uint64.
-
-_AT_A_TIME = 1 << 24
-"""Units that are hashed at a time; each takes 16 bytes of working memory."""
-
-
-def digest_on_device(tensor: Tensor, at_a_time: int = _AT_A_TIME) -> int:
-    """Return `proof.digest` of a tensor, whose numbers have two bytes or more, on its device."""
-    units_U, total = _units(tensor.contiguous()), 0
-    for start in range(0, len(units_U), at_a_time):
-        part_U = units_U[start : start + at_a_time]
-        index_U = torch.arange(start, start + len(part_U), device=tensor.device)
-        total += int((_keys(index_U) * _unsigned(part_U)).sum())
-    return total & MASK
-
-
-def put_on_device(tensor: Tensor, listed: Listed) -> int:
-    """Apply changes to a tensor on its device; return what that adds to its digest."""
-    if not tensor.is_contiguous():
-        dense = tensor.detach().contiguous()
-        added = put_on_device(dense, listed)
-        tensor.detach().copy_(dense)
-        return added
-    blocks = np.arange(len(listed.counts), dtype=np.int64) * 65_536
-    index = np.repeat(blocks, listed.counts) + listed.places
-    index_N = torch.from_numpy(index).to(tensor.device)
-    values_N = torch.from_numpy(listed.values.view(np.int16).copy()).to(tensor.device)
-    units_U = _units(tensor)
-    change_N = _unsigned(values_N) - _unsigned(units_U[index_N])
-    units_U[index_N] = values_N
-    return int((_keys(index_N) * change_N).sum()) & MASK
-
-
-def _units(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(-1).view(torch.int16)
-
-
-def _unsigned(units_N: Tensor) -> Tensor:
-    return units_N.long() & 0xFFFF
-
-
-def _keys(index_N: Tensor) -> Tensor:
-    inner, outer_keys = _tables(str(index_N.device), int(index_N.max()) // HASH_BLOCK + 1)
-    return inner[index_N % HASH_BLOCK] * outer_keys[index_N // HASH_BLOCK]
-
-
-@lru_cache(4)
-def _tables(device: str, num_blocks: int) -> tuple[Tensor, Tensor]:
-    def on_device(table: np.ndarray) -> Tensor:
-        return torch.from_numpy(table.view(np.int64)).to(device)
-
-    return on_device(INNER), on_device(outer(0, num_blocks))

@@ -15,10 +15,9 @@ code_cache.ensure()  # before numba is imported
 from numba import int64, njit, uint64  # noqa: E402
 
 from rhymeflow.cpu.tiles import prefetch  # noqa: E402
+from rhymeflow.weights.changes import BLOCK  # noqa: E402
 from rhymeflow.weights.proof import GOLDEN, HASH_BLOCK, MIX_1, MIX_2  # noqa: E402
 
-BLOCK = 1 << 16
-"""Units per block of changes, so that a unit's index in its block fits 16 bits."""
 _GROUP = 32
 """Units that are compared before a branch."""
 _MANY = BLOCK // 32

@@ -10,7 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +42,39 @@ class TensorSpec:
 
 
 Manifest = tuple[TensorSpec, ...]
+
+
+class Slab(NamedTuple):
+    """Bytes of a tensor that a process has: `runs` of `length`, the first at byte `start`, each
+    `stride` bytes after the one before. Rows are one run, columns are one in each row."""
+
+    start: int
+    length: int
+    runs: int = 1
+    stride: int = 0
+
+    def of(self, data: np.ndarray) -> np.ndarray:
+        """Return its bytes, [runs, length], of those of the tensor."""
+        shape, strides = (self.runs, self.length), (self.stride, 1)
+        return np.lib.stride_tricks.as_strided(data[self.start :], shape, strides)
+
+
+def slab_of(spec: TensorSpec, slices: Sequence[slice]) -> Slab:
+    """Return the place of a slice of a tensor, of which one dimension at most is cut."""
+    cut = [
+        n
+        for n, (each, size) in enumerate(zip(slices, spec.shape, strict=True))
+        if each != slice(0, size)
+    ]
+    assert len(cut) <= 1, f"{spec.name} is cut in {len(cut)} dimensions"
+    if not cut or not spec.num_bytes:
+        return Slab(0, spec.num_bytes)
+    (axis,) = cut
+    runs = math.prod(spec.shape[:axis])
+    stride = spec.num_bytes // runs
+    unit = stride // spec.shape[axis]
+    size = slices[axis].stop - slices[axis].start
+    return Slab(slices[axis].start * unit, size * unit, runs, stride if runs > 1 else 0)
 
 
 def plan(tensors: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> Manifest:

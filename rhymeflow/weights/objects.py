@@ -8,7 +8,7 @@ Buffers are lost with the process that published them: readers raise `OwnerLost`
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -23,11 +23,11 @@ from rhymeflow.weights.base import (
     Update,
     VersionUnavailable,
     WeightReader,
-    WeightStore,
 )
 from rhymeflow.weights.changes import Link, chain, copied, whole_in
 from rhymeflow.weights.manifest import Manifest, TensorSpec, slot_bytes
 from rhymeflow.weights.proof import ProvedWeights
+from rhymeflow.weights.publish import WeightStore
 
 QUESTION = "weights"
 """The name under which a reader asks the learner for the catalogue."""
@@ -65,18 +65,18 @@ class ObjectWeightStore(WeightStore):
         self._catalogue: Catalogue = ()  # replaced, never changed: another thread reads it
         self._objects.offer(QUESTION, lambda: self._catalogue)
 
-    def _begin(self) -> tuple[BytesOf, Callable[[TensorSpec, np.ndarray], None]]:
+    def _begin(self) -> tuple[BytesOf, BytesOf]:
         self._parts: list[Reference] = []
         self._buffer = np.zeros(max(self._sizes), np.uint8)
         parts = self._catalogue[-1].parts if self._catalogue and self._keep else None
         old = dict(enumerate(self._objects.get(parts or ())))
-        return partial(_bytes_of, self._starts, old), self._store
+        return partial(_bytes_of, self._starts, old), self._room
 
-    def _store(self, spec: TensorSpec, source: np.ndarray) -> None:
+    def _room(self, spec: TensorSpec) -> np.ndarray:
         if (part := _part_of(self._starts, spec)) > len(self._parts):
             self._put_part()
         at = spec.offset - self._starts[part]
-        self._buffer[at : at + spec.num_bytes] = source
+        return self._buffer[at : at + spec.num_bytes]
 
     def _put_part(self) -> None:
         self._parts.append(self._objects.put(self._buffer[: self._sizes[len(self._parts)]]))

@@ -94,13 +94,14 @@ def digest(data: np.ndarray, start: int = 0) -> int:
     return int(hash_units(units_of(data), start // 2, INNER))
 
 
-def copy_and_digest(target: np.ndarray, source: np.ndarray) -> int:
-    """Copy bytes, [n] uint8; return the digest of `target` afterwards."""
+def copy_and_digest(target: np.ndarray, source: np.ndarray, first: int = 0) -> int:
+    """Copy bytes, [n] uint8; return the digest of `target`, whose tensor has `first` bytes before
+    it, afterwards."""
     total = 0
     for start in range(0, len(source), _CHUNK):
         part = target[start : start + _CHUNK]
         np.copyto(part, source[start : start + _CHUNK])
-        total += digest(part, start)
+        total += digest(part, first + start)
     return total & MASK
 
 

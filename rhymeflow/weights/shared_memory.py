@@ -22,7 +22,7 @@ publishes its version again, and if that differs (on GPUs it may), instances pul
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -36,11 +36,11 @@ from rhymeflow.weights.base import (
     Update,
     VersionUnavailable,
     WeightReader,
-    WeightStore,
 )
 from rhymeflow.weights.changes import Changes, Link, chain, copied, whole_in
 from rhymeflow.weights.manifest import Manifest, TensorSpec, slot_bytes
 from rhymeflow.weights.proof import ProvedWeights
+from rhymeflow.weights.publish import WeightStore
 
 _MAGIC = 0x52484D464C4F5731  # "RHMFLOW1": the last digit is the format's version
 _WORD = 8
@@ -115,12 +115,11 @@ class SharedMemoryWeightStore(WeightStore):
         self._kept: dict[int, str] = {}
         self._is_open = True
 
-    def _begin(self) -> tuple[BytesOf, Callable[[TensorSpec, np.ndarray], None]]:
+    def _begin(self) -> tuple[BytesOf, BytesOf]:
         publication = self._memory.published + 1
         slot = self._memory.slot(publication)
         slot.begin(publication)
-        previous = self._memory.slot(publication - 1)
-        return previous.bytes_of, lambda spec, source: np.copyto(slot.bytes_of(spec), source)
+        return self._memory.slot(publication - 1).bytes_of, slot.bytes_of
 
     def _end(
         self,

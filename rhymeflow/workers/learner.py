@@ -43,8 +43,8 @@ from rhymeflow.store.reader import TrajectoryRecord
 from rhymeflow.utils import objects, progress
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.utils.process import keep_freed_memory
-from rhymeflow.weights.base import WeightStore, make_store
 from rhymeflow.weights.proof import as_text
+from rhymeflow.weights.publish import WeightStore, make_store
 from rhymeflow.workers import messages
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import (

@@ -11,9 +11,9 @@ from rhymeflow.core.events import LearnerReady
 from rhymeflow.models.load import load_model, resolve_dtype
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.utils import progress
-from rhymeflow.weights.base import make_store
 from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.proof import as_text
+from rhymeflow.weights.publish import make_store
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import Envelope, LoadedModel, Shutdown, receive, send
 

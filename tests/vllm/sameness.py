@@ -19,8 +19,8 @@ import torch
 from rhymeflow.config.load import read_config
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.histospec.drafter import drafter_of
-from rhymeflow.weights.base import make_store
 from rhymeflow.weights.manifest import manifest_of
+from rhymeflow.weights.publish import make_store
 from tests.engine.drafters import FakeDrafter, answers_of, noisy
 
 IS_THERE = importlib.util.find_spec("vllm") is not None

@@ -59,8 +59,9 @@ ATTENTION, MLP = "model.layers.0.self_attn.k_proj.weight", "model.layers.1.mlp.d
 STEPS = [ATTENTION, MLP, "model.embed_tokens.weight", "model.norm.weight", ATTENTION]
 
 
-def compare_after_changes():
-    with closing_rig("demo", "float32", weights__transport="delta") as rig:
+def compare_after_changes(processes):
+    given = {"rollout__vllm_tensor_parallel_size": processes}
+    with closing_rig("demo", "float32", weights__transport="delta", **given) as rig:
         native, vllm = rig.engine("native"), rig.engine("vllm")
         readers = {engine: rig.store.handle.open() for engine in (native, vllm)}
         rig.publish_some(1, ATTENTION, 0.0)
@@ -81,8 +82,9 @@ def compare_after_changes():
         vllm.close()
 
 
-def test_same_tokens_if_weights_come_as_changes():
-    in_a_process(compare_after_changes)
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_same_tokens_if_weights_come_as_changes(processes):
+    in_a_process(compare_after_changes, processes)
 
 
 def compare_in_the_interpreter():

@@ -11,7 +11,8 @@ from torch import nn
 
 from rhymeflow.engine.vllm.places import Piece, find_places
 from rhymeflow.engine.vllm.weights import InstalledWeights
-from rhymeflow.weights.base import VersionUnavailable
+from rhymeflow.weights.base import VersionUnavailable, prove
+from rhymeflow.weights.install import SlabPlace
 from rhymeflow.weights.manifest import ManifestMismatch, manifest_of
 from rhymeflow.weights.proof import ChecksumMismatch
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
@@ -157,8 +158,8 @@ class Deployed:
         self.checksum = self.store.publish(self.version, self.tensors)
 
     def install(self, **options):
-        found = self.weights.install(self.reader, self.version, **options)
-        assert found == (self.version, self.checksum)
+        pulled = self.weights.install(self.reader, self.version, **options)
+        assert prove(self.reader.manifest, [pulled]) == (self.version, self.checksum)
 
 
 def model_of(dtype):
@@ -202,8 +203,8 @@ def test_processes_hold_their_parts_of_what_was_published(deployed, size):
     for version in (0, 1):
         tensors.update(published(version))
         deployed.publish()
-        for weights in installed:
-            assert weights.install(reader, compare=True).version == deployed.version
+        pulled = [weights.install(reader, compare=True) for weights in installed]
+        assert prove(reader.manifest, pulled) == (deployed.version, deployed.checksum)
         x, y = torch.randn(3, HIDDEN), torch.randn(3, HEADS * HEAD)
         made = [products(model, x) for model in models]
         heads, kv = HEADS * HEAD // size, max(HEAD, KV_HEADS * HEAD // size)
@@ -276,9 +277,10 @@ def test_a_packer_that_gets_something_else_is_noticed(deployed, monkeypatch):
     places = deployed.weights._places
     place = places["block.k_proj.weight"]
     (piece,) = place.pieces
-    place.pieces = [Piece(piece.source, places["block.v_proj.weight"].destination)]
+    (other,) = places["block.v_proj.weight"].pieces
+    place.pieces = [Piece(piece.source, other.destination)]
     deployed.install()  # its own digest is right, for it is where it was put
-    monkeypatch.setattr("rhymeflow.engine.vllm.weights.digest", lambda data: 1)
+    monkeypatch.setattr(SlabPlace, "copy", lambda place, *given: 1)
     with pytest.raises(ChecksumMismatch, match="the checksum is not the published one"):
         deployed.install()
 
@@ -286,7 +288,7 @@ def test_a_packer_that_gets_something_else_is_noticed(deployed, monkeypatch):
 def test_newer_weights_if_those_that_are_wanted_are_gone(deployed):
     for _ in "12":
         deployed.publish()
-    assert deployed.weights.install(deployed.reader, 0).version == 2
+    assert deployed.weights.install(deployed.reader, 0).weights.version == 2
     empty = SharedMemoryWeightStore(deployed.store.handle.manifest)
     try:
         with pytest.raises(VersionUnavailable):
@@ -355,9 +357,39 @@ def test_a_buffer_that_somebody_changed_is_noticed(deployed):
 
 
 @by_changes
-def test_processes_with_parts_take_no_changes(deployed):
-    deployed.weights = InstalledWeights(Model(0, 2).bfloat16(), deployed.reader)
-    for _ in "123":
-        deployed.publish("block.q_proj.weight")
-        deployed.install()
-    assert deployed.weights._unpacked is None
+@pytest.mark.parametrize("size", [2, 4])
+def test_processes_with_parts_take_their_changes(deployed, size, monkeypatch):
+    reader, specs = deployed.reader, {spec.name: spec for spec in deployed.reader.manifest}
+    models = [Model(rank, size).bfloat16() for rank in range(size)]
+    installed = [InstalledWeights(model, reader) for model in models]
+    for number in range(3):
+        for name in specs:
+            deployed.tensors[name].view(-1)[number * 7 :: 29] += 1
+        deployed.publish()
+        if number == 2:  # they were told of changes before
+            monkeypatch.setattr(InstalledWeights, "_pull_whole", None)
+            assert reader.update(installed[0].holds, None).steps
+        pulled = [weights.install(reader) for weights in installed]
+        assert prove(reader.manifest, pulled) == (deployed.version, deployed.checksum)
+    for weights in installed:  # what they were packed from is what a whole pull brings
+        for name, place in weights._places.items():
+            into = weights._into(name, weights._unpacked.buffers)
+            for piece in place.pieces:
+                due = deployed.tensors[name][piece.source]
+                assert torch.equal(into[piece.destination], due), name
+
+
+def test_parts_that_differ_and_parts_that_are_missing_are_noticed(deployed):
+    reader = deployed.reader
+    pulled = [InstalledWeights(Model(rank, 4), reader).install(reader) for rank in range(4)]
+    prove(reader.manifest, pulled)
+    with pytest.raises(ChecksumMismatch, match="embed_tokens"):
+        prove(reader.manifest, pulled[:3])
+    numbers = {spec.name: n for n, spec in enumerate(reader.manifest)}
+    for name, rank in (("block.norm.weight", 2), ("block.k_proj.weight", 1)):  # of which are copies
+        held = list(pulled[rank].held)
+        held[numbers[name]] = {slab: 7 for slab in held[numbers[name]]}
+        wrong = [*pulled]
+        wrong[rank] = pulled[rank]._replace(held=held)
+        with pytest.raises(ChecksumMismatch, match=name):
+            prove(reader.manifest, wrong)

@@ -15,7 +15,7 @@ from rhymeflow.runtime import processes
 from rhymeflow.utils import shared_memory
 from rhymeflow.weights import manifest
 from rhymeflow.weights.base import SharedMemoryWeightHandle, VersionUnavailable
-from rhymeflow.weights.install import Installation
+from rhymeflow.weights.install import Installation, SlabPlace
 from rhymeflow.weights.manifest import ManifestMismatch
 from rhymeflow.weights.proof import ChecksumMismatch
 from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
@@ -32,22 +32,15 @@ def tensors(value: float, size: int = 1000) -> dict[str, Tensor]:
 
 
 class Spy(dict):
-    """Tensors that run `then` just before the last of them is touched.
+    """Tensors that run `then` just before the last of them is published."""
 
-    `checks`: how often it is touched before that, to be checked.
-    """
-
-    def __init__(
-        self, inner: dict[str, Tensor], then: Callable[[], object], *, checks: int = 1
-    ) -> None:
+    def __init__(self, inner: dict[str, Tensor], then: Callable[[], object]) -> None:
         super().__init__(inner)
-        self.then, self.touches_left = then, checks
+        self.then = then
 
     def __getitem__(self, name: str) -> Tensor:
         if name == list(self)[-1]:
-            if self.touches_left == 0:
-                self.then()
-            self.touches_left -= 1
+            self.then()
         return super().__getitem__(name)
 
 
@@ -108,12 +101,12 @@ def test_a_pull_during_a_push_gets_the_old_version_whole(store, before, want):
         with pytest.raises(VersionUnavailable, match=rf"{before - 1}; it holds \[{before}\]"):
             install(reader, into, before - 1)
 
-    store.publish(before + 1, Spy(tensors(3), pull, checks=0))
+    store.publish(before + 1, Spy(tensors(3), pull))
     assert during == [(before, {float(before)})]
 
 
 @pytest.mark.parametrize(("pushes", "expected"), [(1, 1), (2, 3), (3, 4)])
-def test_a_pull_overtaken_by_pushes_begins_again(store, pushes, expected):
+def test_a_pull_overtaken_by_pushes_begins_again(store, pushes, expected, monkeypatch):
     """One push writes the other slot, and the old version is still good; two overwrite it."""
     store.publish(1, tensors(1))
 
@@ -121,8 +114,16 @@ def test_a_pull_overtaken_by_pushes_begins_again(store, pushes, expected):
         for version in range(2, 2 + pushes):
             store.publish(version, tensors(version))
 
-    into = tensors(-1)
-    assert install(store.handle.open(), Spy(into, overtake)).version == expected
+    into, copy, copied = tensors(-1), SlabPlace.copy, []
+
+    def spied(place, *given):
+        copied.append(place)
+        if len(copied) == len(into):  # once, before the last tensor
+            overtake()
+        return copy(place, *given)
+
+    monkeypatch.setattr(SlabPlace, "copy", spied)
+    assert install(store.handle.open(), into).version == expected
     assert values(into) == {float(expected)}
 
 

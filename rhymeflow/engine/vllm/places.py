@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from rhymeflow.weights.manifest import Manifest, ManifestMismatch
+from rhymeflow.weights.install import SlabPlace
+from rhymeflow.weights.manifest import Manifest, ManifestMismatch, TensorSpec, slab_of
 
 Slices = tuple[slice, ...]
 
@@ -46,12 +47,6 @@ class Target:
         parameter: Tensor = getattr(self.layer, self.attribute)
         return parameter
 
-    @property
-    def is_split(self) -> bool:
-        """Whether this process has only a shard of it."""
-        _, num_ranks = _tensor_parallel(self.layer)
-        return num_ranks > 1
-
 
 @dataclass(slots=True)
 class TensorPlace:
@@ -60,11 +55,18 @@ class TensorPlace:
     target: Target
     pieces: Sequence[Piece]
 
-    @property
-    def destination(self) -> Slices:
-        """The target's slices that hold the whole tensor; only for a target that is not split."""
-        (piece,) = self.pieces
-        return piece.destination
+    def slabs(self, spec: TensorSpec, into: Tensor) -> list[SlabPlace]:
+        """Return the pieces' places in `into`, the target or what it is packed from."""
+        found = []
+        for piece in self.pieces:
+            due, part = tuple(s.stop - s.start for s in piece.source), into[piece.destination]
+            if part.shape != due:
+                raise ManifestMismatch(
+                    f"{spec.name} has shape {list(due)}, but its place in vLLM's "
+                    f"{self.target.name} has {list(part.shape)}"
+                )
+            found.append(SlabPlace(spec, slab_of(spec, piece.source), part))
+        return found
 
 
 def find_places(model: nn.Module, manifest: Manifest) -> dict[str, TensorPlace]:

@@ -31,7 +31,7 @@ from rhymeflow.models.load import configured_stop_token_ids
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.utils import objects
 from rhymeflow.utils.objects import OwnerLost
-from rhymeflow.weights.base import WeightReader
+from rhymeflow.weights.base import WeightReader, prove
 from rhymeflow.weights.proof import ProvedWeights
 
 COMPARED_PULLS = 3
@@ -280,9 +280,9 @@ class VllmEngine:
             if lost:  # other workers have the version already, so all must get it
                 time.sleep(LOST_SECONDS)
                 continue
-            if all(each == results[0] for each in results):
-                return ProvedWeights(*results[0])
-            want = max(each.version for each in results)
+            if all(each.weights == results[0].weights for each in results):
+                return prove(weights.manifest, results)
+            want = max(each.weights.version for each in results)
 
     def _add_to_vllm(self, entry: Entry) -> None:
         """Have vLLM queue a request, behind the urgent ones and in the order of submission.

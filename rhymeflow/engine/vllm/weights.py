@@ -10,27 +10,29 @@ form of it is packed again after each pull.
 
 **Changes** cannot be applied to packed weights. So from the second pull on, if the store has
 changes, unpacked weights are kept (`Unpacked`, in as much memory again) and only changed layers are
-packed again. A process that holds shards of tensors cannot update digests, so it pulls them whole.
+packed again.
+
+**Shards.** A process copies and hashes its part of each tensor; the engine adds up the digests.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rhymeflow.core.types import Version
 from rhymeflow.engine.vllm.places import Target, TensorPlace, find_places, has_experts, shape_of
 from rhymeflow.utils import progress
-from rhymeflow.weights.base import WeightReader
-from rhymeflow.weights.install import Installation, or_newer, until_whole
-from rhymeflow.weights.manifest import Manifest, ManifestMismatch
-from rhymeflow.weights.proof import ChecksumMismatch, ProvedWeights, bytes_of, digest
+from rhymeflow.weights.base import PulledParts, WeightReader
+from rhymeflow.weights.install import Installation, SlabPlace, or_newer, until_whole
+from rhymeflow.weights.manifest import Manifest, Slab
+from rhymeflow.weights.on_device import Hash, Staging, as_ints
+from rhymeflow.weights.proof import ChecksumMismatch, ProvedWeights
 
 PROBE_ROWS = 3
 
@@ -44,8 +46,10 @@ class InstalledWeights:
         self._manifest = reader.manifest
         self._specs = {spec.name: spec for spec in reader.manifest}
         self._places = find_places(model, reader.manifest)
-        self._held: ProvedWeights | None = None
+        self.holds: ProvedWeights | None = None
+        """The weights that were installed last."""
         self._unpacked: Unpacked | None = None
+        self._staging = Staging(next(model.parameters()).device)
         targets = {id(place.target): place.target for place in self._places.values()}
         self._targets = list(targets.values())
         self._packed: dict[int, list[Target]] = {}
@@ -57,32 +61,34 @@ class InstalledWeights:
     @torch.no_grad()
     def install(
         self, reader: WeightReader, want: Version | None = None, *, compare: bool = False
-    ) -> ProvedWeights:
-        """Install `want`, newer weights if those are gone, or the newest for None.
+    ) -> PulledParts:
+        """Install `want`, newer weights if those are gone, or the newest for None; they are proved
+        with what the engine's other processes have installed (`base.prove`).
 
         `compare` compares every layer with a fresh one, which takes as much memory and time again.
 
         Raises:
-            ChecksumMismatch: the weights, or a layer's packed form of them, are not as published.
+            ChecksumMismatch: a layer's packed form is not that of the weights.
         """
-        held, self._held = self._held, None
+        held, self.holds = self.holds, None
 
-        def pull(want: Version | None) -> ProvedWeights:
+        def pull(want: Version | None) -> PulledParts:
             if self._unpacked is None and held and self._can_take_changes(reader, held, want):
-                self._unpacked = Unpacked(self._places, self._manifest)
+                self._unpacked = Unpacked(self._places, self._manifest, self._into)
             if self._unpacked is None:
                 return until_whole(partial(self._pull_whole, reader, compare), want)
             return self._pull_changes(self._unpacked, reader, want, compare)
 
-        self._held = or_newer(pull, want)
-        return self._held
+        pulled = or_newer(pull, want)
+        self.holds = pulled.weights
+        return pulled
 
     def _can_take_changes(
         self, reader: WeightReader, held: ProvedWeights, want: Version | None
     ) -> bool:
-        """Return whether there are changes, and this process has whole tensors as published."""
+        """Return whether there are changes, and tensors have their published dtypes here."""
         dtypes = {spec.name: getattr(torch, spec.dtype) for spec in self._manifest}
-        fits = not any(target.is_split for target in self._targets) and all(
+        fits = all(
             target.tensor().dtype == dtypes[name]
             for target in self._targets
             for name in target.parts
@@ -91,8 +97,8 @@ class InstalledWeights:
 
     def _pull_changes(
         self, unpacked: Unpacked, reader: WeightReader, want: Version | None, compare: bool
-    ) -> ProvedWeights:
-        pulled = unpacked.installation.pull(reader, want)
+    ) -> PulledParts:
+        pulled = unpacked.installation.pull_part(reader, want)
         changed = unpacked.take_changed()
         for layer_id in {id(target.layer) for target in changed if target.is_packed}:
             self._pack(layer_id, unpacked.buffers)
@@ -102,10 +108,8 @@ class InstalledWeights:
             self._compare(unpacked.buffers)
         return pulled
 
-    def _pull_whole(
-        self, reader: WeightReader, compare: bool, want: Version | None
-    ) -> ProvedWeights:
-        digests: dict[str, int] = {}
+    def _pull_whole(self, reader: WeightReader, compare: bool, want: Version | None) -> PulledParts:
+        hashes: dict[str, list[tuple[SlabPlace, Hash]]] = {}
         buffers: dict[str, Tensor] = {}
         num_missing = {
             layer_id: sum(len(target.parts) for target in targets)
@@ -116,7 +120,8 @@ class InstalledWeights:
         for name, data in update.whole:
             progress.advance()
             target = self._places[name].target
-            digests[name] = self._copy(name, data, buffers)
+            places = self._places[name].slabs(self._specs[name], self._into(name, buffers))
+            hashes[name] = [(place, place.copy(data, self._staging)) for place in places]
             if not target.is_packed:
                 continue
             layer_id = id(target.layer)
@@ -126,42 +131,25 @@ class InstalledWeights:
                 if not compare:
                     for each in self._packed[layer_id]:
                         del buffers[each.name]
-        assert len(digests) == len(self._specs), "a whole pull brings every tensor"
+        assert len(hashes) == len(self._specs), "a whole pull brings every tensor"
         self._pack_heads()
-        pulled = update.prove(digests)
+        found = iter(as_ints([each for pairs in hashes.values() for _, each in pairs]))
+        held = [{place.slab: next(found) for place, _ in pairs} for pairs in hashes.values()]
+        pulled = PulledParts(update.weights, update.digests(), held)
         if compare:
             self._compare(buffers)
         return pulled
 
-    def _copy(self, name: str, data: np.ndarray, buffers: dict[str, Tensor]) -> int:
-        """Copy the tensor to its place; return the digest of what is there afterwards."""
-        spec, place = self._specs[name], self._places[name]
-        target = place.target
-        flat = torch.from_numpy(data.copy())  # shared memory may change
-        source = flat.view(getattr(torch, spec.dtype)).reshape(spec.shape)
-        if target.is_packed:
-            if target.name not in buffers:
-                shape = shape_of(target, self._places)
-                buffers[target.name] = torch.empty(shape, dtype=source.dtype)
-            into = buffers[target.name]
-        else:
-            into = target.tensor().data
-        for piece in place.pieces:
-            written, part = into[piece.destination], source[piece.source]
-            if written.shape != part.shape:
-                raise ManifestMismatch(
-                    f"{name} has shape {list(part.shape)}, but its place in vLLM's {target.name} "
-                    f"has {list(written.shape)}"
-                )
-            written.copy_(part)
-            if part.shape == source.shape:
-                return digest(bytes_of(written.to(source.dtype)))
-        # This process has a shard: digest the tensor as read, and compare the shard with it.
-        for piece in place.pieces:
-            written = into[piece.destination].to(source.dtype).cpu()
-            if not torch.equal(written, source[piece.source]):
-                raise ChecksumMismatch(f"{name}: this process's shard is not what was read")
-        return digest(bytes_of(source))
+    def _into(self, name: str, buffers: dict[str, Tensor]) -> Tensor:
+        """Return what a tensor is copied into: its target, or the buffer that this is packed from,
+        which is made if it is not in `buffers`."""
+        target = self._places[name].target
+        if not target.is_packed:
+            return target.tensor().data
+        if target.name not in buffers:
+            shape, dtype = shape_of(target, self._places), getattr(torch, self._specs[name].dtype)
+            buffers[target.name] = torch.empty(shape, dtype=dtype)
+        return buffers[target.name]
 
     def _pack(self, layer_id: int, buffers: Mapping[str, Tensor]) -> None:
         targets = self._packed[layer_id]
@@ -202,24 +190,21 @@ class InstalledWeights:
 class Unpacked:
     """Unpacked weights, from which layers are packed; undefined until the first pull."""
 
-    def __init__(self, places: Mapping[str, TensorPlace], manifest: Manifest) -> None:
+    def __init__(
+        self,
+        places: Mapping[str, TensorPlace],
+        manifest: Manifest,
+        into: Callable[[str, dict[str, Tensor]], Tensor],
+    ) -> None:
+        """`into` is `InstalledWeights._into`."""
         self.buffers: dict[str, Tensor] = {}
         """Unpacked weights by the name of the packed target."""
-        into = {}
-        for spec in manifest:
-            place = places[spec.name]
-            target = place.target
-            if not target.is_packed:
-                whole = target.tensor().data
-            elif target.name in self.buffers:
-                whole = self.buffers[target.name]
-            else:
-                whole = torch.empty(shape_of(target, places), dtype=getattr(torch, spec.dtype))
-                self.buffers[target.name] = whole
-            into[spec.name] = whole[place.destination]
         self._places = places
-        self.installation = Installation(into)
-        self._last_digests: dict[str, int] = {}
+        slabs = {}
+        for spec in manifest:
+            slabs[spec.name] = places[spec.name].slabs(spec, into(spec.name, self.buffers))
+        self.installation = Installation(slabs)
+        self._last_digests: dict[str, dict[Slab, int]] = {}
 
     def take_changed(self) -> list[Target]:
         """Return the targets that changed since the last call."""

@@ -13,8 +13,7 @@ from rhymeflow.engine.vllm.sampler import CounterSampler
 from rhymeflow.engine.vllm.speculator import NoSpeculation, put_drafts
 from rhymeflow.engine.vllm.weights import InstalledWeights
 from rhymeflow.utils.objects import OwnerLost
-from rhymeflow.weights.base import WeightHandle, WeightReader
-from rhymeflow.weights.proof import ProvedWeights
+from rhymeflow.weights.base import PulledParts, WeightHandle, WeightReader
 
 PATH = f"{__name__}.WorkerExtension"
 """The name by which vLLM imports it."""
@@ -51,14 +50,15 @@ class WorkerExtension:
 
     def rhymeflow_prepare(self, source: WeightHandle, want: Version) -> bool | OwnerLost:
         """Begin to fetch what `rhymeflow_install` will need; return whether it has arrived."""
+        have = self._rhymeflow_weights.holds  # the engine has pulled before
         try:
-            return self._rhymeflow_open(source).prepare(None, want)
+            return self._rhymeflow_open(source).prepare(have, want)
         except OwnerLost as error:
             return error
 
     def rhymeflow_install(
         self, source: WeightReader | WeightHandle, want: Version | None, compare: bool
-    ) -> ProvedWeights | OwnerLost:
+    ) -> PulledParts | OwnerLost:
         """Pull weights; see `InstalledWeights.install`.
 
         `source` is a handle if the worker is not in the engine's process.

@@ -1,0 +1,224 @@
+"""Weights on the device where they are: hashed and changed there, copied through pinned memory.
+
+Results are those of `kernels.py` to the bit: sums and products of int64 wrap around as those of
+uint64. Nothing waits for a GPU but what returns numbers or bytes. On CPUs memory is plain memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from math import gcd
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rhymeflow.weights.changes import BLOCK, Listed
+from rhymeflow.weights.manifest import Slab
+from rhymeflow.weights.proof import HASH_BLOCK, INNER, MASK, bytes_of, digest, outer
+
+Hash = int | Tensor
+"""A digest, or an int64 scalar on a device that is one modulo 2**64."""
+
+HASHED_AT_A_TIME = 1 << 22
+"""Units that are hashed at a time; each takes 8 bytes of working memory."""
+
+STAGED_BYTES = 1 << 25
+"""Size of a buffer between a device and the host's memory."""
+
+_LIMB = 16
+"""Bits of a key that are multiplied at a time: sums of 1,024 products are exact in float64."""
+
+
+def is_on_host(tensor: Tensor) -> bool:
+    """Return whether compiled code can read the tensor's memory."""
+    return tensor.device.type == "cpu"
+
+
+def as_ints(hashes: Sequence[Hash]) -> list[int]:
+    """Return the digests; waits for the device once."""
+    waiting = [each for each in hashes if isinstance(each, Tensor)]
+    found = iter(torch.stack(waiting).tolist() if waiting else ())
+    return [(next(found) if isinstance(each, Tensor) else each) & MASK for each in hashes]
+
+
+def hash_of(tensor: Tensor, slab: Slab) -> Hash:
+    """Return what these numbers, the slab of a tensor, add to the tensor's digest."""
+    if is_on_host(tensor) and slab.runs == 1:
+        return digest(bytes_of(tensor), slab.start)
+    assert tensor.itemsize > 1, "numbers of one byte are hashed on CPUs alone"
+    rows = tensor.detach().reshape(slab.runs, tensor.numel() // slab.runs)
+    if rows.stride(1) != 1:  # `contiguous` would leave a single column as it is
+        rows = rows.clone(memory_format=torch.contiguous_format)
+    units_RL = rows.view(torch.uint16)
+    start, length = slab.start // 2, units_RL.shape[1]
+    if slab.runs > 1:
+        return _hash(units_RL, start, slab.stride // 2)
+    # One run: all blocks of keys at once, and what is before the first and after the last.
+    head = min(-start % HASH_BLOCK, length)
+    tail = head + (length - head) // HASH_BLOCK * HASH_BLOCK
+    total = _hash(units_RL[0, head:tail].view(-1, HASH_BLOCK), start + head, HASH_BLOCK)
+    for first, end in ((0, head), (tail, length)):
+        if first < end:
+            total = total + _hash(units_RL[:, first:end], start + first, HASH_BLOCK)
+    return total
+
+
+def _hash(units_RL: Tensor, start: int, stride: int) -> Tensor:
+    """Hash runs of units, the first from unit `start` of their tensor on, `stride` units apart."""
+    num_runs, length = units_RL.shape
+    device = str(units_RL.device)
+    total = torch.zeros((), dtype=torch.int64, device=units_RL.device)
+    period = HASH_BLOCK // gcd(stride, HASH_BLOCK)
+    for nth in range(min(period, num_runs)):  # runs that begin at the same unit of a block
+        block, lead = divmod(start + nth * stride, HASH_BLOCK)
+        runs_RL, step = units_RL[nth::period], period * stride // HASH_BLOCK
+        num_blocks = -(-(lead + length) // HASH_BLOCK)
+        _, limbs, values, keys = _keys(
+            device, (block + len(runs_RL) * step + num_blocks).bit_length()
+        )
+        at_a_time = max(1, HASHED_AT_A_TIME // (num_blocks * HASH_BLOCK))
+        for first in range(0, len(runs_RL), at_a_time):
+            part_RL = runs_RL[first : first + at_a_time]
+            size = len(part_RL), num_blocks * HASH_BLOCK
+            if length == size[1]:
+                padded = part_RL.to(torch.float64)
+            else:
+                padded = torch.zeros(size, dtype=torch.float64, device=units_RL.device)
+                padded[:, lead : lead + length] = part_RL
+            limbs_BK = (padded.view(-1, HASH_BLOCK) @ limbs).long()
+            shares_RB = (limbs_BK * values).sum(1).view(size[0], num_blocks)
+            at = block + first * step
+            outer_RB = keys.as_strided((size[0], num_blocks), (step, 1), at)
+            total += (shares_RB * outer_RB).sum()
+    return total
+
+
+@lru_cache(64)
+def _keys(device: str, num_bits: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the keys of a block's units, [1024]; the parts of these, [1024, 4] float64, and the
+    value of each part, [4]; and the keys of blocks whose index has at most `num_bits` bits."""
+    shifts = np.arange(0, 64, _LIMB, dtype=np.uint64)
+    limbs = ((INNER[:, None] >> shifts) & np.uint64((1 << _LIMB) - 1)).astype(np.float64)
+    numbers = (
+        each.view(np.int64) for each in (INNER, np.uint64(1) << shifts, outer(0, 1 << num_bits))
+    )
+    units, values, blocks = (torch.from_numpy(each).to(device) for each in numbers)
+    return units, torch.from_numpy(limbs).to(device), values, blocks
+
+
+def put_on_device(
+    rows: Tensor, slab: Slab, listed: Listed, staging: Staging, *, is_whole: bool
+) -> Tensor:
+    """Apply a tensor's changes to the slab, whose numbers are `rows`, [runs, numbers]; return what
+    that adds to the digest. Unless the slab is the whole tensor, changes of other numbers are left
+    out, for which the host waits."""
+    units_RL, device = rows.view(torch.int16), rows.device
+    counts, places, values = (staging.brought(each) for each in listed)
+    starts = torch.arange(len(listed.counts), device=device) * BLOCK
+    counts_B = counts.view(torch.int32).long()
+    index_N = torch.repeat_interleave(starts, counts_B, output_size=len(listed.places))
+    index_N += _unsigned(places.view(torch.int16))
+    values_N = values.view(torch.int16)
+    at_N, length = index_N - slab.start // 2, units_RL.shape[1]
+    stride = slab.stride // 2 or max(1, length)
+    run_N, column_N = at_N // stride, at_N % stride
+    if not is_whole:
+        is_here_N = (at_N >= 0) & (run_N < slab.runs) & (column_N < length)
+        index_N, run_N, column_N = index_N[is_here_N], run_N[is_here_N], column_N[is_here_N]
+        values_N = values_N[is_here_N]
+    change_N = _unsigned(values_N) - _unsigned(units_RL[run_N, column_N])
+    units_RL[run_N, column_N] = values_N
+    num_blocks = BLOCK * len(listed.counts) // HASH_BLOCK
+    units, _, _, blocks = _keys(str(device), num_blocks.bit_length())
+    return (units[index_N % HASH_BLOCK] * blocks[index_N // HASH_BLOCK] * change_N).sum()
+
+
+def _unsigned(units_N: Tensor) -> Tensor:
+    return units_N.long() & 0xFFFF
+
+
+class Staging:
+    """Two buffers of host memory, pinned if the device is a GPU: while bytes go between one of them
+    and the device, the host fills or empties the other.
+
+    Copies to the device are of its current stream, copies from it of a stream of their own. One of
+    these is for one direction.
+    """
+
+    def __init__(self, device: torch.device, size: int = STAGED_BYTES) -> None:
+        self._device, is_gpu = device, device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if is_gpu else None
+        self._buffers = deque(
+            (
+                torch.empty(size, dtype=torch.uint8, pin_memory=is_gpu),
+                torch.cuda.Event() if is_gpu else None,
+            )
+            for _ in range(2)
+        )
+        """Each with the event of its last copy, the longest ago first."""
+        self._size = size
+
+    def brought(self, data: np.ndarray) -> Tensor:
+        """Return a copy of an array's bytes on the device, [n] uint8."""
+        source = data.reshape(-1).view(np.uint8)
+        into = torch.empty(len(source), dtype=torch.uint8, device=self._device)
+        self.copy_in(into[None], source[None])
+        return into
+
+    def copy_in(self, into_RN: Tensor, source_RN: np.ndarray) -> None:
+        """Copy bytes to the device, where later work of the current stream finds them."""
+        for rows, columns in _tiles(len(source_RN), source_RN.shape[1], self._size):
+            part_RN, target_RN = source_RN[rows, columns], into_RN[rows, columns]
+            buffer, copied = self._buffers[0]
+            if copied is not None:
+                copied.synchronize()
+            staged_RN = buffer[: part_RN.size].view(part_RN.shape)
+            np.copyto(staged_RN.numpy(), part_RN)
+            if not target_RN.is_contiguous():  # the device puts the rows in their places
+                staged_RN = staged_RN.to(self._device, non_blocking=True)
+            target_RN.copy_(staged_RN, non_blocking=True)
+            if copied is not None:
+                copied.record(torch.cuda.current_stream(self._device))
+            self._buffers.rotate(1)
+
+    def catch_up(self) -> None:
+        """Have `copy_out` copy what the current stream has been told to make so far."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+
+    def copy_out(self, source: Tensor, into: np.ndarray) -> None:
+        """Copy the bytes of a contiguous tensor to the host, [n] uint8; return when they are there.
+        It must not change in the meantime, so no copy of it is needed on the device."""
+        source_N = source.detach().reshape(-1).view(torch.uint8)
+        begun: deque[tuple[np.ndarray, Tensor, torch.cuda.Event | None]] = deque()
+        for first in range(0, len(into), self._size):
+            if len(begun) == len(self._buffers):
+                _empty(*begun.popleft())
+            part = into[first : first + self._size]
+            buffer, copied = self._buffers[0]
+            with torch.cuda.stream(self._stream):
+                staged_N = buffer[: len(part)]
+                staged_N.copy_(source_N[first : first + len(part)], non_blocking=True)
+            if copied is not None:
+                copied.record(self._stream)
+            begun.append((part, staged_N, copied))
+            self._buffers.rotate(1)
+        for each in begun:
+            _empty(*each)
+
+
+def _empty(into: np.ndarray, staged_N: Tensor, copied: torch.cuda.Event | None) -> None:
+    if copied is not None:
+        copied.synchronize()
+    np.copyto(into, staged_N.numpy())
+
+
+def _tiles(num_rows: int, length: int, size: int) -> Iterator[tuple[slice, slice]]:
+    """Cut [rows, length] into parts of at most `size`: of some whole rows, or of one row."""
+    at_a_time = max(1, size // max(1, length))
+    for row in range(0, num_rows, at_a_time):
+        for column in range(0, length, size):
+            yield slice(row, row + at_a_time), slice(column, column + size)

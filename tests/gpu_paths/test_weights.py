@@ -1,0 +1,79 @@
+"""Weights between a device and the host: in pinned memory alone, once, hashed where they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rhymeflow.weights import on_device
+from rhymeflow.weights.install import Installation
+from rhymeflow.weights.manifest import manifest_of
+from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
+from tests.weights.made_up import bits, checksum_of
+
+STAGED = 100_000
+"""Bytes of a buffer."""
+
+SMALL = 2**17
+"""Bytes of tables of keys and of digests, which are not weights."""
+
+
+def made_up(version):
+    torch.manual_seed(0)
+    tensors = {
+        "embed": torch.randn(2000, 300).bfloat16(),
+        "layer": torch.randn(500, 777),
+        "norm": torch.ones(33).bfloat16(),
+    }
+    tensors["embed"][version::97, :7] += version
+    return tensors
+
+
+def on(device, tensors):
+    return {name: each.to(device) for name, each in tensors.items()}
+
+
+@pytest.fixture(autouse=True)
+def no_tables(monkeypatch):
+    """Of another simulation."""
+    monkeypatch.setattr(on_device.Staging.__init__, "__defaults__", (STAGED,))
+    on_device._keys.cache_clear()
+    yield
+    on_device._keys.cache_clear()
+
+
+def sizes(tensors):
+    return sum(each.nbytes for each in tensors.values())
+
+
+def test_published_and_pulled_through_pinned_memory_once(sim):
+    num_bytes = sizes(made_up(0))
+    store = SharedMemoryWeightStore(manifest_of(made_up(0)), keep=2)
+    try:
+        there = on("cuda", made_up(0))
+        sim.reset()
+        assert store.publish(0, there) == checksum_of(made_up(0))
+        assert sim.bytes["to host", "pinned"] == num_bytes
+        assert sim.bytes["to host", "pageable"] == 8 * len(there)
+        assert sim.num_bytes("to device") < SMALL
+        waits = sum(sim.waits.values())
+        assert waits <= num_bytes // STAGED + 2 * len(there) + 1, sim.waits
+
+        into, reader = on("cuda", {n: -t for n, t in made_up(0).items()}), store.handle.open()
+        installed = Installation(into)
+        sim.reset()
+        assert installed.pull(reader).version == 0
+        assert sim.bytes["to device", "pinned"] == num_bytes
+        assert sim.num_bytes("to device") - num_bytes < SMALL
+        assert sim.num_bytes("to host") == 8 * len(there)
+        assert bits(on("cpu", into)) == bits(made_up(0))
+
+        there = on("cuda", made_up(1))
+        assert store.publish(1, there) == checksum_of(made_up(1))
+        sim.reset()
+        assert installed.pull(reader, 1).version == 1
+        assert 0 < sim.bytes["to device", "pinned"] < num_bytes / 100
+        assert sim.num_bytes("to host") < 100
+        assert bits(on("cpu", into)) == bits(made_up(1))
+    finally:
+        store.close()
