@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig
-from transformers.masking_utils import AttentionMaskInterface
 
 from rhymeflow.errors import UserError
 
@@ -129,10 +128,6 @@ def _refusal(
     return None
 
 
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """Build no [T, T] mask: the plugged-in attention decides which tokens are visible."""
-    return None
-
-
+# Under a name that `AttentionMaskInterface` does not know, transformers makes no mask, and does not
+# look at the positions for the sequences in a row, which would wait for the device.
 AttentionInterface.register(NAME, _attention_function)
-AttentionMaskInterface.register(NAME, _no_mask)

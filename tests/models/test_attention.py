@@ -3,10 +3,11 @@
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig
+from transformers import LlamaConfig, masking_utils
 
 from rhymeflow.errors import UserError
 from rhymeflow.models.attention import Shape, _attention_function, attending
+from tests.engine.models import tiny_model
 
 HARMLESS = {
     "dropout": 0.0,
@@ -38,6 +39,14 @@ def call(attention, *, heads=4, keys=(2, 3, 8), values=(2, 3, 8), mask=None, **g
 
 def test_what_changes_nothing_is_taken():
     assert call(Sums(Shape(1, 2, 8)), **HARMLESS).shape == (1, 3, 4, 8)
+
+
+def test_transformers_makes_no_mask(monkeypatch):
+    """Nor looks at the positions for sequences, which would wait for a GPU in each call."""
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", None)
+    ids = torch.arange(6)[None]
+    with attending(Sums()), torch.no_grad():
+        tiny_model().base_model(input_ids=ids, position_ids=ids % 3, use_cache=False)
 
 
 @pytest.mark.parametrize(

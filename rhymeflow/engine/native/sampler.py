@@ -1,4 +1,4 @@
-"""From float32 logits to tokens and their log-probabilities.
+"""From logits to tokens and their log-probabilities.
 
 A row's token depends only on its logits, its `Sampling` and its noise key. Log-probabilities are
 under the distribution sampled from (`models.logits.shaped`, as in the learner). At temperature 0
@@ -18,6 +18,12 @@ from rhymeflow.engine.base import Sampling
 from rhymeflow.engine.native import noise
 from rhymeflow.models.logits import shaped
 
+CHUNK_BYTES = 1 << 28
+"""Bytes of float32 logits that are sampled from at a time: drafts can have thousands of rows."""
+
+Shaping = tuple[float, int, float]
+"""Temperature, top-k and top-p."""
+
 
 class Draws(NamedTuple):
     """One sequence's tokens to sample, one row of logits each."""
@@ -27,39 +33,88 @@ class Draws(NamedTuple):
     positions: list[int]
     """Each token's position in the response, from 0."""
 
+    @property
+    def shaping(self) -> Shaping:
+        """What shapes the distribution."""
+        return self.sampling.temperature, self.sampling.top_k, self.sampling.top_p
+
+
+def sampling_bytes(rows: int, vocabulary: int, bytes_per_logit: int, *, truncates: bool) -> int:
+    """Return the most memory that sampling takes on a GPU: the logits, and what is computed of one
+    chunk. `truncates`: by top-k or top-p, which sort it. Counted in `tests/engine/test_sampler.py`.
+    """
+    chunk = min(rows, _chunk_rows(vocabulary))
+    places = min((noise.ROOM_PER_ROW * chunk + noise.ROOM) * noise.BLOCK, chunk * vocabulary)
+    of_chunk = 65 * places + chunk * vocabulary * (40 if truncates else 5)
+    return rows * vocabulary * bytes_per_logit + of_chunk
+
 
 def sample(logits_RV: Tensor, draws: list[Draws]) -> tuple[list[int], list[float]]:
-    """Sample one token per row of float32 logits; return tokens and log-probabilities (nats)."""
-    assert logits_RV.dtype == torch.float32
-    groups: dict[tuple[float, int, float], list[int]] = {}
-    for i, draw in enumerate(draws):
-        shaping = (draw.sampling.temperature, draw.sampling.top_k, draw.sampling.top_p)
-        groups.setdefault(shaping, []).append(i)
-    if len(groups) == 1:
-        return _sample_alike(logits_RV, draws)
-    ends = list(accumulate(len(draw.positions) for draw in draws))
+    """Sample one token per row of logits; return tokens and log-probabilities (nats)."""
+    counts = [len(draw.positions) for draw in draws]
+    ends = list(accumulate(counts))
     assert ends[-1] == len(logits_RV)
-    tokens, logprobs = [0] * len(logits_RV), [0.0] * len(logits_RV)
-    for members in groups.values():
-        rows = [row for i in members for row in range(ends[i] - len(draws[i].positions), ends[i])]
-        part = _sample_alike(logits_RV[rows], [draws[i] for i in members])
-        for row, token, logprob in zip(rows, *part, strict=True):
+    positions = [position for draw in draws for position in draw.positions]
+    stream_R = np.array([draw.stream for draw in draws], dtype=np.uint64).repeat(counts)
+    keys_R = noise.row_keys(stream_R, positions, logits_RV.device)
+    rows_of: dict[Shaping, list[int]] = {}
+    for draw, count, end in zip(draws, counts, ends, strict=True):
+        rows_of.setdefault(draw.shaping, []).extend(range(end - count, end))
+    if len(rows_of) == 1:
+        return _fetched(logits_RV, keys_R, draws[0].shaping)
+    tokens, logprobs = [0] * ends[-1], [0.0] * ends[-1]
+    for shaping, rows in rows_of.items():
+        found = _fetched(logits_RV, keys_R, shaping, rows)
+        for row, token, logprob in zip(rows, *found, strict=True):
             tokens[row], logprobs[row] = token, logprob
     return tokens, logprobs
 
 
-def _sample_alike(logits_RV: Tensor, draws: list[Draws]) -> tuple[list[int], list[float]]:
-    """Sample rows that have the same temperature, top-k and top-p."""
-    sampling = draws[0].sampling
-    temperature, top_k, top_p = sampling.temperature, sampling.top_k, sampling.top_p
+def drawn(
+    logits_RV: Tensor,
+    keys_R: Tensor,
+    shaping: Shaping,
+    rows: list[int] | None = None,
+    *,
+    waits: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return tokens, int64, and their log-probabilities, float32, of these rows (None: all), in
+    chunks. For `waits` see `noise.draw`."""
+    count = len(logits_RV) if rows is None else len(rows)
+    # Of about equal sizes: torch may sum a single row in another order, with several threads.
+    num_chunks = -(-count // _chunk_rows(logits_RV.shape[1]))
+    parts = []
+    for i in range(num_chunks):
+        part = slice(count * i // num_chunks, count * (i + 1) // num_chunks)
+        of = part if rows is None else rows[part]
+        parts.append(_drawn_at_once(logits_RV[of], keys_R[of], shaping, waits))
+    if num_chunks == 1:
+        return parts[0]
+    tokens, logprobs = zip(*parts, strict=True)
+    return torch.cat(tokens), torch.cat(logprobs)
+
+
+def _chunk_rows(vocabulary: int) -> int:
+    return max(2, CHUNK_BYTES // (4 * vocabulary))
+
+
+def _drawn_at_once(
+    logits_RV: Tensor, keys_R: Tensor, shaping: Shaping, waits: bool
+) -> tuple[Tensor, Tensor]:
+    temperature, top_k, top_p = shaping
     x_RV = shaped(logits_RV, temperature=temperature, top_k=top_k, top_p=top_p)
-    if temperature == 0.0:
-        token_R = x_RV.argmax(1)
-    else:
-        positions = [position for draw in draws for position in draw.positions]
-        assert len(positions) == len(logits_RV)
-        stream_D = np.array([draw.stream for draw in draws], dtype=np.uint64)
-        stream_R = stream_D.repeat([len(draw.positions) for draw in draws])
-        token_R = noise.draw(x_RV, noise.row_keys(stream_R, positions, x_RV.device))
-    logprob_R = x_RV.gather(1, token_R[:, None])[:, 0] - x_RV.logsumexp(1)
-    return token_R.tolist(), logprob_R.tolist()
+    token_R = x_RV.argmax(1) if temperature == 0.0 else noise.draw(x_RV, keys_R, waits=waits)
+    place_R = token_R if waits else token_R.clamp(min=0)  # of `UNKNOWN`, any
+    return token_R, x_RV.gather(1, place_R[:, None])[:, 0] - x_RV.logsumexp(1)
+
+
+def _fetched(
+    logits_RV: Tensor, keys_R: Tensor, shaping: Shaping, rows: list[int] | None = None
+) -> tuple[list[int], list[float]]:
+    """Return `drawn` on the host, which waits once, and again only if a token is not known."""
+    for waits in (logits_RV.device.type == "cpu", True):
+        token_R, logprob_R = drawn(logits_RV, keys_R, shaping, rows, waits=waits)
+        tokens: list[int] = token_R.tolist()
+        if noise.UNKNOWN not in tokens:
+            break
+    return tokens, logprob_R.tolist()
