@@ -96,11 +96,12 @@ class RolloutConfig(Section):
     """On GPUs, share of the memory that one vLLM instance takes for weights and KV cache. `None`:
     0.9 of a GPU of its own; of the only GPU of a machine, which all share, instances divide 0.4,
     or 0.9 if nothing is trained."""
-    vllm_model_runner: Literal["v1", "v2"] = "v1"
-    """vLLM's model runner. `v2` is newer and needs a GPU."""
-    vllm_head_dtype: Literal["model", "float32"] = "model"
+    vllm_model_runner: Literal["v1", "v2"] | None = None
+    """vLLM's model runner. `None`: its own choice, `v2` on GPUs and `v1` on CPUs."""
+    vllm_head_dtype: Literal["model", "float32"] | None = None
     """Precision of the output head in vLLM. `float32`: as in the learner, which brings
-    log-probabilities closer to the learner's (`off_policy/mismatch_kl`) and costs time."""
+    log-probabilities closer to the learner's (`off_policy/mismatch_kl`). `None`: `float32` on GPUs,
+    where the product with the same weights returns it, and `model` on CPUs, where it costs time."""
 
     @property
     def memory_share(self) -> float:

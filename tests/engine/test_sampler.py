@@ -59,9 +59,9 @@ def test_what_has_no_room_is_drawn_again():
     expected = sample(logits, draws)
     tries = []
 
-    def without_waiting(*args, waits):
+    def without_waiting(logits, keys, shaping, waits, rows):
         tries.append(waits)
-        return drawn(*args, waits=waits and len(tries) > 1)
+        return drawn(logits, keys, shaping, len(tries) > 1, rows)
 
     with (
         mock.patch.multiple(noise, ROOM=1, ROOM_PER_ROW=0),

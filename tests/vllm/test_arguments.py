@@ -5,9 +5,10 @@ import sys
 from importlib import import_module
 
 import pytest
+import torch
 
 from rhymeflow.config import Config
-from rhymeflow.engine.vllm import installed, speculator, worker
+from rhymeflow.engine.vllm import arguments, installed, speculator, worker
 from rhymeflow.engine.vllm.arguments import engine_args, max_length
 from rhymeflow.engine.vllm.installed import check_installed
 from rhymeflow.errors import UserError
@@ -55,6 +56,27 @@ SPECULATES = {"num_speculative_tokens": 4}
 def test_what_vllm_is_asked_for(sections, expected):
     found = engine_args(config(**sections))
     assert {name: found.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "rollout", "runner", "head"),
+    [
+        ("cpu", {}, "v1", None),
+        ("cuda", {}, "v2", {"head_dtype": "float32"}),
+        ("cuda", {"vllm_model_runner": "v1", "vllm_head_dtype": "model"}, "v1", None),
+    ],
+)
+def test_the_device_chooses_runner_and_head(device, rollout, runner, head, monkeypatch):
+    monkeypatch.setattr(arguments, "resolve_device", lambda model: torch.device(device))
+    monkeypatch.setattr(arguments, "noise_processor", lambda: None)
+    chosen = config(rollout=rollout, drafting={"max_draft": 4})
+    found, method = engine_args(chosen), speculator.PROPOSER
+    assert arguments.model_runner(chosen) == runner
+    assert found.get("hf_overrides") == head
+    if runner == "v2":
+        assert found["logprobs_mode"] == "processed_logits"
+        method = speculator.SPECULATOR
+    assert found["speculative_config"] == method | SPECULATES
 
 
 def test_drafts_of_the_second_runner_load_no_model():

@@ -1,8 +1,10 @@
 """Our sampler, our logits processor and our drafts on tensors, without vLLM: what stands is what
 decoding one by one would draw."""
 
+import itertools
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,8 +16,8 @@ from rhymeflow.engine.vllm import sampler
 from rhymeflow.engine.vllm.sampler import (
     PLACEHOLDER,
     CounterSampler,
+    NoiseSlots,
     arguments,
-    decide,
     draws_of,
     verify,
 )
@@ -97,16 +99,27 @@ def test_it_reads_the_runner(monkeypatch):
 # -- The second runner -----------------------------------------------------------------------------
 
 
+PLACES = (0, 1, 7)
+
+
 @given(REQUESTS, st.integers(0, 99))
 def test_the_processor_leaves_the_token_that_the_native_sampler_draws(requests, seed):
-    rows = [(request, place) for request in requests for place in (0, 1, 7)]
-    logits = logits_of(len(rows), seed)
-    extra_args = [arguments(how, stream, prompt) for (how, stream, prompt, _), _ in rows]
-    decided = decide(logits, extra_args, [prompt + place for (_, _, prompt, _), place in rows])
-    for row, ((how, stream, *_), place) in enumerate(rows):
+    logits = logits_of(3 * len(requests), seed)
+    states = SimpleNamespace(max_num_reqs=9, device=torch.device("cpu"))
+    slots, rows = NoiseSlots(None, states), []
+    slots.add_request(0, SimpleNamespace(extra_args=None))  # as vLLM warms up
+    for slot, (how, stream, prompt, _) in enumerate(requests, 2):
+        slots.add_request(slot, SimpleNamespace(extra_args=arguments(how, stream, prompt)))
+        rows += [(slot, prompt + place - 1) for place in PLACES]
+    slots.apply_staged_writes()
+    slot_R, position_R = torch.tensor(rows).T
+    used = np.arange(2, 2 + len(requests))
+    context = SimpleNamespace(expanded_idx_mapping=slot_R, pos=position_R, idx_mapping_np=used)
+    found = slots.apply(logits.clone(), context)
+    for row, ((how, stream, *_), place) in enumerate(itertools.product(requests, PLACES)):
         token, logprob = alone(logits[row], how, stream, place)
-        assert decided[row].isfinite().nonzero().flatten().tolist() == [token]
-        torch.testing.assert_close(float(decided[row, token]), logprob, atol=1e-5, rtol=0)
+        assert found[row].isfinite().nonzero().flatten().tolist() == [token]
+        torch.testing.assert_close(float(found[row, token]), logprob, atol=1e-5, rtol=0)
 
 
 NUM_SLOTS, NUM_TOKENS = 5, 4

@@ -33,11 +33,6 @@ class Draws(NamedTuple):
     positions: list[int]
     """Each token's position in the response, from 0."""
 
-    @property
-    def shaping(self) -> Shaping:
-        """What shapes the distribution."""
-        return self.sampling.temperature, self.sampling.top_k, self.sampling.top_p
-
 
 def sampling_bytes(rows: int, vocabulary: int, bytes_per_logit: int, *, truncates: bool) -> int:
     """Return the most memory that sampling takes on a GPU: the logits, and what is computed of one
@@ -58,10 +53,11 @@ def sample(logits_RV: Tensor, draws: list[Draws]) -> tuple[list[int], list[float
     stream_R = np.array([draw.stream for draw in draws], dtype=np.uint64).repeat(counts)
     keys_R = noise.row_keys(stream_R, positions, logits_RV.device)
     rows_of: dict[Shaping, list[int]] = {}
-    for draw, count, end in zip(draws, counts, ends, strict=True):
-        rows_of.setdefault(draw.shaping, []).extend(range(end - count, end))
+    for (how, _, _), count, end in zip(draws, counts, ends, strict=True):
+        shaping = how.temperature, how.top_k, how.top_p
+        rows_of.setdefault(shaping, []).extend(range(end - count, end))
     if len(rows_of) == 1:
-        return _fetched(logits_RV, keys_R, draws[0].shaping)
+        return _fetched(logits_RV, keys_R, shaping)
     tokens, logprobs = [0] * ends[-1], [0.0] * ends[-1]
     for shaping, rows in rows_of.items():
         found = _fetched(logits_RV, keys_R, shaping, rows)
@@ -71,12 +67,7 @@ def sample(logits_RV: Tensor, draws: list[Draws]) -> tuple[list[int], list[float
 
 
 def drawn(
-    logits_RV: Tensor,
-    keys_R: Tensor,
-    shaping: Shaping,
-    rows: list[int] | None = None,
-    *,
-    waits: bool,
+    logits_RV: Tensor, keys_R: Tensor, shaping: Shaping, waits: bool, rows: list[int] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return tokens, int64, and their log-probabilities, float32, of these rows (None: all), in
     chunks. For `waits` see `noise.draw`."""
@@ -113,7 +104,7 @@ def _fetched(
 ) -> tuple[list[int], list[float]]:
     """Return `drawn` on the host, which waits once, and again only if a token is not known."""
     for waits in (logits_RV.device.type == "cpu", True):
-        token_R, logprob_R = drawn(logits_RV, keys_R, shaping, rows, waits=waits)
+        token_R, logprob_R = drawn(logits_RV, keys_R, shaping, waits, rows)
         tokens: list[int] = token_R.tolist()
         if noise.UNKNOWN not in tokens:
             break

@@ -49,11 +49,17 @@ def max_length(config: Config) -> int:
     return min(config.rollout.vllm_max_model_length or context, context)
 
 
+def model_runner(config: Config) -> str:
+    """Return vLLM's model runner, by default the one that it prefers on the device."""
+    is_cpu = resolve_device(config.model).type == "cpu"
+    return config.rollout.vllm_model_runner or ("v1" if is_cpu else "v2")
+
+
 def engine_args(config: Config) -> dict[str, Any]:
     """Return the arguments of vLLM's `EngineArgs`."""
     rollout, drafting = config.rollout, config.drafting
     device = resolve_device(config.model)
-    drafts, is_v2 = drafting.window != "off", rollout.vllm_model_runner == "v2"
+    drafts, is_v2 = drafting.window != "off", model_runner(config) == "v2"
     rows = 1 + drafting.max_draft if drafts else 1
     arguments: dict[str, Any] = {
         "model": readable(config.model).location,
@@ -78,7 +84,7 @@ def engine_args(config: Config) -> dict[str, Any]:
     if is_v2:
         arguments["logits_processors"] = [noise_processor()]
         arguments["logprobs_mode"] = "processed_logits"
-    if rollout.vllm_head_dtype == "float32":
+    if (rollout.vllm_head_dtype or ("model" if device.type == "cpu" else "float32")) == "float32":
         arguments["hf_overrides"] = {"head_dtype": "float32"}
     if device.type == "cpu":
         # Compiled code would keep the weights that were packed when it was traced.

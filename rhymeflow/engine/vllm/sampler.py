@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rhymeflow.engine.base import Sampling
-from rhymeflow.engine.native.sampler import Draws, sample
+from rhymeflow.engine.native import noise
+from rhymeflow.engine.native.sampler import Draws, Shaping, drawn, sample
+from rhymeflow.engine.vllm.speculator import on_device
 
 EXTRA = "rhymeflow"
 """The key in a request's `extra_args` under which `arguments` puts our values."""
@@ -49,7 +52,7 @@ def verify(
     tokens, int32 [n, W], with `PLACEHOLDER` after the last one kept, and their log-probabilities,
     float32 [n, W].
     """
-    tokens, logprobs = sample(logits_RV.float(), draws)
+    tokens, logprobs = sample(logits_RV, draws)
     width = 1 + max(map(len, drafts))
     kept_tokens, kept_logprobs, first = [], [], 0
     for draft in drafts:
@@ -120,43 +123,62 @@ def output(tokens_NW: Tensor, logprobs_NW: Tensor, device: torch.device) -> Any:
 # -- Model runner V2 -------------------------------------------------------------------------------
 
 _UNUSED = arguments(Sampling(0.0, 1.0, 0, 0, frozenset()), 0, 0)
-"""Arguments of a slot without a request: vLLM also samples for such slots."""
+"""Arguments of requests that are not ours: vLLM warms up with some."""
+
+UNKNOWN_LOGPROB = 1.0
+"""Stands for a token that would need a wait (`noise.UNKNOWN`); no log-probability is as large."""
 
 
-def decide(
-    logits_RV: Tensor, extra_args: Sequence[dict[str, Any]], positions: Sequence[int]
-) -> Tensor:
-    """Draw a token in every row. Return logits [R, V]: its log-probability at the drawn token, -inf
-    elsewhere.
+class NoiseSlots:
+    """Draws each row's token by its request's slot, where a `LogitsProcessor` of vLLM is called.
 
-    Each row has its request's `extra_args`, and the sampled token's position in its sequence.
+    Suffix S: slots.
     """
-    draws = [draws_of(extra, place, 1) for extra, place in zip(extra_args, positions, strict=True)]
-    tokens, logprobs = sample(logits_RV.float(), draws)
-    decided_RV = torch.full_like(logits_RV, -torch.inf)
-    decided_RV[range(len(tokens)), tokens] = torch.tensor(logprobs).to(logits_RV)
-    return decided_RV
+
+    def __init__(self, vllm_config: Any, req_states: Any) -> None:
+        self._host_S3 = np.zeros((req_states.max_num_reqs, 3), np.int64)
+        self._shapings: list[Shaping] = []
+        self._device: torch.device = req_states.device
+        self._changed = True
+
+    def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+        """Remember how the request in a slot is sampled."""
+        extra_args = sampling_params.extra_args or _UNUSED
+        stream, num_prompt, temperature, top_k, top_p = extra_args[EXTRA]
+        shaping = temperature, top_k, top_p
+        if shaping not in self._shapings:
+            self._shapings.append(shaping)
+        signed = np.uint64(int(stream)).astype(np.int64)
+        self._host_S3[req_idx] = signed, num_prompt, self._shapings.index(shaping)
+        self._changed = True
+        return True
+
+    def apply_staged_writes(self) -> None:
+        """Send what was remembered to the device."""
+        if self._changed:
+            self._on_device_S3 = on_device(torch.from_numpy(self._host_S3.copy()), self._device)
+            self._changed = False
+
+    def apply(self, logits: Tensor, ctx: Any) -> Tensor:
+        """Draw a token in every row. Return the logits, vLLM's float32 copy, changed: the token's
+        log-probability, or `UNKNOWN_LOGPROB` at any token, and -inf elsewhere."""
+        slot_R3 = self._on_device_S3[ctx.expanded_idx_mapping.long()]
+        stream_R, num_prompt_R, index_R = slot_R3.unbind(1)
+        # A prompt that is still being prefilled also has a row, whose token vLLM discards.
+        keys_R = noise.words(stream_R, (ctx.pos + 1 - num_prompt_R).clamp(min=0))
+        token_R, logprob_R = torch.zeros_like(keys_R), logits.new_zeros(len(keys_R))
+        waits = logits.device.type == "cpu"
+        for index in np.unique(self._host_S3[ctx.idx_mapping_np, 2]).tolist():
+            found = drawn(logits, keys_R, self._shapings[index], waits)
+            token_R = torch.where(index_R == index, found[0], token_R)
+            logprob_R = torch.where(index_R == index, found[1], logprob_R)
+        logprob_R = logprob_R.masked_fill(token_R == noise.UNKNOWN, UNKNOWN_LOGPROB)
+        token_R = token_R.clamp(min=0)
+        return logits.fill_(-torch.inf).scatter_(1, token_R[:, None], logprob_R[:, None])
 
 
 def noise_processor() -> type:
     """Return the class for vLLM's `logits_processors`."""
     from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor
 
-    class NoiseProcessor(LogitsProcessor):  # type: ignore[misc]
-        """Leaves only the drawn token in each row."""
-
-        def __init__(self, vllm_config: Any, req_states: Any) -> None:
-            self._arguments = [_UNUSED] * req_states.max_num_reqs
-            """By slot."""
-
-        def add_request(self, req_idx: int, sampling_params: Any) -> bool:
-            """Remember the arguments of the request in a slot."""
-            self._arguments[req_idx] = sampling_params.extra_args
-            return True
-
-        def apply(self, logits: Tensor, ctx: Any) -> Tensor:
-            """Draw each row's token."""
-            extra_args = [self._arguments[slot] for slot in ctx.expanded_idx_mapping.tolist()]
-            return decide(logits, extra_args, (ctx.pos + 1).tolist())
-
-    return NoiseProcessor
+    return type("NoiseProcessor", (NoiseSlots, LogitsProcessor), {})

@@ -68,6 +68,12 @@ def put_drafts(req_states: Any, drafts: Mapping[str, list[int]]) -> None:
         [slot, *draft, *[0] * (width - len(draft))]
         for slot, draft in zip(slots, drafts.values(), strict=True)
     ]
-    packed = torch.tensor(rows, dtype=torch.int64, pin_memory=into.is_cuda)
-    on_device = packed.to(into.device, non_blocking=True)
-    into[on_device[:, 0], :width] = on_device[:, 1:]
+    sent = on_device(torch.tensor(rows, dtype=torch.int64), into.device)
+    into[sent[:, 0], :width] = sent[:, 1:]
+
+
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy to the device, without waiting for it."""
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

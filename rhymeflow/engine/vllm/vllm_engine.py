@@ -22,8 +22,8 @@ from rhymeflow.engine.drafter import Drafting
 from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.scheduler import URGENT_SHARE
 from rhymeflow.engine.vllm import self_test
-from rhymeflow.engine.vllm.arguments import engine_args, import_vllm, max_length
-from rhymeflow.engine.vllm.sampler import arguments
+from rhymeflow.engine.vllm.arguments import engine_args, import_vllm, max_length, model_runner
+from rhymeflow.engine.vllm.sampler import UNKNOWN_LOGPROB, arguments
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.draft import NONE, IndexHandle
 from rhymeflow.histospec.drafter import Drafter
@@ -74,7 +74,7 @@ class VllmEngine:
     ) -> None:
         self._seed, self._instance, self._drafter_for = config.run.seed, instance, drafter_for
         rollout = config.rollout
-        self._is_v2 = rollout.vllm_model_runner == "v2"
+        self._is_v2 = model_runner(config) == "v2"
         self._llm = load_vllm(config)
         self._core = self._llm.engine_core.engine_core
         self._scheduler = self._core.scheduler
@@ -184,6 +184,7 @@ class VllmEngine:
             segment = Segment(len(request.tokens), self.version, self._instance)
             # All tokens but the last were drafted.
             logprobs = [by_token[token].logprob for by_token, token in pairs]
+            assert max(logprobs) < UNKNOWN_LOGPROB, f"request {request.id}: a draw had no room"
             request.extend(tokens, logprobs, segment, len(tokens) - 1)
             generated[request.id] = tokens
             drafted[request.id] = len(verified.get(entry.scheduler_id, ()))
@@ -384,8 +385,7 @@ def load_vllm(config: Config) -> Any:
     Raises:
         UserError: vLLM does not take the configuration.
     """
-    is_v2 = config.rollout.vllm_model_runner == "v2"
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if is_v2 else "0"
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(model_runner(config) == "v2"))
     import_vllm()
     from vllm import EngineArgs, LLMEngine
 
