@@ -1,7 +1,7 @@
 """Which GPUs each worker of a run gets: ranks first, then instances, each on GPUs of one machine.
 
 A machine with one GPU may share it among one rank and instances that are not split. Where there
-are no GPUs, or `model.device` is `cpu`, nobody gets any.
+are no GPUs, `model.device` is `cpu`, or times are emulated, nobody gets any of its own.
 """
 
 from __future__ import annotations
@@ -58,19 +58,18 @@ def gpus_here(config: Config) -> tuple[str, ...]:
     Raises:
         UserError: they are too few for its workers.
     """
-    found = gpus.visible() if config.model.device != "cpu" else ()
+    if config.model.device == "cpu" or config.emulation.is_used:
+        return ()  # emulated instances, of a small policy, take what all of them take by default
+    found = gpus.visible()
     # Without Ray, torch says why it finds none.
     if found or (config.runtime == "ray" and config.model.device == "cuda"):
-        is_limited = len(found) < gpus.installed()
-        where = f"{gpus.VISIBLE} names" if is_limited else "this machine has"
-        what = f"{where} {len(found)}; "
+        where = "this machine has" if len(found) == gpus.installed() else f"{gpus.VISIBLE} names"
+        advice = "model.device = 'cpu' uses none"
         if config.runtime == "ray":
-            what += "ray.address names a cluster of several machines"
+            advice = "ray.address names a cluster of several machines"
         elif len(found) == 1:
-            what += "a single one is shared by one rank and instances of one GPU"
-        else:
-            what += "model.device = 'cpu' uses none"
-        check_gpus(config, len(found), what)
+            advice = "a single one is shared by one rank and instances of one GPU"
+        check_gpus(config, len(found), f"{where} {len(found)}; {advice}")
     return found
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from rhymeflow import placement
+from rhymeflow import emulation, placement
 from rhymeflow.config import Config
+from rhymeflow.config.load import read_config
 from rhymeflow.learner.ranks import own_gpu
 from rhymeflow.runtime import train
 from rhymeflow.runtime.local import LocalRuntime
@@ -84,6 +85,7 @@ def test_the_only_gpu_is_everybodys_and_none_is_nobodys(machine, own) -> None:
     machine(4, visible=",".join(own))
     assert all_of(configured(1, 2)) == [own] * 3
     assert all_of(configured(1, 2, model={"device": "cpu"})) == [()] * 3
+    assert placement.gpus_here(emulation.resolved(read_config("emulated"))) == ()
 
 
 TOO_MANY = {

@@ -56,14 +56,10 @@ class LocalRuntime:
     def start(self, role: Role, name: str, resources: Resources) -> LocalWorker:
         """Start a process; see `base.Runtime`."""
         variables = self._variables(role, resources)
+        config, threads = self._config.model_dump_json(), int(variables["OMP_NUM_THREADS"])
+        log = str(self._logs / f"{name}.log")
         setup = entry.WorkerSetup(
-            role,
-            name,
-            self._config.model_dump_json(),
-            str(self._run_dir),
-            str(self._logs / f"{name}.log"),
-            int(variables["OMP_NUM_THREADS"]),
-            resources.cpus,
+            role, name, config, str(self._run_dir), log, threads, resources.cpus
         )
         worker = LocalWorker(setup, self._config, variables)
         with self._changing:

@@ -123,9 +123,9 @@ def asked(monkeypatch):
 @pytest.mark.parametrize(
     ("nodes", "device", "who", "num_gpus"),
     [
-        ((HEAD, H100S, H100S), "cuda", [1, True, 2, True], 16),
+        ((HEAD, H100S, H100S), "cuda", [1, 2, True, True], 16),
         ((HEAD, H100S), "auto", [1, True], 8),
-        ((HEAD, H100S), "cpu", [0, False, 1, False], 8),
+        ((HEAD, H100S), "cpu", [0, 1, False, False], 8),
         ((HEAD,), "cuda", [], 0),  # an autoscaler may bring them
         ((HEAD,), "auto", [0, False], 0),
     ],

@@ -111,10 +111,9 @@ def num_gpus_of_nodes(config: Config) -> int:
         # A process that has asked for GPUs is not used again.
         ask = ray.remote(num_cpus=0, max_retries=0, max_calls=1)(lacks)
         affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        answers = []
-        for node in nodes:
-            there = ask.options(scheduling_strategy=affinity(node["NodeID"], soft=False))
-            answers.append(there.remote(config.model_dump_json(), has_gpus=has_gpus))
+        theirs = [affinity(node["NodeID"], soft=False) for node in nodes]
+        asks = [ask.options(scheduling_strategy=there) for there in theirs]
+        answers = [each.remote(config.model_dump_json(), has_gpus=has_gpus) for each in asks]
         for host, answer in zip((n["NodeManagerHostname"] for n in nodes), answers, strict=True):
             try:
                 problem = ray.get(answer, timeout=ANSWER_SECONDS)
