@@ -44,8 +44,7 @@ PARTS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    names = ", ".join(f"{name} ({what})" for name, (what, _, _) in PARTS.items())
-    what = f"may be repeated (default: all): {names}"
+    what = "may be repeated (default: all): " + ", ".join(f"{n} ({p[0]})" for n, p in PARTS.items())
     parser.add_argument("--part", choices=PARTS, action="append", metavar="PART", help=what)
     harness.add_number(parser, "--minutes", None, "limit of all parts together")
     models = [f"random:{path.stem[6:]}" for path in ROOT.glob("rhymeflow/models/arch*/*.json")]

@@ -18,7 +18,7 @@ from rhymeflow.config import Config
 from rhymeflow.engine.vllm.installed import SUPPORTED
 from rhymeflow.errors import UserError
 from rhymeflow.placement import check_gpus
-from rhymeflow.utils import code_cache, shared_memory
+from rhymeflow.utils import code_cache, gpus, shared_memory
 from rhymeflow.utils.cores import usable_cores
 from rhymeflow.utils.disk import check_writable
 from rhymeflow.utils.extras import EXTRAS, how_to_install
@@ -201,8 +201,14 @@ def exchange(kind: str, num_bytes: int = 1 << 28) -> str:
 
     place = meeting_place(2)
     command = [sys.executable, "-m", __name__, address_of(place), kind, str(num_bytes)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    ranks = [subprocess.Popen([*command, rank], **pipes) for rank in "01"]  # type: ignore[call-overload]
+    seen = gpus.visible() if kind == "cuda" else ("", "")  # each sees one, as ranks of a run do
+    ranks = [
+        subprocess.Popen(
+            [*command, rank], env=os.environ | {gpus.VISIBLE: name}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for rank, name in zip("01", seen, strict=False)
+    ]  # fmt: skip
     said = [rank.communicate()[0].strip().splitlines()[-1:] for rank in ranks]
     what = f"two ranks add up {num_bytes / 1e6:.1f} MB by {'NCCL' if kind == 'cuda' else 'gloo'}"
     if failed := [lines for rank, lines in zip(ranks, said, strict=True) if rank.returncode]:
@@ -214,9 +220,9 @@ def _add_up(address: str, kind: str, num_bytes: str, rank: str) -> float:
     """Add up numbers as one of two ranks, twice; return the GB/s of the second time."""
     import torch
 
-    from rhymeflow.learner.ranks import Ranks
+    from rhymeflow.learner.ranks import Ranks, own_gpu
 
-    device = torch.device(kind, int(rank)) if kind == "cuda" else torch.device(kind)
+    device = own_gpu(torch.device(kind))
     ranks = Ranks.meet(address, int(rank), 2, device, EXCHANGE_SECONDS)
     values = torch.ones(int(num_bytes) // 4, device=device)
     for total in (2.0, 4.0):

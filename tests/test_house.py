@@ -14,7 +14,7 @@ PACKAGE = ROOT / "rhymeflow"
 
 ROOMS = {
     "calibration.py": 450, "cli": 1_160, "cluster.py": 310, "config": 2_035, "core": 3_800,
-    "cpu": 950, "dashboard": 1_730, "data": 1_450, "doctor.py": 235, "emulation.py": 240,
+    "cpu": 950, "dashboard": 1_730, "data": 1_450, "doctor.py": 240, "emulation.py": 240,
     "engine": 3_520,
     "environments": 1_550, "evaluation": 400, "export": 700, "histospec": 2_150, "learner": 2_750,
     "memory.py": 350, "models": 1_400, "observe": 3_360, "placement.py": 150, "pool.py": 560,

@@ -130,8 +130,7 @@ def hashes(args: argparse.Namespace) -> Results:
 
 
 def weights(args: argparse.Namespace) -> Results:
-    named = drawn(configured(args, "Qwen3-8B")).named_parameters()
-    tensors = {name: each.detach() for name, each in named}
+    tensors = {n: t.detach() for n, t in drawn(configured(args, "Qwen3-8B")).named_parameters()}
     gb = slot_bytes(manifest := manifest_of(tensors)) / 1e9
     if 2.2e9 * gb > (free := shutil.disk_usage(shared_memory.DIRECTORY).free):
         sys.exit(f"skipped: /dev/shm has {free / 1e9:.1f} GB, {2.2 * gb:.1f} are needed")

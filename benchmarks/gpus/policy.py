@@ -79,6 +79,7 @@ def speed(args: argparse.Namespace) -> Results:
         finally:
             learner = None
             gc.collect()
+            torch.cuda.empty_cache()
 
 
 def steps(args: argparse.Namespace) -> Results:
