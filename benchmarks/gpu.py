@@ -39,6 +39,7 @@ PARTS = {
     "3b": ("traces for ui.perfetto.dev", 120, "policy:traces"),
     "3c": ("a run whose workers are killed", 180, "runs:killed"),
     "5": ("two GPUs", 300, "runs:ranks"),
+    "6": ("two nodes", 600, "runs:nodes"),
 }
 """What each measures, its limit in seconds, and its function in `gpus/`."""
 

@@ -1,22 +1,24 @@
-"""Marked tests, whole runs that are hurt and audited, and two ranks."""
+"""Marked tests, whole runs that are hurt and audited, two ranks, and two nodes."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 
+import numpy as np
 import torch
 
 from benchmarks.faults.plan import Fault
 from benchmarks.faults.run import run_with_faults
-from benchmarks.gpus.device import Results, sized
+from benchmarks.gpus.device import Results, once, sized
 from benchmarks.training.train import ROOT, training_rows
 from rhymeflow.config.load import read_config
-from rhymeflow.doctor import exchange
+from rhymeflow.doctor import RAY_CLUSTER, exchange
 
 
 def marked(args: argparse.Namespace) -> Results:
@@ -58,3 +60,28 @@ def ranks(args: argparse.Namespace) -> Results:
     yield said[4:], "", "100 GB/s by NVLink, 10 by PCIe", said.startswith("ok")
     for number in range(1, min(count, 3)):  # the instance has a GPU of its own
         yield from whole_run(args, {"learner.num_ranks": str(number), "learner.max_steps": "3"})
+
+
+def nodes(args: argparse.Namespace) -> Results:
+    if not RAY_CLUSTER.exists() and "RAY_ADDRESS" not in os.environ:
+        sys.exit("skipped: this machine is part of no Ray cluster (`ray start`)")
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ray.init("auto", log_to_driver=False)
+    here, alive = ray.get_runtime_context().get_node_id(), [n for n in ray.nodes() if n["Alive"]]
+    if not (others := [node["NodeID"] for node in alive if node["NodeID"] != here]):
+        sys.exit("skipped: Ray's cluster has one node")
+    there = NodeAffinitySchedulingStrategy(others[0], soft=False)
+    fetch = ray.remote(num_cpus=0, scheduling_strategy=there)(lambda data: data.nbytes)
+    ray.get(fetch.remote(np.zeros(1)))
+    data = ray.put(np.ones(size := sized(args, 1 << 32, 1 << 20), np.uint8))
+    yield "node to node: GB/s", size / once(lambda: ray.get(fetch.remote(data))) / 1e9, "2 to 5"
+    gpus = int(alive[0]["Resources"].get("GPU", 0))
+    ray.shutdown()
+    # Ranks fill a node; steps take longer than the time after which a silent worker is replaced.
+    yield from whole_run(args, {
+        "runtime": "ray", "ray.address": "auto", "learner.num_ranks": str(max(gpus, 2)),
+        "rollout.num_instances": str(max(gpus, 1)), "weights.transport": "delta",
+        "learner.max_steps": "3", "learner.num_iterations": "50", "run.worker_timeout": "5",
+    })  # fmt: skip
