@@ -1,15 +1,16 @@
-"""The simulated device. What needs a backward pass needs a compiler, and is skipped without one."""
+"""The simulated device, which needs a compiler: without one these tests are skipped."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.gpu_paths.fake_cuda import HAS_COMPILER, compiled, fake_cuda
+from tests.gpu_paths.fake_cuda import compiled, fake_cuda
 from tests.gpu_paths.simcuda import SimCuda, simulated_cuda
 
 collect_ignore_glob = ["test_*.py"] if torch.backends.cuda.is_built() else []
@@ -17,15 +18,17 @@ collect_ignore_glob = ["test_*.py"] if torch.backends.cuda.is_built() else []
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
     directory = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         directory = directory.parent  # of all processes
-    return compiled(directory) if HAS_COMPILER else None
+    return compiled(directory)
 
 
 @pytest.fixture
-def sim(library: Path | None) -> Iterator[SimCuda]:
+def sim(library: Path) -> Iterator[SimCuda]:
     with simulated_cuda(library) as sim:
         yield sim
 
@@ -38,14 +41,7 @@ def gpu(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
-def fake(library: Path | None) -> Iterator[None]:
+def fake(library: Path) -> Iterator[None]:
     """For `FakeTensorMode`."""
     with fake_cuda(library):
         yield
-
-
-@pytest.fixture
-def autograd(library: Path | None) -> None:
-    """Of a test with a backward pass."""
-    if library is None:
-        pytest.skip("needs g++")

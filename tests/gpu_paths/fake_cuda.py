@@ -1,26 +1,23 @@
 """Makes torch's CPU build accept tensors of CUDA devices, for as long as `fake_cuda` is entered.
 
 Two kinds of tensors use it: fake ones, which have shapes only (`FakeTensorMode`), and those of
-`simcuda.py`, which are computed on the CPU. Autograd needs `cuda_guard.cpp`; without a compiler
-there is only the forward pass. Backward passes run in the caller's thread.
+`simcuda.py`, which are computed on the CPU. Views, conversions and autograd ask `cuda_guard.cpp`
+for the current GPU and its streams. Backward passes run in the caller's thread.
 """
 
 from __future__ import annotations
 
 import ctypes
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 TORCH = Path(torch.__file__).parent
 SOURCE = Path(__file__).with_name("cuda_guard.cpp")
-HAS_COMPILER = shutil.which("g++") is not None
 
 
 def compiled(directory: Path) -> Path:
@@ -60,32 +57,14 @@ class Stream:
 
 
 @contextmanager
-def fake_cuda(library: Path | None) -> Iterator[None]:
-    """`library`: see `compiled`; None: no backward pass."""
-    if library is not None:
-        guard = ctypes.CDLL(str(library))
-    else:  # the CPU's guard will do in a forward pass
-        c10 = ctypes.CDLL(str(TORCH / "lib" / "libc10.so"))
-        name = "_ZN3c104impl26device_guard_impl_registryE"
-        registry = (ctypes.c_void_p * 2).in_dll(c10, name)
-        cpu = registry[0]
-
-        def put(guard: int | None) -> None:
-            registry[1] = guard
-
-        guard = SimpleNamespace(install=lambda: put(cpu), uninstall=lambda: put(None))
+def fake_cuda(library: Path) -> Iterator[None]:
+    """`library`: see `compiled`."""
+    guard = ctypes.CDLL(str(library))
     said = {
-        "is_available": True,
-        "is_initialized": True,
-        "is_bf16_supported": True,
-        "is_current_stream_capturing": False,
-        "device_count": 8,
-        "current_device": 0,
-        "get_device_capability": (9, 0),
-        "get_device_name": "a simulated GPU",
-        "_lazy_init": None,
-        "set_device": None,
-    }
+        "is_available": True, "is_initialized": True, "is_bf16_supported": True, "device_count": 8,
+        "is_current_stream_capturing": False, "current_device": 0, "set_device": None,
+        "get_device_capability": (9, 0), "get_device_name": "a simulated GPU", "_lazy_init": None,
+    }  # fmt: skip
     with pytest.MonkeyPatch.context() as patch, torch.autograd.set_multithreading_enabled(False):
         for name, value in said.items():
             patch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)

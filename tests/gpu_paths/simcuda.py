@@ -154,7 +154,7 @@ class SimCuda(TorchDispatchMode):
         super().__init__()
         self.kernels, self.waits = Counter[str](), Counter[str]()
         self.copies, self.bytes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-        self._pinned: list[Tensor] = []
+        self._pinned: list[torch.UntypedStorage] = []
         self._pending: list[tuple[Tensor, Tensor]] = []  # targets and sources of queued copies
 
     @classmethod
@@ -174,16 +174,12 @@ class SimCuda(TorchDispatchMode):
 
     def pin(self, tensor: Tensor) -> Tensor:
         """Take the memory of this CPU tensor for pinned from now on."""
-        self._pinned.append(tensor)
+        self._pinned.append(tensor.untyped_storage())
         return tensor
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        def end(of: Tensor) -> int:
-            return of.untyped_storage().data_ptr() + of.untyped_storage().nbytes()
-
-        place = None if isinstance(tensor, CudaTensor) else tensor.data_ptr()
-        starts = ((each.untyped_storage().data_ptr(), end(each)) for each in self._pinned)
-        return place is not None and any(start <= place < stop for start, stop in starts)
+        place, is_ours = tensor.data_ptr(), isinstance(tensor, CudaTensor)
+        return not is_ours and any(0 <= place - x.data_ptr() < x.nbytes() for x in self._pinned)
 
     def waited(self, what: str) -> None:
         """The host waits: all that it has queued is done."""
@@ -219,13 +215,11 @@ class SimCuda(TorchDispatchMode):
                 return function.decompose(*arguments, **keywords)
         packet = function.overloadpacket
         if packet in COPYING:
-            source = arguments[1 if packet is aten.copy_ else 0]
-            target = device if packet is aten._to_copy else arguments[0].device
-            is_number = (
-                packet is aten.copy_ and not isinstance(source, CudaTensor) and not source.dim()
-            )
-            if target is not None and source.device.type != target.type and not is_number:
-                return self._copy_between(packet, arguments, keywords, source)
+            target, source = arguments[:2] if packet is aten.copy_ else (None, arguments[0])
+            to = device if target is None else target.device
+            is_number = target is not None and source.device == CPU and not source.dim()
+            if to is not None and source.device.type != to.type and not is_number:
+                return self._copy_between(source, target, arguments, keywords)
         self._check(packet, arguments, leaves, ours)
         self._finish(x.inner for x in ours)
         if packet in WAITING:
@@ -242,29 +236,24 @@ class SimCuda(TorchDispatchMode):
         result = WITHOUT_CPU_KERNEL.get(function, function)(*inner, **named)
         if device.type == "cpu":
             return result
-        # what is changed in place is returned as the tensor that it was
+        # What is changed in place is returned as the tensor that it was.
         same = {id(x.inner): x for x in ours} if function._schema.is_mutable else {}
         index = device.index or 0
-
-        def wrapped(x: Tensor) -> Tensor:
-            return same[id(x)] if id(x) in same else CudaTensor(x, index)
-
-        return mapped(wrapped, result)
+        return mapped(lambda x: same[id(x)] if id(x) in same else CudaTensor(x, index), result)
 
     def _check(self, packet, arguments, leaves, ours) -> None:
         """Raise as a GPU does for tensors on several devices; count what indices cost."""
         name = packet.__name__
         others = [x for x in leaves if not isinstance(x, CudaTensor) and x.dim()]
         indices = tensors_in(arguments[1]) if packet in INDEXING else []
+        devices = {str(x.device) for x in ours}
         for x in others:
-            if not any(x is index for index in indices):
-                raise RuntimeError(
-                    f"{name}: Expected all tensors to be on the same device, but found cuda:0 and "
-                    f"cpu, {list(x.shape)}, at {line_here()}"
-                )
-            self._count_copy("to device", x)
-        if len({x.device for x in ours}) > 1:
-            raise RuntimeError(f"{name}: tensors of several GPUs at {line_here()}")
+            if any(x is index for index in indices):
+                self._count_copy("to device", x)
+            else:
+                devices.add(f"cpu {list(x.shape)}")
+        if len(devices) > 1:
+            raise RuntimeError(f"{name} of tensors on {sorted(devices)} at {line_here()}")
         if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
             self.waited("boolean mask")
 
@@ -273,35 +262,33 @@ class SimCuda(TorchDispatchMode):
         kind = "pinned" if self.is_pinned(host) else "pageable"
         self.bytes[direction, kind] += host.numel() * host.itemsize
 
-    def _copy_between(self, packet, arguments, keywords, source: Tensor) -> Tensor:
-        """Copy between host and device, later if the host goes on at once."""
+    def _copy_between(self, source: Tensor, target: Tensor | None, arguments, keywords) -> Tensor:
+        """Copy between host and device, into a new tensor if `target` is None; later, if the host
+        goes on at once."""
         to_host = isinstance(source, CudaTensor)
-        if packet is aten.copy_:
-            target, queues = arguments[0], keywords.get("non_blocking", False)
-            queues = queues or (len(arguments) > 2 and arguments[2])
-        else:
-            queues = keywords.pop("non_blocking", False)
-            dtype = keywords.get("dtype") or source.dtype
-            target = torch.empty_like(source.inner if to_host else source, dtype=dtype)
-            if to_host and queues:
-                self.pin(target)
-            if not to_host:
-                target = CudaTensor(target, torch.device(keywords["device"]).index or 0)
-        host, device = (target, source.inner) if to_host else (source, target.inner)
+        goes_on = keywords.get("non_blocking") or (target is not None and True in arguments[2:])
+        if target is None:
+            new = torch.empty_like(on_cpu(source), dtype=keywords.get("dtype") or source.dtype)
+            if to_host and goes_on:
+                self.pin(new)
+            target = (
+                new if to_host else CudaTensor(new, torch.device(keywords["device"]).index or 0)
+            )
+        host = target if to_host else source
         self._count_copy("to host" if to_host else "to device", host)
-        if queues and self.is_pinned(host):
-            self._finish([device])
+        self._finish([source.inner if to_host else target.inner])
+        if goes_on and self.is_pinned(host):
             # What the device does next does not change what is read, but what the host does may.
-            self._pending.append((host, device.clone()) if to_host else (device, host))
-        else:
-            if to_host:
-                self.waited("copy to host")
-            (host if to_host else device).copy_(device if to_host else host)
+            self._pending.append((on_cpu(target), source.inner.clone() if to_host else source))
+            return target
+        if to_host:
+            self.waited("copy to host")
+        on_cpu(target).copy_(on_cpu(source))
         return target
 
 
 @contextmanager
-def simulated_cuda(library: Path | None) -> Iterator[SimCuda]:
+def simulated_cuda(library: Path) -> Iterator[SimCuda]:
     """Simulate CUDA inside; `library` as in `fake_cuda`."""
     sim = SimCuda()
     with fake_cuda(library), pytest.MonkeyPatch.context() as patch:

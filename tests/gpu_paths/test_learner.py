@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from rhymeflow.learner.learner import Learner
+from rhymeflow.store.checkpoint_dirs import CheckpointDir
 from tests.gpu_paths.simcuda import SimCuda
 from tests.learner.builders import made_up_batch, rollout_config, tiny_learner, tiny_model
-
-pytestmark = pytest.mark.usefixtures("autograd")
 
 
 def learner_on(
@@ -92,9 +91,10 @@ def test_a_checkpoint_goes_on_on_any_device(
     here: str, there: str, tmp_path: Path, sim: SimCuda
 ) -> None:
     learner, other = learner_on(here), learner_on(there)
+    place = CheckpointDir(tmp_path / "step-1")
     step(learner, 0)
-    learner.snapshot().write(tmp_path / "step-1")
-    assert other.restore(tmp_path / "step-1") == 1
+    learner.snapshot().write(place)
+    assert other.restore(place) == 1
     assert other.checksum() == learner.checksum()
     metrics = [step(each, 1) for each in (learner, other)]
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-5, abs=1e-6)

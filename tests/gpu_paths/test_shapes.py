@@ -32,7 +32,7 @@ from rhymeflow.models import load
 from rhymeflow.models.attention import NAME
 from tests.gpu_paths.simcuda import tensors_in
 
-pytestmark = pytest.mark.usefixtures("fake", "autograd")
+pytestmark = pytest.mark.usefixtures("fake")
 MODELS = ("Qwen2.5-7B", "Qwen3-8B", "Qwen3-32B", "Qwen3-30B-A3B")
 TOKENS = 8192
 QWEN25_7B = {

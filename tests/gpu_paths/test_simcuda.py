@@ -12,15 +12,13 @@ from tests.gpu_paths.simcuda import CudaTensor, SimCuda
 def test_values_are_the_cpus_and_other_devices_are_refused(sim: SimCuda) -> None:
     x = torch.arange(12.0).view(3, 4)
     y = x.to("cuda")
-    assert (y.device.type, y.is_cuda) == ("cuda", True)
     z = (y @ y.T + y[:, :1])[1:].softmax(1)
     assert z.is_cuda
     assert torch.equal(z.cpu(), (x @ x.T + x[:, :1])[1:].softmax(1))
-    with pytest.raises(RuntimeError, match=r"same device.*cpu"):
-        y + x
-    with pytest.raises(RuntimeError, match="several GPUs"):
-        y + x.to("cuda:1")
-    for to_host in (y.numpy, lambda: torch.tensor(1).numpy() + y.__array__()):
+    for other, where in ((x, "cpu"), (x.to("cuda:1"), "cuda:1")):
+        with pytest.raises(RuntimeError, match=f"on .*{where}.* at tests/gpu_paths/test_simcuda"):
+            y + other
+    for to_host in (y.numpy, y.__array__):
         with pytest.raises(TypeError, match="numpy"):
             to_host()
     y[0] = 7.0
@@ -69,7 +67,6 @@ def test_pinned_copies_are_made_when_they_are_waited_for(sim: SimCuda) -> None:
     assert pageable.tolist() == [5.0] * 4
 
 
-@pytest.mark.usefixtures("autograd")
 def test_gradients_and_modules(sim: SimCuda) -> None:
     def trained(device: str) -> tuple[nn.Module, torch.Tensor]:
         torch.manual_seed(0)
