@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from rhymeflow.config import Config, DraftingConfig
+from rhymeflow.engine.native.sampler import sampling_bytes
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.index import Index
@@ -270,7 +271,18 @@ def of_instance(config: Config, model: ModelSize, longest_prompt: int) -> list[M
     cache = MemoryPart(f"KV cache, at most {tokens:,} tokens", tokens * model.kv_token / count)
     if rollout.engine == "vllm" and model.device == "cpu":
         cache = MemoryPart("KV cache (vllm_kv_cache_gb)", rollout.vllm_kv_cache_gb * GB / count)
-    return [MemoryPart(f"weights{share}", model.weights / count), cache]
+    weights = MemoryPart(f"weights{share}", model.weights / count)
+    return [weights, cache, *([] if model.device == "cpu" else [_sampling(config, model)])]
+
+
+def _sampling(config: Config, model: ModelSize) -> MemoryPart:
+    """Estimate an iteration in which all sequences sample, with a draft each. vLLM leaves no room
+    for drafts: it reckons with its own sampler, before ours is put in."""
+    rollout, drafting = config.rollout, config.drafting
+    rows = rollout.max_num_seqs * (1 if drafting.window == "off" else 1 + drafting.max_draft)
+    truncates = bool(rollout.top_k) or rollout.top_p < 1.0
+    num_bytes = sampling_bytes(rows, model.vocab_size, MASTER, truncates=truncates)
+    return MemoryPart(f"sampling, {rows:,} rows x {model.vocab_size:,}", num_bytes)
 
 
 def of_changes(config: Config, model: ModelSize) -> list[MemoryPart]:

@@ -13,6 +13,7 @@ from rhymeflow import check, cli, memory
 from rhymeflow.cli.dry_run import placement
 from rhymeflow.config import Config
 from rhymeflow.config.load import build_config, parse_config, read_config
+from rhymeflow.engine.native.sampler import sampling_bytes
 from rhymeflow.errors import UserError
 
 TINY = memory.ModelSize(
@@ -68,6 +69,15 @@ def test_what_drafts_come_from_is_counted_where_there_are_drafts() -> None:
     few, many = (parts(FLOAT32, history_tokens=n) for n in (10_000, 1_000_000))
     assert len(few) == len(many) == len(without) + 2
     assert check.LEAST_HISTORY < (sum(many.values()) - sum(few.values())) / 990_000 < 80, "bytes"
+
+
+def test_drafts_are_sampled_for_on_gpus() -> None:
+    """As many rows as there may be; the sampler's own tests say what they take."""
+    for window, rows in (("off", 4), ("cost", 4 * 17)):
+        config = build_config({"max_num_seqs": 4, "window": window, "max_draft": 16}, where="test")
+        *_, part = memory.of_instance(config, replace(TINY, device="cuda"), 10)
+        assert part.what == f"sampling, {rows} rows x 7"
+        assert part.num_bytes == sampling_bytes(rows, 7, 4, truncates=False)
 
 
 def test_changes_and_contexts() -> None:
