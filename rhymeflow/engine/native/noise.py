@@ -76,7 +76,8 @@ def row_keys(
     """Return int64 keys [R] of rows that sample the token at `position` of their response."""
     word_R = np.array(streams, dtype=np.uint64)
     word_R += (np.array(positions, dtype=np.uint64) + np.uint64(1)) * np.uint64(_STEP)
-    return torch.from_numpy(_mixed(word_R).view(np.int64)).to(device)
+    keys_R = torch.from_numpy(_mixed(word_R).view(np.int64))
+    return keys_R.to(device, non_blocking=True)  # the logits may not be computed yet
 
 
 def exponentials(keys_R: Tensor, vocabulary: int) -> Tensor:
