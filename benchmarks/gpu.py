@@ -38,6 +38,7 @@ PARTS = {
     "3a": ("native engine", 300, "policy:native"),
     "3b": ("traces for ui.perfetto.dev", 120, "policy:traces"),
     "3c": ("a run whose workers are killed", 180, "runs:killed"),
+    "4": ("vLLM", 600, "vllm:vllm"),
     "5": ("two GPUs", 300, "runs:ranks"),
     "6": ("two nodes", 600, "runs:nodes"),
 }
