@@ -94,11 +94,8 @@ def measure(ranks: Ranks, args: dict[str, Any], out: str) -> dict[str, float]:
             learner = Learner(rows.skeleton(), *given, read=rows.read)
 
     def publish() -> None:
-        if not ranks.is_lead:
-            learner.weights().send()
-            return
-        store = SharedMemoryWeightStore(learner.manifest())
-        store.publish(1, learner.weights())
+        store = SharedMemoryWeightStore(learner.manifest(), ranks=ranks)
+        store.publish(1, learner.rows())
         store.close()
 
     batch = random_batch(4, 8, 8, args["length"], learner.model.config.vocab_size)

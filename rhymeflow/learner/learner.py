@@ -9,13 +9,11 @@ and computes its share of the batch; every rank reads the same batch and makes t
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -40,9 +38,8 @@ from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.store.checkpoint_dirs import CheckpointDir
 from rhymeflow.utils import progress
-from rhymeflow.weights.manifest import Manifest, Slab, plan
-from rhymeflow.weights.on_device import as_ints, hash_of
-from rhymeflow.weights.proof import combine
+from rhymeflow.weights.manifest import Manifest, plan
+from rhymeflow.weights.publish import checksum_of
 
 
 @dataclass
@@ -123,17 +120,14 @@ class Learner:
         parameters, ranks = dict(self.model.named_parameters()), self._ranks
         return Gathering(self.model, lambda name: ranks.local(parameters[name]), self._dtype, ranks)
 
+    def rows(self) -> Gathering:
+        """Return this rank's rows of `weights`, made as they are looked up; not a collective."""
+        parameters, ranks = dict(self.model.named_parameters()), self._ranks
+        return Gathering(self.model, lambda name: ranks.local(parameters[name]), self._dtype, ALONE)
+
     def checksum(self) -> int:
         """Return the checksum of `weights`; digests of ranks' rows add up to those of tensors."""
-        hashes = []
-        for _, each in self.model.named_parameters():
-            rows, start = self._ranks.local(each).to(self._dtype), 0
-            if self._ranks.count > 1:
-                start = self._ranks.rows(each.shape[0]).start * math.prod(each.shape[1:])
-            hashes.append(hash_of(rows, Slab(start * rows.itemsize, rows.nbytes)))
-        sums = torch.from_numpy(np.array(as_ints(hashes), np.uint64).view(np.int64))
-        whole = self._ranks.summed(sums).numpy().view(np.uint64).tolist()
-        return combine(self.manifest(), whole)
+        return checksum_of(self.manifest(), self.rows(), self._ranks)
 
     def snapshot(self) -> checkpoint.LearnerCopy:
         """Copy this rank's rows of a checkpoint."""

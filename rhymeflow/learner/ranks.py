@@ -136,9 +136,9 @@ class Gathering(Mapping[str, Tensor]):
     """Sharded tensors that rank 0 gathers one by one.
 
     They are the parameters of `model` by name, tied ones once, in `dtype`; `rows` returns this
-    rank's rows of one. Rank 0 looks all of them up in order while the others `send`; or all ranks
-    iterate over `blocks`. No rank has more than its rows and, on rank 0, one block. With one rank,
-    the tensors are the parameters themselves, copied only if they have another dtype.
+    rank's rows of one. All ranks iterate over `blocks`. No rank has more than its rows and, on rank
+    0, one block. With one rank, the tensors are the parameters themselves, or all the rows that
+    there are, copied only if they have another dtype.
     """
 
     def __init__(
@@ -184,11 +184,6 @@ class Gathering(Mapping[str, Tensor]):
     def num_blocks(self) -> int:
         """The number of `blocks`."""
         return len(self._blocks)
-
-    def send(self) -> None:
-        """Send this rank's rows of all tensors to rank 0; for the other ranks."""
-        for name in self:
-            self[name]
 
     def blocks(self) -> Iterator[dict[str, Tensor]]:
         """Yield each block: a layer's tensors, or another tensor; on ranks other than 0, the rank's

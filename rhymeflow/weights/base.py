@@ -1,17 +1,19 @@
 """Interfaces by which rollout instances pull the learner's weights, each when it needs them.
 
-    store.publish(version, tensors)                    in the learner, `weights/publish.py`
+    store.publish(version, tensors)                    in every rank of the learner
     reader = handle.open()                             in the process that holds the tensors
     pulled = Installation(into).pull(reader, version)  `weights/install.py`
 
-A pull neither waits for a publication nor delays one, and a puller that dies blocks no other
-process. Imports no torch.
+Each rank publishes its rows in a store of its own, after all have copied and hashed theirs. A pull
+neither waits for a publication nor delays one, and a puller that dies blocks no other process.
+Imports no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -65,12 +67,37 @@ class ObjectWeightHandle(msgspec.Struct, frozen=True, tag="objects"):
         return ObjectWeightReader(self)
 
 
-WeightHandle = SharedMemoryWeightHandle | ObjectWeightHandle
+class RankedWeightHandle(msgspec.Struct, frozen=True, tag="ranked"):
+    """Opens the stores of all ranks, in each of which are its rows; `manifest` is the whole's."""
+
+    manifest: Manifest
+    ranks: tuple[SharedMemoryWeightHandle | ObjectWeightHandle, ...]
+
+    def open(self) -> WeightReader:
+        """Open the stores; raises what opening one does."""
+        return RankedWeightReader(self)
+
+
+WeightHandle = SharedMemoryWeightHandle | ObjectWeightHandle | RankedWeightHandle
 """Where the weights are, as messages say it."""
 
 
 BytesOf = Callable[[TensorSpec], np.ndarray]
 """Returns a tensor's bytes, [n] uint8, which are valid until the next call."""
+
+
+class RowsSource(NamedTuple):
+    """What turns the rows of one rank into those of another version."""
+
+    manifest: Manifest
+    bytes_of: BytesOf
+    steps: Sequence[Changes] | None
+    """Changes to apply to what a puller has, in order; None: all tensors are copied whole."""
+
+    @property
+    def whole(self) -> set[str]:
+        """Names of the tensors whose rows are copied whole."""
+        return {s.name for s in self.manifest} if self.steps is None else whole_in(self.steps)
 
 
 class PulledParts(NamedTuple):
@@ -91,24 +118,43 @@ class Update(NamedTuple):
     """The result, once it is proved."""
     digests: Callable[[], Sequence[int]]
     """Returns each tensor's published digest. Raises `Overtaken` if the version is overwritten."""
-    bytes_of: BytesOf
-    steps: Sequence[Changes] | None
-    """Changes to apply to the puller's weights, in order; None: all tensors are copied whole."""
+    sources: Sequence[RowsSource]
+    """Of each rank, in the order of their rows."""
 
     @property
-    def whole(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Names and bytes of the tensors to copy whole."""
-        names = None if self.steps is None else whole_in(self.steps)
-        for spec in self.manifest:
-            if names is None or spec.name in names:
-                yield spec.name, self.bytes_of(spec)
+    def steps(self) -> Sequence[Changes] | None:
+        """The changes, of the first rank; None if a rank has none."""
+        steps = [source.steps for source in self.sources]
+        return None if None in steps else steps[0]
 
     @property
-    def listed(self) -> Iterator[tuple[str, Listed]]:
-        """Names and changes of the other tensors, in the order in which to apply them."""
-        whole = whole_in(self.steps or ())
-        for step in self.steps or ():
-            yield from (each for each in step.listed.items() if each[0] not in whole)
+    def whole(self) -> Iterator[tuple[str, list[tuple[int, np.ndarray]]]]:
+        """Names of the tensors of which rows are copied whole, and these: their bytes, and how many
+        come before them."""
+        names = [source.whole for source in self.sources]
+        for number, spec in enumerate(self.manifest):
+            rows, first = [], 0
+            for source, whole in zip(self.sources, names, strict=True):
+                part = source.manifest[number]
+                if spec.name in whole:
+                    rows.append((first, source.bytes_of(part)))
+                first += part.num_bytes
+            if rows:
+                yield spec.name, rows
+
+    @property
+    def listed(self) -> Iterator[tuple[str, int, Listed]]:
+        """Names of tensors, how many bytes come before the rows of a rank, and changes of these, in
+        the order in which to apply them."""
+        first = dict.fromkeys((spec.name for spec in self.manifest), 0)
+        for source in self.sources:
+            whole = source.whole
+            for step in source.steps or ():
+                for name, listed in step.listed.items():
+                    if name not in whole:
+                        yield name, first[name], listed
+            for spec in source.manifest:
+                first[spec.name] += spec.num_bytes
 
 
 def prove(manifest: Manifest, pulled: Sequence[PulledParts]) -> ProvedWeights:
@@ -172,3 +218,32 @@ class WeightReader:
         if fetching is not None and fetching[:2] == (have, want):
             return fetching[2].result()  # waits for it
         return self._fetch(have, want)
+
+
+class RankedWeightReader(WeightReader):
+    """One puller's side of the stores of several ranks."""
+
+    def __init__(self, handle: RankedWeightHandle) -> None:
+        super().__init__(handle)
+        self._readers = [each.open() for each in handle.ranks]
+
+    def prepare(self, have: ProvedWeights | None, want: Version) -> bool:
+        """Have every rank's reader fetch; see `WeightReader`."""
+        return all([reader.prepare(have, want) for reader in self._readers])
+
+    def update(self, have: ProvedWeights | None, want: Version | None) -> Update:
+        """Join the ranks' updates to one version, which all ranks have; see `WeightReader`."""
+        found = [reader.update(have, want) for reader in self._readers]
+        oldest = min(each.weights for each in found)
+        if any(each.weights != oldest for each in found):  # some have published a newer one
+            found = [reader.update(have, oldest.version) for reader in self._readers]
+            if any(each.weights != oldest for each in found):
+                raise Overtaken(f"version {oldest.version} was published again")
+        sources = [source for each in found for source in each.sources]
+        return Update(self.manifest, oldest, partial(_digests_of_all, found), sources)
+
+
+def _digests_of_all(found: Sequence[Update]) -> Sequence[int]:
+    """Return the digests, of which each rank has those of all; raises `Overtaken` as each does."""
+    digests = [each.digests() for each in found]
+    return digests[0]

@@ -95,16 +95,11 @@ def pack(
     return [part.view(np.uint8) for part in parts]
 
 
-def shares(manifest: Manifest, differences: Sequence[Difference], size: int) -> dict[str, float]:
-    """Return metrics of how much of the weights changed; `size` is the buffer's, in bytes."""
+def amounts(manifest: Manifest, differences: Sequence[Difference]) -> tuple[int, int]:
+    """Return how many bytes changed, and how many are those of tensors that are copied whole."""
     pairs = zip(manifest, differences, strict=True)
     whole = sum(spec.num_bytes for spec, each in pairs if each.listed is None)
-    num_bytes = max(1, sum(spec.num_bytes for spec in manifest))
-    return {
-        "params/changed_share": _UNIT * sum(each.changed for each in differences) / num_bytes,
-        "params/whole_share": whole / num_bytes,
-        "params/delta_bytes": float(size + whole),
-    }
+    return _UNIT * sum(each.changed for each in differences), whole
 
 
 class Changes:

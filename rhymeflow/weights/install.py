@@ -45,26 +45,36 @@ class SlabPlace:
         if self._rows is not None and is_on_host(into):
             self.view = self._rows.view(torch.uint8).numpy()
 
-    def copy(self, data: np.ndarray, staging: Staging) -> Hash:
-        """Copy what the slab has of a tensor's bytes, [n] uint8; return the digest of what is in
-        the place afterwards."""
-        source = self.slab.of(data)
-        if self.view is not None and self.slab.runs == 1:
-            return copy_and_digest(self.view[0], source[0], self.slab.start)
+    def copy(self, rows: Sequence[tuple[int, np.ndarray]], staging: Staging) -> Hash:
+        """Copy those of the tensor's rows that are the slab's, as in `Update.whole`; return the
+        digest of all that the place has afterwards."""
         rows_RN, write = self._dense()
-        staging.copy_in(rows_RN.view(torch.uint8), source)
+        total, copied = 0, 0
+        for first, data in rows:
+            part, runs, columns = self.slab.within(first, first + len(data))
+            source, copied = part.of(data), copied + part.runs * part.length
+            if self.view is None:
+                staging.copy_in(rows_RN.view(torch.uint8)[runs, columns], source)
+            elif self.slab.runs == 1:
+                start = self.slab.start + columns.start
+                total += copy_and_digest(self.view[0, columns], source[0], start)
+            else:
+                np.copyto(self.view[runs, columns], source)
         write()
+        if self.view is not None and copied == self.view.size and self.slab.runs == 1:
+            return total & MASK
         return hash_of(self._into.to(self._dtype), self.slab)
 
-    def put(self, listed: Listed, staging: Staging) -> Hash:
-        """Apply those of a tensor's changes that are the slab's; return what that adds to the
-        digest."""
+    def put(self, first: int, listed: Listed, staging: Staging) -> Hash:
+        """Apply changes of rows that begin at byte `first` of the tensor; return what that adds to
+        the digest."""
         from rhymeflow.weights.kernels import put_changes  # loads numba
 
         if self.view is not None and self._is_whole:
-            return int(put_changes(self.view[0].view(np.uint16), *listed, INNER))
+            return int(put_changes(self.view[0].view(np.uint16), *listed, INNER, first // 2))
         rows_RN, write = self._dense()
-        added = put_on_device(rows_RN, self.slab, listed, staging, is_whole=self._is_whole)
+        is_whole = self._is_whole
+        added = put_on_device(rows_RN, self.slab, listed, first, staging, is_whole=is_whole)
         write()
         return added
 
@@ -145,14 +155,14 @@ class Installation:
 
     def _apply(self, update: Update) -> PulledParts:
         hashes: list[tuple[str, Slab, bool, Hash]] = []  # whether it is of the whole place
-        for name, listed in update.listed:
+        for name, first, listed in update.listed:
             for place in self._places[name]:
-                added = place.put(listed, self._staging)
+                added = place.put(first, listed, self._staging)
                 hashes.append((name, place.slab, False, added))
-        for name, data in update.whole:
+        for name, rows in update.whole:
             progress.advance()
             for place in self._places[name]:
-                hashes.append((name, place.slab, True, place.copy(data, self._staging)))
+                hashes.append((name, place.slab, True, place.copy(rows, self._staging)))
         found = as_ints([each for *_, each in hashes])
         for (name, slab, is_whole, _), digest in zip(hashes, found, strict=True):
             held = self.digests.get(name, {})

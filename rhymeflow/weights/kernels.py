@@ -132,12 +132,13 @@ def _find_few(a, b, places, values):
 
 
 @compiled
-def put_changes(units, counts, places, values, inner):
-    """Set the units that `find_changes` found; return what this adds to the hash."""
+def put_changes(units, counts, places, values, inner, start):
+    """Set the units that `find_changes` found in the part of `units` from unit `start` on; return
+    what this adds to the hash."""
     total, share, last = uint64(0), uint64(0), uint64(0)
     k, end = uint64(0), uint64(len(places) - 1)
     for block in range(len(counts)):
-        first = uint64(block * BLOCK)
+        first = uint64(start + block * BLOCK)
         for _ in range(counts[block]):
             prefetch(units, first + places[min(k + uint64(_AHEAD), end)])
             i = first + uint64(places[k])

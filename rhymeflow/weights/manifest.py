@@ -53,6 +53,19 @@ class Slab(NamedTuple):
     runs: int = 1
     stride: int = 0
 
+    def within(self, first: int, end: int) -> tuple[Slab, slice, slice]:
+        """Return what the bytes from `first` to `end`, whole rows, have of it, counted from
+        `first`, and its runs and their bytes that these are."""
+        if self.runs == 1:
+            low = min(max(self.start, first), end)
+            high = max(min(self.start + self.length, end), low)
+            part = Slab(low - first, high - low)
+            return part, slice(0, 1), slice(low - self.start, high - self.start)
+        low = min(self.runs, max(0, -(-(first - self.start) // self.stride)))
+        high = min(self.runs, max(low, (end - self.start - self.length) // self.stride + 1))
+        part = Slab(self.start + low * self.stride - first, self.length, high - low, self.stride)
+        return part, slice(low, high), slice(0, self.length)
+
     def of(self, data: np.ndarray) -> np.ndarray:
         """Return its bytes, [runs, length], of those of the tensor."""
         shape, strides = (self.runs, self.length), (self.stride, 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from rhymeflow.utils.objects import Reference
 from rhymeflow.weights.base import (
     BytesOf,
     ObjectWeightHandle,
+    RowsSource,
     Update,
     VersionUnavailable,
     WeightReader,
@@ -28,6 +29,9 @@ from rhymeflow.weights.changes import Link, chain, copied, whole_in
 from rhymeflow.weights.manifest import Manifest, TensorSpec, slot_bytes
 from rhymeflow.weights.proof import ProvedWeights
 from rhymeflow.weights.publish import WeightStore
+
+if TYPE_CHECKING:
+    from rhymeflow.learner.ranks import Ranks
 
 QUESTION = "weights"
 """The name under which a reader asks the learner for the catalogue."""
@@ -57,11 +61,11 @@ Catalogue = tuple[PublishedVersion, ...]
 class ObjectWeightStore(WeightStore):
     """The learner's side; see `WeightStore`."""
 
-    def __init__(self, manifest: Manifest, *, keep: int) -> None:
-        super().__init__(manifest, keep)
-        self._objects, self._starts = objects.here(), _starts(manifest)
-        self._sizes = np.diff([*self._starts, slot_bytes(manifest)]).tolist()
-        self.handle = ObjectWeightHandle(self._objects.name, manifest)
+    def __init__(self, manifest: Manifest, *, keep: int, ranks: Ranks | None = None) -> None:
+        super().__init__(manifest, keep, ranks)
+        self._objects, self._starts = objects.here(), _starts(self._rows)
+        self._sizes = np.diff([*self._starts, slot_bytes(self._rows)]).tolist()
+        self.handle = ObjectWeightHandle(self._objects.name, self._rows)
         self._catalogue: Catalogue = ()  # replaced, never changed: another thread reads it
         self._objects.offer(QUESTION, lambda: self._catalogue)
 
@@ -137,7 +141,8 @@ class ObjectWeightReader(WeightReader):
             raise VersionUnavailable(f"the learner does not keep version {want} whole")
         parts = self._get(publication.parts or (), whole_names)
         digests, bytes_of = publication.digests, partial(_bytes_of, self._starts, parts)
-        return Update(self.manifest, publication.weights, lambda: list(digests), bytes_of, steps)
+        source = RowsSource(self.manifest, bytes_of, steps)
+        return Update(self.manifest, publication.weights, lambda: list(digests), [source])
 
     def _get(self, parts: tuple[Reference, ...], names: set[str]) -> dict[int, np.ndarray]:
         needed = {_part_of(self._starts, each) for each in self.manifest if each.name in names}

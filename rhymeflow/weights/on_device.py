@@ -110,17 +110,17 @@ def _keys(device: str, num_bits: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def put_on_device(
-    rows: Tensor, slab: Slab, listed: Listed, staging: Staging, *, is_whole: bool
+    rows: Tensor, slab: Slab, listed: Listed, first: int, staging: Staging, *, is_whole: bool
 ) -> Tensor:
-    """Apply a tensor's changes to the slab, whose numbers are `rows`, [runs, numbers]; return what
-    that adds to the digest. Unless the slab is the whole tensor, changes of other numbers are left
-    out, for which the host waits."""
+    """Apply changes, of a part that begins at byte `first` of the tensor, to the slab, whose
+    numbers are `rows`, [runs, numbers]; return what that adds to the digest. Unless the slab is the
+    whole tensor, changes of other numbers are left out, for which the host waits."""
     units_RL, device = rows.view(torch.int16), rows.device
     counts, places, values = (staging.brought(each) for each in listed)
     starts = torch.arange(len(listed.counts), device=device) * BLOCK
     counts_B = counts.view(torch.int32).long()
     index_N = torch.repeat_interleave(starts, counts_B, output_size=len(listed.places))
-    index_N += _unsigned(places.view(torch.int16))
+    index_N += _unsigned(places.view(torch.int16)) + first // 2
     values_N = values.view(torch.int16)
     at_N, length = index_N - slab.start // 2, units_RL.shape[1]
     stride = slab.stride // 2 or max(1, length)
@@ -131,7 +131,7 @@ def put_on_device(
         values_N = values_N[is_here_N]
     change_N = _unsigned(values_N) - _unsigned(units_RL[run_N, column_N])
     units_RL[run_N, column_N] = values_N
-    num_blocks = BLOCK * len(listed.counts) // HASH_BLOCK
+    num_blocks = (first // 2 + BLOCK * len(listed.counts)) // HASH_BLOCK + 1
     units, _, _, blocks = _keys(str(device), num_blocks.bit_length())
     return (units[index_N % HASH_BLOCK] * blocks[index_N // HASH_BLOCK] * change_N).sum()
 

@@ -1,77 +1,109 @@
-"""Publishes weights: the learner's side of `base.py`. They are hashed where they are."""
+"""Publishes weights: the learner's side of `base.py`, the same on one rank and on many.
+
+Each rank hashes its rows where they are, and copies them into a store of its own. It publishes them
+there once the digests of all ranks are summed, so when all have copied theirs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
 from rhymeflow.utils import progress, shared_memory
-from rhymeflow.weights.base import SPARE_VERSIONS, BytesOf, WeightHandle
-from rhymeflow.weights.changes import Difference, Finder, pack, shares
-from rhymeflow.weights.manifest import Manifest, Slab, require_names, require_spec
+from rhymeflow.weights.base import SPARE_VERSIONS, BytesOf, RankedWeightHandle, WeightHandle
+from rhymeflow.weights.changes import Difference, Finder, amounts, pack
+from rhymeflow.weights.manifest import Manifest, Slab, TensorSpec, plan, require_names, require_spec
 from rhymeflow.weights.on_device import Hash, Staging, as_ints, hash_of, is_on_host
 from rhymeflow.weights.proof import ProvedWeights, bytes_of, combine
 
+if TYPE_CHECKING:
+    from rhymeflow.learner.ranks import Ranks
+
+
+def rows_of(manifest: Manifest, ranks: Ranks) -> Manifest:
+    """Return the manifest of a rank's rows."""
+    rows = {}
+    for spec in manifest:
+        part = ranks.rows(spec.shape[0])
+        rows[spec.name] = (part.stop - part.start, *spec.shape[1:]), getattr(torch, spec.dtype)
+    return plan(rows)
+
 
 class WeightStore:
-    """The learner's side."""
+    """The learner's side, or one rank's: what it publishes are its rows."""
 
     handle: WeightHandle
-    """By which readers open it."""
+    """By which readers open it; with several ranks, that of rank 0 opens the stores of all."""
 
-    def __init__(self, manifest: Manifest, keep: int) -> None:
+    def __init__(self, manifest: Manifest, keep: int, ranks: Ranks | None = None) -> None:
         """`keep` is the number of last publications to which changes are kept; 0: none."""
-        self._manifest, self._keep, self._finder = manifest, keep, Finder(manifest)
+        self._manifest, self._keep = manifest, keep
+        self._ranks = None if ranks is None or ranks.count == 1 else ranks
+        self._rows = manifest if self._ranks is None else rows_of(manifest, self._ranks)
+        self._finder: Finder | None = None
         self._staging: Staging | None = None  # of a device; memory of the host needs none
         self._last: ProvedWeights | None = None
         self.metrics: Mapping[str, float] = {}
         """How much the last publication changed. Empty if no changes are kept."""
 
     def publish(self, version: Version, tensors: Mapping[str, Tensor]) -> int:
-        """Publish `version` for readers; return its checksum.
+        """Publish `version` for readers; return its checksum. With several ranks `tensors` are
+        this rank's rows, and all ranks must publish: each returns when all have.
 
         The tensors, on any device, must not change until this returns, so they are not copied
         there: the next step begins later anyway, when the version is reported. Digests are theirs,
-        so that readers detect errors in the copy.
+        so that readers detect errors in the copy. If a rank is lost in the meantime, readers still
+        find the version before.
 
         Raises `ManifestMismatch` if they are not the manifest's tensors.
         """
-        require_names(self._manifest, tensors)
+        require_names(self._rows, tensors)
         base = self._last if self._keep else None
         old, room = self._begin()
         hashes, differences = list[Hash](), list[Difference]()
-        # Look each tensor up once: the mapping may gather it from ranks.
-        for spec in self._manifest:
+        # Look each tensor up once: the mapping may make it then.
+        for spec, whole in zip(self._rows, self._manifest, strict=True):
             tensor = tensors[spec.name]
             require_spec(spec, tensor)
             into = room(spec)
-            hashes.append(self._copy(tensor, into))
+            hashes.append(self._copy(tensor, _first_byte(whole, self._ranks), into))
             progress.advance()
             if base is not None:
+                self._finder = self._finder or Finder(self._rows)
                 differences.append(self._finder.find(into, old(spec)))
-        digests = as_ints(hashes)
+        digests = _summed(as_ints(hashes), self._ranks)  # so all ranks' rows are there
         weights = ProvedWeights(version, combine(self._manifest, digests))
         changes = [] if base is None else pack(base, weights, digests, differences)
         self._end(weights, digests, base, changes)
+        changed, copied = amounts(self._rows, differences) if differences else (0, 0)
+        amount = [changed, copied, sum(map(len, changes)) + copied]
+        changed, copied, size = _summed(amount, self._ranks)  # so all ranks have published
         if base is not None:
-            self.metrics = shares(self._manifest, differences, sum(map(len, changes)))
+            num_bytes = max(1, sum(spec.num_bytes for spec in self._manifest))
+            self.metrics = {
+                "params/changed_share": changed / num_bytes,
+                "params/whole_share": copied / num_bytes,
+                "params/delta_bytes": float(size),
+            }
         self._last = weights
         return weights.checksum
 
-    def _copy(self, tensor: Tensor, into: np.ndarray) -> Hash:
-        """Copy a tensor's bytes to the host; return its digest."""
+    def _copy(self, tensor: Tensor, first: int, into: np.ndarray) -> Hash:
+        """Copy a tensor's bytes to the host; return its digest as rows that begin at that byte."""
         tensor = tensor.detach().contiguous()
         if is_on_host(tensor):
             np.copyto(into, bytes_of(tensor))
         else:
             self._staging = self._staging or Staging(tensor.device)
             self._staging.catch_up()
-        found = hash_of(tensor, Slab(0, len(into)))  # on a GPU, beside the copy
+        found = hash_of(tensor, Slab(first, len(into)))  # on a GPU, beside the copy
         if self._staging is not None:
             self._staging.copy_out(tensor, into)
         return found
@@ -96,8 +128,36 @@ class WeightStore:
         raise NotImplementedError
 
 
-def make_store(config: Config, manifest: Manifest, run_dir: Path) -> WeightStore:
-    """Create an empty store of `weights.transport`.
+def checksum_of(manifest: Manifest, rows: Mapping[str, Tensor], ranks: Ranks) -> int:
+    """Return the checksum of tensors of which each rank has rows."""
+    hashes = []
+    for spec in manifest:
+        tensor = rows[spec.name]
+        hashes.append(hash_of(tensor, Slab(_first_byte(spec, ranks), tensor.nbytes)))
+    return combine(manifest, _summed(as_ints(hashes), ranks))
+
+
+def _first_byte(spec: TensorSpec, ranks: Ranks | None) -> int:
+    """Return how many bytes of a tensor come before this rank's rows."""
+    if ranks is None or ranks.count == 1:
+        return 0
+    first_row: int = ranks.rows(spec.shape[0]).start
+    return first_row * (spec.num_bytes // max(1, spec.shape[0]))
+
+
+def _summed(numbers: list[int], ranks: Ranks | None) -> list[int]:
+    """Return the sums over all ranks, modulo 2**64."""
+    if ranks is None:
+        return numbers
+    sums = torch.from_numpy(np.array(numbers, np.uint64).view(np.int64))
+    found: list[int] = ranks.summed(sums).numpy().view(np.uint64).tolist()
+    return found
+
+
+def make_store(
+    config: Config, manifest: Manifest, run_dir: Path, ranks: Ranks | None = None
+) -> WeightStore:
+    """Create an empty store of `weights.transport`, in each of several ranks.
 
     On one machine it is named after the run's directory, and memory left by a killed learner is
     freed first: a run has one learner at a time.
@@ -106,8 +166,16 @@ def make_store(config: Config, manifest: Manifest, run_dir: Path) -> WeightStore
     from rhymeflow.weights.shared_memory import SharedMemoryWeightStore
 
     keep = config.schedule.bound + SPARE_VERSIONS if config.weights.transport == "delta" else 0
+    store: WeightStore
     if config.runtime == "ray":
-        return ObjectWeightStore(manifest, keep=keep)
-    prefix = shared_memory.prefix_for(run_dir, "w")
-    shared_memory.free_left(prefix)
-    return SharedMemoryWeightStore(manifest, keep=keep, prefix=prefix)
+        store = ObjectWeightStore(manifest, keep=keep, ranks=ranks)
+    else:
+        prefix = shared_memory.prefix_for(run_dir, "w")
+        if ranks is None or ranks.rank == 0:
+            shared_memory.free_left(prefix)
+        if ranks is not None:
+            ranks.summed(torch.zeros(1))  # the others wait until it is freed
+        store = SharedMemoryWeightStore(manifest, keep=keep, prefix=prefix, ranks=ranks)
+    if ranks is not None and len(handles := ranks.gathered(store.handle)) > 1:
+        store.handle = RankedWeightHandle(manifest, tuple(handles))
+    return store

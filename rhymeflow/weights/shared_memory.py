@@ -24,6 +24,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from rhymeflow.utils import shared_memory
 from rhymeflow.weights.base import (
     BytesOf,
     Overtaken,
+    RowsSource,
     SharedMemoryWeightHandle,
     Update,
     VersionUnavailable,
@@ -41,6 +43,9 @@ from rhymeflow.weights.changes import Changes, Link, chain, copied, whole_in
 from rhymeflow.weights.manifest import Manifest, TensorSpec, slot_bytes
 from rhymeflow.weights.proof import ProvedWeights
 from rhymeflow.weights.publish import WeightStore
+
+if TYPE_CHECKING:
+    from rhymeflow.learner.ranks import Ranks
 
 _MAGIC = 0x52484D464C4F5731  # "RHMFLOW1": the last digit is the format's version
 _WORD = 8
@@ -102,15 +107,22 @@ class _Memory:
 class SharedMemoryWeightStore(WeightStore):
     """The learner's side; its process owns the memory."""
 
-    def __init__(self, manifest: Manifest, *, keep: int = 0, prefix: str = "rhymeflow") -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        keep: int = 0,
+        prefix: str = "rhymeflow",
+        ranks: Ranks | None = None,
+    ) -> None:
         """Create shared memory for two copies of the weights; its names begin with `prefix`."""
+        super().__init__(manifest, keep, ranks)
         self._name = shared_memory.new_name(prefix)
-        self.handle = SharedMemoryWeightHandle(self._name, manifest, keep > 0)
-        size, what = _slot_ranges(manifest)[-1][1], "two copies of the weights"
+        self.handle = SharedMemoryWeightHandle(self._name, self._rows, keep > 0)
+        size, what = _slot_ranges(self._rows)[-1][1], "two copies of the weights"
         advice = "for a container, --shm-size sets it"
         buffer = shared_memory.create(self._name, size, what=what, advice=advice)
-        super().__init__(manifest, keep)
-        self._memory = _Memory(manifest, buffer)
+        self._memory = _Memory(self._rows, buffer)
         self._memory.header[0] = _MAGIC
         self._kept: dict[int, str] = {}
         self._is_open = True
@@ -181,7 +193,8 @@ class SharedMemoryWeightReader(WeightReader):
             weights = steps[-1].weights
             if not whole_in(steps):  # nothing is read from the slot, which may be overwritten
                 digests = partial(list, steps[-1].digests)
-        return Update(self.manifest, weights, digests, slot.bytes_of, steps)
+        source = RowsSource(self.manifest, slot.bytes_of, steps)
+        return Update(self.manifest, weights, digests, [source])
 
     def _digests(self, publication: int) -> list[int]:
         slot = self._memory.slot(publication)

@@ -1,8 +1,8 @@
 """The learner worker, one rank: reads a batch, trains on it, publishes the new version.
 
-All ranks get the same messages and read the same batches; only rank 0 (role `learner`) answers and
-owns the memory of the weights. A batch that breaks the staleness bound is refused before training,
-by the stored versions of its tokens (law 1). A version can be pulled before it is reported.
+All ranks get the same messages, read the same batches and own the memory of their rows; only rank 0
+(role `learner`) answers. A batch that breaks the staleness bound is refused before training, by the
+stored versions of its tokens (law 1). A version can be pulled before it is reported.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from rhymeflow.utils import objects, progress
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
 from rhymeflow.utils.process import keep_freed_memory
 from rhymeflow.weights.proof import as_text
-from rhymeflow.weights.publish import WeightStore, make_store
+from rhymeflow.weights.publish import make_store
 from rhymeflow.workers import messages
 from rhymeflow.workers.channel import Channel
 from rhymeflow.workers.messages import (
@@ -125,7 +125,7 @@ def serve(
             time.sleep(PATIENCE)
         raise
     finally:
-        if learner is not None and learner.weights is not None:
+        if learner is not None:
             learner.weights.close()
 
 
@@ -155,11 +155,9 @@ class LearnerProcess:
         self._saver = Saver(place, is_lead=ranks.is_lead)
         with explained(self._reader):
             damaged, retrain_seconds = self._restore(place)
-        self.weights: WeightStore | None = None  # set on rank 0
-        if ranks.is_lead:
-            self.weights = make_store(config, self.learner.manifest(), run_dir)
-        checksum = self._publish_weights()
-        if self.weights is None:
+        self.weights = make_store(config, self.learner.manifest(), run_dir, ranks)
+        checksum = self.weights.publish(self.version, self.learner.rows())
+        if not ranks.is_lead:
             return
         model, num_parameters = self.learner.model, self.learner.num_parameters
         loaded = LoadedModel(
@@ -207,14 +205,6 @@ class LearnerProcess:
         return Learner(
             fix_longrope(rows.skeleton(), config), *common, read=rows.read, reference=reference
         )
-
-    def _publish_weights(self) -> int:
-        """Publish the weights; return their checksum on rank 0, and 0 on other ranks."""
-        parameters = self.learner.weights()
-        if self.weights is not None:
-            return self.weights.publish(self.version, parameters)
-        parameters.send()  # to rank 0, which gathers them while it publishes
-        return 0
 
     def _send(self, message: AnyMessage) -> None:
         if self.ranks.is_lead:
@@ -318,13 +308,12 @@ class LearnerProcess:
         started = self._pace.now()
         if self._pace.cost is not None:  # instances can pull as soon as the store has it
             self._pace.hold(self._pace.cost.push, started)
-        checksum = as_text(self._publish_weights())
+        checksum = as_text(self.weights.publish(self.version, self.learner.rows()))
         seconds = self._pace.now() - started
-        metrics = {} if self.weights is None else dict(self.weights.metrics)
         skipped = self.learner.skipped  # of the batch that made this version
         reason = next(iter(skipped.values()), "")
         published = VersionPublished(version, checksum, tuple(skipped), reason)
-        self._send(Envelope(published, Publication(seconds, metrics)))
+        self._send(Envelope(published, Publication(seconds, dict(self.weights.metrics))))
 
     def _report_saved(self) -> None:
         for version, path, error in self._saver.ended():

@@ -58,7 +58,7 @@ def compile_weights() -> None:
     changes = finder.find(new, old)
     assert changes.listed is not None
     proof.digest(old)
-    put_changes(old.view(np.uint16), *changes.listed, proof.INNER)
+    put_changes(old.view(np.uint16), *changes.listed, proof.INNER, 0)
     assert (old == new).all()
 
 

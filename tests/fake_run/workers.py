@@ -59,7 +59,7 @@ class FakeLearner(LearnerProcess):
         self._restore(place)
         self.learner.breaks = self._breaks
         self.weights = shared[name] = models.Weights()
-        checksum = as_text(self.weights.publish(self.version, self.learner.weights()))
+        checksum = as_text(self.weights.publish(self.version, self.learner.rows()))
         handle = SharedMemoryWeightHandle(name, ())
         send(
             connection,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rhymeflow.learner.ranks import Ranks
 from rhymeflow.weights import on_device
 from rhymeflow.weights.install import Installation
 from rhymeflow.weights.manifest import manifest_of
@@ -75,5 +76,25 @@ def test_published_and_pulled_through_pinned_memory_once(sim):
         assert 0 < sim.bytes["to device", "pinned"] < num_bytes / 100
         assert sim.num_bytes("to host") < 100
         assert bits(on("cpu", into)) == bits(made_up(1))
+    finally:
+        store.close()
+
+
+class AsIfAlone(Ranks):
+    """A rank whose sums are its own."""
+
+    def summed(self, values):
+        return values
+
+
+def test_a_rank_copies_its_rows(sim):
+    ranks, tensors = AsIfAlone(1, 4), made_up(0)
+    store = SharedMemoryWeightStore(manifest_of(tensors), ranks=ranks)
+    try:
+        rows = {name: each[ranks.rows(len(each))] for name, each in tensors.items()}
+        rows = on("cuda", rows)
+        sim.reset()
+        store.publish(0, rows)
+        assert sim.bytes["to host", "pinned"] == sizes(rows) <= sizes(tensors) / 4 + 64
     finally:
         store.close()

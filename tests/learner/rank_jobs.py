@@ -142,14 +142,6 @@ def break_a_gradient(ranks: Ranks) -> tuple[str, bool]:
     return learner.skipped[0], all(torch.equal(before[n], after[n]) for n in before)
 
 
-def publish_by_demand(ranks: Ranks) -> dict[str, torch.Tensor]:
-    weights = a_learner(ranks, dtype=torch.bfloat16).weights()
-    if ranks.is_lead:
-        return {name: tensor.clone() for name, tensor in weights.items()}
-    weights.send()
-    return {}
-
-
 def fill_from_files(ranks: Ranks, model: Path) -> tuple[dict, bool]:
     rows = WeightRows(ModelConfig(name=str(model)))
     learner = Learner(

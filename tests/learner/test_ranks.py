@@ -92,15 +92,6 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_all():
         assert is_unchanged
 
 
-def test_weights_are_gathered_as_they_are_looked_up():
-    found, *others = on_ranks(3, rank_jobs.publish_by_demand)
-    expected = dict(tiny_model().named_parameters())
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(found[name], value.detach().bfloat16()), name
-    assert others == [{}, {}]
-
-
 def test_rows_come_from_the_models_files(tmp_path):
     tiny_model("qwen2", tied=False).save_pretrained(tmp_path)
     (found, is_by_rows), _ = on_ranks(2, rank_jobs.fill_from_files, tmp_path)

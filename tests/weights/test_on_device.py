@@ -60,33 +60,43 @@ def test_hashes_of_slices_add_up(found):
 
 @given(cut_tensors(), st.data())
 @settings(max_examples=80)
-def test_places_take_their_parts_and_changes_of_these(found, data):
-    """A place is somewhere in memory, in its order or in none."""
+def test_places_take_their_parts_of_rows_and_of_changes(found, data):
+    """Rows come from several ranks; a place is somewhere in memory, in its order or in none."""
     rng, tensor, parts = found
     (spec,) = manifest_of({"w": tensor})
+    raw, row = proof.bytes_of(tensor), spec.num_bytes // spec.shape[0]
+    middle = data.draw(st.integers(0, spec.shape[0])) * row
+    rows = [(0, raw[:middle]), (middle, raw[middle:])]
     new = changed(tensor, 0.05, rng)
-    finder = Finder(manifest_of({"w": tensor}))
-    listed = finder.find(proof.bytes_of(new), proof.bytes_of(tensor)).listed
+    new_raw = proof.bytes_of(new)
+    differences = [
+        (first, Finder(manifest_of({"w": tensor})).find(new_raw[first : first + len(old)], old))
+        for first, old in rows
+    ]
     for part in parts:
         shape, slab = tensor[part].shape, slab_of(spec, part)
         into = torch.zeros(shape, dtype=tensor.dtype)
-        match data.draw(st.sampled_from(["dense", "wide", "transposed"])):
+        match data.draw(st.sampled_from(["dense", "wide", "transposed", "device"])):
             case "wide":
                 into = torch.zeros(*shape[:-1], shape[-1] + 3, dtype=tensor.dtype)[..., 2:-1]
             case "transposed":
-                axes = range(len(shape))[::-1]
-                into = torch.zeros(shape[::-1], dtype=tensor.dtype).permute(*axes)
+                into = torch.zeros(shape[::-1], dtype=tensor.dtype).permute(
+                    *range(len(shape))[::-1]
+                )
         place, staging = SlabPlace(spec, slab, into), Staging(CPU, 1000)
-        if data.draw(st.booleans()):
+        if place._rows is not None and data.draw(st.booleans()):
             place.view = None  # as if it were on another device
         due = as_ints([hash_of(tensor[part].clone(), slab)])
-        assert as_ints([place.copy(proof.bytes_of(tensor), staging)]) == due
+        assert as_ints([place.copy(rows, staging)]) == due
         assert proof.bytes_of(into).tobytes() == proof.bytes_of(tensor[part]).tobytes()
-        if listed is None or not len(listed.places):  # an update has none of these
-            continue
-        added = as_ints([place.put(listed, staging)])[0]
-        assert proof.bytes_of(into).tobytes() == proof.bytes_of(new[part]).tobytes()
-        assert (due[0] + added) % 2**64 == as_ints([hash_of(new[part].clone(), slab)])[0]
+        added = 0
+        for first, difference in differences:
+            if difference.listed is None or not difference.changed:  # an update has none of these
+                continue
+            added += as_ints([place.put(first, difference.listed, staging)])[0]
+        if all(difference.listed is not None for _, difference in differences):
+            assert proof.bytes_of(into).tobytes() == proof.bytes_of(new[part]).tobytes()
+            assert (due[0] + added) % 2**64 == as_ints([hash_of(new[part].clone(), slab)])[0]
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 99, 100, 101, 200, 299, 1000])

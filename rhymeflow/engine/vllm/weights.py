@@ -117,11 +117,11 @@ class InstalledWeights:
         }
         # Pull every tensor: changes cannot be applied to packed weights.
         update = reader.update(None, want)
-        for name, data in update.whole:
+        for name, rows in update.whole:
             progress.advance()
             target = self._places[name].target
             places = self._places[name].slabs(self._specs[name], self._into(name, buffers))
-            hashes[name] = [(place, place.copy(data, self._staging)) for place in places]
+            hashes[name] = [(place, place.copy(rows, self._staging)) for place in places]
             if not target.is_packed:
                 continue
             layer_id = id(target.layer)
