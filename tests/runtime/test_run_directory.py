@@ -112,10 +112,11 @@ def test_the_configuration_says_the_values_in_force(config, run_dir, db):
         "data.max_prompt_length", "rollout.cpus", "rollout.python", "learner.cpus",
         "rollout.vllm_max_model_length", "drafting.history_run", "run.keep_tokens", "run.backup",
         "run.checkpoint_dir", "run.project", "run.entity", "run.run_group", "ray.address",
-        "rollout.vllm_gpu_memory_utilization", "cluster.nodes", "rollout.max_instances",
+        "rollout.vllm_gpu_memory_utilization", "rollout.vllm_model_runner",
+        "rollout.vllm_head_dtype", "cluster.nodes", "rollout.max_instances",
         "emulation.profile", "emulation.devices", "emulation.train_devices",
         "emulation.reward_seconds", "emulation.environment_seconds",
-    }, "each of them means none, or no limit"  # fmt: skip
+    }, "each of them means none, no limit, or what suits the device"  # fmt: skip
     assert (found.schedule.max_staleness, found.schedule.routing) == (1, "waterfall")
     assert (found.data.size, found.data.eval_size, found.data.chat_template) == (10, 2, False)
     assert (found.model.device, found.model.dtype) == ("cpu", "float32")
