@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -37,6 +37,8 @@ from rhymeflow.store.reader import TrajectoryReader
 from rhymeflow.store.schema import EVENTS
 from rhymeflow.utils.bounds import FIXED_BOUNDS
 from rhymeflow.workers.rollout import STATUS_SECONDS
+
+T = TypeVar("T")
 
 RUNS, SPLITS = (harness.RESULTS / f"emulated-{name}.jsonl" for name in ("runs", "splits"))
 
@@ -243,15 +245,24 @@ def scale_of(name: str, training: int | None, scale: float) -> float:
 def in_time(name: str, side: Side, seed: int, scale: float, runs: Sequence[Run]) -> Run:
     """A run that this machine has kept up with."""
     training = split_of(name, side, scale)
-    scale = scale_of(name, training, scale)
+    return kept_up(
+        lambda scale: measured(name, side, seed, training, scale, runs),
+        lambda found: max(found.learner_behind, found.rollout_behind),
+        scale_of(name, training, scale),
+    )
+
+
+def kept_up(measure: Callable[[float], T], late: Callable[[T], float], scale: float) -> T:
+    """What is measured at this scale, or at the first lower one that this machine keeps up with.
+    `late` is by what share it did not."""
     for _ in range(TRIES):
-        found = measured(name, side, seed, training, scale, runs)
-        late = max(found.learner_behind, found.rollout_behind)
-        if late <= LATE:
+        found = measure(scale)
+        if late(found) <= LATE:
             return found
-        print(f"  {late:.1%} late at a scale of {scale:.0f}: again", file=sys.stderr, flush=True)
+        what = f"  {late(found):.1%} late at a scale of {scale:.0f}: again"
+        print(what, file=sys.stderr, flush=True)
         scale *= SLOWER
-    raise UserError(f"--scale: this machine is {late:.1%} late even at {scale:.0f}")
+    raise UserError(f"--scale: this machine is {late(found):.1%} late even at {scale / SLOWER:.0f}")
 
 
 def measured(
