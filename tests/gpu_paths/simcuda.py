@@ -24,8 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.gpu_paths.fake_cuda import Stream, fake_cuda
 
 aten = torch.ops.aten
-HERE = Path(__file__).parent
-ROOT = str(HERE.parent.parent) + "/"
+ROOT = f"{Path(__file__).parents[2]}/"  # which may hold the environment, too
 CPU = torch.device("cpu")
 WAITING = {
     aten._local_scalar_dense, aten._unique2, aten.bincount, aten.equal, aten.is_nonzero,
@@ -136,9 +135,9 @@ def line_here() -> str:
     frame, of_test = sys._getframe(1), "?"
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(ROOT) and not file.startswith(str(HERE)):
+        if file.startswith(f"{ROOT}rhymeflow/"):
             return f"{file.removeprefix(ROOT)}:{frame.f_lineno}"
-        if file.startswith(ROOT) and file != __file__ and of_test == "?":
+        if file.startswith(f"{ROOT}tests/") and file != __file__ and of_test == "?":
             of_test = f"{file.removeprefix(ROOT)}:{frame.f_lineno}"
         frame = frame.f_back
     return of_test
