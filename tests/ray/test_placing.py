@@ -10,13 +10,20 @@ import pytest
 from rhymeflow.config import Config
 from rhymeflow.runtime.base import Resources
 
-runtime = pytest.importorskip("rhymeflow.runtime.ray.runtime", exc_type=ImportError)
+pytestmark = pytest.mark.ray
 H100S = {"CPU": 100.0, "GPU": 8.0}
+
+
+@pytest.fixture(autouse=True)
+def after_the_cluster(cluster) -> None:
+    """Ray reads settings of the other tests' cluster when it is imported."""
 
 
 def started(*nodes: dict[str, float], has_gpus: bool = True) -> tuple[MagicMock, list, list]:
     """Start two ranks and an instance of two GPUs: Ray, and for each actor its options and what it
     is given."""
+    from rhymeflow.runtime.ray import runtime
+
     ray = MagicMock()
     ray.nodes.return_value = [{"Alive": True, "Resources": node} for node in nodes]
     sizes = {"rollout": {"engine": "vllm", "vllm_tensor_parallel_size": 2}}
