@@ -138,6 +138,15 @@ def test_the_nodes_that_workers_will_be_on_are_asked(asked, nodes, device, who, 
     assert found == who
 
 
+def test_a_node_that_is_lost_while_it_is_asked_stops_nothing(asked):
+    asked((HEAD, H100S, H100S), ["", LookupError("The node died."), ""])
+    with library.connected("", num_cpus=0) as ray:
+        every = ray.nodes()
+        ray.nodes.side_effect = [every, [every[0], every[2]]]
+    library.num_gpus_of_nodes(read_config("demo", {**CUDA, "model.device": "cpu"}))
+    assert ray.nodes.call_count == 3, "looked again after the error"
+
+
 def test_a_node_that_cannot_run_workers_is_named(asked, monkeypatch):
     asked((HEAD, H100S), LookupError("ray::lacks()\nModuleNotFoundError: No module named 'a'"))
     with pytest.raises(UserError, match="node host-1: Rhymeflow does not run there: ModuleNotF"):

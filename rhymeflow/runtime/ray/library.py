@@ -103,7 +103,7 @@ def num_gpus_of_nodes(config: Config) -> int:
         UserError: a node lacks a package, or its torch does not find its GPUs.
     """
     with connected(config.ray.address, num_cpus=0) as ray:
-        nodes = [node for node in ray.nodes() if node["Alive"]]
+        nodes = _alive(ray)
         with_gpus = [node for node in nodes if node["Resources"].get("GPU")]
         has_gpus = bool(with_gpus) and config.model.device != "cpu"
         if config.model.device == "cuda" or has_gpus:
@@ -114,15 +114,21 @@ def num_gpus_of_nodes(config: Config) -> int:
         theirs = [affinity(node["NodeID"], soft=False) for node in nodes]
         asks = [ask.options(scheduling_strategy=there) for there in theirs]
         answers = [each.remote(config.model_dump_json(), has_gpus=has_gpus) for each in asks]
-        for host, answer in zip((n["NodeManagerHostname"] for n in nodes), answers, strict=True):
+        for node, answer in zip(nodes, answers, strict=True):
             try:
                 problem = ray.get(answer, timeout=ANSWER_SECONDS)
             except ray.exceptions.RayError as error:
+                if node["NodeID"] not in {each["NodeID"] for each in _alive(ray)}:
+                    continue  # lost meanwhile, as it may be at any time: the others run
                 said = [line for line in str(error).splitlines() if line.strip()]
                 problem = f"Rhymeflow does not run there: {(said or [type(error).__name__])[-1]}"
             if problem:
-                raise UserError(f"node {host}: {problem}")
+                raise UserError(f"node {node['NodeManagerHostname']}: {problem}")
         return int(sum(node["Resources"]["GPU"] for node in with_gpus))
+
+
+def _alive(ray: Any) -> list[Any]:
+    return [node for node in ray.nodes() if node["Alive"]]
 
 
 def lacks(config: str, *, has_gpus: bool) -> str:
