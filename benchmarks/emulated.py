@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "runs of each side (default: those of the setting; 0: report what is recorded)"
     parser.add_argument("--seeds", type=harness.whole(0), metavar="N", help=what)
     what = f"seconds of the cluster in one of this machine, for 16 instances (default {SCALE:g})"
-    parser.add_argument("--scale", type=float, default=SCALE, metavar="S", help=what)
+    parser.add_argument("--scale", type=harness.whole(1), default=SCALE, metavar="S", help=what)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "runs of each side (0: report what is recorded)"
     parser.add_argument("--seeds", type=harness.whole(0), default=3, help=what, metavar="N")
     what = "seconds of the cluster in one of this machine (default 60)"
-    parser.add_argument("--scale", type=float, default=60.0, help=what, metavar="S")
+    parser.add_argument("--scale", type=harness.whole(1), default=60.0, help=what, metavar="S")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
