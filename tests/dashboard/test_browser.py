@@ -94,12 +94,19 @@ class Seen:
         self.shown()
 
     def shown(self) -> None:
-        """Wait until the view is there."""
+        """Wait until the view is there. A view that was left stays until the page hears, a task
+        later, that its address is another."""
+        self.page.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
         until(
             self.page,
             "() => document.querySelector('main h1, main .problem') !== null"
             " && document.getElementById('state').textContent !== '…'",
         )
+
+    def at(self, address: str | re.Pattern[str]) -> None:
+        """Wait until the page is at this address, and until its view is there."""
+        self.page.wait_for_url(address)
+        self.shown()
 
     def heading(self, text: str) -> None:
         """Wait until the view has this heading."""
@@ -234,12 +241,12 @@ def test_from_a_curve_to_a_response(seen: Seen, address: str) -> None:
     seen.heading("Groups of step 2")
     page.keyboard.press("j")
     page.keyboard.press("Enter")
-    page.wait_for_url("**/#/one/group/*")
+    seen.at("**/#/one/group/*")
     page.wait_for_selector("article")
     assert page.locator("article").count() == 8
     assert re.match(r"advantage [+-]?\d", page.locator("article .note").first.inner_text())
     page.locator("article a").first.click()
-    page.wait_for_url("**/#/one/trajectory/**")
+    seen.at("**/#/one/trajectory/**")
     page.wait_for_selector("text=Its tokens are not stored")
 
 
@@ -255,8 +262,7 @@ def test_time(seen: Seen, address: str) -> None:
     assert "trains" in kinds
     assert "environments" not in kinds, "only what is there"
     page.get_by_role("button", name="whole run").click()
-    page.wait_for_url("**whole=true")
-    seen.shown()
+    seen.at("**whole=true")
     canvas = page.locator("canvas.lanes")
     box = canvas.bounding_box()
     assert box["height"] == 22 + 24 * (3 + 8), "a learner, two instances, eight batches"
@@ -265,10 +271,9 @@ def test_time(seen: Seen, address: str) -> None:
     page.mouse.move(box["x"] + 0.85 * box["width"], box["y"] + 22 + 24 * 10.5)
     page.wait_for_selector(".told >> text=/batch 8 at .* of 4 groups begun, . complete/")
     page.keyboard.type("+")
-    page.wait_for_url(re.compile(r"/time\?from="))
-    seen.shown()
+    seen.at(re.compile(r"/time\?from="))
     page.keyboard.press("0")
-    page.wait_for_url(re.compile(r"/time$"))
+    seen.at(re.compile(r"/time$"))
     page.get_by_role("button", name="What would the simulator change?").click()
     page.wait_for_selector("text=/It (recommends|knows nothing)/", timeout=60_000)
     assert page.locator("code", has_text="--schedule.max_staleness 3").count() >= 1
@@ -280,7 +285,7 @@ def test_groups_are_chosen_and_sorted(seen: Seen, address: str) -> None:
     assert page.locator("main h1").inner_text() == "Groups of step 4", "the newest"
     assert page.locator("tbody tr").count() == 3
     page.get_by_role("button", name="mixed").click()
-    page.wait_for_url("**filter=mixed**")
+    seen.at("**filter=mixed**")
     rows(page, 1)
     page.get_by_role("button", name="mixed").click()
     rows(page, 3)
@@ -307,15 +312,13 @@ def test_a_response_with_turns_token_by_token(seen: Seen, address: str) -> None:
     for text in ("sampler\n-1\n", "-1.5000", "drafted and accepted", "clipped", "2 of 3 drafted"):
         assert text in facts, text
     page.get_by_label("colour by").select_option("drafts")
-    page.wait_for_url("**colour=drafts**")
-    seen.shown()
+    seen.at("**colour=drafts**")
     share = (
         page.locator(".tokens .token").nth(1).evaluate("e => e.style.getPropertyValue('--share')")
     )
     assert share == "1"
     page.get_by_label("beside").select_option(label="response 1")
-    page.wait_for_url("**beside=0.1**")
-    seen.shown()
+    seen.at("**beside=0.1**")
     assert page.locator("article").count() == 2
     assert page.locator("article").first.locator(".tokens .differs").all_inner_texts() == [
         "=",
@@ -327,7 +330,7 @@ def test_a_response_with_turns_token_by_token(seen: Seen, address: str) -> None:
     page.get_by_role("button", name="copy as rhymeflow generate").click()
     assert copied(seen).startswith("rhymeflow generate ")
     page.keyboard.press("]")
-    page.wait_for_url("**/trajectory/0/1**")
+    seen.at("**/trajectory/0/1**")
 
 
 def test_the_log(seen: Seen, address: str) -> None:
@@ -338,7 +341,7 @@ def test_the_log(seen: Seen, address: str) -> None:
     assert kinds[0] == "VersionPublished"
     assert kinds[-1] == "InstanceJoined", "the newest comes first"
     page.get_by_role("button", name="all events").click()
-    page.wait_for_url("**all=true**")
+    seen.at("**all=true**")
     rows(page, 100)
     for count in (200, 300, 400):
         page.get_by_role("button", name="more").click()
@@ -358,7 +361,7 @@ def test_runs_side_by_side(seen: Seen, address: str) -> None:
     page = seen.page
     seen.open(f"{address}#/one/run")
     page.get_by_role("button", name="two").click()
-    page.wait_for_url("**with=two**")
+    seen.at("**with=two**")
     page.wait_for_selector("text=What differs between their configurations")
     table = page.locator("details table").inner_text()
     fields = "learner.max_steps", "schedule.max_staleness"
@@ -368,7 +371,7 @@ def test_runs_side_by_side(seen: Seen, address: str) -> None:
     page.wait_for_selector(".legend >> text=two")
     page.get_by_label("smooth over").fill("3")
     page.keyboard.press("Enter")
-    page.wait_for_url("**smooth=3**")
+    seen.at("**smooth=3**")
     assert "with=two" in page.url
 
 
@@ -377,7 +380,7 @@ def test_keys_and_help(seen: Seen, address: str) -> None:
     for view in ("time", "groups", "log", "run", "setup", "drafts"):
         page.keyboard.press("g")
         page.keyboard.press(view[0])
-        page.wait_for_url(f"**/#/one/{view}")
+        seen.at(f"**/#/one/{view}")
         seen.shown()
     assert "By epoch" in page.locator("main").inner_text()
     assert page.locator("td.bar").count() >= 2
@@ -461,18 +464,17 @@ def test_any_metric_is_charted_by_choice(seen: Seen, address: str) -> None:
     assert "rewards/right/std" not in page.locator(".chart h3").all_inner_texts()
     page.get_by_label("Chart a metric").fill("rewards/right/std")
     page.keyboard.press("Enter")
-    page.wait_for_url("**metric=rewards%2Fright%2Fstd**")
-    seen.shown()
+    seen.at("**metric=rewards%2Fright%2Fstd**")
     page.reload()
     seen.shown()
     assert page.locator(".chart h3").first.inner_text() == "rewards/right/std"
     page.get_by_label("Remove rewards/right/std").click()
-    page.wait_for_url("**/#/talk/run")
+    seen.at("**/#/talk/run")
     page.get_by_label("Chart a metric").fill("rewards/right")
     page.keyboard.press("Enter")
-    page.wait_for_url(re.compile("metric=rewards%2Fright%2Fmean&metric=rewards%2Fright%2Fstd$"))
+    seen.at(re.compile("metric=rewards%2Fright%2Fmean&metric=rewards%2Fright%2Fstd$"))
     page.get_by_role("button", name="remove 2 chosen").click()
-    page.wait_for_url("**/#/talk/run")
+    seen.at("**/#/talk/run")
     page.get_by_role("button", name="all metrics").click()
     page.wait_for_selector(".section:last-child .chart h3 >> text=rewards/right/std")
     assert "others" in page.locator(".section h2").all_inner_texts()
@@ -485,8 +487,7 @@ def test_an_axis_of_values_may_be_logarithmic(seen: Seen, address: str) -> None:
     chart = page.locator(".chart", has_text="Tokens of a response").locator("canvas")
     before = chart.evaluate("canvas => canvas.toDataURL()")
     page.get_by_role("button", name="log", exact=True).click()
-    page.wait_for_url("**scale=log**")
-    seen.shown()
+    seen.at("**scale=log**")
     page.wait_for_timeout(50)  # charts are drawn with the next frame
     assert chart.evaluate("canvas => canvas.toDataURL()") != before
     seen.open(f"{address}#/talk/run?scale=log")
