@@ -79,6 +79,11 @@ def before_start(config: Config) -> None:
     build.schedule(config)
     if config.runtime == "local":
         check_machine(config)
+    check_workers_here(config)
+
+
+def check_workers_here(config: Config) -> None:
+    """Raise `UserError` if workers run on this machine, and it has too few GPUs or no vLLM."""
     if not is_elsewhere(config):
         placement.gpus_here(config)
         check_installed(config)

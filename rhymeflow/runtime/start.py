@@ -75,6 +75,16 @@ def check_start(config: Config) -> None:
     check_free(config.run.checkpoint_dir)
 
 
+def check_nodes(config: Config) -> None:
+    """Raise `UserError` if workers run on a cluster's nodes, and one of these cannot run them."""
+    from rhymeflow import check
+
+    if check.is_elsewhere(config):
+        from rhymeflow.runtime.ray.library import num_gpus_of_nodes
+
+        num_gpus_of_nodes(config)
+
+
 def runtime_of(config: Config) -> Callable[[Config, Path, Path], AbstractContextManager[Runtime]]:
     """Return the runtime's class. It is called with configuration, run directory and log directory.
 

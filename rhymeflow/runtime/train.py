@@ -36,11 +36,10 @@ from rhymeflow.runtime.controller import Controller
 from rhymeflow.runtime.disk_space import DiskSpace, is_full
 from rhymeflow.runtime.histories import Histories
 from rhymeflow.runtime.observer import Observer
-from rhymeflow.runtime.ray.library import num_gpus_of_nodes
 from rhymeflow.runtime.replay import beginning, recall
 from rhymeflow.runtime.reporting import Reporter
 from rhymeflow.runtime.resume import Past
-from rhymeflow.runtime.start import check_start, claimed, runtime_of, write_config
+from rhymeflow.runtime.start import check_nodes, check_start, claimed, runtime_of, write_config
 from rhymeflow.runtime.supervisor import Supervisor, WorkerDied
 from rhymeflow.store import previous_run
 from rhymeflow.store.backup import BackupThread
@@ -88,8 +87,7 @@ def train(
     with stopping.as_interrupts(), claimed(config, run_dir) as (path, store):
         config = emulation.resolved(begin(path) or config)
         check_start(config)
-        if check.is_elsewhere(config):
-            num_gpus_of_nodes(config)
+        check_nodes(config)
         prepare(config)
         config = in_force(config, path)
         write_config(config, path)
@@ -125,6 +123,8 @@ def resume(
         open_store.enter_context(closing(store))  # from now on no other process writes to the run
         past, config = recall(run_dir, change)
         config = in_place(config, run_dir)  # it may have been moved
+        check.check_workers_here(config)  # the machines may be others than before
+        check_nodes(config)
         begin(run_dir)
         console = console or Console()
         return attempt(config, run_dir, store, past, console, observer=observer, progress=progress)

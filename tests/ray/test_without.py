@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from importlib import metadata
 from unittest.mock import MagicMock
 
@@ -15,7 +15,9 @@ from rhymeflow.config.load import read_config
 from rhymeflow.engine.vllm import installed
 from rhymeflow.errors import UserError
 from rhymeflow.runtime.ray import library
-from rhymeflow.runtime.start import runtime_of
+from rhymeflow.runtime.start import runtime_of, write_config
+from rhymeflow.runtime.train import resume
+from rhymeflow.store.writer import SqliteTrajectoryStore
 from rhymeflow.utils import gpus
 
 RAY = {"runtime": "ray"}
@@ -136,6 +138,20 @@ def test_the_nodes_that_workers_will_be_on_are_asked(asked, nodes, device, who, 
         library.num_gpus_of_nodes(read_config("demo", {**CUDA, "model.device": device})) == num_gpus
     )
     assert found == who
+
+
+def test_a_resumed_run_asks_them_too(monkeypatch, tmp_path):
+    def lacks_vllm(config):
+        raise UserError("node a: has no vLLM")
+
+    monkeypatch.setattr(library, "num_gpus_of_nodes", lacks_vllm)
+    config = read_config("demo", CUDA)
+    write_config(config, tmp_path)
+    with closing(SqliteTrajectoryStore(tmp_path / "events.db", is_new=True)) as store:
+        started = "2026-01-01T00:00:00Z"
+        store.begin_attempt(config.model_dump_json(), now=0.0, started=started)
+    with pytest.raises(UserError, match="node a: has no vLLM"):
+        resume(tmp_path)
 
 
 def test_a_node_that_is_lost_while_it_is_asked_stops_nothing(asked):
