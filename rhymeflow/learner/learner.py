@@ -206,8 +206,8 @@ class Learner:
             progress.advance()
             if self._optimizer.skipped:
                 self.skipped[number] = self._optimizer.skipped
-        if parts := self._ranks.gathered(totals.as_numbers()):  # on rank 0
-            totals = Totals.merged(parts)
+        numbers = totals.as_numbers()
+        totals = Totals.merged(self._ranks.gathered(numbers) or [numbers])  # all are on rank 0
         self.version = step + 1
         self.num_tokens += sum(len(s.prompt_ids) + len(s.completion_ids) for s in samples)
         return {

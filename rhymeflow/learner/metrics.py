@@ -8,8 +8,10 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rhymeflow.learner.packing import PackedRow
@@ -26,10 +28,11 @@ class Totals:
 
     def __init__(self, names: Sequence[str]) -> None:
         """`names` are those of the sums that every micro-batch with a sample adds."""
-        self._values: dict[str, list[Tensor | float]] = {name: [] for name in names}
+        self._values: dict[str, list[Any]] = {name: [] for name in names}
+        """Scalars on the device, or numbers."""
         self._counts: Counter[str] = Counter()
-        self._losses: list[float] = []
-        """One per optimizer step; on several ranks, this rank's share of each."""
+        self._losses: list[tuple[float, list[Any]]] = []
+        """The scale and the losses of each optimizer step; on several ranks, this rank's."""
         self._grad_norms: list[float] = []
 
     def add(self, sums: Mapping[str, Tensor], row: PackedRow, *, is_first_pass: bool) -> None:
@@ -43,13 +46,20 @@ class Totals:
     def add_step(self, grad_norm: float, scale: float) -> None:
         """Count an optimizer step, whose loss is `scale` times the losses since the last step."""
         self._grad_norms.append(grad_norm)
-        self._losses.append(scale * sum(map(float, self._values["loss"]), 0.0))
+        self._losses.append((scale, self._values["loss"]))
         self._values["loss"] = []
 
     def as_numbers(self) -> Totals:
-        """Return a copy without tensors, to send to another process."""
+        """Return a copy without tensors, for which the host waits once."""
         other = copy.copy(self)
-        other._values = {name: [float(x) for x in values] for name, values in self._values.items()}
+        lists = [*self._values.values(), *(losses for _, losses in self._losses)]
+        every = [value for values in lists for value in values]
+        # Counts of a micro-batch's tokens are exact as float32, too.
+        numbers = iter(torch.stack(every).tolist() if every else ())
+        fetched = [[next(numbers) for _ in values] for values in lists]
+        other._values = dict(zip(self._values, fetched, strict=False))
+        scales = [scale for scale, _ in self._losses]
+        other._losses = list(zip(scales, fetched[len(self._values) :], strict=True))
         return other
 
     @classmethod
@@ -65,16 +75,17 @@ class Totals:
         return merged
 
     def means(self) -> dict[str, float]:
-        """Return loss and gradient norm per optimizer step, all others per token or as extremes."""
+        """Return loss and gradient norm per optimizer step, all others per token or as extremes; of
+        numbers (`as_numbers`)."""
         steps, counts = max(len(self._grad_norms), 1), self._counts
         metrics = {}
         for name, values in self._values.items():
             if name in REDUCED:
-                metrics[name] = REDUCED[name](map(float, values))
+                metrics[name] = REDUCED[name](values)
             else:
                 tokens = counts["first_pass" if name == FROM_FIRST_PASS else "tokens"]
-                metrics[name] = sum(map(float, values), 0.0) / max(tokens, 1)
-        metrics["loss"] = sum(self._losses) / steps
+                metrics[name] = sum(values, 0.0) / max(tokens, 1)
+        metrics["loss"] = sum(scale * sum(losses, 0.0) for scale, losses in self._losses) / steps
         metrics["grad_norm"] = sum(self._grad_norms) / steps
         metrics["packing/computed_share"] = counts["computed"] / max(counts["unshared"], 1)
         for name in ("clip_ratio/low_min", "clip_ratio/high_max", FROM_FIRST_PASS):

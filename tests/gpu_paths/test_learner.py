@@ -60,6 +60,14 @@ def test_a_step_has_the_cpus_values(case: str, sim: SimCuda) -> None:
     torch.testing.assert_close(*(made for _, made in found.values()), rtol=0.02, atol=tolerance)
 
 
+def test_a_step_waits_for_its_norms_and_once_for_all_metrics(sim: SimCuda) -> None:
+    learner = learner_on("cuda", max_tokens_per_microbatch=80, num_minibatches=2)
+    step(learner, 0)
+    sim.reset()
+    step(learner, 1)
+    assert sim.waits.total() <= 2 + 1, sim.waits
+
+
 def kernels_and_waits(sim: SimCuda, monkeypatch: pytest.MonkeyPatch, **sizes: int) -> list[tuple]:
     """Of each micro-batch of a step."""
     learner = learner_on("cuda", max_tokens_per_microbatch=80, **sizes)
@@ -76,7 +84,6 @@ def kernels_and_waits(sim: SimCuda, monkeypatch: pytest.MonkeyPatch, **sizes: in
 
 
 def test_a_micro_batch_never_waits_and_takes_so_many_kernels(sim, monkeypatch) -> None:
-    """For metrics the step does."""
     few, many = (kernels_and_waits(sim, monkeypatch, num_hidden_layers=n) for n in (1, 3))
     assert len(few) > 2
     assert {waits for _, waits in few + many} == {0}
