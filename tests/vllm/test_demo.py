@@ -6,6 +6,7 @@ import random
 import pytest
 
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
+from rhymeflow.engine.vllm import sampler
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.index import Index
 from tests.engine.models import converse
@@ -129,6 +130,29 @@ def test_same_tokens_with_drafts(rig, drafted, expected):
         assert len(request.accepted) == len(request.tokens)
         assert request.steps + sum(request.accepted) == len(request.tokens)
     assert sum(sum(request.accepted) for request in requests) > 100
+
+
+def test_draws_without_room_are_repeated(rig, drafted, expected, monkeypatch):
+    """As the second runner says it, in whose place the first one does here."""
+    verify, calls = sampler.verify, itertools.count()
+
+    def without_room(*given):
+        tokens, logprobs = verify(*given)
+        first = {5: 1, 15: 0}.get(next(calls))  # of each request's rows
+        if first is not None:
+            tokens[:, first:].clamp_(max=0)
+            logprobs[:, first:] = sampler.UNKNOWN_LOGPROB
+        return tokens, logprobs
+
+    monkeypatch.setattr(sampler, "verify", without_room)
+    requests = fresh(rig)
+    for request in requests:
+        request.accepted = bytearray()
+    assert drain(drafted, requests) == expected[1]
+    assert_same(requests, expected[0], TOLERANCE)
+    for request in requests:
+        assert request.steps + sum(request.accepted) == len(request.tokens)
+    assert next(calls) > 15
 
 
 def test_same_tokens_if_moved_between_vllm_and_the_native_engine(rig, drafted, native, expected):

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from rhymeflow.config import Config
@@ -37,6 +38,9 @@ from rhymeflow.weights.proof import ProvedWeights
 COMPARED_PULLS = 3
 """Number of first pulls after which layers are compared with fresh ones."""
 
+MOST_WITHOUT_ROOM = 3
+"""Draws of a request without room (`noise.draw`, once in 5e13) that end the instance: a defect."""
+
 LOST_SECONDS = 0.1
 """Seconds between attempts to bring all workers to one version while some have lost the learner."""
 
@@ -52,6 +56,7 @@ class Entry:
     """Its id in `LLMEngine`'s calls and outputs; empty while it waits as an urgent request."""
     scheduler_id: str = ""
     """Its id in vLLM's scheduler."""
+    draws_without_room: int = 0
 
 
 class VllmEngine:
@@ -177,19 +182,17 @@ class VllmEngine:
         finished = []
         for output in outputs:
             (completion,) = output.outputs
-            entry, tokens = self._in_vllm[output.request_id], list(completion.token_ids)
-            if not tokens:
+            entry = self._in_vllm[output.request_id]
+            request = entry.request
+            if not completion.token_ids:
                 continue
-            request, pairs = entry.request, zip(completion.logprobs, tokens, strict=True)
-            segment = Segment(len(request.tokens), self.version, self._instance)
-            # All tokens but the last were drafted.
-            logprobs = [by_token[token].logprob for by_token, token in pairs]
-            assert max(logprobs) < UNKNOWN_LOGPROB, f"request {request.id}: a draw had no room"
-            request.extend(tokens, logprobs, segment, len(tokens) - 1)
-            generated[request.id] = tokens
             drafted[request.id] = len(verified.get(entry.scheduler_id, ()))
-            request.steps += 1
             request.drafted += drafted[request.id]
+            generated[request.id] = self._extended(entry, completion)
+            if len(generated[request.id]) < len(completion.token_ids):
+                self._add_again(entry)
+                continue
+            request.steps += 1
             reason = request.finish_reason()
             assert (reason is not None) == output.finished, (request.id, reason)
             if reason is not None:
@@ -202,6 +205,24 @@ class VllmEngine:
         self._drafting.observe(generated, drafted, rows=rows, seconds=seconds)
         self._forget([request.id for request, _ in finished])
         return finished
+
+    def _extended(self, entry: Entry, completion: Any) -> list[int]:
+        """Append a request's new tokens; return them. The first whose draw had no room is left out,
+        and what vLLM made of it."""
+        request, tokens = entry.request, completion.token_ids
+        pairs = zip(completion.logprobs, tokens, strict=True)
+        logprobs = [by_token[token].logprob for by_token, token in pairs]
+        known = list(takewhile(lambda logprob: logprob < UNKNOWN_LOGPROB, logprobs))
+        if len(known) < len(tokens):
+            entry.draws_without_room += 1
+            error = f"request {request.id}: {MOST_WITHOUT_ROOM} draws had no room"
+            assert entry.draws_without_room < MOST_WITHOUT_ROOM, error
+        if known:
+            segment = Segment(len(request.tokens), self.version, self._instance)
+            # All tokens but vLLM's last were drafted.
+            num_accepted = min(len(known), len(tokens) - 1)
+            request.extend(tokens[: len(known)], known, segment, num_accepted)
+        return list(tokens[: len(known)])
 
     def interrupt(self, ids: Iterable[Hashable] | None = None) -> list[Request]:
         """Stop requests; see `base.RolloutEngine`."""
@@ -319,6 +340,12 @@ class VllmEngine:
             priority=int(not request.is_urgent),
         )
 
+    def _add_again(self, entry: Entry) -> None:
+        """Have vLLM queue a request that it has, with its tokens so far."""
+        self._llm.abort_request([entry.name])
+        del self._in_vllm[entry.name]
+        self._add_to_vllm(entry)
+
     @property
     def _kv_tokens(self) -> int:
         return sum(each.num_computed_tokens for each in self._scheduler.running)
@@ -342,9 +369,7 @@ class VllmEngine:
             if is_full:
                 last = max(running, key=lambda entry: entry.number)
                 running.remove(last)
-                self._llm.abort_request([last.name])
-                del self._in_vllm[last.name]
-                self._add_to_vllm(last)
+                self._add_again(last)
             self._add_to_vllm(self._urgent.popleft())
             num_urgent += 1
 
