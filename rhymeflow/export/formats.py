@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from rhymeflow.data.files import extra
 from rhymeflow.errors import UserError
 from rhymeflow.observe.query import Record
 
@@ -90,24 +89,27 @@ class _Tables:
     """Writes rows through Arrow, as Parquet or as a saved dataset."""
 
     def __init__(self, kind: str, components: Sequence[str], where: str) -> None:
+        import pyarrow  # slow
+
+        self._pa: Any = pyarrow
         self._kind, self._components, self._where = kind, components, where
-        self._pa: Any = extra("pyarrow", f"--format {kind}", "data")
-        if kind == "datasets":
-            self._datasets: Any = extra("datasets", "--format datasets", "data")
 
     def write(self, path: Path, first: Record, rows: Iterable[Record]) -> int:
         """Write rows to `path`; return how many. `first`, the first of them, gives the types."""
         schema = self._schema(first)
         if self._kind == "parquet":
-            parquet: Any = extra("pyarrow.parquet", "--format parquet", "data")
+            from pyarrow import parquet
+
             with parquet.ParquetWriter(path, schema) as writer:
                 return self._fill(writer, rows, schema)
+        import datasets
+
         arrow = path.with_name(f"{path.name}.arrow")
         try:
             with self._pa.ipc.new_stream(str(arrow), schema) as writer:
                 number = self._fill(writer, rows, schema)
-            self._datasets.disable_progress_bars()
-            self._datasets.Dataset.from_file(str(arrow)).save_to_disk(str(path))
+            datasets.disable_progress_bars()
+            datasets.Dataset.from_file(str(arrow)).save_to_disk(str(path))
             return number
         finally:
             arrow.unlink(missing_ok=True)

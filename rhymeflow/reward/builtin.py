@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal
 
-from rhymeflow.data.files import extra
 from rhymeflow.data.generators import reasoning_gym as import_gym
 from rhymeflow.errors import UserError, nearest
+from rhymeflow.utils.extras import extra
 
 Scorer = Callable[..., list[float]]
 

@@ -24,7 +24,6 @@ from typing import Any
 from urllib.parse import quote
 
 from rhymeflow.config import Config, RewardFunction
-from rhymeflow.data.files import extra
 from rhymeflow.data.prompts import plain
 from rhymeflow.environments.judged import judged_by, wants_environments
 from rhymeflow.errors import UserError
@@ -161,7 +160,8 @@ def _tokenizer_of(model: Any, what: str) -> Any:
 
 def from_hub(name: str, what: str) -> Any:
     """Load the split `train` of a dataset of the Hugging Face hub."""
-    datasets = extra("datasets", f"Trainer: {what} = {name!r}: a dataset of the hub", "data")
+    import datasets  # slow
+
     try:
         return datasets.load_dataset(name, split="train")
     except (OSError, ValueError, RuntimeError) as error:

@@ -1,11 +1,7 @@
 """TRL's names: `from rhymeflow.trl import GRPOConfig, GRPOTrainer` in a script written for TRL.
 
-The configuration is TRL's own, so TRL has to be installed (the extra `trl`).
+The configuration is TRL's own.
 """
 
-from rhymeflow.data.files import extra
-
-extra("trl", "rhymeflow.trl", "trl")
-
-from rhymeflow.trl.fields import GRPOConfig as GRPOConfig  # noqa: E402 - it needs TRL
-from rhymeflow.trl.trainer import GRPOTrainer as GRPOTrainer  # noqa: E402
+from rhymeflow.trl.fields import GRPOConfig as GRPOConfig
+from rhymeflow.trl.trainer import GRPOTrainer as GRPOTrainer

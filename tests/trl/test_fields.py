@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +36,6 @@ def test_what_fields_set_is_there() -> None:
     paths = [each for each in named if each.startswith(sections) and " " not in each]
     assert len(paths) > 30
     assert set(paths) <= set(field_paths())
-
-
-def test_without_trl_the_extra_is_named() -> None:
-    code = "import sys; sys.modules['trl'] = None\nimport rhymeflow.trl"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "rhymeflow.trl needs the package trl: pip install 'rhymeflow[trl]'" in done.stderr
 
 
 def test_it_is_trls_own_parsers_take_it_and_it_may_be_changed_later() -> None:
