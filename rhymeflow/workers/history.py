@@ -44,7 +44,8 @@ PROMPTS_REMEMBERED = 256
 def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     """Write the responses of `drafting.history_run`, then this run's, until `Shutdown`."""
     rehearse(config)
-    os.nice(NICENESS)
+    if not config.emulation.is_used:  # a cluster's history has a core of its own
+        os.nice(NICENESS)
     drafting = config.drafting
     index = Index(
         max_tokens=drafting.history_tokens,
