@@ -273,7 +273,7 @@ def measured(
         config = emulation.resolved(configure(name, side, seed, training, run_dir, scale))
         train(config)
         published = published_at(run_dir)
-        rows = training_rows(run_dir)[SKIPPED:]
+        rows = training_rows(run_dir)[SKIPPED : STEPS - side.bound]
         shares = {
             part: metrics.time_weighted_mean(rows, f"idle/{part}") or 0.0
             for part in ("rollout", "learner")
