@@ -18,7 +18,7 @@ ROOMS = {
     "engine": 3_520,
     "environments": 1_550, "evaluation": 400, "export": 700, "histospec": 2_150, "learner": 2_750,
     "memory.py": 365, "models": 1_400, "observe": 3_360, "placement.py": 150, "pool.py": 560,
-    "profiles": 150, "recipes": 550, "reward": 950, "runtime": 5_040, "sft": 500, "sim": 3_150,
+    "profiles": 150, "recipes": 550, "reward": 950, "runtime": 5_040, "sft": 500, "sim": 3_165,
     "store": 2_555, "suites": 350, "trainer": 1_050, "trl": 750, "utils": 1_280, "weights": 1_895,
     "workers": 2_135,
 }  # fmt: skip

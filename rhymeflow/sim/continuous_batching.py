@@ -52,7 +52,7 @@ class Tally:
     prompt_tokens: int = 0  # tokens prefilled for responses that had not begun
     recomputed: int = 0  # tokens prefilled for responses that had
     decode_steps: int = 0  # sum over iterations of the trajectories decoded in each
-    drafted: int = 0  # tokens
+    drafted: float = 0  # tokens
     accepted: float = 0  # drafted tokens that were accepted
 
     @property
@@ -104,7 +104,7 @@ class DecodeSpan:
 class Admitted:
     """A response that runs: it prefills or decodes."""
 
-    __slots__ = ("decode_batch", "ends_at", "gone", "response", "todo", "untouched")
+    __slots__ = ("decode_batch", "ends_at", "gone", "remaining", "response", "todo", "untouched")
 
     def __init__(self, response: Response, kept: int = 0) -> None:
         """`kept`: number of its first tokens that are in the cache."""
@@ -113,6 +113,7 @@ class Admitted:
         """Tokens to prefill before it decodes."""
         self.untouched = not kept  # none of its tokens is in the cache
         self.decode_batch: DecodeBatch | None = None  # None: it does not decode yet
+        self.remaining: float = 0  # tokens when it began to decode
         self.ends_at: float = 0  # clock of the decode batch at its last token
         self.gone = False  # whether it no longer runs
 
@@ -133,11 +134,12 @@ class DecodeBatch:
     length.
     """
 
-    __slots__ = ("_numbers", "clock", "count", "ends", "gain")
+    __slots__ = ("_inverse", "_numbers", "clock", "count", "ends", "gain")
 
     def __init__(self) -> None:
         self.clock: float = 0
         self.gain: float = 1  # tokens per trajectory and iteration
+        self._inverse: float = 0  # sum of 1 / `remaining`
         self.count = 0  # trajectories in it
         self.ends: list[tuple[float, int, Admitted]] = []
         """Heap of (ends_at, number, admitted); it may still have responses that are gone."""
@@ -146,8 +148,20 @@ class DecodeBatch:
     def enter(self, admitted: Admitted, remaining: float) -> None:
         """Add a response that ends after `remaining` tokens."""
         admitted.decode_batch, admitted.ends_at = self, self.clock + remaining
+        admitted.remaining = max(remaining, 1.0)
         self.count += 1
+        self._inverse += 1 / admitted.remaining
         heappush(self.ends, (admitted.ends_at, next(self._numbers), admitted))
+
+    def leave(self, admitted: Admitted) -> None:
+        """Remove a response, but from the heap."""
+        self.count -= 1
+        self._inverse = self._inverse - 1 / admitted.remaining if self.count else 0.0
+
+    def past_ends(self) -> float:
+        """Return the share of drafted tokens that would be past the ends of their responses, and so
+        are not verified: in the mean half of a response's last draft."""
+        return min(self.gain * self._inverse / (2 * self.count), 1.0) if self.count else 0.0
 
     def iterations(self) -> int:
         """Return the iterations until the next response is complete; the batch is not empty."""
@@ -167,7 +181,7 @@ class DecodeBatch:
     def clear(self) -> None:
         """Remove all responses."""
         self.ends.clear()
-        self.count = 0
+        self.count, self._inverse = 0, 0.0
 
 
 class ContinuousBatch:
@@ -188,6 +202,7 @@ class ContinuousBatch:
         self._clock: float = 0
         self._choice = hardware.drafts.none((0,) * len(self._decode_batches))
         """Drafts of the current decode span."""
+        self._drafted: float = 0  # tokens drafted in each of its iterations
         self._cached: float = 0  # tokens in the cache
         self._owed = 0  # tokens that running responses still have to prefill; room is reserved
 
@@ -237,7 +252,7 @@ class ContinuousBatch:
         tally; return its tokens by the clock."""
         assert admitted.decode_batch is not None
         tokens = admitted.update()
-        admitted.decode_batch.count -= 1
+        admitted.decode_batch.leave(admitted)
         self.tally.tokens_generated += admitted.response.generated - tokens
         return tokens
 
@@ -336,7 +351,7 @@ class ContinuousBatch:
             if decode_batch.count:
                 decode_batch.clock += decode_batch.gain * iterations
         self.tally.decode_steps += num_decoding * iterations
-        self.tally.drafted += (self._choice.rows - num_decoding) * iterations
+        self.tally.drafted += self._drafted * iterations
         self.tally.accepted += (growth - num_decoding) * iterations
 
     def _next_decode_span(self, now: float) -> DecodeSpan:
@@ -344,7 +359,8 @@ class ContinuousBatch:
         if self._prefilling:
             prefilled = self._plan_chunks()
         choice = self._choose()
-        seconds = cost.iteration(choice.rows, self._cached) + choice.searching
+        rows = self._num_decoding + self._drafted
+        seconds = cost.iteration(rows, self._cached) + choice.searching
         growth = choice.generated
         if self._prefilling:
             more = cost.prefill_token * prefilled
@@ -368,6 +384,8 @@ class ContinuousBatch:
         for decode_batch, gain in zip(self._decode_batches, choice.gains, strict=True):
             decode_batch.gain = gain
         self._choice = choice
+        each = zip(choice.drafted, self._decode_batches, strict=True)
+        self._drafted = sum(size * (1 - batch.past_ends()) for size, batch in each if size)
         return choice
 
     def _recompute_all(self) -> None:

@@ -32,7 +32,7 @@ class Choice(NamedTuple):
     """The drafts of an iteration."""
 
     gains: tuple[float, ...]  # mean tokens that a trajectory generates, by class
-    rows: int  # tokens that the model computes: one per trajectory, and the drafted ones
+    drafted: tuple[int, ...]  # tokens drafted for all trajectories of a class
     generated: float  # tokens that all trajectories generate
     searching: float  # seconds of looking for drafts
     until: float
@@ -122,18 +122,19 @@ class Drafts:
     ) -> Choice:
         """Return the choice of the first `size` nodes of these levels."""
         gains, path_probability = [1.0] * len(counts), list(self.acceptance)
-        rows = sum(counts)
-        generated, remaining = float(rows), size
+        drafted = [0] * len(counts)
+        generated, remaining = float(sum(counts)), size
         for _, index in levels:
             taken = min(remaining, counts[index])
             if not taken:
                 break
             remaining -= taken
+            drafted[index] += taken
             gains[index] += path_probability[index] * taken / counts[index]
             generated += path_probability[index] * taken
             path_probability[index] *= self.acceptance[index]
-        searching = self._search_seconds * rows if size else 0.0
-        return Choice(tuple(gains), rows + size, generated, searching, until)
+        searching = self._search_seconds * sum(counts) if size else 0.0
+        return Choice(tuple(gains), tuple(drafted), generated, searching, until)
 
 
 def _edges(cost: CostModel, kv_capacity: int) -> list[float]:
@@ -180,5 +181,6 @@ def rate_of(tokens: float, steps: int, drafted: int) -> float:
     for _ in range(40):
         rate = (low + high) / 2
         made = _tokens_of(rate, int(whole)) + part * rate ** (whole + 1)
-        low, high = (rate, high) if made < tokens / steps else (low, rate)
+        # The last iteration makes what is left: in the mean, half of what goes beyond one token.
+        low, high = (rate, high) if made * steps - (made - 1) / 2 < tokens else (low, rate)
     return low

@@ -154,7 +154,7 @@ def result(cluster: Cluster, config: Config, devices: str, uncounted: int) -> Si
         preemptions=sum(tally.preemptions for tally in tallies),
         interrupts=sum(tally.interrupts for tally in tallies),
         tokens_per_iteration=1 + accepted / max(1, sum(tally.decode_steps for tally in tallies)),
-        drafted=sum(tally.drafted for tally in tallies),
+        drafted=round(sum(tally.drafted for tally in tallies)),
         accepted=round(accepted),
         rank_correlation=lengths.get("lengths/rank_correlation"),
         deaths=dict(sorted(cluster.deaths.counts.items())),

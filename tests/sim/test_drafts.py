@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 from math import inf
+from random import Random
+from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
@@ -31,7 +33,7 @@ def rate(drafts: Drafts, counts: Counts, kv_tokens: float) -> float:
     """Tokens a second as chosen."""
     choice = drafts.choose(counts, kv_tokens)
     tokens = sum(count * gain for count, gain in zip(counts, choice.gains, strict=True))
-    return tokens / drafts.cost.iteration(choice.rows, kv_tokens)
+    return tokens / drafts.cost.iteration(sum(counts) + sum(choice.drafted), kv_tokens)
 
 
 costs = st.builds(
@@ -74,9 +76,9 @@ def test_gains_are_those_of_the_drafts() -> None:
     choice = choosing(replace(COST, k3=0.0), 5).choose((2, 3), 100)
     assert choice.gains == pytest.approx((generated(0.3, 5), generated(0.7, 5)))
     assert choice.generated == pytest.approx(2 * generated(0.3, 5) + 3 * generated(0.7, 5))
-    assert choice.rows == 5 + 25
+    assert choice.drafted == (10, 15)
     none = choosing(COST, 5).none((2, 3))
-    assert none[:3] == ((1,) * 2, 5, 5)
+    assert none[:3] == ((1,) * 2, (0, 0), 5)
 
 
 def test_looking_for_drafts_takes_its_time_and_is_left_out_where_it_does_not_pay() -> None:
@@ -84,7 +86,7 @@ def test_looking_for_drafts_takes_its_time_and_is_left_out_where_it_does_not_pay
         drafts = Drafts(COST, max_draft=4, kv_capacity=10_000, search_seconds=seconds)
         counts = (0,) * (len(RATES) - 1) + (3,)
         choice = drafts.choose(counts, 100)
-        assert (choice.rows > 3) == is_drafted
+        assert (sum(choice.drafted) > 0) == is_drafted
         assert choice.searching == (3 * seconds if is_drafted else 0.0)
 
 
@@ -101,14 +103,30 @@ def test_a_response_is_in_the_class_whose_tokens_in_an_iteration_are_nearest_to_
 @pytest.mark.parametrize("rate", [0.05, 0.4, 0.77, 0.95])
 @pytest.mark.parametrize("drafted", [1, 4, 16])
 def test_the_rate_of_a_response_is_that_which_makes_its_tokens(rate: float, drafted: int) -> None:
-    steps = 1000
-    tokens = steps * generated(rate, drafted)
+    steps, each = 7, generated(rate, drafted)
+    tokens = steps * each - (each - 1) / 2
     assert rate_of(tokens, steps, steps * drafted) == pytest.approx(rate, abs=1e-6)
+
+
+def test_the_last_draft_of_a_response_is_taken_as_cut_at_its_end() -> None:
+    """Responses of 20 to 80 tokens, decoded one by one, of which each token of a draft of 8 is
+    accepted at 0.8."""
+    random, drafted, rates = Random(5), 8, []
+    for _ in range(400):
+        length = remaining = random.randint(20, 80)
+        steps = looked_at = 0
+        while remaining:
+            steps, draft = steps + 1, min(drafted, remaining - 1)
+            looked_at += draft
+            accepted = next((n for n in range(draft) if random.random() > 0.8), draft)
+            remaining -= accepted + 1
+        rates.append(rate_of(length, steps, looked_at))
+    assert fmean(rates) == pytest.approx(0.8, abs=0.03)
 
 
 def test_of_drafts_of_several_lengths_the_mean_counts() -> None:
     between = (generated(0.8, 3) + generated(0.8, 4)) / 2
-    assert rate_of(10 * between, 10, 35) == pytest.approx(0.8, abs=1e-6)
+    assert rate_of(10 * between - (between - 1) / 2, 10, 35) == pytest.approx(0.8, abs=1e-6)
     assert rate_of(40, 40, 12) == 0.0
     assert rate_of(50, 40, 10) == pytest.approx(1.0, abs=1e-3)
 
