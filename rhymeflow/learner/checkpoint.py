@@ -34,6 +34,7 @@ from rhymeflow.core.types import Version
 from rhymeflow.errors import StorageError, UserError
 from rhymeflow.learner.optimizer import Optimizer
 from rhymeflow.learner.ranks import Gathering, Ranks
+from rhymeflow.models.buffers import buffers_of
 from rhymeflow.models.load import stop_token_ids
 from rhymeflow.store.checkpoint_dirs import CheckpointDir, CheckpointPlace, is_url
 from rhymeflow.utils.storage import Unreachable
@@ -163,12 +164,6 @@ def export(
     if count > 1:
         index = {"metadata": {"total_size": num_bytes}, "weight_map": weight_map}
         (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
-
-
-def buffers_of(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the tensors of the model's state dict that are not parameters, by name."""
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return {name: each for name, each in model.state_dict().items() if name not in parameters}
 
 
 def generation_config(

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
-from rhymeflow.learner import checkpoint
+from rhymeflow.learner import checkpoint, published
 from rhymeflow.learner.algorithms import advantages as algorithms
 from rhymeflow.learner.algorithms.losses import (
     clip_extremes,
@@ -38,7 +38,7 @@ from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.store.checkpoint_dirs import CheckpointDir
 from rhymeflow.utils import progress
-from rhymeflow.weights.manifest import Manifest, plan
+from rhymeflow.weights.manifest import Manifest
 from rhymeflow.weights.publish import checksum_of
 
 
@@ -111,19 +111,16 @@ class Learner:
 
     def manifest(self) -> Manifest:
         """Describe the tensors of `weights`."""
-        named = self.model.named_parameters()
-        return plan({name: (each.shape, self._dtype) for name, each in named})
+        return published.manifest_for(self.model, self._dtype)
 
     def weights(self) -> Gathering:
-        """Return the policy's parameters in compute precision by name, tied ones once. They are the
-        live tensors, or gathered from them: use them before the next `train`."""
-        parameters, ranks = dict(self.model.named_parameters()), self._ranks
-        return Gathering(self.model, lambda name: ranks.local(parameters[name]), self._dtype, ranks)
+        """Return the policy's parameters in compute precision by name, tied ones once, and its
+        buffers: the live tensors, or gathered from them. Use them before the next `train`."""
+        return published.whole(self.model, self._dtype, self._ranks)
 
     def rows(self) -> Gathering:
         """Return this rank's rows of `weights`, made as they are looked up; not a collective."""
-        parameters, ranks = dict(self.model.named_parameters()), self._ranks
-        return Gathering(self.model, lambda name: ranks.local(parameters[name]), self._dtype, ALONE)
+        return published.rows(self.model, self._dtype, self._ranks)
 
     def checksum(self) -> int:
         """Return the checksum of `weights`; digests of ranks' rows add up to those of tensors."""

@@ -16,6 +16,8 @@ import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -136,9 +138,10 @@ class Gathering(Mapping[str, Tensor]):
     """Sharded tensors that rank 0 gathers one by one.
 
     They are the parameters of `model` by name, tied ones once, in `dtype`; `rows` returns this
-    rank's rows of one. All ranks iterate over `blocks`. No rank has more than its rows and, on rank
-    0, one block. With one rank, the tensors are the parameters themselves, or all the rows that
-    there are, copied only if they have another dtype.
+    rank's rows of one; and `others`, given as they are. All ranks iterate over `blocks`, of
+    parameters. No rank has more than its rows and, on rank 0, one block. With one rank, the tensors
+    are the parameters themselves, or all the rows that there are, copied only if they have another
+    dtype.
     """
 
     def __init__(
@@ -148,7 +151,9 @@ class Gathering(Mapping[str, Tensor]):
         dtype: torch.dtype,
         ranks: Ranks,
         group: dist.ProcessGroup | None = None,
+        others: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
+        self._others = others
         self._shapes = {name: each.shape for name, each in model.named_parameters()}
         self._blocks = _blocks_of(model) if ranks.count > 1 else [list(self._shapes)]
         self._rows = rows
@@ -156,6 +161,8 @@ class Gathering(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         progress.advance()
+        if name in self._others:
+            return self._others[name]
         local, ranks = self._rows(name).to(self._dtype), self._ranks
         if ranks.count == 1:
             return local
@@ -172,13 +179,13 @@ class Gathering(Mapping[str, Tensor]):
         return whole
 
     def __contains__(self, name: object) -> bool:
-        return name in self._shapes
+        return name in self._shapes or name in self._others
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
+        return chain(self._shapes, self._others)
 
     def __len__(self) -> int:
-        return len(self._shapes)
+        return len(self._shapes) + len(self._others)
 
     @property
     def num_blocks(self) -> int:

@@ -26,6 +26,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
 from rhymeflow.models import attention
+from rhymeflow.models.buffers import buffers_of, keep_precision
 from rhymeflow.models.converted import forget_quantization
 from rhymeflow.models.precision import auto_dtype
 from rhymeflow.models.source import Source, explained, locate, offline, readable, unreachable
@@ -97,12 +98,13 @@ def load_model(config: ModelConfig, *, dtype: torch.dtype, device: torch.device)
 def empty_model(
     config: ModelConfig, *, dtype: torch.dtype, device: torch.device
 ) -> PreTrainedModel:
-    """Create the model with parameters of NaN, which shows if they are used before the first pull;
-    buffers (rotary frequencies) have their values."""
+    """Create the model with weights of NaN, which shows if they are used before the first pull;
+    buffers that are not published (rotary frequencies) have their values."""
     model = unfilled_model(config, dtype=dtype, device=device)
+    keep_precision(model)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(torch.nan)
+        for tensor in (*model.parameters(), *buffers_of(model).values()):
+            tensor.fill_(torch.nan)
     return model
 
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
+from rhymeflow.models.buffers import buffers_of, published_buffers
 from rhymeflow.models.load import load_config, load_model, unfilled_model
 from rhymeflow.models.source import Source, explained, offline, readable
 
@@ -34,25 +35,33 @@ class WeightRows:
         if not self._fits():
             model = load_model(config, dtype=torch.float32, device=_CPU)
             self._whole = {name: each.detach() for name, each in model.named_parameters()}
+            self._whole |= published_buffers(model, torch.float32)
 
     def _fits(self) -> bool:
         """Return whether the files have the model's parameters by its names; read only headers."""
         if getattr(load_config(self._config), "quantization_config", None) is not None:
             return False
-        for name, parameter in self.skeleton().named_parameters():
+        model = self._unfilled()
+        for name, tensor in (*model.named_parameters(), *buffers_of(model).items()):
             if name not in self._files:
                 return False
             with safe_open(self._files[name], "pt") as file:
-                if tuple(file.get_slice(name).get_shape()) != tuple(parameter.shape):
+                if tuple(file.get_slice(name).get_shape()) != tuple(tensor.shape):
                     return False  # `load_model` raises
         return True
 
     def skeleton(self) -> PreTrainedModel:
         """Create the model with uninitialised parameters; see `unfilled_model`."""
+        model = self._unfilled()
+        for name, each in published_buffers(model, torch.float32).items():
+            each.copy_(self.read(name, slice(0, len(each))))
+        return model
+
+    def _unfilled(self) -> PreTrainedModel:
         return unfilled_model(self._config, dtype=torch.float32, device=_CPU)
 
     def read(self, name: str, rows: slice) -> Tensor:
-        """Return rows of a parameter, by its name in the model, in float32.
+        """Return rows of a parameter or buffer, by its name in the model, in float32.
 
         Raises:
             UserError: some are NaN or infinite.
@@ -60,7 +69,9 @@ class WeightRows:
         if self._whole is not None:
             return self._whole[name][rows]
         with explained(self._source, "the weights"), safe_open(self._files[name], "pt") as file:
-            values: Tensor = file.get_slice(name)[rows].float()
+            stored = file.get_slice(name)
+            is_number = not stored.get_shape()  # of which no slice can be taken
+            values: Tensor = (file.get_tensor(name)[None] if is_number else stored)[rows].float()
         count = values.numel() - int(values.isfinite().sum())
         if count:
             raise UserError(

@@ -27,6 +27,7 @@ from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.optimizer import learning_rate
 from rhymeflow.learner.packing import PackedRow, pack
 from rhymeflow.learner.sample import Sample
+from rhymeflow.models.buffers import buffers_of
 from rhymeflow.models.load import configured_stop_token_ids, load_model, random_model, resolve_dtype
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import fix_longrope
@@ -235,7 +236,7 @@ def _save(
         model.bfloat16()
     saved = CheckpointDir(directory)
     saved.begin()
-    parameters, buffers = dict(model.named_parameters()), checkpoint.buffers_of(model)
+    parameters, buffers = dict(model.named_parameters()), buffers_of(model)
     checkpoint.export(saved, model, tokenizer, model.dtype, buffers, [parameters])
     origin = {
         "seed": config.run.seed,

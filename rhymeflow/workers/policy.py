@@ -8,6 +8,7 @@ import torch
 
 from rhymeflow.config import Config
 from rhymeflow.core.events import LearnerReady
+from rhymeflow.models.buffers import published_buffers
 from rhymeflow.models.load import load_model, resolve_dtype
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.utils import progress
@@ -24,6 +25,7 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     dtype = resolve_dtype(config.model, device)
     model = load_model(config.model, dtype=dtype, device=torch.device("cpu"))
     tensors = {name: each.detach().to(dtype) for name, each in model.named_parameters()}
+    tensors |= published_buffers(model, dtype)
     weights = make_store(config, manifest_of(tensors), run_dir)
     try:
         checksum = weights.publish(0, tensors)

@@ -52,7 +52,9 @@ def test_plain_transformers_loads_it(tmp_path: Path, dtype: torch.dtype):
     assert not found["missing_keys"]
     assert model.dtype == dtype
     assert model.config._attn_implementation == "sdpa"
-    for name, weight in learner.weights().items():
+    published = dict(learner.weights())
+    assert torch.equal(published.pop("bias"), torch.arange(3.0))
+    for name, weight in published.items():
         assert torch.equal(weight, model.get_parameter(name))
     assert AutoTokenizer.from_pretrained(tmp_path / "step-1").convert_tokens_to_ids("b") == 1
     # `generate` ends where the run did: by the model, its configuration and the tokenizer.

@@ -13,6 +13,7 @@ from rhymeflow.engine.native.engine import Engine
 from rhymeflow.histospec.draft import IndexHandle
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.models.attention import Shape
+from rhymeflow.models.buffers import published_buffers
 from rhymeflow.models.load import empty_model, load_config, resolve_dtype, stop_token_ids
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import fix_longrope
@@ -48,7 +49,8 @@ class NativeEngine(Engine):
         dtype = resolve_dtype(config.model, device)
         model = fix_longrope(empty_model(config.model, dtype=dtype, device=device), config)
         self._drafter_for = drafter_for
-        self._weights = Installation(dict(model.named_parameters()))
+        buffers = published_buffers(model, dtype)
+        self._weights = Installation({**dict(model.named_parameters()), **buffers})
         self._pulled = self._weights.pull(weights)
         context = model.config.get_text_config().max_position_embeddings
         capacity = rollout.max_kv_tokens or rollout.max_num_seqs * context

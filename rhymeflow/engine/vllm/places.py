@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from rhymeflow.weights.install import SlabPlace
@@ -57,9 +58,9 @@ class TensorPlace:
 
     def slabs(self, spec: TensorSpec, into: Tensor) -> list[SlabPlace]:
         """Return the pieces' places in `into`, the target or what it is packed from."""
-        found = []
+        found, whole = [], torch.atleast_1d(into)
         for piece in self.pieces:
-            due, part = tuple(s.stop - s.start for s in piece.source), into[piece.destination]
+            due, part = tuple(s.stop - s.start for s in piece.source), whole[piece.destination]
             if part.shape != due:
                 raise ManifestMismatch(
                     f"{spec.name} has shape {list(due)}, but its place in vLLM's "
