@@ -32,8 +32,8 @@ def marked(args: argparse.Namespace) -> Results:
 
 
 def killed(args: argparse.Namespace) -> Results:
-    plan = Fault(1, 0.0, "rollout"), Fault(2, 0.0, "learner")
-    yield from whole_run(args, {"learner.max_steps": str(sized(args, 12, 4))}, plan)
+    plan = (Fault(1, 0.0, "learner"), Fault(2, 0.0, "rollout"))[: sized(args, 2, 1)]
+    yield from whole_run(args, {"learner.max_steps": str(sized(args, 12, 2))}, plan)
 
 
 def whole_run(

@@ -61,9 +61,9 @@ def test_traces_can_be_read(args, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_whose_workers_are_killed_and_two_ranks(args, monkeypatch) -> None:
+def test_a_run_whose_learner_is_killed_and_two_ranks(args, monkeypatch) -> None:
     found = results(runs.killed, args)
-    assert "4 steps, 2 kills" in found.values()
+    assert "2 steps, 1 kills" in found.values()
     whole = lambda args, fields: iter([(fields["learner.num_ranks"], 0.0)])  # noqa: E731
     monkeypatch.setattr(runs, "whole_run", whole)
     said, *ranks = results(runs.ranks, args)
