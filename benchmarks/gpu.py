@@ -27,7 +27,7 @@ MARK = "result: "
 """What a result begins with in the output of a part's process."""
 
 PARTS = {
-    "1a": ("copies and a product", 60, "device:machine"),
+    "1a": ("copies, a product, a sum over two GPUs", 120, "device:machine"),
     "1b": ("tests marked `gpu`", 240, "runs:marked"),
     "1c": ("noise and sampling", 60, "device:draws"),
     "1d": ("hash of weights", 60, "device:hashes"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
 
 from rhymeflow import build, memory, placement
 from rhymeflow.config import Config
@@ -46,7 +45,7 @@ def describe(config: Config) -> str:
     except UserError as unknown:
         lines.append(f"the most tokens per second are not known: {unknown}")
     else:
-        lines += _rates(config, rates(config, model))
+        lines += _rates(config, model)
     return "\n".join(f"# {line}".rstrip() for line in lines)
 
 
@@ -149,42 +148,6 @@ def _check_node(config: Config, model: ModelSize, node: Node) -> None:
         )
 
 
-class Rates(NamedTuple):
-    """Upper bounds of the cluster's rates, in response tokens per second."""
-
-    profile: str
-    rollout: float  # all instances
-    learner: float
-    both: float  # the lower of these two; on a shared GPU, which they use in turns, less
-    store_per_day: float  # bytes that are added to the store
-    mean_length: float  # tokens of a response
-
-
-def rates(config: Config, model: ModelSize) -> Rates:
-    """Compute the rates, by the cost model, if every instance is full and the learner never waits.
-
-    These are upper bounds; `rhymeflow simulate` takes lengths, pulls and staleness into account.
-
-    Raises:
-        UserError: the cost model is for instances with another number of GPUs.
-    """
-    rollout, workload = config.rollout, config.simulation.workload
-    profile = build.profile_of(config)
-    cost = profile.cost(config.learner.num_ranks)
-    mean = workload.mean_length or rollout.max_completion_length / 4
-    cached = workload.prompt_tokens + mean / 2  # mean cached tokens of a running response
-    capacity = memory.kv_tokens(config, model, max_prompt(config))
-    running = min(rollout.max_num_seqs, capacity / cached)  # responses per instance
-    rollout_rate = rollout.num_instances * cost.throughput(running, running * cached)
-    prompt_share = workload.prompt_tokens / rollout.num_generations  # computed once per group
-    learner_rate = mean / (mean + prompt_share) / cost.train_token
-    both = min(rollout_rate, learner_rate)
-    if _shares_gpu(config):  # the times per token add up
-        both = rollout_rate * learner_rate / (rollout_rate + learner_rate)
-    stored_bytes = TOKEN_BYTES + TOKEN_DETAIL_BYTES * config.run.token_details
-    return Rates(profile.name, rollout_rate, learner_rate, both, both * stored_bytes * _DAY, mean)
-
-
 def _head(config: Config, model: ModelSize) -> Iterator[str]:
     cluster, parameters = config.cluster, f"{model.num_parameters:,} parameters"
     if model.num_experts:
@@ -242,14 +205,29 @@ def _line(part: MemoryPart) -> str:
     return f"    {part.what:<55} {size_text(part.num_bytes):>9}"
 
 
-def _rates(config: Config, bounds: Rates) -> Iterator[str]:
-    length = f"{bounds.mean_length:,.0f}"
-    yield f"at most, by the cost model {bounds.profile}, responses of {length} tokens:"
-    both = "in turns" if _shares_gpu(config) else "the slower of the two"
+def _rates(config: Config, model: ModelSize) -> Iterator[str]:
+    """Describe upper bounds of the rates, in response tokens per second, by the cost model: if every
+    instance is full and the learner never waits. `rhymeflow simulate` takes lengths, pulls and
+    staleness into account. Raises `UserError` if the cost model is of another number of GPUs."""
+    rollout, workload = config.rollout, config.simulation.workload
+    profile = build.profile_of(config)
+    cost = profile.cost(config.learner.num_ranks)
+    mean = workload.mean_length or rollout.max_completion_length / 4
+    cached = workload.prompt_tokens + mean / 2  # mean cached tokens of a running response
+    capacity = memory.kv_tokens(config, model, max_prompt(config))
+    running = min(rollout.max_num_seqs, capacity / cached)  # responses per instance
+    rollout_rate = rollout.num_instances * cost.throughput(running, running * cached)
+    prompt_share = workload.prompt_tokens / rollout.num_generations  # computed once per group
+    learner_rate = mean / (mean + prompt_share) / cost.train_token
+    both, how = min(rollout_rate, learner_rate), "the slower of the two"
+    if _shares_gpu(config):  # the times per token add up
+        both, how = rollout_rate * learner_rate / (rollout_rate + learner_rate), "in turns"
+    stored_bytes = TOKEN_BYTES + TOKEN_DETAIL_BYTES * config.run.token_details
+    yield f"at most, by the cost model {profile.name}, responses of {mean:,.0f} tokens:"
     for what, rate in (
-        ("rollout", bounds.rollout),
-        ("learner", bounds.learner),
-        (f"both, {both}", bounds.both),
+        ("rollout", rollout_rate),
+        ("learner", learner_rate),
+        (f"both, {how}", both),
     ):
         yield f"    {what:<55} {rate:>9,.0f} tokens/s"
-    yield _line(MemoryPart("store, a day", bounds.store_per_day))
+    yield _line(MemoryPart("store, a day", both * stored_bytes * _DAY))

@@ -8,8 +8,6 @@ import platform
 import resource
 import shutil
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -25,10 +23,6 @@ from rhymeflow.utils.extras import EXTRAS, how_to_install
 
 RAY_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 """Where Ray writes the address of the cluster that this machine is part of."""
-
-
-EXCHANGE_SECONDS = 60.0
-"""After which a rank that the other does not answer gives up."""
 
 
 def examine(config: Config | None = None) -> str:
@@ -192,47 +186,3 @@ def _gpus(config: Config | None) -> Iterator[str]:
             yield f"ok  the {found} GPUs of {where} are enough for the run"
         except UserError as error:
             yield f"!!  {error}"
-
-
-def exchange(kind: str, num_bytes: int = 1 << 28) -> str:
-    """Have two processes add up numbers, on `cuda` by NCCL on two GPUs, on `cpu` by gloo; return
-    the finding, with the rate."""
-    from rhymeflow.learner.ranks import address_of, meeting_place
-
-    place = meeting_place(2)
-    command = [sys.executable, "-m", __name__, address_of(place), kind, str(num_bytes)]
-    seen = gpus.visible() if kind == "cuda" else ("", "")  # each sees one, as ranks of a run do
-    ranks = [
-        subprocess.Popen(
-            [*command, rank], env=os.environ | {gpus.VISIBLE: name}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )
-        for rank, name in zip("01", seen, strict=False)
-    ]  # fmt: skip
-    said = [rank.communicate()[0].strip().splitlines()[-1:] for rank in ranks]
-    what = f"two ranks add up {num_bytes / 1e6:.1f} MB by {'NCCL' if kind == 'cuda' else 'gloo'}"
-    if failed := [lines for rank, lines in zip(ranks, said, strict=True) if rank.returncode]:
-        return f"!!  {what}: {' '.join(failed[0])}; NCCL_DEBUG=INFO says more"
-    return f"ok  {what}: {said[0][0]} GB/s"
-
-
-def _add_up(address: str, kind: str, num_bytes: str, rank: str) -> float:
-    """Add up numbers as one of two ranks, twice; return the GB/s of the second time."""
-    import torch
-
-    from rhymeflow.learner.ranks import Ranks, own_gpu
-
-    device = own_gpu(torch.device(kind))
-    ranks = Ranks.meet(address, int(rank), 2, device, EXCHANGE_SECONDS)
-    values = torch.ones(int(num_bytes) // 4, device=device)
-    for total in (2.0, 4.0):
-        started = time.perf_counter()
-        torch.distributed.all_reduce(values)
-        assert values[-1].item() == total, "the sum is wrong"  # waits for the device
-    seconds = time.perf_counter() - started
-    ranks.leave()
-    return values.nbytes / seconds / 1e9
-
-
-if __name__ == "__main__":
-    print(f"{_add_up(*sys.argv[1:]):.3g}")

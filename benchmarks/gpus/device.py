@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpus.exchange import exchange
 from rhymeflow.config import Config, RolloutConfig
 from rhymeflow.config.load import read_config
 from rhymeflow.engine.base import Sampling
@@ -102,6 +103,9 @@ def machine(args: argparse.Namespace) -> Results:
         yield f"copy {what}: GB/s", num_bytes / 1e9 / seconds(partial(to.copy_, source)), expected
     x = torch.ones(size, size, device=args.device, dtype=torch.bfloat16)
     yield "bfloat16 product: TFLOP/s", 2 * size**3 / seconds(lambda: x @ x) / 1e12, "790"
+    if args.device == "cpu" or torch.cuda.device_count() > 1:
+        what, rate, ok = exchange(args.device, sized(args, 1 << 28, 1 << 16))
+        yield what, rate, "100 by NVLink, 10 by PCIe", ok
 
 
 def draws(args: argparse.Namespace) -> Results:

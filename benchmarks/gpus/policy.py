@@ -139,7 +139,7 @@ def traces(args: argparse.Namespace) -> Results:
     for warm_up in (*[engine.step] * 8, step):
         warm_up()
     Path(args.output).mkdir(parents=True, exist_ok=True)
-    for name, work, due in (("decode", engine.step, "4"), ("learner", step, "17")):
+    for name, work, due in (("decode", engine.step, "2"), ("learner", step, "2")):
         with profile() as recorded:
             taken = once(work)
         recorded.export_chrome_trace(path := f"{args.output}/{name}.json.gz")

@@ -18,7 +18,7 @@ from benchmarks.faults.run import run_with_faults
 from benchmarks.gpus.device import Results, once, sized
 from benchmarks.training.train import ROOT, training_rows
 from rhymeflow.config.load import read_config
-from rhymeflow.doctor import RAY_CLUSTER, exchange
+from rhymeflow.doctor import RAY_CLUSTER
 
 
 def marked(args: argparse.Namespace) -> Results:
@@ -56,8 +56,6 @@ def ranks(args: argparse.Namespace) -> Results:
     count = torch.cuda.device_count() if args.device == "cuda" else 3
     if count < 2:
         sys.exit(f"skipped: {count} GPU, and two are needed")
-    said = exchange(args.device, sized(args, 1 << 28, 1 << 16))
-    yield said[4:], "", "100 GB/s by NVLink, 10 by PCIe", said.startswith("ok")
     for number in range(1, min(count, 3)):  # the instance has a GPU of its own
         yield from whole_run(args, {"learner.num_ranks": str(number), "learner.max_steps": "3"})
 

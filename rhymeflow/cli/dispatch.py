@@ -22,7 +22,7 @@ from types import ModuleType
 from rhymeflow.cli import runs
 from rhymeflow.cli.parser import Add, Parser, with_commands
 from rhymeflow.errors import RunError, UserError, suggestion
-from rhymeflow.utils import gpus, stopping
+from rhymeflow.utils import stopping
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,7 +100,7 @@ def _add_all(add: Add, arguments: list[str]) -> tuple[list[str], dict[str, str]]
     sub = add("doctor", doctor, help="what this machine can run, and what is missing")
     what = "a run, to compare its number of GPUs"
     sub.add_argument("recipe", nargs="?", metavar="RECIPE_OR_FILE", help=what)
-    what = "also have two processes exchange data, and measure the GPU (`bench gpu --part 1a`)"
+    what = "also measure the GPU, and what two of them exchange (`bench gpu --part 1a`)"
     sub.add_argument("--gpu", action="store_true", help=what)
     add("bench", None, help="run a benchmark: `rhymeflow bench` lists them", add_help=False)
     if arguments and arguments[0] in _TAKES_FIELDS:
@@ -166,11 +166,10 @@ def recipes(args: argparse.Namespace) -> None:
 def doctor(args: argparse.Namespace) -> None:
     """Print what this machine can run, what is missing and how to get it."""
     from rhymeflow.config.load import read_config
-    from rhymeflow.doctor import examine, exchange
+    from rhymeflow.doctor import examine
 
     print(examine(read_config(args.recipe, {}) if args.recipe else None), flush=True)
     if args.gpu:
-        print(exchange("cuda" if len(gpus.visible()) > 1 else "cpu"), flush=True)
         bench(["gpu", "--part", "1a"])
 
 

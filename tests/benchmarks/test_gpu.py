@@ -9,7 +9,7 @@ import json
 import pytest
 
 from benchmarks import gpu
-from benchmarks.gpus import device, policy, runs
+from benchmarks.gpus import device, exchange, policy, runs
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def results(part, args) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("part", "some"),
     [
-        (device.machine, "bfloat16 product: TFLOP/s"),
+        (device.machine, "two ranks add up 0.1 MB by gloo: GB/s"),
         (device.draws, "68 rows: GB beside the logits"),
         (device.hashes, "hash as the CPU's"),
         (device.weights, "pull, 1% changed: s"),
@@ -61,14 +61,22 @@ def test_traces_can_be_read(args, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_whose_learner_is_killed_and_two_ranks(args, monkeypatch) -> None:
+def test_a_run_whose_learner_is_killed_and_on_two_ranks(args, monkeypatch) -> None:
     found = results(runs.killed, args)
     assert "2 steps, 1 kills" in found.values()
     whole = lambda args, fields: iter([(fields["learner.num_ranks"], 0.0)])  # noqa: E731
     monkeypatch.setattr(runs, "whole_run", whole)
-    said, *ranks = results(runs.ranks, args)
-    assert said.startswith("two ranks add up 0.1 MB by gloo: ")
-    assert ranks == ["1", "2"]
+    assert [*results(runs.ranks, args)] == ["1", "2"]
+
+
+def test_ranks_that_fail_are_said(monkeypatch, tmp_path) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho no device $CUDA_VISIBLE_DEVICES\nexit 1\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(exchange.sys, "executable", str(program))
+    monkeypatch.setattr(exchange.gpus, "visible", lambda: ("4", "GPU-a", "7"))
+    said = "no device 4; NCCL_DEBUG=INFO says more"
+    assert exchange.exchange("cuda", 4_000_000) == ("two ranks add up 4.0 MB by NCCL", said, False)
 
 
 def test_nothing_stops_at_a_failure_and_failures_are_listed(args, monkeypatch, capsys) -> None:
