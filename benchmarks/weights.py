@@ -63,7 +63,7 @@ def measure(config: Config, num_steps: int) -> dict[str, list[float]]:
     """For each version what changed, and seconds of all that is done with it."""
     policy = Policy(config)
     learner = learner_of(config)
-    weights = learner.weights()
+    weights = learner.rows()
     manifest = manifest_of(weights)
     stores = {
         "dense": SharedMemoryWeightStore(manifest),

@@ -206,9 +206,9 @@ def _line(part: MemoryPart) -> str:
 
 
 def _rates(config: Config, model: ModelSize) -> Iterator[str]:
-    """Describe upper bounds of the rates, in response tokens per second, by the cost model: if every
-    instance is full and the learner never waits. `rhymeflow simulate` takes lengths, pulls and
-    staleness into account. Raises `UserError` if the cost model is of another number of GPUs."""
+    """Describe upper bounds of the rates, by the cost model: if every instance is full and the
+    learner never waits. `rhymeflow simulate` takes lengths, pulls and staleness into account.
+    Raises `UserError` if the cost model is of another number of GPUs."""
     rollout, workload = config.rollout, config.simulation.workload
     profile = build.profile_of(config)
     cost = profile.cost(config.learner.num_ranks)
@@ -219,9 +219,9 @@ def _rates(config: Config, model: ModelSize) -> Iterator[str]:
     rollout_rate = rollout.num_instances * cost.throughput(running, running * cached)
     prompt_share = workload.prompt_tokens / rollout.num_generations  # computed once per group
     learner_rate = mean / (mean + prompt_share) / cost.train_token
-    both, how = min(rollout_rate, learner_rate), "the slower of the two"
+    both, how = min(rollout_rate, learner_rate), "both, the slower of the two"
     if _shares_gpu(config):  # the times per token add up
-        both, how = rollout_rate * learner_rate / (rollout_rate + learner_rate), "in turns"
+        both, how = rollout_rate * learner_rate / (rollout_rate + learner_rate), "both, in turns"
     stored_bytes = TOKEN_BYTES + TOKEN_DETAIL_BYTES * config.run.token_details
     yield f"at most, by the cost model {profile.name}, responses of {mean:,.0f} tokens:"
     for what, rate in (

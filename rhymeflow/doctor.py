@@ -16,7 +16,7 @@ from rhymeflow.config import Config
 from rhymeflow.engine.vllm.installed import SUPPORTED
 from rhymeflow.errors import UserError
 from rhymeflow.placement import check_gpus
-from rhymeflow.utils import code_cache, gpus, shared_memory
+from rhymeflow.utils import code_cache, shared_memory
 from rhymeflow.utils.cores import usable_cores
 from rhymeflow.utils.disk import check_writable
 from rhymeflow.utils.extras import EXTRAS, how_to_install

@@ -1,4 +1,4 @@
-"""Two processes add up numbers, as ranks of the learner do: `python -m benchmarks.gpus.exchange`."""
+"""Two processes add up numbers, as ranks of the learner do; this module is their program."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def steps(args: argparse.Namespace) -> Results:
     learner, model = learner_of(config), drawn(config)
     engine = native_engine(model)
     for step in range(3):
-        for name, tensor in learner.weights().items():
+        for name, tensor in learner.rows().items():
             model.get_parameter(name).data.copy_(tensor)
         engine.set_version(step, keep_cache=False)
         drain(engine, requests := made(64, length, step))

@@ -110,20 +110,17 @@ class Learner:
         return sum(each.numel() for each in self.model.parameters())
 
     def manifest(self) -> Manifest:
-        """Describe the tensors of `weights`."""
+        """Describe the whole tensors of `rows`."""
         return published.manifest_for(self.model, self._dtype)
 
-    def weights(self) -> Gathering:
-        """Return the policy's parameters in compute precision by name, tied ones once, and its
-        buffers: the live tensors, or gathered from them. Use them before the next `train`."""
-        return published.whole(self.model, self._dtype, self._ranks)
-
     def rows(self) -> Gathering:
-        """Return this rank's rows of `weights`, made as they are looked up; not a collective."""
+        """Return this rank's rows of the policy's parameters, tied ones once, and its buffers, in
+        compute precision: live tensors, or made as they are looked up. Use them before the next
+        `train`."""
         return published.rows(self.model, self._dtype, self._ranks)
 
     def checksum(self) -> int:
-        """Return the checksum of `weights`; digests of ranks' rows add up to those of tensors."""
+        """Return the checksum of all weights; digests of ranks' rows add up to those of tensors."""
         return checksum_of(self.manifest(), self.rows(), self._ranks)
 
     def snapshot(self) -> checkpoint.LearnerCopy:

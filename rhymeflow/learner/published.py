@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from rhymeflow.learner.ranks import ALONE, Gathering, Ranks
@@ -18,28 +17,9 @@ def manifest_for(model: PreTrainedModel, dtype: torch.dtype) -> Manifest:
     return plan(tensors | {name: (each.shape, each.dtype) for name, each in buffers.items()})
 
 
-def whole(model: PreTrainedModel, dtype: torch.dtype, ranks: Ranks) -> Gathering:
-    """Return the tensors, the live ones or gathered from them on rank 0."""
-    return _gathering(model, dtype, ranks, ranks, published_buffers(model, dtype))
-
-
 def rows(model: PreTrainedModel, dtype: torch.dtype, ranks: Ranks) -> Gathering:
-    """Return this rank's rows of the tensors, made as they are looked up; not a collective."""
-    buffers = published_buffers(model, dtype).items()
+    """Return this rank's rows of the tensors, live ones or made as they are looked up; not a
+    collective."""
+    parameters, buffers = dict(model.named_parameters()), published_buffers(model, dtype).items()
     own = {name: each[ranks.rows(len(each))] for name, each in buffers}
-    return _gathering(model, dtype, ranks, ALONE, own)
-
-
-def _gathering(
-    model: PreTrainedModel,
-    dtype: torch.dtype,
-    ranks: Ranks,
-    among: Ranks,
-    buffers: dict[str, Tensor],
-) -> Gathering:
-    parameters = dict(model.named_parameters())
-
-    def local(name: str) -> Tensor:
-        return ranks.local(parameters[name])
-
-    return Gathering(model, local, dtype, among, others=buffers)
+    return Gathering(model, lambda name: ranks.local(parameters[name]), dtype, ALONE, others=own)

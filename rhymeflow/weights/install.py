@@ -101,15 +101,19 @@ class Installation:
     Nothing else may change or move them, since pulls build on their content.
     """
 
-    def __init__(self, into: Mapping[str, Tensor] | Mapping[str, Sequence[SlabPlace]]) -> None:
-        """`into` has the manifest's tensors, or all places where the process has parts of them."""
+    def __init__(
+        self,
+        into: Mapping[str, Tensor] | Callable[[TensorSpec], Sequence[SlabPlace]],
+        copied: Callable[[str], object] = lambda name: None,
+    ) -> None:
+        """`into`: the manifest's tensors, or what returns all places where the process has parts of
+        one. `copied` is called with the name of each tensor that was copied whole."""
         self.holds: ProvedWeights | None = None
         """The weights in them; None: they are undefined."""
         self.digests: dict[str, dict[Slab, int]] = {}
         """Digest of each part of each tensor that was pulled."""
-        self._into = into
-        self._places: dict[str, Sequence[SlabPlace]] = {}
-        self._staging = Staging(torch.device("cpu"))
+        self._into, self._copied = into, copied
+        self._staging: Staging | None = None
 
     def pull(self, reader: WeightReader, want: Version | None = None) -> ProvedWeights:
         """Bring the tensors to `want`, or to the newest weights for None, by changes if possible.
@@ -128,58 +132,50 @@ class Installation:
     def pull_part(self, reader: WeightReader, want: Version | None) -> PulledParts:
         """Pull, as `pull` does, what this process has of the tensors; proved elsewhere."""
         held, self.holds = self.holds, None
-        if held is None:
-            self._find_places(reader)
+        if isinstance(self._into, Mapping):
+            require(reader.manifest, self._into)
+            whole = {
+                spec.name: [SlabPlace(spec, Slab(0, spec.num_bytes), self._into[spec.name])]
+                for spec in reader.manifest
+            }
+            self._into = lambda spec: whole[spec.name]
+        for _ in range(_MAX_OVERTAKEN):
+            try:
+                pulled = self._apply(reader.update(held, want))
+            except Overtaken:
+                held = None  # pull whole tensors
+                continue
+            self.holds = pulled.weights
+            return pulled
+        raise RuntimeError(f"overtaken by publications {_MAX_OVERTAKEN} times during one pull")
 
-        def pull(want: Version | None) -> PulledParts:
-            nonlocal held
-            update, held = reader.update(held, want), None  # if overtaken, pull whole tensors
-            return self._apply(update)
-
-        pulled = until_whole(pull, want)
-        self.holds = pulled.weights
-        return pulled
-
-    def _find_places(self, reader: WeightReader) -> None:
-        tensors = {name: each for name, each in self._into.items() if isinstance(each, Tensor)}
-        if tensors or not self._into:
-            require(reader.manifest, tensors)
-        for spec in reader.manifest:
-            place = self._into[spec.name]
-            if isinstance(place, Tensor):
-                place = [SlabPlace(spec, Slab(0, spec.num_bytes), place)]
-            self._places[spec.name] = place
-        devices = {each.device for places in self._places.values() for each in places}
-        assert len(devices) <= 1, f"weights of one process are on one device, not {devices}"
-        self._staging = Staging(devices.pop() if devices else torch.device("cpu"))
+    def _staging_of(self, place: SlabPlace) -> Staging:
+        self._staging = self._staging or Staging(place.device)
+        assert place.device == self._staging.device, "weights of a process are on one device"
+        return self._staging
 
     def _apply(self, update: Update) -> PulledParts:
+        places_of = self._into
+        assert callable(places_of)
+        specs = {spec.name: spec for spec in update.manifest}
         hashes: list[tuple[str, Slab, bool, Hash]] = []  # whether it is of the whole place
         for name, first, listed in update.listed:
-            for place in self._places[name]:
-                added = place.put(first, listed, self._staging)
+            for place in places_of(specs[name]):
+                added = place.put(first, listed, self._staging_of(place))
                 hashes.append((name, place.slab, False, added))
         for name, rows in update.whole:
             progress.advance()
-            for place in self._places[name]:
-                hashes.append((name, place.slab, True, place.copy(rows, self._staging)))
-        found = as_ints([each for *_, each in hashes])
-        for (name, slab, is_whole, _), digest in zip(hashes, found, strict=True):
+            for place in places_of(specs[name]):
+                found = place.copy(rows, self._staging_of(place))
+                hashes.append((name, place.slab, True, found))
+            self._copied(name)
+        digests = as_ints([each for *_, each in hashes])
+        for (name, slab, is_whole, _), digest in zip(hashes, digests, strict=True):
             held = self.digests.get(name, {})
             before = 0 if is_whole else held[slab]
             self.digests[name] = {**held, slab: (before + digest) & MASK}
         held_of_all = [self.digests[spec.name] for spec in update.manifest]
         return PulledParts(update.weights, update.digests(), held_of_all)
-
-
-def until_whole(pull: Callable[[Version | None], PulledParts], want: Version | None) -> PulledParts:
-    """Call `pull` until no publication overtakes it."""
-    for _ in range(_MAX_OVERTAKEN):
-        try:
-            return pull(want)
-        except Overtaken:
-            continue
-    raise RuntimeError(f"overtaken by publications {_MAX_OVERTAKEN} times during one pull")
 
 
 def or_newer(pull: Callable[[Version | None], PulledParts], want: Version | None) -> PulledParts:

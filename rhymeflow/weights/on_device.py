@@ -149,7 +149,7 @@ class Staging:
     """
 
     def __init__(self, device: torch.device, size: int = STAGED_BYTES) -> None:
-        self._device, is_gpu = device, device.type == "cuda"
+        self.device, is_gpu = device, device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if is_gpu else None
         self._buffers = deque(
             (
@@ -164,7 +164,7 @@ class Staging:
     def brought(self, data: np.ndarray) -> Tensor:
         """Return a copy of an array's bytes on the device, [n] uint8."""
         source = data.reshape(-1).view(np.uint8)
-        into = torch.empty(len(source), dtype=torch.uint8, device=self._device)
+        into = torch.empty(len(source), dtype=torch.uint8, device=self.device)
         self.copy_in(into[None], source[None])
         return into
 
@@ -178,16 +178,16 @@ class Staging:
             staged_RN = buffer[: part_RN.size].view(part_RN.shape)
             np.copyto(staged_RN.numpy(), part_RN)
             if not target_RN.is_contiguous():  # the device puts the rows in their places
-                staged_RN = staged_RN.to(self._device, non_blocking=True)
+                staged_RN = staged_RN.to(self.device, non_blocking=True)
             target_RN.copy_(staged_RN, non_blocking=True)
             if copied is not None:
-                copied.record(torch.cuda.current_stream(self._device))
+                copied.record(torch.cuda.current_stream(self.device))
             self._buffers.rotate(1)
 
     def catch_up(self) -> None:
         """Have `copy_out` copy what the current stream has been told to make so far."""
         if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def copy_out(self, source: Tensor, into: np.ndarray) -> None:
         """Copy the bytes of a contiguous tensor to the host, [n] uint8; return when they are there.

@@ -31,7 +31,7 @@ def step(learner: Learner, number: int, early: int = 0) -> dict[str, float]:
 
 
 def weights(learner: Learner) -> dict[str, torch.Tensor]:
-    return {name: each.detach().cpu() for name, each in learner.weights().items()}
+    return {name: each.detach().cpu() for name, each in learner.rows().items()}
 
 
 CASES = {
@@ -52,7 +52,7 @@ def test_a_step_has_the_cpus_values(case: str, sim: SimCuda) -> None:
     for device in ("cpu", "cuda"):
         learner = learner_on(device, **options)
         metrics = [step(learner, number, early) for number in range(2)]
-        assert {each.device.type for each in learner.weights().values()} == {device}
+        assert {each.device.type for each in learner.rows().values()} == {device}
         found[device] = metrics, weights(learner)
     tolerance = 0.03 if "dtype" in options else 1e-4
     for a, b in zip(*(metrics for metrics, _ in found.values()), strict=True):

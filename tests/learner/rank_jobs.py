@@ -95,7 +95,7 @@ def a_learner(
 
 def whole_weights(learner: Learner) -> dict[str, torch.Tensor]:
     gathered = {}
-    for block in learner.weights().blocks():
+    for block in learner.snapshot()._weights.blocks():
         gathered |= {name: each.clone() for name, each in block.items()}
     return gathered
 

@@ -52,7 +52,7 @@ def test_plain_transformers_loads_it(tmp_path: Path, dtype: torch.dtype):
     assert not found["missing_keys"]
     assert model.dtype == dtype
     assert model.config._attn_implementation == "sdpa"
-    published = dict(learner.weights())
+    published = dict(learner.rows())
     assert torch.equal(published.pop("bias"), torch.arange(3.0))
     for name, weight in published.items():
         assert torch.equal(weight, model.get_parameter(name))
@@ -140,7 +140,7 @@ def test_what_is_written_is_the_version_that_was_copied(tmp_path: Path, monkeypa
     assert restored.restore(CheckpointDir(tmp_path / "step-1")) == 1
     assert restored.checksum() == checksum
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "step-1")
-    assert all(torch.equal(w, plain.get_parameter(n)) for n, w in restored.weights().items())
+    assert all(torch.equal(w, plain.get_parameter(n)) for n, w in restored.rows().items())
     assert trained(restored, 1) == after
     assert restored.checksum() == learner.checksum() != checksum
 

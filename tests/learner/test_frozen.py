@@ -28,14 +28,14 @@ def test_what_is_not_frozen_has_the_gradient_that_it_has_otherwise(what, dtype):
         )
 
     learner, batch = a_learner(frozen_parameters=WHAT[what]), made_up_batch()
-    begun = {name: each.clone() for name, each in learner.weights().items()}
+    begun = {name: each.clone() for name, each in learner.rows().items()}
     expected, _ = gradients(a_learner(), batch)
     found, _ = gradients(learner, batch)
     assert found
     assert found.keys() < expected.keys()
     close(found, {name: expected[name] for name in found}, 1e-6)
     learner.train(batch, 0)
-    changed = {n for n, each in learner.weights().items() if not torch.equal(each, begun[n])}
+    changed = {n for n, each in learner.rows().items() if not torch.equal(each, begun[n])}
     assert changed
     assert changed <= found.keys()
     assert len(learner._optimizer._adamw.state) == len(found)

@@ -31,7 +31,7 @@ def same_metrics(found: dict, expected: dict, **tolerance: float) -> None:
 
 
 def copied(learner) -> dict[str, torch.Tensor]:
-    return {name: weight.clone() for name, weight in learner.weights().items()}
+    return {name: weight.clone() for name, weight in learner.rows().items()}
 
 
 def equal(one: dict, other: dict) -> bool:
@@ -113,7 +113,7 @@ def test_groups_that_are_accumulated_early_are_part_of_the_batch(loss_type: str,
         assert flags == due_flags
         assert np.frombuffer(logprobs, "<f4") == pytest.approx(np.frombuffer(due, "<f4"), abs=1e-5)
     same_metrics(found, expected)
-    close(early.weights(), whole.weights(), 1e-4)
+    close(early.rows(), whole.rows(), 1e-4)
     again = early.train(made_up_batch(seed=1), 1)
     assert again["loss"] == pytest.approx(whole.train(made_up_batch(seed=1), 1)["loss"], rel=1e-3)
 
@@ -136,7 +136,7 @@ def test_what_is_forgotten_has_no_part_in_the_step():
     learner.forget()
     batch = made_up_batch()
     same_metrics(learner.train(batch, 0), other.train(batch, 0), rel=0, abs=0)
-    assert equal(learner.weights(), other.weights())
+    assert equal(learner.rows(), other.rows())
 
 
 def test_several_steps_per_batch_clip_around_the_policy_at_the_start():
@@ -185,7 +185,7 @@ def test_of_several_optimizer_steps_one_is_skipped_and_again():
     batch[-1].logprobs[0] = batch[-1].logprobs[1]
     other.train(batch, 0, skip=tuple(learner.skipped))
     assert not other.skipped
-    assert equal(learner.weights(), other.weights())
+    assert equal(learner.rows(), other.rows())
 
 
 def rewarded(reward: float, **components: float) -> Sample:

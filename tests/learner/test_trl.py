@@ -233,9 +233,9 @@ def test_a_real_trainer_step_by_step(tmp_path: Path, loss_type: str, scale: str)
                 float(trainer.state.log_history[step][name]), rel=2e-3, abs=1e-5
             )
             assert metrics[name] == expected, f"{name} of step {step}"
-    close(learner.weights(), {n: p.detach() for n, p in theirs.named_parameters()}, 1e-3)
+    close(learner.rows(), {n: p.detach() for n, p in theirs.named_parameters()}, 1e-3)
     start = dict(tiny_model().named_parameters())
-    moved = max(float((w - start[n]).abs().max()) for n, w in learner.weights().items())
+    moved = max(float((w - start[n]).abs().max()) for n, w in learner.rows().items())
     assert moved > 5e-3
 
 

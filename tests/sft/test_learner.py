@@ -87,11 +87,11 @@ def test_batches_have_every_row_once_an_epoch_and_the_tokens_asked_for() -> None
 
 def test_a_step_whose_gradient_is_not_finite_is_skipped(monkeypatch) -> None:
     ours = learner()
-    before = {name: each.clone() for name, each in ours.weights().items()}
+    before = {name: each.clone() for name, each in ours.rows().items()}
     monkeypatch.setattr(ours._optimizer, "_norm", lambda: math.nan)
     ours.fit(made_up_batch(), 0)
     assert "the gradient is not finite" in ours.skipped[0]
-    assert all(torch.equal(before[name], each) for name, each in ours.weights().items())
+    assert all(torch.equal(before[name], each) for name, each in ours.rows().items())
     monkeypatch.undo()
     ours.fit(made_up_batch(), 1)
     assert not ours.skipped

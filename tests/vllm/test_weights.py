@@ -181,6 +181,10 @@ by_changes = pytest.mark.parametrize(
 )
 
 
+def never(*_, **__):
+    raise AssertionError
+
+
 def products(model, x):
     """What each layer makes of x."""
     block = model.block
@@ -311,7 +315,7 @@ def test_changes_are_put_in_and_only_layers_that_changed_are_packed_again(deploy
     model, packed = deployed.model, []
     deployed.publish()
     deployed.install()  # is told of changes for the first time: whole, and kept
-    monkeypatch.setattr(deployed.weights, "_pull_whole", None)
+    monkeypatch.setattr(deployed.weights, "_pack_if_whole", never)
     pack = Packer.process_weights_after_loading
 
     def watched(self, layer):
@@ -350,7 +354,7 @@ def test_a_buffer_that_somebody_changed_is_noticed(deployed):
     for _ in "12":
         deployed.publish("block.q_proj.weight")
         deployed.install()
-    deployed.weights._unpacked.buffers["block.qkv_proj.weight"].view(-1)[3] += 1
+    deployed.weights._buffers["block.qkv_proj.weight"].view(-1)[3] += 1
     deployed.publish("block.q_proj.weight")
     with pytest.raises(ChecksumMismatch, match=r"block\.q_proj"):
         deployed.install()
@@ -367,13 +371,14 @@ def test_processes_with_parts_take_their_changes(deployed, size, monkeypatch):
             deployed.tensors[name].view(-1)[number * 7 :: 29] += 1
         deployed.publish()
         if number == 2:  # they were told of changes before
-            monkeypatch.setattr(InstalledWeights, "_pull_whole", None)
+            monkeypatch.setattr(InstalledWeights, "_pack_if_whole", never)
             assert reader.update(installed[0].holds, None).steps
         pulled = [weights.install(reader) for weights in installed]
         assert prove(reader.manifest, pulled) == (deployed.version, deployed.checksum)
     for weights in installed:  # what they were packed from is what a whole pull brings
         for name, place in weights._places.items():
-            into = weights._into(name, weights._unpacked.buffers)
+            target = place.target
+            into = weights._buffers[target.name] if target.is_packed else target.tensor()
             for piece in place.pieces:
                 due = deployed.tensors[name][piece.source]
                 assert torch.equal(into[piece.destination], due), name

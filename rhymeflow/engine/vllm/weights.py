@@ -9,8 +9,8 @@ model, but not again when that weight changes. So every layer that has both its 
 form of it is packed again after each pull.
 
 **Changes** cannot be applied to packed weights. So from the second pull on, if the store has
-changes, unpacked weights are kept (`Unpacked`, in as much memory again) and only changed layers are
-packed again.
+changes, unpacked weights are kept (in as much memory again) and only changed layers are packed
+again.
 
 **Shards.** A process copies and hashes its part of each tensor; the engine adds up the digests.
 """
@@ -18,7 +18,7 @@ packed again.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any
 
@@ -26,12 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from rhymeflow.core.types import Version
-from rhymeflow.engine.vllm.places import Target, TensorPlace, find_places, has_experts, shape_of
-from rhymeflow.utils import progress
+from rhymeflow.engine.vllm.places import Target, find_places, has_experts, shape_of
 from rhymeflow.weights.base import PulledParts, WeightReader
-from rhymeflow.weights.install import Installation, SlabPlace, or_newer, until_whole
-from rhymeflow.weights.manifest import Manifest, Slab
-from rhymeflow.weights.on_device import Hash, Staging, as_ints
+from rhymeflow.weights.install import Installation, SlabPlace, or_newer
+from rhymeflow.weights.manifest import Slab, TensorSpec
 from rhymeflow.weights.proof import ChecksumMismatch, ProvedWeights
 
 PROBE_ROWS = 3
@@ -43,13 +41,15 @@ class InstalledWeights:
     def __init__(self, model: nn.Module, reader: WeightReader) -> None:
         """`model` may have any weights."""
         self._model = model
-        self._manifest = reader.manifest
         self._specs = {spec.name: spec for spec in reader.manifest}
         self._places = find_places(model, reader.manifest)
         self.holds: ProvedWeights | None = None
         """The weights that were installed last."""
-        self._unpacked: Unpacked | None = None
-        self._staging = Staging(next(model.parameters()).device)
+        self._buffers: dict[str, Tensor] = {}
+        """Unpacked weights, by the name of the target that is packed from them."""
+        self._kept: Installation | None = None
+        """Takes changes, in buffers that are kept; None: each pull copies all, layer by layer."""
+        self._packed_digests: dict[str, dict[Slab, int]] = {}
         targets = {id(place.target): place.target for place in self._places.values()}
         self._targets = list(targets.values())
         self._packed: dict[int, list[Target]] = {}
@@ -57,6 +57,9 @@ class InstalledWeights:
         for target in self._targets:
             if target.is_packed:
                 self._packed.setdefault(id(target.layer), []).append(target)
+        last = {id(self._places[name].target.layer): name for name in self._specs}
+        self._layers = {last[layer_id]: layer_id for layer_id in self._packed}
+        """Layers that pack, by their last tensor."""
 
     @torch.no_grad()
     def install(
@@ -73,13 +76,20 @@ class InstalledWeights:
         held, self.holds = self.holds, None
 
         def pull(want: Version | None) -> PulledParts:
-            if self._unpacked is None and held and self._can_take_changes(reader, held, want):
-                self._unpacked = Unpacked(self._places, self._manifest, self._into)
-            if self._unpacked is None:
-                return until_whole(partial(self._pull_whole, reader, compare), want)
-            return self._pull_changes(self._unpacked, reader, want, compare)
+            if self._kept is None and held and self._can_take_changes(reader, held, want):
+                self._kept = Installation(self._slabs)
+            copied = partial(self._pack_if_whole, frees=not compare)
+            return (self._kept or Installation(self._slabs, copied)).pull_part(reader, want)
 
         pulled = or_newer(pull, want)
+        if self._kept is not None:
+            self._pack_changed(self._kept.digests)
+        else:
+            self._pack_heads()
+        if compare:
+            self._compare()
+        if self._kept is None:
+            self._buffers.clear()
         self.holds = pulled.weights
         return pulled
 
@@ -87,73 +97,45 @@ class InstalledWeights:
         self, reader: WeightReader, held: ProvedWeights, want: Version | None
     ) -> bool:
         """Return whether there are changes, and tensors have their published dtypes here."""
-        dtypes = {spec.name: getattr(torch, spec.dtype) for spec in self._manifest}
         fits = all(
-            target.tensor().dtype == dtypes[name]
+            target.tensor().dtype == getattr(torch, self._specs[name].dtype)
             for target in self._targets
             for name in target.parts
         )
         return fits and reader.update(held, want).steps is not None
 
-    def _pull_changes(
-        self, unpacked: Unpacked, reader: WeightReader, want: Version | None, compare: bool
-    ) -> PulledParts:
-        pulled = unpacked.installation.pull_part(reader, want)
-        changed = unpacked.take_changed()
-        for layer_id in {id(target.layer) for target in changed if target.is_packed}:
-            self._pack(layer_id, unpacked.buffers)
-        addresses = {target.tensor().data_ptr() for target in changed if not target.is_packed}
-        self._pack_heads(addresses)
-        if compare:
-            self._compare(unpacked.buffers)
-        return pulled
-
-    def _pull_whole(self, reader: WeightReader, compare: bool, want: Version | None) -> PulledParts:
-        hashes: dict[str, list[tuple[SlabPlace, Hash]]] = {}
-        buffers: dict[str, Tensor] = {}
-        num_missing = {
-            layer_id: sum(len(target.parts) for target in targets)
-            for layer_id, targets in self._packed.items()
-        }
-        # Pull every tensor: changes cannot be applied to packed weights.
-        update = reader.update(None, want)
-        for name, rows in update.whole:
-            progress.advance()
-            target = self._places[name].target
-            places = self._places[name].slabs(self._specs[name], self._into(name, buffers))
-            hashes[name] = [(place, place.copy(rows, self._staging)) for place in places]
-            if not target.is_packed:
-                continue
-            layer_id = id(target.layer)
-            num_missing[layer_id] -= 1
-            if not num_missing[layer_id]:
-                self._pack(layer_id, buffers)
-                if not compare:
-                    for each in self._packed[layer_id]:
-                        del buffers[each.name]
-        assert len(hashes) == len(self._specs), "a whole pull brings every tensor"
-        self._pack_heads()
-        found = iter(as_ints([each for pairs in hashes.values() for _, each in pairs]))
-        held = [{place.slab: next(found) for place, _ in pairs} for pairs in hashes.values()]
-        pulled = PulledParts(update.weights, update.digests(), held)
-        if compare:
-            self._compare(buffers)
-        return pulled
-
-    def _into(self, name: str, buffers: dict[str, Tensor]) -> Tensor:
-        """Return what a tensor is copied into: its target, or the buffer that this is packed from,
-        which is made if it is not in `buffers`."""
-        target = self._places[name].target
+    def _slabs(self, spec: TensorSpec) -> list[SlabPlace]:
+        """Return the places of a tensor's parts: in its target or in the buffer that this is packed
+        from, which is made if it is not there."""
+        place = self._places[spec.name]
+        target = place.target
         if not target.is_packed:
-            return target.tensor().data
-        if target.name not in buffers:
-            shape, dtype = shape_of(target, self._places), getattr(torch, self._specs[name].dtype)
-            buffers[target.name] = torch.empty(shape, dtype=dtype)
-        return buffers[target.name]
+            return place.slabs(spec, target.tensor().data)
+        if target.name not in self._buffers:
+            shape, dtype = shape_of(target, self._places), getattr(torch, spec.dtype)
+            self._buffers[target.name] = torch.empty(shape, dtype=dtype)
+        return place.slabs(spec, self._buffers[target.name])
 
-    def _pack(self, layer_id: int, buffers: Mapping[str, Tensor]) -> None:
+    def _pack_if_whole(self, name: str, *, frees: bool) -> None:
+        """Pack the layer whose last tensor this is, and free its buffers."""
+        if name in self._layers:
+            self._pack(self._layers[name])
+            for each in self._packed[self._layers[name]] if frees else ():
+                del self._buffers[each.name]
+
+    def _pack_changed(self, digests: Mapping[str, dict[Slab, int]]) -> None:
+        """Pack layers with tensors that have other digests than when they were packed last."""
+        changed = [n for n, new in digests.items() if self._packed_digests.get(n) != new]
+        self._packed_digests = dict(digests)
+        targets = [self._places[name].target for name in changed]
+        for layer_id in {id(target.layer) for target in targets if target.is_packed}:
+            self._pack(layer_id)
+        self._pack_heads({each.tensor().data_ptr() for each in targets if not each.is_packed})
+
+    def _pack(self, layer_id: int) -> None:
         targets = self._packed[layer_id]
-        _pack_layer(targets[0].layer, {each.attribute: buffers[each.name] for each in targets})
+        weights = {each.attribute: self._buffers[each.name] for each in targets}
+        _pack_layer(targets[0].layer, weights)
 
     def _pack_heads(self, changed: Container[int] | None = None) -> None:
         """Pack output heads again; with `changed`, only those with a weight at these addresses."""
@@ -173,7 +155,8 @@ class InstalledWeights:
         # Embeddings are packed too, which matters only if they are the head.
         return [lm_head] if lm_head in with_weight else with_weight
 
-    def _compare(self, buffers: Mapping[str, Tensor]) -> None:
+    def _compare(self) -> None:
+        buffers = self._buffers
         for target in self._targets:
             # An embedding is packed too, but only used for lookups.
             is_product = hasattr(target.layer, "quant_method") and target.attribute == "weight"
@@ -185,34 +168,6 @@ class InstalledWeights:
             if has_experts(targets[0].layer):
                 weights = {each.attribute: buffers[each.name] for each in targets}
                 _compare_packed(targets[0].layer, weights)
-
-
-class Unpacked:
-    """Unpacked weights, from which layers are packed; undefined until the first pull."""
-
-    def __init__(
-        self,
-        places: Mapping[str, TensorPlace],
-        manifest: Manifest,
-        into: Callable[[str, dict[str, Tensor]], Tensor],
-    ) -> None:
-        """`into` is `InstalledWeights._into`."""
-        self.buffers: dict[str, Tensor] = {}
-        """Unpacked weights by the name of the packed target."""
-        self._places = places
-        slabs = {}
-        for spec in manifest:
-            slabs[spec.name] = places[spec.name].slabs(spec, into(spec.name, self.buffers))
-        self.installation = Installation(slabs)
-        self._last_digests: dict[str, dict[Slab, int]] = {}
-
-    def take_changed(self) -> list[Target]:
-        """Return the targets that changed since the last call."""
-        digests = self.installation.digests
-        changed = [name for name, new in digests.items() if self._last_digests.get(name) != new]
-        self._last_digests = dict(digests)
-        targets = (self._places[name].target for name in changed)
-        return list({target.name: target for target in targets}.values())
 
 
 def _pack_layer(layer: Any, weights: Mapping[str, Tensor]) -> None:
