@@ -8,7 +8,7 @@ Buffers are lost with the process that published them: readers raise `OwnerLost`
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,7 +28,7 @@ from rhymeflow.weights.base import (
 from rhymeflow.weights.changes import Link, chain, copied, whole_in
 from rhymeflow.weights.manifest import Manifest, TensorSpec, slot_bytes
 from rhymeflow.weights.proof import ProvedWeights
-from rhymeflow.weights.publish import WeightStore
+from rhymeflow.weights.publish import New, WeightStore
 
 if TYPE_CHECKING:
     from rhymeflow.learner.ranks import Ranks
@@ -85,20 +85,12 @@ class ObjectWeightStore(WeightStore):
     def _put_part(self) -> None:
         self._parts.append(self._objects.put(self._buffer[: self._sizes[len(self._parts)]]))
 
-    def _end(
-        self,
-        weights: ProvedWeights,
-        digests: list[int],
-        base: ProvedWeights | None,
-        changes: Sequence[np.ndarray],
-    ) -> None:
-        link = Link(weights, base=None, num_bytes=0, buffer=None)
-        if base is not None:
-            reference = self._objects.put(np.concatenate(changes))
-            link = Link(weights, base, sum(map(len, changes)), reference)
+    def _end(self, new: New) -> None:
+        buffer = None if new.base is None else self._objects.put(np.concatenate(new.changes))
+        link = Link(new.weights, new.base, sum(map(len, new.changes)), buffer)
         self._put_part()
         del self._buffer  # as large as a part
-        self._add(PublishedVersion(weights, digests, tuple(self._parts), link))
+        self._add(PublishedVersion(new.weights, new.digests, tuple(self._parts), link))
 
     def close(self) -> None:
         """Release the buffers; readers keep what they have fetched."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from math import gcd
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ Hash = int | Tensor
 """A digest, or an int64 scalar on a device that is one modulo 2**64."""
 
 HASHED_AT_A_TIME = 1 << 22
-"""Units that are hashed at a time; each takes 8 bytes of working memory."""
+"""Units that are hashed at a time; each takes 8 bytes of working memory, in strided runs 50."""
 
 STAGED_BYTES = 1 << 25
 """Size of a buffer between a device and the host's memory."""
@@ -52,48 +51,50 @@ def hash_of(tensor: Tensor, slab: Slab) -> Hash:
     rows = tensor.detach().reshape(slab.runs, tensor.numel() // slab.runs)
     if rows.stride(1) != 1:  # `contiguous` would leave a single column as it is
         rows = rows.clone(memory_format=torch.contiguous_format)
-    units_RL = rows.view(torch.uint16)
+    units_RL = rows.view(torch.int16)
     start, length = slab.start // 2, units_RL.shape[1]
     if slab.runs > 1:
         return _hash(units_RL, start, slab.stride // 2)
-    # One run: all blocks of keys at once, and what is before the first and after the last.
+    # One run: its whole blocks, and what is before the first and after the last.
     head = min(-start % HASH_BLOCK, length)
     tail = head + (length - head) // HASH_BLOCK * HASH_BLOCK
-    total = _hash(units_RL[0, head:tail].view(-1, HASH_BLOCK), start + head, HASH_BLOCK)
+    total = _hash_blocks(units_RL[0, head:tail].view(-1, HASH_BLOCK), (start + head) // HASH_BLOCK)
     for first, end in ((0, head), (tail, length)):
         if first < end:
-            total = total + _hash(units_RL[:, first:end], start + first, HASH_BLOCK)
+            total = total + _hash(units_RL[:, first:end], start + first, 1)
+    return total
+
+
+def _hash_blocks(units_BK: Tensor, first_block: int) -> Tensor:
+    """Hash whole blocks, by a product that reads them once."""
+    device = units_BK.device
+    num_blocks, total = len(units_BK), torch.zeros((), dtype=torch.int64, device=device)
+    _, limbs, values, keys = _keys(str(device), (first_block + num_blocks).bit_length())
+    for start in range(0, num_blocks, HASHED_AT_A_TIME // HASH_BLOCK):
+        part_BK = units_BK[start : start + HASHED_AT_A_TIME // HASH_BLOCK].view(torch.uint16)
+        limbs_BP = (part_BK.to(torch.float64) @ limbs).long()
+        keys_B = keys[first_block + start :][: len(part_BK)]
+        total += ((limbs_BP * values).sum(1) * keys_B).sum()
     return total
 
 
 def _hash(units_RL: Tensor, start: int, stride: int) -> Tensor:
     """Hash runs of units, the first from unit `start` of their tensor on, `stride` units apart."""
-    num_runs, length = units_RL.shape
-    device = str(units_RL.device)
-    total = torch.zeros((), dtype=torch.int64, device=units_RL.device)
-    period = HASH_BLOCK // gcd(stride, HASH_BLOCK)
-    for nth in range(min(period, num_runs)):  # runs that begin at the same unit of a block
-        block, lead = divmod(start + nth * stride, HASH_BLOCK)
-        runs_RL, step = units_RL[nth::period], period * stride // HASH_BLOCK
-        num_blocks = -(-(lead + length) // HASH_BLOCK)
-        _, limbs, values, keys = _keys(
-            device, (block + len(runs_RL) * step + num_blocks).bit_length()
-        )
-        at_a_time = max(1, HASHED_AT_A_TIME // (num_blocks * HASH_BLOCK))
-        for first in range(0, len(runs_RL), at_a_time):
-            part_RL = runs_RL[first : first + at_a_time]
-            size = len(part_RL), num_blocks * HASH_BLOCK
-            if length == size[1]:
-                padded = part_RL.to(torch.float64)
-            else:
-                padded = torch.zeros(size, dtype=torch.float64, device=units_RL.device)
-                padded[:, lead : lead + length] = part_RL
-            limbs_BK = (padded.view(-1, HASH_BLOCK) @ limbs).long()
-            shares_RB = (limbs_BK * values).sum(1).view(size[0], num_blocks)
-            at = block + first * step
-            outer_RB = keys.as_strided((size[0], num_blocks), (step, 1), at)
-            total += (shares_RB * outer_RB).sum()
+    (num_runs, length), device = units_RL.shape, units_RL.device
+    total = torch.zeros((), dtype=torch.int64, device=device)
+    column_L, at_a_time = torch.arange(length, device=device), max(1, HASHED_AT_A_TIME // length)
+    for first in range(0, num_runs, at_a_time):
+        part_RL = units_RL[first : first + at_a_time]
+        first_R = start + stride * torch.arange(first, first + len(part_RL), device=device)
+        index_RL, end = first_R[:, None] + column_L, start + stride * (num_runs - 1) + length
+        total += _terms(index_RL, _unsigned(part_RL), end).sum()
     return total
+
+
+def _terms(index: Tensor, units: Tensor, end: int) -> Tensor:
+    """Return what each of these units, whose indices are below `end`, adds to its tensor's hash."""
+    inner, _, _, blocks = _keys(str(index.device), (end // HASH_BLOCK).bit_length())
+    return inner[index % HASH_BLOCK] * blocks[index // HASH_BLOCK] * units
 
 
 @lru_cache(64)
@@ -131,9 +132,7 @@ def put_on_device(
         values_N = values_N[is_here_N]
     change_N = _unsigned(values_N) - _unsigned(units_RL[run_N, column_N])
     units_RL[run_N, column_N] = values_N
-    num_blocks = (first // 2 + BLOCK * len(listed.counts)) // HASH_BLOCK + 1
-    units, _, _, blocks = _keys(str(device), num_blocks.bit_length())
-    return (units[index_N % HASH_BLOCK] * blocks[index_N // HASH_BLOCK] * change_N).sum()
+    return _terms(index_N, change_N, first // 2 + BLOCK * len(listed.counts)).sum()
 
 
 def _unsigned(units_N: Tensor) -> Tensor:

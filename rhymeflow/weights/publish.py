@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +34,16 @@ def rows_of(manifest: Manifest, ranks: Ranks) -> Manifest:
         part = ranks.rows(spec.shape[0])
         rows[spec.name] = (part.stop - part.start, *spec.shape[1:]), getattr(torch, spec.dtype)
     return plan(rows)
+
+
+class New(NamedTuple):
+    """What is published beside the bytes."""
+
+    weights: ProvedWeights
+    digests: list[int]
+    base: ProvedWeights | None
+    """What `changes`, parts of one buffer, start from; None: there are none."""
+    changes: Sequence[np.ndarray]
 
 
 class WeightStore:
@@ -81,7 +91,7 @@ class WeightStore:
         digests = _summed(as_ints(hashes), self._ranks)  # so all ranks' rows are there
         weights = ProvedWeights(version, combine(self._manifest, digests))
         changes = [] if base is None else pack(base, weights, digests, differences)
-        self._end(weights, digests, base, changes)
+        self._end(New(weights, digests, base, changes))
         changed, copied = amounts(self._rows, differences) if differences else (0, 0)
         amount = [changed, copied, sum(map(len, changes)) + copied]
         changed, copied, size = _summed(amount, self._ranks)  # so all ranks have published
@@ -113,14 +123,8 @@ class WeightStore:
         of the next, to be filled before those of another are asked for."""
         raise NotImplementedError
 
-    def _end(
-        self,
-        weights: ProvedWeights,
-        digests: list[int],
-        base: ProvedWeights | None,
-        changes: Sequence[np.ndarray],
-    ) -> None:
-        """Publish what was written, with `changes` from `base` (parts of one buffer), if any."""
+    def _end(self, new: New) -> None:
+        """Publish what was written."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ from rhymeflow.weights.base import (
 from rhymeflow.weights.changes import Changes, Link, chain, copied, whole_in
 from rhymeflow.weights.manifest import Manifest, TensorSpec, slot_bytes
 from rhymeflow.weights.proof import ProvedWeights
-from rhymeflow.weights.publish import WeightStore
+from rhymeflow.weights.publish import New, WeightStore
 
 if TYPE_CHECKING:
     from rhymeflow.learner.ranks import Ranks
@@ -133,17 +133,11 @@ class SharedMemoryWeightStore(WeightStore):
         slot.begin(publication)
         return self._memory.slot(publication - 1).bytes_of, slot.bytes_of
 
-    def _end(
-        self,
-        weights: ProvedWeights,
-        digests: list[int],
-        base: ProvedWeights | None,
-        changes: Sequence[np.ndarray],
-    ) -> None:
+    def _end(self, new: New) -> None:
         publication = self._memory.published + 1
-        self._memory.slot(publication).end(weights, digests)
-        if base is not None:
-            self._keep_changes(publication, changes)
+        self._memory.slot(publication).end(new.weights, new.digests)
+        if new.base is not None:
+            self._keep_changes(publication, new.changes)
         self._memory.header[1] = publication
 
     def close(self) -> None:

@@ -57,9 +57,10 @@ class InstalledWeights:
         for target in self._targets:
             if target.is_packed:
                 self._packed.setdefault(id(target.layer), []).append(target)
-        last = {id(self._places[name].target.layer): name for name in self._specs}
-        self._layers = {last[layer_id]: layer_id for layer_id in self._packed}
-        """Layers that pack, by their last tensor."""
+        targets_of = {name: self._places[name].target for name in self._specs}
+        last = {id(each.layer): name for name, each in targets_of.items() if each.is_packed}
+        self._layers = {name: layer_id for layer_id, name in last.items()}
+        """Layers that pack, by the last tensor from which they are packed."""
 
     @torch.no_grad()
     def install(
