@@ -7,7 +7,7 @@
 # make demo-ray   the demo on a Ray of three nodes on this machine, of which one is killed
 # make test-pins   the fast tests with the oldest and the newest versions that are allowed
 # make gpu    on a machine with a GPU: `rhymeflow doctor`, and all parts of `rhymeflow bench gpu`
-# make nightly   a million operations of the staleness protocol against its naive model
+# make nightly   a million operations of the staleness protocol against its naive model; tools of five families of models
 # A second call is quick: .venv is made anew only when pyproject.toml or the installer changes.
 
 BIN := .venv/bin
@@ -65,6 +65,7 @@ gpu:
 
 nightly: .venv/.installed-test
 	$(BIN)/python -m tests.core.protocol.test_staleness
+	$(BIN)/python -m tests.runtime.test_tool_families
 
 .venv/.installed: pyproject.toml scripts/install.py
 	@echo "Installing into .venv (once, one or two minutes) ..."

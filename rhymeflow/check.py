@@ -21,6 +21,7 @@ from rhymeflow.data.generators import is_generator
 from rhymeflow.data.load import RunPrompts, check_sources
 from rhymeflow.data.prompts import Prompt
 from rhymeflow.engine.vllm.installed import check_installed
+from rhymeflow.environments.template import template_in
 from rhymeflow.errors import UserError
 from rhymeflow.models.source import check_files
 from rhymeflow.reward.functions import BUILT_IN, Judge
@@ -54,8 +55,8 @@ class Checked(NamedTuple):
     longest_prompt: int  # tokens
     rewards: list[str]
     """For each reward function, suites' included, a line with the result of a trial call."""
-    unseen: str | None
-    """Tokens that reward functions do not see; see `models.tokenizer.unseen_tokens`."""
+    notes: list[str]
+    """What a user should know before the run, one line each."""
 
 
 def before_start(config: Config) -> None:
@@ -67,6 +68,8 @@ def before_start(config: Config) -> None:
         )
     previous_run.check(config.drafting.history_run, "drafting.history_run")
     check_files(config.model)
+    if isinstance(config.data.chat_template, str):
+        template_in(config.data.chat_template)
     if config.learner.is_used:
         check_sources(config.data)
     check_best_metric(config)
@@ -109,14 +112,16 @@ def everything(config: Config) -> Checked:
     if not config.learner.is_used:
         raise UserError("learner.max_steps = 0: nothing is trained, and `rhymeflow eval` evaluates")
     from rhymeflow.environments.episodes import Episodes
+    from rhymeflow.environments.template import load_settled
     from rhymeflow.learner.policy import check_attention  # loads torch, so not before
     from rhymeflow.models.load import check_end
     from rhymeflow.models.precision import resolve_device
-    from rhymeflow.models.tokenizer import load_tokenizer, max_length, unseen_tokens
+    from rhymeflow.models.tokenizer import max_length, unseen_tokens
 
     here = as_here(config)
     check_attention(here.learner, resolve_device(here.model))
-    tokenizer = load_tokenizer(config.model)
+    tokenizer, settled = load_settled(config)
+    notes = [settled]
     check_end(config.model, tokenizer)
     prove(here, has_engine=config.rollout.engine == "native")
     # Output of the user's files must not mix with the configuration on stdout.
@@ -130,7 +135,7 @@ def everything(config: Config) -> Checked:
         sources |= {name: (suite.config, suite.prompts) for name, suite in suites.items()}
         for name, (section, rows) in sources.items():
             _check_rows(section, rows)
-            environments.check_calls(config, tokenizer, rows, tools[name])
+            notes.append(environments.check_calls(config, tokenizer, rows, tools[name]))
     lengths = [len(prompts.encoder.encode(each)) for each in prompts.train]
     lengths += [len(ids) for suite in suites.values() for ids in suite.prompt_ids]
     rewards: list[str] = []
@@ -138,8 +143,9 @@ def everything(config: Config) -> Checked:
     for name, functions in reward_sections(config).items():
         first = sources[name][1][0]
         rewards += tried(config, functions, first, encode, partial(print, file=sys.stderr, end=""))
-    unseen = unseen_tokens(config.model, tokenizer)
-    return Checked(tokenizer, prompts, suites, max(lengths), rewards, unseen)
+    notes.append(unseen_tokens(config, tokenizer))
+    said = list(dict.fromkeys(filter(None, notes)))
+    return Checked(tokenizer, prompts, suites, max(lengths), rewards, said)
 
 
 def prove(config: Config, *, has_engine: bool) -> None:

@@ -175,7 +175,7 @@ def _training_data(config: Config, loaded: Checked) -> list[str]:
         f"# the first prompt, {train[0].where}, as the policy reads it ({len(ids):,} tokens):",
         *_comments(loaded.tokenizer, [("", ids)]),
         *(f"# reward {shortened(each, _MAX_WIDTH)}" for each in loaded.rewards),
-        *([] if loaded.unseen is None else [f"# {shortened(loaded.unseen, _MAX_WIDTH)}"]),
+        *(f"# {shortened(each, _MAX_WIDTH)}" for each in loaded.notes),
     ]
 
 
@@ -183,18 +183,19 @@ def sft_dry_run(config: Config) -> None:
     """Print what `sft` would train on. Raises the `UserError` of `sft` before its first step."""
     from rhymeflow import memory  # loads torch
     from rhymeflow.check import prove
-    from rhymeflow.models.tokenizer import load_tokenizer
+    from rhymeflow.environments.template import load_settled
     from rhymeflow.sft.train import check, load
 
     check(config)
     prove(config, has_engine=False)
     model = memory.model_here(config)
-    tokenizer = load_tokenizer(config.model)
+    tokenizer, settled = load_settled(config)
     samples, held_out = load(config, tokenizer)
     tokens = sum(len(each.prompt_ids) + len(each.completion_ids) for each in samples)
     epochs = config.sft.max_steps * config.sft.tokens_per_batch / tokens
     state_bytes = 4 * memory.MASTER * model.num_parameters  # weights, gradients and two moments
     lines = [
+        *([] if settled is None else [f"# {settled}"]),
         f"# rows: {len(samples):,} to learn, of {tokens:,} tokens; {len(held_out):,} held out",
         f"# {config.sft.max_steps:,} steps of {config.sft.tokens_per_batch:,} tokens: about "
         f"{epochs:,.2f} epochs",

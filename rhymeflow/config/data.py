@@ -62,8 +62,10 @@ class DataConfig(Section):
     whole context."""
     shuffle: bool = True
     """Whether each epoch has a new order, drawn from `run.seed`."""
-    chat_template: bool | None = None
-    """Whether string prompts become user messages. `None`: only if the tokenizer has a template."""
+    chat_template: bool | str | None = None
+    """Whether string prompts become user messages. `None`: only if the tokenizer has a template.
+    A Jinja file is used in place of the tokenizer's template, and string prompts become user
+    messages."""
     chat_template_kwargs: dict[str, Any] = {}
     """Variables passed to the chat template, such as `{enable_thinking: false}`. The key
     `chat_template` selects one of a tokenizer's several templates, unlike `data.chat_template`."""

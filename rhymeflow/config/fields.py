@@ -119,12 +119,14 @@ def is_field_like(name: str) -> bool:
     return is_outside or re.fullmatch(r"\w[\w-]*(\.[\w-]+)+", name) is not None
 
 
-def takes_text(name: str) -> bool:
-    """Whether the field can be text: its value on the command line is then not parsed as YAML."""
+def takes_as_typed(name: str, text: str) -> bool:
+    """Whether text on the command line is the field's value as it is, and not parsed as YAML: the
+    field can be text, and this is none of the words for its other values."""
     field = dict(every_field()).get(name)
     kind = None if field is None else field.annotation
-    is_union = get_origin(kind) in (Union, UnionType)
-    return kind is str or (is_union and str in get_args(kind))
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    words = {"null", *(("true", "false") if bool in kinds else ())}
+    return str in kinds and text not in words
 
 
 def only_path(name: str, where: str) -> str:

@@ -242,8 +242,7 @@ def _index(node: Any, key: str, where: str) -> int:
 
 
 def _parsed(text: str, name: str) -> Any:
-    """Return the value of an override: parsed as YAML, or for a field that can be text, the text
-    itself, unless it is `null`."""
-    if fields.takes_text(name) and text != "null":
+    """Return the value of an override: as it was typed if the field can be text, else of YAML."""
+    if fields.takes_as_typed(name, text):
         return text
     return yaml.read(text, f"--{name}")[1]

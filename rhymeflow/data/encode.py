@@ -48,7 +48,7 @@ class PromptEncoder:
         self._has_template = has_template = bool(tokenizer.chat_template)
         if config.chat_template and not has_template:
             raise UserError("data.chat_template: the model's tokenizer has no chat template")
-        self._wraps = has_template if config.chat_template is None else config.chat_template
+        self._wraps = has_template if config.chat_template is None else bool(config.chat_template)
         variables = config.chat_template_kwargs
         self._marks = marks(tokenizer, variables) if has_template else []
         self._left_to_begin = left_to_begin(tokenizer, variables) if has_template else ""
@@ -125,23 +125,24 @@ class PromptEncoder:
         continues = messages[-1]["role"] == "assistant"
         if not (continues or self._config.assistant_prefix) and self._left_to_begin:
             raise UserError(
-                "the model's chat template does not begin the assistant's turn "
-                "(add_generation_prompt), so the policy would have to; give the tokenizer one that "
-                f"does or, except for sft, data.assistant_prefix: {json.dumps(self._left_to_begin)}"
+                "the chat template does not begin the assistant's turn "
+                "(add_generation_prompt), so the policy would have to; data.chat_template = FILE "
+                "gives one that does or, except for sft, data.assistant_prefix: "
+                f"{json.dumps(self._left_to_begin)}"
             )
         tools, given = tools or self._tools_of(prompt), self._config.chat_template_kwargs
         try:
             text = rendered(self._tokenizer, messages, tools, continues=continues, variables=given)
         except TemplateError as error:
             raise UserError(
-                f"{prompt.where}: the model's chat template refuses the prompt: {error}"
+                f"{prompt.where}: the chat template refuses the prompt: {error}"
             ) from None
         _check_complete(prompt.where, text, messages, tools or [])
         return text
 
     def _looks_rendered(self, prompt: str | list[Message]) -> bool:
         """Return whether a string looks like the template's output, unless it is to be wrapped."""
-        if self._config.chat_template or not isinstance(prompt, str) or not self._marks:
+        if self._config.chat_template is True or not isinstance(prompt, str) or not self._marks:
             return False
         return all(mark in prompt for mark in self._marks)
 
@@ -153,7 +154,7 @@ class PromptEncoder:
 
 def _check_complete(where: str, text: str, messages: list[Message], tools: list[Schema]) -> None:
     """Raise `UserError` if the template has left out a message, a call or a tool."""
-    where = f"{where}: the model's chat template"
+    where = f"{where}: the chat template"
     for message in messages:
         role, content = message["role"], message["content"]
         if role in ("system", "user") and not _is_in(content, text):

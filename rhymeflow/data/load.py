@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import xxhash
@@ -104,6 +104,19 @@ def check_same(what: str, source: str, before: str, now: str) -> None:
     raise UserError(
         f"{what}: {source} has {count} since the run began. A run finds its prompts by row number: "
         "put back what was there, or begin a new run with a checkpoint of this one as --model.name"
+    )
+
+
+def check_same_template(config: DataConfig, template: Any, digests: dict[str, str]) -> None:
+    """Raise `UserError` unless the chat template is that of `digests`; put it there if none is."""
+    current = xxhash.xxh3_128(msgspec.json.encode(template)).hexdigest()
+    if digests.setdefault("chat template", current) == current:
+        return
+    where = config.chat_template
+    of = f"data.chat_template: {where}" if isinstance(where, str) else "the chat template"
+    raise UserError(
+        f"{of} has changed since the run began, and the policy would read other prompts: put back "
+        "what was there, or begin a new run with a checkpoint of this one as --model.name"
     )
 
 

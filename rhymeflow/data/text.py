@@ -20,6 +20,10 @@ class TemplateError(ValueError):
     """The chat template fails on the conversation; the message says why, in one line."""
 
 
+class NotJinja(TemplateError):  # noqa: N818 - it is what is wrong with the template
+    """The chat template is no Jinja."""
+
+
 def rendered(
     tokenizer: Any,
     messages: list[dict[str, Any]],
@@ -43,6 +47,8 @@ def rendered(
             continue_final_message=continues,
             **variables,
         )
+    except jinja2.TemplateSyntaxError as error:
+        raise NotJinja(f"line {error.lineno} is no Jinja: {_line(error)}") from None
     except jinja2.TemplateError as error:
         raise TemplateError(_line(error)) from None
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:

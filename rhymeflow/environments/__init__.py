@@ -98,17 +98,27 @@ def check_names(config: Config) -> None:
             check_file(spec, f"{what} {spec}")
 
 
-def check_calls(config: Config, tokenizer: Any, prompts: Sequence[Prompt], tools: Tools) -> None:
+def check_calls(
+    config: Config, tokenizer: Any, prompts: Sequence[Prompt], tools: Tools
+) -> str | None:
     """Check that calls of these tools are parsed as the chat template writes them, if prompts go
-    through it. Raises `UserError`. Environments without tools are checked by their worker."""
+    through it. Returns a note if it has no messages of tools. Raises `UserError`. Environments
+    without tools are checked by their worker."""
     from rhymeflow.environments.rendering import ChatRenderer
 
     schemas = tools.values() if isinstance(tools, dict) else [tools]
     wraps, variables = PromptEncoder(tokenizer, config.data).wraps, config.data.chat_template_kwargs
     # A file's prompts are mostly of one form, so the first ones are enough.
-    if any(schemas) and any(wraps(each.prompt) for each in prompts[:100]):
-        for each in filter(None, schemas):
-            ChatRenderer(tokenizer, each, reads_users=False, variables=variables)
+    if not any(schemas) or not any(wraps(each.prompt) for each in prompts[:100]):
+        return None
+    for each in filter(None, schemas):
+        renderer = ChatRenderer(tokenizer, each, reads_users=False, variables=variables)
+    if not renderer.answers_as_user:
+        return None
+    return (
+        "the chat template has no messages of tools, so what they answer is a message of the user, "
+        "in <tool_response> and </tool_response>"
+    )
 
 
 def check_rows(config: Config, prompts: Sequence[Prompt]) -> None:

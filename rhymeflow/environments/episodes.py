@@ -157,13 +157,22 @@ class _Rendered:
     @cached_property
     def text(self) -> TextRenderer:
         """Renderer for prompts that are text."""
-        return TextRenderer(self.tokenizer, self.schemas)
+        return TextRenderer(self.tokenizer, self.schemas, keeps_special=self._keeps_special)
 
     @cached_property
     def chat(self) -> ChatRenderer:
         """Renderer for prompts that went through the chat template."""
-        has_step, variables = self.kind.methods is None, self.config.data.chat_template_kwargs
-        return ChatRenderer(self.tokenizer, self.schemas, reads_users=has_step, variables=variables)
+        return ChatRenderer(
+            self.tokenizer,
+            self.schemas,
+            reads_users=self.kind.methods is None,
+            variables=self.config.data.chat_template_kwargs,
+            keeps_special=self._keeps_special,
+        )
+
+    @property
+    def _keeps_special(self) -> bool:
+        return not self.config.rollout.skip_special_tokens
 
 
 class Episodes:

@@ -1,4 +1,4 @@
-"""Parses tool calls of the policy: Hermes' JSON, Qwen3-Coder's XML, or a tokenizer's own form.
+"""Parses tool calls of the policy: Hermes' JSON, Qwen3-Coder's XML, or a response template's form.
 
     <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>
     <tool_call><function=add><parameter=a>1</parameter></function></tool_call>
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from rhymeflow.environments.messages import Call
@@ -54,18 +55,20 @@ def call_of(value: Any) -> Call:
     return Call(name, json.dumps(arguments))
 
 
-def own_calls(tokenizer: Any, text: str, opening: str, tools: list[Any]) -> list[Call]:
-    """Return the calls as the tokenizer's own response template parses them."""
+def templated_calls(
+    tokenizer: Any, text: str, response: Mapping[str, Any], opening: str, tools: list[Any]
+) -> list[Call]:
+    """Return the calls as a response template of transformers parses them."""
     try:
-        message = tokenizer.parse_response(text, prefix=opening, tools=tools)
+        message = tokenizer.parse_response(text, response, prefix=opening, tools=tools)
         functions = [each["function"] for each in message.get("tool_calls") or []]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         return [Call("", error=" ".join(str(error).split()))]
     calls = []
     for function in functions:
         try:
-            calls.append(call_of(json.loads(json.dumps(function))))
-        except (ValueError, TypeError) as error:
+            calls.append(call_of(_loads(json.dumps(function))))
+        except (ValueError, TypeError, RecursionError) as error:
             calls.append(Call("", error=str(error)))
     return calls
 

@@ -7,7 +7,7 @@ the template does, then prompt, sampled turns and encoded answers together are t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,32 +21,44 @@ from rhymeflow.data.text import (
     rendered,
     special_tokens,
 )
+from rhymeflow.environments.families import family_of, response_template
 from rhymeflow.environments.messages import Call, Said
-from rhymeflow.environments.parsing import CLOSE, OPEN, own_calls, parse_calls
+from rhymeflow.environments.parsing import CLOSE, OPEN, parse_calls, templated_calls
+from rhymeflow.environments.template import (
+    ANSWERED,
+    QUESTION,
+    SAID,
+    called,
+    check_appends,
+    said,
+    takes_tools,
+    thoughts_of,
+    with_ids,
+    writes_calls,
+)
 from rhymeflow.environments.tools import CallRefused, arguments_of, example
 from rhymeflow.errors import UserError
 from rhymeflow.pool import Refused
 
 INVISIBLE = "\u200b"
-_MARK = "rhymeflow-said-this"
-_THOUGHT = "<think>\nit is so\n</think>\n\n"
-_QUESTION = {"role": "user", "content": "a question"}
-_REMEDY = (
-    "the policy would read its earlier turns differently than it wrote them; give the tokenizer a "
-    "template for training, which only appends"
-)
 
 
 class TextRenderer:
-    """Renders for text prompts: answers are encoded as they are, without special tokens."""
+    """Renders for text prompts: answers are encoded as they are, without special tokens.
 
-    def __init__(self, tokenizer: Tokenizer, tools: Sequence[Schema] = ()) -> None:
+    `keeps_special`: whether the text of a turn has the policy's special tokens.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, tools: Sequence[Schema] = (), *, keeps_special: bool = False
+    ) -> None:
         self._tokenizer, self._tools = tokenizer, list(tools)
+        self._keeps_special = keeps_special
         self._special, self._text_ids = special_tokens(tokenizer), TokenIds(tokenizer)
 
     def said(self, tokens: list[int]) -> Said:
         """Return the text and the tool calls of a turn."""
-        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        text = self._tokenizer.decode(tokens, skip_special_tokens=not self._keeps_special)
         return Said(text, self._calls(tokens) if self._tools else [])
 
     def encode(self, answer: list[Message] | str, turn: list[int]) -> list[int]:
@@ -76,8 +88,10 @@ class ChatRenderer(TextRenderer):
     """Renders for prompts that went through the chat template.
 
     `reads_users`: whether answers may be messages of other roles than `tool`. `variables`: those of
-    the template. Raises `UserError` if the template changes earlier turns, does not accept such
-    messages, or writes tool calls in a form that is not parsed.
+    the template. If the template has no messages of tools, their answers are a message of the user,
+    in Hermes' tags, and the prompt has to describe the tools. Raises `UserError` if the template
+    changes earlier turns, does not accept such messages, or writes tool calls in a form that is not
+    parsed.
     """
 
     def __init__(
@@ -87,68 +101,133 @@ class ChatRenderer(TextRenderer):
         *,
         reads_users: bool = True,
         variables: Mapping[str, Any] = NOTHING,
+        keeps_special: bool = False,
     ) -> None:
-        super().__init__(tokenizer, tools)
-        self._write = partial(rendered, tokenizer, tools=self._tools, variables=variables)
-        thoughts = _thoughts(self._write, str(tokenizer.chat_template))
-        check_appends(self._write, thoughts, reads_tools=bool(tools), reads_users=reads_users)
-        self._thought = thoughts[0]
-        said = self._write([_QUESTION, _assistant(self._thought + _MARK)], opens=False)
-        _, mark, self._closing = said.rpartition(_MARK)
+        super().__init__(tokenizer, tools, keeps_special=keeps_special)
+        self._write = write = partial(rendered, tokenizer, tools=self._tools, variables=variables)
+        template = str(tokenizer.chat_template)
+        thoughts = thoughts_of(write, template)
+        has_tools = bool(tools)
+        self.answers_as_user = has_tools and not takes_tools(write)
+        """Whether what tools answer is a message of the user."""
+        reads_users = reads_users or self.answers_as_user
+        reads_tools = has_tools and not self.answers_as_user
+        check_appends(write, template, thoughts, tools=reads_tools, users=reads_users)
+        self._thought, self._writes_calls = thoughts[0], writes_calls(write)
+        alone = write([QUESTION, said(self._thought)], opens=False)
+        _, mark, self._closing = alone.rpartition(SAID)
         """The template's text after a turn of the assistant."""
         if not mark:
             raise UserError("the chat template does not write what the assistant says, as text")
-        asked, begun = self._write([_QUESTION], opens=False), self._write([_QUESTION])
+        asked, begun = write([QUESTION], opens=False), write([QUESTION])
         self._opening = begun[len(asked) :] if begun.startswith(asked) else begun
         """The template's text before a turn of the assistant."""
-        for tool in self._tools:
-            self._check_read(tool, begun)
+        self._response: Mapping[str, Any] | None = None
+        """The response template that parses calls; None: Hermes' and Qwen3-Coder's forms."""
+        self._find_response(begun, variables.get("chat_template", tokenizer.chat_template))
 
-    def _check_read(self, tool: Schema, begun: str) -> None:
-        """Raise `UserError` if a call of the tool, as the template writes it, is not parsed as
-        that call. A template without tools need not write calls: the prompt describes them."""
+    def _find_response(self, begun: str, template: Any) -> None:
+        """Set what parses the template's calls. Raises `UserError` if nothing does."""
+        why = self._unread(begun)
+        family = None if why is None else family_of(template)
+        if family is not None and (response := response_template(family)) is not None:
+            self._response = response
+            why = self._unread(begun)
+        if why is not None:
+            raise UserError(why)
+
+    def _unread(self, begun: str) -> str | None:
+        """Return why calls, as the template writes them, are not parsed as these calls, or None. A
+        template without tools need not write calls: the prompt describes them."""
+        return next(filter(None, (self._unread_call(each, begun) for each in self._tools)), None)
+
+    def _unread_call(self, tool: Schema, begun: str) -> str | None:
         name, arguments = tool["function"]["name"], example(tool["function"]["parameters"])
-        asked = [_QUESTION, _dummy([{"role": "tool", "name": name}], 0, self._thought, arguments)]
-        said = self._write(asked, opens=False).removeprefix(begun)
-        is_told = name in begun and begun != self._write([_QUESTION], tools=None)
-        if name not in said and not is_told:
-            return
-        calls = self._calls(self._ids(said))
+        turn = called(self._thought, name, writes_calls=True)
+        turn["tool_calls"][0]["function"]["arguments"] = arguments
         try:
+            written = self._write([QUESTION, turn], opens=False).removeprefix(begun)
+        except TemplateError:
+            written = ""  # it takes no calls
+        is_told = name in begun and begun != self._write([QUESTION], tools=None)
+        if name not in written and (not is_told or self._own_response is not None):
+            return None
+        try:
+            calls = self._calls(self._ids(written))
             read = [(each.name, arguments_of(each, {name: tool})) for each in calls]
         except CallRefused as error:
             why = f"read as a call that is refused: {error}"
         else:
             if read == [(name, arguments)]:
-                return
+                return None
             why = f"read as {read}" if read else "not read as a call"
-        raise UserError(
-            f"the chat template writes a call of the tool {name!r} as {said.strip()[:200]!r}, "
+        if name not in written:
+            return (
+                f"the chat template leaves out calls of tools, here of {name!r}, so their form is "
+                "not known; data.chat_template = FILE gives one that writes them"
+            )
+        return (
+            f"the chat template writes a call of the tool {name!r} as {written.strip()[:200]!r}, "
             f"which is {why}; calls are read in the forms {OPEN}{{...}}{CLOSE} (Hermes) and "
-            f"{OPEN}<function=...> (Qwen3-Coder), or by a response_template of the tokenizer"
+            f"{OPEN}<function=...> (Qwen3-Coder), by a response_template of the tokenizer, or by "
+            "TRL's for the template of a known family"
         )
 
     def encode(self, answer: list[Message] | str, turn: list[int]) -> list[int]:
         """Return the tokens that the template appends after `turn` for the answer, up to the
         beginning of the policy's next turn. Text is a message of the user."""
+        messages = self._messages(answer)
+        before, head = self._before(messages)
+        try:
+            full = self._write([*before, *with_ids(messages)])
+            asked, marked, _ = self._write([*before, *with_ids(head)]).partition(ANSWERED)
+        except TemplateError as error:
+            raise Refused(f"the chat template refuses its answer: {error}") from None
+        kept, mark, lead = asked.rpartition(SAID)
+        kept += mark
+        roles = ", ".join(each["role"] for each in messages)
+        if not marked:
+            raise Refused(f"the chat template leaves out answers of {roles}")
+        if not mark or not full.startswith(kept):
+            raise Refused(f"the chat template rewrites the turn before answers of {roles}")
+        stop = self._stop_text(turn)
+        # The policy has sampled the stop token: only what follows it is appended. In some
+        # templates, it is the token that the next message begins with.
+        _, found, _ = lead.partition(stop) if stop else ("", "", "")
+        if found:
+            return self._after(stop, full[len(kept) :].partition(stop)[2])
+        if self._writes_calls and "tool_calls" in before[-1]:
+            return self._after(stop, self._closed(before, full, stop, roles))
+        return self._after(stop, full[len(kept) :])
+
+    def _closed(self, before: list[Message], full: str, stop: str, roles: str) -> str:
+        """Return what follows a turn with a call that stopped otherwise than the template ends it:
+        behind the mark, the template also ends the call, which the policy has written."""
+        ended = self._write(before, opens=False)
+        if not full.startswith(ended):
+            raise Refused(f"the chat template rewrites the turn before answers of {roles}")
+        return (self._closing + full[len(ended) :]).removeprefix(stop)
+
+    def _messages(self, answer: list[Message] | str) -> list[Message]:
+        """Return the answer as messages for the template."""
         if isinstance(answer, str):
             answer = [{"role": "user", "content": answer}]
         answer = [each | {"content": self._harmless(each["content"])} for each in answer]
-        before = [_QUESTION, _dummy(answer, 0, self._thought)]
-        try:
-            ended = self._write(before, opens=False)
-            full = self._write([*before, *_with_ids(answer, 0)])
-        except TemplateError as error:
-            raise Refused(f"the chat template refuses its answer: {error}") from None
-        if not full.startswith(ended):
-            roles = ", ".join(each["role"] for each in answer)
-            raise Refused(f"the chat template rewrites the turn before answers of {roles}")
-        stop = self._stop_text(turn)
-        # The policy has sampled the stop token: only what follows it in the closing is appended.
-        _, stop_found, rest = self._closing.partition(stop) if stop else ("", "", "")
-        text = (rest if stop_found else self._closing) + full[len(ended) :]
-        # In some templates, a turn ends with the token that the next message begins with.
-        return self._after(stop, text if stop_found else text.removeprefix(stop))
+        if not self.answers_as_user or all(each["role"] != "tool" for each in answer):
+            return answer
+        content = "\n".join(_bare(each).strip("\n") for each in answer)
+        return [{"role": "user", "content": content}]
+
+    def _before(self, answer: list[Message]) -> tuple[list[Message], list[Message]]:
+        """Return a conversation that the answer could follow, and the answer up to its first
+        message, with a mark for what that says."""
+        first = answer[0]
+        turn = said(self._thought)
+        tool = next((each for each in answer if each["role"] == "tool"), None)
+        if tool is not None:
+            name = tool.get("name", "unknown")
+            turn = called(self._thought, name, writes_calls=self._writes_calls)
+        return [QUESTION, turn], [first | {"content": ANSWERED}]
 
     def _stop_text(self, turn: list[int]) -> str:
         """Return the special token at the end of the turn as text, "" if there is none."""
@@ -161,107 +240,16 @@ class ChatRenderer(TextRenderer):
         lead, ids = self._ids(stop), self._ids(stop + text)
         return ids[len(lead) :] if ids[: len(lead)] == lead else self._ids(text)
 
+    @property
+    def _own_response(self) -> Mapping[str, Any] | None:
+        return getattr(self._tokenizer, "response_template", None)
+
     def _calls(self, tokens: list[int]) -> list[Call]:
-        if getattr(self._tokenizer, "response_template", None) is None:
+        response = self._own_response or self._response
+        if response is None:
             return super()._calls(tokens)
         text = self._tokenizer.decode(tokens, skip_special_tokens=False)
-        return own_calls(self._tokenizer, text, self._opening, self._tools)
-
-
-def check_appends(
-    write: Callable[..., str], thoughts: Sequence[str], *, reads_tools: bool, reads_users: bool
-) -> None:
-    """Check that the template's text of the whole conversation begins with its text of the first
-    messages alone, and that it accepts messages of tools and of users. Raises `UserError`."""
-    for description, messages in _conversations(thoughts, reads_tools, reads_users):
-        where = f"the chat template, in a conversation with {description}"
-        try:
-            whole = write(messages, opens=False)
-            for place, message in enumerate(messages):
-                if message["role"] != "assistant":
-                    continue
-                asked = write(messages[:place])
-                said = write(messages[: place + 1], opens=False)
-                for text, begin, what in (
-                    (said, asked, "begins the assistant's turn differently when it is complete"),
-                    (whole, said, "changes a turn of the assistant when others follow"),
-                ):
-                    if not text.startswith(begin):
-                        seen = _difference(text, begin)
-                        raise UserError(f"{where}: {what} ({seen}); {_REMEDY}")
-        except TemplateError as error:
-            raise UserError(f"{where}: refuses it: {error}") from None
-
-
-def _conversations(
-    thoughts: Sequence[str], reads_tools: bool, reads_users: bool
-) -> list[tuple[str, list[Message]]]:
-    conversations = []
-    for thought in thoughts:
-        reasoning = "reasoning and " if thought else ""
-        if reads_users:
-            messages: list[Message] = []
-            for turn in "abc":
-                messages.append({"role": "user", "content": f"question {turn}"})
-                messages.append(_assistant(f"{thought}answer {turn}"))
-            conversations.append((f"{reasoning}turns of the user", messages))
-        if reads_tools:
-            messages = [_QUESTION]
-            for number in range(3):
-                answer = [{"role": "tool", "name": "add", "content": "3"}] * (number % 2 + 1)
-                messages.append(_dummy(answer, number, thought))
-                messages += _with_ids(answer, number)
-            messages.append(_assistant(f"{thought}it is done"))
-            conversations.append((f"{reasoning}calls of tools", messages))
-    return conversations
-
-
-def _assistant(content: str) -> Message:
-    return {"role": "assistant", "content": content}
-
-
-def _thoughts(write: Callable[..., str], template: str) -> tuple[str, ...]:
-    """Return what may begin a turn of the policy: reasoning, nothing, or either of them.
-
-    Some templates begin the turn inside the reasoning, or after it.
-    """
-    if "think>" not in template and "reasoning" not in template:
-        return ("",)
-    try:
-        begun = write([_QUESTION]).rstrip()
-    except TemplateError as error:
-        raise UserError(f"the chat template refuses a question: {error}") from None
-    if begun.endswith("<think>"):
-        return (_THOUGHT,)
-    return ("",) if begun.endswith("</think>") else ("", _THOUGHT)
-
-
-def _dummy(
-    answer: list[Message], turn: int, thought: str, arguments: Mapping[str, Any] = NOTHING
-) -> Message:
-    """Return a turn of the assistant that the answer could follow.
-
-    It has at most one call, because some templates allow no more, and the text after the turn does
-    not depend on it.
-    """
-    message = _assistant(f"{thought}well")
-    called = next((each for each in answer if each["role"] == "tool"), None)
-    if called is None:
-        return message
-    function = {"name": called.get("name", "unknown"), "arguments": dict(arguments)}
-    call = {"id": _call_id(turn, 0), "type": "function", "function": function}
-    return message | {"tool_calls": [call]}
-
-
-def _with_ids(answer: list[Message], turn: int) -> list[Message]:
-    return [
-        {"tool_call_id": _call_id(turn, place)} | each if each["role"] == "tool" else each
-        for place, each in enumerate(answer)
-    ]
-
-
-def _call_id(turn: int, place: int) -> str:
-    return f"call{turn:02d}{place:03d}"  # nine characters, as Mistral's templates require
+        return templated_calls(self._tokenizer, text, response, self._opening, self._tools)
 
 
 def _bare(message: Message) -> str:
@@ -269,10 +257,3 @@ def _bare(message: Message) -> str:
     if message["role"] != "tool":
         return content
     return f"\n<tool_response>\n{content}\n</tool_response>\n"
-
-
-def _difference(text: str, begin: str) -> str:
-    place = next(
-        (n for n, (a, b) in enumerate(zip(text, begin, strict=False)) if a != b), len(text)
-    )
-    return f"{text[place : place + 30]!r} where it was {begin[place : place + 30]!r}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
-from typing import Any
 
 from transformers import PreTrainedModel
 from transformers.utils import logging
@@ -18,12 +17,13 @@ from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.prompts import Message, Prompt
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
+from rhymeflow.environments.template import load_settled
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
 from rhymeflow.models.load import load_model, resolve_dtype, stop_token_ids
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import fix_longrope
-from rhymeflow.models.tokenizer import load_tokenizer, max_length
+from rhymeflow.models.tokenizer import max_length
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer decodes the bytes of an incomplete character to."""
@@ -65,7 +65,7 @@ class Generator:
 
     def __init__(self, config: Config, *, must_fit: bool) -> None:
         self._config, self._must_fit = config, must_fit
-        self._tokenizer: Any = load_tokenizer(config.model)
+        self._tokenizer, _ = load_settled(config)
         self._max_length = max_length(config.model)
         self.encoder = PromptEncoder(self._tokenizer, config.data)
         self._num_prompts = 0

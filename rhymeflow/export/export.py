@@ -305,9 +305,12 @@ def _turn_reader(reader: TrajectoryReader) -> TurnReader | None:
     environment = section_in_force(reader, "environment")
     if not (environment.classes or environment.tools):
         return None
+    from rhymeflow.environments.template import settle
     from rhymeflow.models.tokenizer import load_tokenizer  # loads transformers
 
-    return TurnReader(load_tokenizer(section_in_force(reader, "model")))
+    tokenizer = load_tokenizer(section_in_force(reader, "model"))
+    settle(tokenizer, section_in_force(reader, "data"), has_turns=True)
+    return TurnReader(tokenizer)
 
 
 def _id_of(response: Record) -> TrajectoryId:

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
-from rhymeflow.config import ModelConfig
+from rhymeflow.config import Config, ModelConfig
 from rhymeflow.errors import UserError
 from rhymeflow.models.source import Source, explained, offline, readable
 
@@ -68,11 +68,14 @@ _CONTROL = re.compile(
 """Matches control tokens, which stand for no text."""
 
 
-def unseen_tokens(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> str | None:
+def unseen_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Return a note that names special tokens that stand for text, such as `<answer>`, or None.
 
-    Decoding drops them. Tokens that begin, end or structure text do not count.
+    Decoding drops them, if the configuration says so. Tokens that begin, end or structure text do
+    not count.
     """
+    if not config.rollout.skip_special_tokens:
+        return None
     special = {i: str(each) for i, each in tokenizer.added_tokens_decoder.items() if each.special}
     roles = ("bos", "cls", "eos", "mask", "pad", "sep", "unk")
     control = {getattr(tokenizer, f"{role}_token") for role in roles}
@@ -85,7 +88,7 @@ def unseen_tokens(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> st
     if unseen:
         from rhymeflow.models.load import configured_stop_token_ids  # slow to import
 
-        stops = configured_stop_token_ids(config, tokenizer)
+        stops = configured_stop_token_ids(config.model, tokenizer)
         unseen = {i: text for i, text in unseen.items() if i not in stops}
     if not unseen:
         return None
@@ -93,7 +96,7 @@ def unseen_tokens(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> st
     more = f" and {len(unseen) - 4} more" if len(unseen) > 4 else ""
     return (
         f"the tokenizer has {names}{more} as special tokens, which are missing from the text that "
-        "rewards and environments receive; `completion_ids` has them"
+        "rewards and environments receive; rollout.skip_special_tokens = false keeps them"
     )
 
 

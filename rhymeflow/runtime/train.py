@@ -22,7 +22,7 @@ from rhymeflow import build, check, emulation, placement
 from rhymeflow.config import Config
 from rhymeflow.core.types import SuiteName
 from rhymeflow.data.encode import Tokenizer
-from rhymeflow.data.load import NUM_CHECKED, RunPrompts, check_same, digest
+from rhymeflow.data.load import NUM_CHECKED, RunPrompts, check_same, check_same_template, digest
 from rhymeflow.environments import check_calls, check_rows, tool_schemas_apart
 from rhymeflow.errors import StorageError, UserError, to_resume
 from rhymeflow.observe import metrics, summary
@@ -138,13 +138,16 @@ def prepare(config: Config) -> None:
 
 def load_while(start: Callable[[], None], config: Config, reporter: Reporter) -> Loaded:
     """Load the data while `start` starts the workers in another thread."""
+    notes: list[str | None] = []
     with ThreadPoolExecutor(1, "start") as background, processes.ended_by_interrupt():
         started = background.submit(start)
         reporter.say("loading the model, the data and the reward functions")
         with processes.importing():
+            from rhymeflow.environments.template import load_settled
             from rhymeflow.models import tokenizer as tokenizers  # takes long
 
-            tokenizer = tokenizers.load_tokenizer(config.model)
+            tokenizer, settled = load_settled(config)
+        notes.append(settled)
         # Only a chat template describes tools to the policy.
         tools = tool_schemas_apart(config) if tokenizer.chat_template else {}
         longest = tokenizers.max_length(config.model)
@@ -152,15 +155,16 @@ def load_while(start: Callable[[], None], config: Config, reporter: Reporter) ->
         if config.learner.is_used:
             prompts = RunPrompts.load(config, tokenizer, longest, tools.get(RUN))
             held_out = prompts.held_out
-            check_calls(config, tokenizer, prompts.train, tools.get(RUN))
+            notes.append(check_calls(config, tokenizer, prompts.train, tools.get(RUN)))
             check_rows(config, prompts.train[:NUM_CHECKED])
         suites = load_suites(config, held_out, tokenizer, longest, tools)
         for name, suite in suites.items():
             check_rows(suite.config, suite.prompts[:NUM_CHECKED])
-            check_calls(config, tokenizer, suite.prompts, tools.get(name))
+            notes.append(check_calls(config, tokenizer, suite.prompts, tools.get(name)))
         started.result()
-    if unseen := tokenizers.unseen_tokens(config.model, tokenizer):
-        reporter.warn(unseen)
+    notes.append(tokenizers.unseen_tokens(config, tokenizer))
+    for note in dict.fromkeys(filter(None, notes)):
+        reporter.warn(note)
     return Loaded(tokenizer, prompts, suites)
 
 
@@ -264,7 +268,7 @@ def assembled(
     if reporter.backup is not None:
         reporter.backup.start()
     loaded = load(supervisor.start, config, reporter)
-    check_rows_are_the_same(config, loaded, store)
+    check_data_is_the_same(config, loaded, store)
     config = in_force_once_loaded(config, loaded.tokenizer, loaded.prompts)
     record_config(config, path, store)
 
@@ -304,6 +308,9 @@ def in_force(config: Config, run_dir: Path) -> Config:
     starts: vLLM's share of a GPU, and threads on Ray's nodes."""
     learner, rollout, history_run = config.learner, config.rollout, config.drafting.history_run
     epsilon_high = learner.epsilon if learner.epsilon_high is None else learner.epsilon_high
+    template = config.data.chat_template
+    if isinstance(template, str):
+        template = os.path.abspath(os.path.expanduser(template))
     # The nodes of a cluster decide for themselves.
     share = placement.share_of_cores(config) if config.runtime == "local" else None
     cpus_of_rank = len(learner.cpus or ()) // learner.num_ranks
@@ -315,6 +322,7 @@ def in_force(config: Config, run_dir: Path) -> Config:
             "epsilon_high": epsilon_high,
             "num_threads": learner.num_threads or cpus_of_rank or share,
         },
+        data={"chat_template": template},
         drafting={"history_run": history_run and os.path.abspath(history_run)},
         rollout={
             "num_threads": rollout.num_threads or (own_size if rollout.cpus else share),
@@ -349,8 +357,9 @@ def in_force_with(config: Config, ready: LoadedModel) -> Config:
     return config.changed(model=model, rollout={"max_kv_tokens": capacity})
 
 
-def check_rows_are_the_same(config: Config, loaded: Loaded, store: SqliteTrajectoryStore) -> None:
-    """Raise `UserError` if rows have changed since the run began; record those of a new run."""
+def check_data_is_the_same(config: Config, loaded: Loaded, store: SqliteTrajectoryStore) -> None:
+    """Raise `UserError` if rows or the chat template have changed since the run began; record those
+    of a new run."""
     data, digests = config.data, store.digests()
     rows = {"data.source": (data.source, loaded.prompts.train)}
     for name, suite in loaded.suites.items():
@@ -360,6 +369,7 @@ def check_rows_are_the_same(config: Config, loaded: Loaded, store: SqliteTraject
         current = digest(prompts)
         check_same(what, source, digests.get(what, current), current)
         digests[what] = current
+    check_same_template(data, loaded.tokenizer.chat_template, digests)
     store.put_digests(digests)
 
 

@@ -53,7 +53,7 @@ class RowEncoder:
         try:
             return self._sample(row)
         except TemplateError as error:
-            what = f"the model's chat template refuses the conversation: {error}"
+            what = f"the chat template refuses the conversation: {error}"
         except (Unwritable, RowError) as error:
             what = str(error)
         raise UserError(f"{row.where}: {what}")
@@ -186,7 +186,7 @@ class RowEncoder:
         ends = [index for index, token in enumerate(ids) if token in self._stops]
         if not ends:
             raise RowError(
-                "the model's chat template ends the assistant's turn with no token that "
+                "the chat template ends the assistant's turn with no token that "
                 "ends a response (eos_token_id), so the policy would not learn to stop"
             )
         begin = end = ends[-1]
@@ -205,9 +205,9 @@ def _check_kept(turn: Message, opening: str, written: str) -> None:
     for part in map(str, filter(None, parts)):
         if text.count(_without_blanks(part)) <= before.count(_without_blanks(part)):
             raise RowError(
-                "the model's chat template does not write all of a turn that is to be "
-                f"learnt ({part[:40]!r}): it drops reasoning or tool calls; give the tokenizer "
-                "a template that keeps them"
+                "the chat template does not write all of a turn that is to be "
+                f"learnt ({part[:40]!r}): it drops reasoning or tool calls; "
+                "data.chat_template = FILE gives a template that keeps them"
             )
 
 
@@ -218,8 +218,8 @@ def _without_blanks(text: str) -> str:
 def _rest(text: str, beginning: str) -> str:
     if not text.startswith(beginning):
         raise RowError(
-            "the model's chat template changes earlier turns when one is added (perhaps it drops "
-            "reasoning), so the policy would not read what is learnt here; give the tokenizer a "
-            "template that only appends"
+            "the chat template changes earlier turns when one is added (perhaps it drops "
+            "reasoning), so the policy would not read what is learnt here; "
+            "data.chat_template = FILE gives a template that only appends"
         )
     return text[len(beginning) :]

@@ -21,6 +21,7 @@ from rhymeflow.data.files import check_source
 from rhymeflow.data.generators import is_generator
 from rhymeflow.data.load import GENERATED_COLUMN, load_rows
 from rhymeflow.data.stream import order
+from rhymeflow.environments.template import load_settled
 from rhymeflow.errors import UserError
 from rhymeflow.learner import checkpoint
 from rhymeflow.learner.learner import Learner
@@ -32,7 +33,7 @@ from rhymeflow.models.load import configured_stop_token_ids, load_model, random_
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import fix_longrope
 from rhymeflow.models.source import check_files
-from rhymeflow.models.tokenizer import load_tokenizer, max_length
+from rhymeflow.models.tokenizer import max_length
 from rhymeflow.sft.rows import RowEncoder
 from rhymeflow.store.checkpoint_dirs import CheckpointDir
 from rhymeflow.utils.consecutive_failures import ConsecutiveFailures
@@ -101,7 +102,9 @@ def train(config: Config, say: Callable[[str], None]) -> Path:
 def _train(config: Config, say: Callable[[str], None], directory: Path) -> None:
     if config.learner.num_threads is not None:
         torch.set_num_threads(config.learner.num_threads)
-    tokenizer = load_tokenizer(config.model)
+    tokenizer, settled = load_settled(config)
+    if settled is not None:
+        say(settled)
     samples, held_out = load(config, tokenizer)
     learner = _learner(config, tokenizer)
     tokens = sum(len(s.prompt_ids) + len(s.completion_ids) for s in samples)

@@ -13,7 +13,7 @@ import msgspec
 from rhymeflow.config import Config
 from rhymeflow.environments.episodes import Episodes, EpisodeTask
 from rhymeflow.environments.messages import Answered, Opened, Rewarded
-from rhymeflow.models.tokenizer import load_tokenizer
+from rhymeflow.environments.template import load_settled
 from rhymeflow.pool import Pool, Refused
 from rhymeflow.suites.suite import environment_sections
 from rhymeflow.utils.process import output_path
@@ -25,7 +25,8 @@ from rhymeflow.workers.user_code import UserCodeWorker
 
 def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     """Serve the run until `Shutdown`."""
-    episodes = Episodes(config, environment_sections(config), load_tokenizer(config.model))
+    tokenizer, _ = load_settled(config)
+    episodes = Episodes(config, environment_sections(config), tokenizer)
     pool = episodes.pool(output_path())
     pool.start()
     try:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rhymeflow.config import Config
-from rhymeflow.data.encode import PromptEncoder
-from rhymeflow.models.tokenizer import load_tokenizer
+from rhymeflow.data.encode import PromptEncoder, Tokenizer
+from rhymeflow.environments.template import load_settled
 from rhymeflow.pool import Pool
 from rhymeflow.reward.calls import RewardTask, reward_pool
 from rhymeflow.reward.components import component_names
@@ -32,12 +32,12 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     sections = reward_sections(config).values()
     functions = tuple(chain.from_iterable(sections))
     names = tuple(chain.from_iterable(map(component_names, sections)))
-    tokenizer = load_tokenizer(config.model)
+    tokenizer, _ = load_settled(config)
     pool = reward_pool(config.reward.model_copy(update={"functions": functions}), output_path())
     if functions:
         pool.start()  # from now on what is printed is the functions'
     try:
-        decode: Any = partial(tokenizer.decode, skip_special_tokens=True)
+        decode = decoder(tokenizer, config)
         has_model = any(each.function == "reward_model" for each in functions)
         seen = PromptEncoder(tokenizer, config.data).seen if has_model else None
         worker = RewardWorker(connection, pool, names, decode, seen)
@@ -45,6 +45,13 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
         worker.serve()
     finally:
         pool.close()
+
+
+def decoder(tokenizer: Tokenizer, config: Config) -> Callable[[list[int]], str]:
+    """Return what makes text of token ids, for reward functions."""
+    skips = config.rollout.skip_special_tokens
+    decode: Callable[[list[int]], str] = partial(tokenizer.decode, skip_special_tokens=skips)
+    return decode
 
 
 Prompt = str | list[dict[str, Any]]

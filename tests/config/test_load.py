@@ -121,6 +121,8 @@ def test_a_text_field_gets_an_override_as_it_was_typed(text: str) -> None:
         # An empty section means its defaults, and null takes text away.
         ("learner:\n  # beta: 1\n", {}, "learner", LearnerConfig()),
         ("data: {system_prompt: hello}", {"data.system_prompt": "null"}, "data.system_prompt", None),
+        *(("", {"data.chat_template": text}, "data.chat_template", value)
+          for text, value in {"true": True, "null": None, "a.jinja": "a.jinja"}.items()),
         # What is loaded may be named alone.
         *(("", {"environment.classes": text}, "environment.classes",
            (EnvironmentClass(environment="file.py:Class"),))

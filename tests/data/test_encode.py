@@ -101,7 +101,7 @@ def test_what_a_prompt_becomes(tok: Any, prompt: Any, fields: Any, expected: str
 DEAF = tokenizer(
     TEMPLATE.replace("[{{ m.role", "{% if m.role == 'system' %}{% continue %}{% endif %}[{{ m.role")
 )
-REFUSES = "the model's chat template refuses the prompt: "
+REFUSES = "the chat template refuses the prompt: "
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,11 @@ REFUSES = "the model's chat template refuses the prompt: "
          "a.jsonl:4: the prompt has no tokens"),
         (CHAT, "^[user]hi;[assistant]", {},
          "a.jsonl:4: the text has ';[assistant]', as if the chat template"),
-        (DEAF, "hi", {"system_prompt": "be brief"}, "a.jsonl:4: the model's chat template leaves "
+        (DEAF, "hi", {"system_prompt": "be brief"}, "a.jsonl:4: the chat template leaves "
          "the system message out of the prompt ('be brief')"),
         (CHAT, CALLED, {},
-         "a.jsonl:4: the model's chat template leaves the call of 'add' out of the prompt"),
-        (BEGINS_NO_TURN, "hi", {}, "the model's chat template does not begin the assistant's turn"),
+         "a.jsonl:4: the chat template leaves the call of 'add' out of the prompt"),
+        (BEGINS_NO_TURN, "hi", {}, "the chat template does not begin the assistant's turn"),
         (tokenizer({"rag": TEMPLATE, "use": TEMPLATE}), [USER], {},  # type: ignore[arg-type]
          f"a.jsonl:4: {REFUSES}there are several (rag, use), and none is the default"),
         (tokenizer("{{ tools | length }}" + TEMPLATE), [USER], {},

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rhymeflow.data.load import check_same, digest
+from rhymeflow.config import DataConfig
+from rhymeflow.data.load import check_same, check_same_template, digest
 from rhymeflow.data.prompts import Prompt, Row, checked
 from rhymeflow.data.stream import BLOCK, MixedStream, PromptStream, counts
 from tests.refused import refusal
@@ -123,3 +124,13 @@ def test_other_rows_are_refused_in_a_line(rows: list[dict], said: str) -> None:
 def test_the_same_rows_from_elsewhere_are_the_same() -> None:
     moved = [dict(reversed(row.items())) for row in ROWS]
     check_same("data.source", "b.parquet", digest_of(ROWS), digest_of(moved, "b.parquet"))
+
+
+def test_another_chat_template_than_before_is_refused() -> None:
+    digests: dict[str, str] = {}
+    for template in ("{{ a }}", "{{ a }}"):
+        check_same_template(DataConfig(), template, digests)
+    message = refusal(check_same_template, DataConfig(), "{{ b }}", digests)
+    assert message.startswith("the chat template has changed since the run began")
+    message = refusal(check_same_template, DataConfig(chat_template="x.jinja"), None, digests)
+    assert message.startswith("data.chat_template: x.jinja has changed")

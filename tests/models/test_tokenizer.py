@@ -14,8 +14,9 @@ from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from rhymeflow import UserError, cli, recipes
-from rhymeflow.config import ModelConfig
+from rhymeflow.config import Config, ModelConfig
 from rhymeflow.models.tokenizer import load_tokenizer, unseen_tokens
+from rhymeflow.workers.reward import decoder
 
 CODE = """
 import sys
@@ -63,10 +64,10 @@ def test_the_tokenizer_is_the_one_that_is_named(tmp_path: Path):
         load_tokenizer(ModelConfig(name="recipe:demo", tokenizer="./nowhere"))
 
 
-def said(tmp_path: Path, *special: str, template: str | None = None) -> str | None:
+def said(tmp_path: Path, *special: str, template: str | None = None, **rollout: bool) -> str | None:
     copytree(recipes.directory("demo"), tmp_path / "demo", dirs_exist_ok=True)
-    config = ModelConfig(name=str(tmp_path / "demo"))
-    tokenizer = load_tokenizer(config)
+    config = Config.model_validate({"model": {"name": str(tmp_path / "demo")}, "rollout": rollout})
+    tokenizer = load_tokenizer(config.model)
     tokenizer.add_tokens([AddedToken(each, special=True) for each in special])
     tokenizer.add_tokens(["<plain>"])
     tokenizer.chat_template = template
@@ -82,6 +83,17 @@ def test_tags_are_named(tmp_path: Path):
     tags = [f"<{name}>" for name in "abcdef"]
     assert "has <a>, <b>, <c>, <d> and 2 more as special tokens" in said(tmp_path, *tags)
     assert "has <a> as special tokens" in said(tmp_path, "<a>", "<turn>", template="<turn>{{ 1 }}")
+    assert said(tmp_path, *tags, skip_special_tokens=False) is None
+
+
+def test_rewards_get_the_text_of_special_tokens_if_asked_to():
+    config = Config.model_validate({"model": {"name": "recipe:demo"}})
+    tokenizer = load_tokenizer(config.model)
+    tokenizer.add_tokens([AddedToken("<answer>", special=True)])
+    ids = tokenizer("<answer>12", add_special_tokens=False)["input_ids"]
+    assert decoder(tokenizer, config)(ids) == "12"
+    kept = config.changed(rollout={"skip_special_tokens": False})
+    assert decoder(tokenizer, kept)(ids) == "<answer>12"
 
 
 def test_a_dry_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

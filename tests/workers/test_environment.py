@@ -35,7 +35,7 @@ def worker(tmp_path, monkeypatch, serving) -> Worker:
     monkeypatch.setattr(process, "_output", tmp_path / "log")
 
     def _start(tok: Any, *names: str, **fields: Any) -> Any:
-        monkeypatch.setattr(environment, "load_tokenizer", lambda model: tok)
+        monkeypatch.setattr(environment, "load_settled", lambda config: (tok, None))
         classes = [{"environment": f"{FILE}:{name}"} for name in names]
         section = {"classes": classes, "retries": 0} | fields
         config = Config.model_validate({"environment": section})

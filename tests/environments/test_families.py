@@ -1,0 +1,225 @@
+"""What is done with the chat templates of known models: all of TRL's, and how five are spoken.
+
+`python -m tests.environments.test_families` prints what is found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from trl import chat_template_utils
+from trl.chat_template_utils import get_training_chat_template
+
+from rhymeflow.config import DataConfig
+from rhymeflow.data.text import rendered
+from rhymeflow.environments.families import family_of
+from rhymeflow.environments.rendering import ChatRenderer
+from rhymeflow.environments.template import settle
+from rhymeflow.environments.tools import schema_of
+from rhymeflow.errors import UserError
+from tests.environments import worlds
+from tests.environments.test_rendering import ids, tokenizer
+
+END = "_chat_template"
+TOOLS = [schema_of(worlds.multiply, "tool")]
+
+OUTCOMES = {
+    "turns, tools": """
+        deepseek_r1_distill_training llama3 llama3_training qwen2_5 qwen2_5_training qwen2_5_vl
+        qwen2_5_vl_training qwen3_5_nothink_training qwen3_5_think_training qwen3_6_training
+        qwen3_8 qwen3_8_training qwen3_instruct_2507 qwen3_instruct_2507_training qwen3_training
+        qwen3_vl qwen3_vl_training""",
+    "training template, turns, tools": """
+        deepseek_r1_distill qwen3 qwen3_5_nothink qwen3_5_think qwen3_6""",
+    "turns, tools by a response template": "gemma4_v2 lfm2_v2 lfm2_v2_training llama3_1 llama3_2",
+    "tools by a response template": """
+        gemma4 gemma4_v3 gemma4_v4 gemma4_v5 glm4moe glm4moe_training gptoss gptoss_training
+        lfm2_2_5 lfm2_2_5_v2 lfm2_2_5_vl""",
+    "tools": """
+        nemotron_3_5_lightning nemotron_3_5_lightning_training nemotron_3_nano
+        nemotron_3_nano_training nemotron_3_super nemotron_3_super_training nemotron_3_ultra
+        nemotron_3_ultra_training""",
+    "turns, tools by messages of the user": """
+        cohere cohere2 cohere2_training cohere_training gemma gemma3 gemma3_training
+        gemma_training phi3 phi3_5 phi3_5_training phi3_training""",
+    "turns": "lfm2 lfm2_training muse_glimmer muse_glimmer_training",
+    "refused": """
+        deepseekv3 deepseekv3_training diffusion_gemma diffusion_gemma_training idefics3
+        idefics3_training llava_next llava_next_training smolvlm smolvlm_training""",
+}
+"""What becomes of each template of TRL's: whether environments may answer as users, and tools."""
+
+
+def collection() -> dict[str, str]:
+    """TRL's templates by name."""
+    utils = vars(chat_template_utils).items()
+    return {
+        name.removesuffix(END): text
+        for name, text in utils
+        if name.endswith(END) and isinstance(text, str)
+    }
+
+
+def outcome(template: str) -> str:
+    tok = tokenizer(template)
+    tok.bos_token = "<|im_start|>"
+    parts = ["training template"] if settle(tok, DataConfig(), has_turns=True) else []
+    with contextlib.suppress(UserError):
+        ChatRenderer(tok)
+        parts.append("turns")
+    with contextlib.suppress(UserError):
+        renderer = ChatRenderer(tok, TOOLS, reads_users=False)
+        how = " by messages of the user" if renderer.answers_as_user else ""
+        parts.append(f"tools{how or (' by a response template' if renderer._response else '')}")
+    return ", ".join(parts) or "refused"
+
+
+def found() -> dict[str, list[str]]:
+    names = defaultdict(list)
+    for name, template in sorted(collection().items()):
+        names[outcome(template)].append(name)
+    return dict(names)
+
+
+def test_every_template_of_trl_is_used_or_refused() -> None:
+    expected = {what: sorted(names.split()) for what, names in OUTCOMES.items()}
+    assert found() == expected
+
+
+def test_trls_own_functions_say_the_same_of_families() -> None:
+    """Which variant is for training, and what reads calls: here by names of files."""
+    for name, text in collection().items():
+        family, tok = family_of(text), tokenizer(text)
+        assert family is not None
+        assert family.name == name
+        try:
+            training = get_training_chat_template(tok)
+        except ValueError:  # TRL has none
+            training = None
+        if not name.endswith("_training"):
+            assert training in (None, family.training), name
+
+
+@pytest.mark.parametrize(
+    ("name", "tools", "variables", "says"),
+    [
+        (
+            "gptoss",
+            [],
+            {},
+            "changes a turn of the assistant when others.*data.chat_template =",
+        ),
+        (
+            "glm4moe",
+            [],
+            {},
+            "changes a turn of the assistant when others.*data.chat_template =",
+        ),
+        (
+            "deepseekv3",
+            [],
+            {},
+            "begins the assistant's turn differently.*data.chat_template =",
+        ),
+        ("gemma4", [], {}, "leaves out the reasoning of a turn.*data.chat_template = FILE"),
+        ("lfm2_2_5", [], {}, "data.chat_template_kwargs = {preserve_thinking: true} may keep them"),
+        ("lfm2_2_5", [], {"preserve_thinking": True}, None),
+        ("nemotron_3_nano", [], {}, "{truncate_history_thinking: false} may keep them"),
+        ("nemotron_3_nano", [], {"truncate_history_thinking": False}, None),
+        ("smolvlm", [], {}, "leaves out what the assistant says as text.*data.chat_template ="),
+        ("lfm2", TOOLS, {}, "leaves out calls of tools, here of 'multiply'.*data.chat_template ="),
+        ("muse_glimmer", TOOLS, {}, "is not read as a call.*by a response_template of the token"),
+    ],
+)
+def test_a_refusal_says_what_to_do(
+    name: str, tools: list[Any], variables: dict[str, Any], says: str | None
+) -> None:
+    tok = tokenizer(collection()[name])
+    if says is None:
+        ChatRenderer(tok, tools, variables=variables)
+        return
+    with pytest.raises(UserError, match=says):
+        ChatRenderer(tok, tools, reads_users=not tools, variables=variables)
+
+
+CALL = {"name": "multiply", "arguments": {"a": 3, "b": 2.5}}
+SPOKEN = {
+    "qwen3": (
+        ["<|im_start|>", "<|im_end|>", "<|endoftext|>"],
+        "<think>\nso\n</think>\n\n<tool_call>\n" + json.dumps(CALL) + "\n</tool_call><|im_end|>",
+    ),
+    "llama3_2": (
+        ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+        '{"name": "multiply", "parameters": {"a": 3, "b": 2.5}}<|eot_id|>',
+    ),
+    "gptoss": (
+        ["<|start|>", "<|message|>", "<|channel|>", "<|call|>", "<|end|>", "<|return|>",
+         "<|constrain|>"],
+        "<|channel|>analysis<|message|>so<|end|><|start|>assistant to=functions.multiply"
+        '<|channel|>commentary json<|message|>{"a": 3, "b": 2.5}<|call|>',
+    ),
+    "gemma3": (
+        ["<start_of_turn>", "<end_of_turn>"],
+        "<tool_call>" + json.dumps(CALL) + "</tool_call><end_of_turn>",
+    ),
+    "glm4moe": (
+        ["<|user|>", "<|assistant|>", "<|observation|>", "<|system|>"],
+        "\n<think>so</think>\n<tool_call>multiply\n<arg_key>a</arg_key>\n<arg_value>3</arg_value>\n"
+        "<arg_key>b</arg_key>\n<arg_value>2.5</arg_value>\n</tool_call><|observation|>",
+    ),
+}  # fmt: skip
+"""Special tokens of a family, and a turn of its model that calls a tool."""
+
+HARMONY = (
+    "<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>commentary "
+    'to=functions.multiply <|constrain|>json<|message|>{"a": 3, "b": 2.5}<|call|>'
+)
+
+
+def speaker(name: str) -> Any:
+    """A tokenizer with the family's special tokens and template, as a run settles it."""
+    special, _ = SPOKEN[name]
+    tok = tokenizer(collection()[name])
+    tok.add_special_tokens({"additional_special_tokens": special})
+    tok.bos_token = special[0]
+    settle(tok, DataConfig(), has_turns=True)
+    return tok
+
+
+@pytest.mark.parametrize("name", SPOKEN)
+def test_a_family_calls_a_tool_and_reads_its_answer(name: str) -> None:
+    tok, (_, turn) = speaker(name), SPOKEN[name]
+    renderer = ChatRenderer(tok, TOOLS, reads_users=False)
+    for text in (turn, HARMONY) if name == "gptoss" else (turn,):
+        [call] = renderer.said(ids(tok, text)).calls
+        assert (call.name, json.loads(call.arguments)) == ("multiply", CALL["arguments"])
+    for damage in ("[" * 100_000, "NaN", ""):
+        calls = renderer.said(ids(tok, turn.replace("2.5", damage))).calls
+        assert all(each.error or "2.5" not in each.arguments for each in calls)
+    question = {"role": "user", "content": "3 times 2.5?"}
+    answer = [{"role": "tool", "name": "multiply", "content": "7.5"}]
+    sampled = ids(tok, turn)
+    tokens = ids(tok, rendered(tok, [question], TOOLS)) + sampled + renderer.encode(answer, sampled)
+    assert tokens == ids(tok, rendered(tok, [question, *conversation(name, answer)], TOOLS))
+
+
+def conversation(name: str, answer: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The turn of `SPOKEN` and its answer, as the family's template takes them."""
+    call = {"id": "call00000", "type": "function", "function": CALL}
+    message: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
+    if name == "gemma3":
+        message = {"role": "assistant", "content": f"<tool_call>{json.dumps(CALL)}</tool_call>"}
+        answer = [{"role": "user", "content": "<tool_response>\n7.5\n</tool_response>"}]
+    elif name == "gptoss":
+        message["thinking"] = "so"
+    elif name in ("qwen3", "glm4moe"):
+        message["reasoning_content"] = "so"
+    return [message, *answer]
+
+
+if __name__ == "__main__":
+    print(json.dumps(found(), indent=1))
