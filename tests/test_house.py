@@ -27,7 +27,7 @@ ROOMS = {
 ELSEWHERE = 500
 """Lines of all other files at the first level together."""
 
-TOTALS = {"rhymeflow": 49_630, "tests": 36_550, "benchmarks": 8_000}
+TOTALS = {"rhymeflow": 49_740, "tests": 36_640, "benchmarks": 8_000}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",

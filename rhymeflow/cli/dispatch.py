@@ -111,7 +111,7 @@ def _add_all(add: Add, arguments: list[str]) -> tuple[list[str], dict[str, str]]
     return split_overrides(arguments)
 
 
-_TAKES_FIELDS = ("train", "simulate", "sft", "eval")
+_TAKES_FIELDS = ("train", "simulate", "sft", "eval", "render")
 _HELP = {"--help": "--help=common", "-h": "--help=common"}
 _WITHOUT_VALUE = {**_HELP, "--dry-run": "--dry-run=full"}
 """Replacements of options without a value, so that they do not take the next argument as one."""

@@ -1,4 +1,4 @@
-"""The commands that take a configuration: train, resume, simulate, calibrate, sft, eval, generate.
+"""The commands that take a configuration, such as train, simulate, sft, eval and generate.
 
 A mistake in the configuration is reported before slow imports.
 """
@@ -57,6 +57,11 @@ reward of the majority's answer (maj@k), sampled tokens, share cut by length.
 _GENERATE = """\
 Answers a prompt, or with --chat converses, and prints text as it is generated.
 --section.field VALUE sets fields of the configuration, as in `train`.
+"""
+
+_RENDER = """\
+Prints the first prompts as the policy reads them, tools included, with \u27e6 and \u27e7 around
+special tokens. Without data, an example. If MODEL is a run, its configuration is used.
 """
 
 _SHORT_HELP = {
@@ -192,6 +197,10 @@ def _add_evaluation(add: Add) -> None:
     for option, metavar in (("temperature", "T"), ("max-tokens", "N"), ("seed", "N")):
         field = _GENERATE_FIELDS[option.replace("-", "_")]
         sub.add_argument(f"--{option}", metavar=metavar, help=f"{field}")
+    what = "show prompts as the policy reads them"
+    sub = _add_configured(add, "render", render, first="MODEL", help=what, description=_RENDER)
+    what = "number of prompts (3)"
+    sub.add_argument("--rows", metavar="N", type=positive, default=3, help=what)
 
 
 def train(args: argparse.Namespace) -> None:
@@ -404,6 +413,22 @@ def generate(args: argparse.Namespace) -> None:
     except KeyboardInterrupt:
         _write("\n")
         raise
+
+
+def render(args: argparse.Namespace) -> None:
+    """Show prompts as the policy reads them."""
+    if "model.name" in args.overrides:
+        raise UserError(f"--model: the model is {args.model!r} already")
+    model = _resolved_model(args.model)
+    source = args.recipe or _own_configuration(args.model, model)
+    overrides = {**args.overrides, "model.name": model}
+    if source is None:
+        config = parse_config("", overrides, where="the command line")
+    else:
+        config = read_config(source, overrides)
+    from rhymeflow.cli.render import render as show  # loads transformers
+
+    show(config, args.rows, has_data=source is not None or "data.source" in overrides)
 
 
 def _whole_input() -> str:
