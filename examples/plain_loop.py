@@ -30,7 +30,7 @@ from rhymeflow.data.stream import PromptStream
 from rhymeflow.engine.base import NoiseKey, Request, Sampling
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.learner.algorithms.advantages import group_advantages
-from rhymeflow.learner.algorithms.losses import MOST_LOG_RATIO
+from rhymeflow.learner.algorithms.surrogates import MOST_LOG_RATIO
 from rhymeflow.learner.logprobs import TokenScorer
 from rhymeflow.learner.optimizer import Optimizer, learning_rate
 from rhymeflow.learner.packing import PackedRow, pack

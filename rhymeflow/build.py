@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rhymeflow import emulation, profiles
 from rhymeflow.config import Config, ScheduleConfig
-from rhymeflow.config.fields import brief
 from rhymeflow.core.plan import Plan, Schedule
 from rhymeflow.core.strategies.base import NoLayout, Settings
 from rhymeflow.core.strategies.schedules import MIGRATION, ROUTING, SCHEDULES, SYNC
 from rhymeflow.core.types import HELD_OUT
-from rhymeflow.errors import UserError, suggestion
+from rhymeflow.errors import UserError
 from rhymeflow.suites.suite import of_run
-from rhymeflow.utils.user_modules import imported
-
-Rule = TypeVar("Rule", bound=Callable[..., Any])
+from rhymeflow.utils.user_modules import named_or_own
 
 FILTERED_BATCHES = 4
 """Most groups that are filtered between two steps, in batches; further ones are kept."""
@@ -70,10 +65,10 @@ def schedule(config: Config) -> Schedule:
     profile = emulation.profile_of(config) or profiles.load(chosen.cost_model)
     return Schedule(
         admission=bundle.admission,
-        routing=_rule("routing", chosen.routing, ROUTING, "view"),
-        sync=_rule("sync", chosen.sync, SYNC, "instance, view"),
+        routing=named_or_own("schedule.routing", chosen.routing, ROUTING, "view"),
+        sync=named_or_own("schedule.sync", chosen.sync, SYNC, "instance, view"),
         on_pull=chosen.on_pull,
-        migration=_rule("migration", chosen.migration, MIGRATION, "view"),
+        migration=named_or_own("schedule.migration", chosen.migration, MIGRATION, "view"),
         max_inflight_groups=max(1, math.ceil(chosen.max_inflight_batches * groups)),
         settings=Settings(
             # Strategies use only decoding costs, which do not depend on the training devices.
@@ -145,37 +140,5 @@ def rules_in_force(config: Config) -> ScheduleConfig:
     return chosen.model_copy(update=missing)
 
 
-def _name(rule: Callable[..., Any], known: Mapping[str, Rule]) -> str:
+def _name(rule: Callable[..., Any], known: Mapping[str, Callable[..., Any]]) -> str:
     return next(name for name, each in known.items() if each is rule)
-
-
-def _rule(field: str, given: str | None, known: Mapping[str, Rule], arguments: str) -> Rule:
-    """Return the rule of this name, or the user's function, which must take these arguments. Raises
-    `UserError` if there is no such rule, or the function cannot be used as one."""
-    assert given is not None
-    if given in known:
-        return known[given]
-    where = f"schedule.{field}"
-    if "." not in given.strip("."):
-        raise UserError(
-            f"{where}: given {brief(given)}, allowed: {', '.join(known)}, or a function of your "
-            f"own, path/to/file.py:function or dotted{suggestion(given, known)}"
-        )
-    where = f"{where}: {given}"
-    function = imported(given, where)
-    if _is_standard_library(function):
-        raise UserError(f"{where}: comes with Python, and is no rule")
-    try:
-        inspect.signature(function).bind(*arguments.split(", "))
-    except TypeError as error:
-        raise UserError(f"{where}: cannot be called as f({arguments}): {error}") from None
-    except ValueError:  # some built-ins have no signature
-        raise UserError(f"{where}: does not say that it takes ({arguments})") from None
-    return function  # type: ignore[return-value]
-
-
-def _is_standard_library(function: Callable[..., Any]) -> bool:
-    """Whether a function, like `os.system`, is Python's and not a rule that the user wrote."""
-    if not (inspect.isroutine(function) or inspect.isclass(function)):
-        return False  # a `partial` of the user's function
-    return (function.__module__ or "").partition(".")[0] in sys.stdlib_module_names

@@ -113,12 +113,14 @@ def everything(config: Config) -> Checked:
         raise UserError("learner.max_steps = 0: nothing is trained, and `rhymeflow eval` evaluates")
     from rhymeflow.environments.episodes import Episodes
     from rhymeflow.environments.template import load_settled
-    from rhymeflow.learner.policy import check_attention  # loads torch, so not before
+    from rhymeflow.learner.algorithms.losses import check_parts  # loads torch, so not before
+    from rhymeflow.learner.policy import check_attention
     from rhymeflow.models.load import check_end
     from rhymeflow.models.precision import resolve_device
     from rhymeflow.models.tokenizer import max_length, unseen_tokens
 
     here = as_here(config)
+    check_parts(config.learner)
     check_attention(here.learner, resolve_device(here.model))
     tokenizer, settled = load_settled(config)
     notes = [settled]

@@ -27,7 +27,13 @@ ROOMS = {
     "packing": (["learner/packing.py"], ["learner/test_packing.py", "learner/test_single.py"]),
     "losses": (
         ["learner/algorithms"],
-        ["learner/test_losses.py", "learner/test_advantages.py", "learner/test_trl.py"],
+        [
+            "learner/test_losses.py",
+            "learner/test_advantages.py",
+            "learner/test_trl.py",
+            "learner/test_oracle.py",
+            "learner/test_algorithms.py",
+        ],
     ),
     "noise": (
         ["engine/native/noise.py"],

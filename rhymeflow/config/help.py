@@ -26,7 +26,7 @@ COMMON = (
     "drafting.window", "drafting.history_run",
     "reward.functions", "reward.timeout", "reward.on_failure",
     "learner.max_steps", "learner.groups_per_batch", "learner.learning_rate", "learner.beta",
-    "learner.loss_type", "learner.max_tokens_per_microbatch",
+    "learner.algorithm", "learner.max_tokens_per_microbatch",
     "schedule.name", "schedule.max_staleness",
     "weights.transport", "emulation.profile", "emulation.devices",
     "run.seed", "run.output_dir", "run.eval_steps", "run.save_steps", "run.report_to",

@@ -6,7 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from rhymeflow.config.algorithms import ALGORITHMS
 from rhymeflow.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+
+MaskName = Literal[
+    "token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3", "seq_mean_k1",
+    "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3", "veto",
+]  # fmt: skip
 
 
 class LearnerConfig(Section):
@@ -40,38 +46,92 @@ class LearnerConfig(Section):
     """Training passes over each batch (GRPO's mu)."""
     num_minibatches: Positive = 1
     """Optimizer steps per pass, each on an equal number of whole groups."""
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "dapo"
-    """Normalisation of the loss, by TRL's names; micro-batches do not change it. `grpo`: mean over
-    each response's tokens, then over responses. `bnpo`: mean over the optimizer step's tokens.
-    `dapo`: sum over the step, divided by the mean number of tokens of the batch's steps (`bnpo` if
-    there is one minibatch). `dr_grpo`: sum divided by responses times `max_completion_length`."""
-    scale_rewards: Literal["group", "batch", "none"] = "group"
+    algorithm: Literal[
+        "grpo", "dr_grpo", "dapo", "bnpo", "gdpo", "rloo", "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline", "gspo", "gspo_token", "cispo", "sapo", "gmpo",
+    ] = "dapo"  # fmt: skip
+    """What is optimized (docs/algorithms.md). It is a combination of `advantage`, `scale_rewards`,
+    `multi_objective_aggregation`, `ratio`, `surrogate`, `loss_type`, `epsilon` and `epsilon_high`:
+    those of them that are not set have the values that were published with it. `--dry-run` prints
+    them. The defaults below are those of `dapo`."""
+    advantage: str = "group_mean"
+    """How much better than others a response is: its reward minus the `group_mean`; minus the mean
+    of the others in its group (`leave_one_out`, RLOO); minus the group's mean by tokens
+    (`length_weighted`, OPO); the `reward` itself (REINFORCE++); or `best_of_group` (pass@k): the
+    best response's lead over the second, and 0 for the others. Or your function of a group's
+    rewards and lengths (arrays) that returns its advantages, `path/to/file.py:function`."""
+    scale_rewards: Literal["group", "batch", "none", "tokens"] = "group"
     """Responses whose rewards' standard deviation divides an advantage: those of its `group` or
-    `batch`. `none`: it is not divided."""
+    `batch`. `none`: it is not divided. `tokens`: advantages are whitened, to mean 0 and standard
+    deviation 1 over the batch's tokens (REINFORCE++)."""
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = (
         "sum_then_normalize"
     )
     """How several rewards make an advantage. `sum_then_normalize`: sum them by their weights, and
     compare the sums in each group. `normalize_then_sum` (GDPO, arXiv 2601.05242): scale each to
     mean 0 and standard deviation 1 in its group, so that a large one does not hide the others, sum
-    these by the weights, and divide the sums by the batch's standard deviation. `scale_rewards` is
-    then not used."""
+    these by the weights, and divide the sums by the batch's standard deviation. `advantage` and
+    `scale_rewards` are then not used."""
+    ratio: str = "token"
+    """What the probability ratio of the policy to the one that it is kept close to is of: the
+    `token`; the `product` over the response's tokens; their geometric mean (`sequence`, GSPO), or
+    with the gradient of each token its own (`sequence_token`, GSPO-token); their geometric mean
+    after clipping each (`clipped_sequence`, GMPO). Or your function, `path/to/file.py:function`, of
+    the tokens' log-ratios, their advantages, `Responses` and `LearnerConfig`. All but `token` need
+    one more forward pass per optimizer step."""
+    surrogate: str = "clip"
+    """What is maximized: PPO's clipped ratio times the advantage (`clip`); the log-probability,
+    weighted by the advantage and the clipped ratio without gradient (`weighted_log`, CISPO); a
+    `sigmoid` of the ratio (SAPO); or ratio times advantage (`linear`). Or your function of the
+    tokens' ratios, advantages, log-probabilities and `LearnerConfig` that returns their losses."""
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = "dapo"
+    """Normalisation of the loss, by TRL's names; micro-batches do not change it. `grpo`: mean over
+    each response's tokens, then over responses. `bnpo`: mean over the optimizer step's tokens.
+    `dapo`: sum over the step, divided by the mean number of tokens of the batch's steps (`bnpo` if
+    there is one minibatch). `dr_grpo`: sum divided by responses times `max_completion_length`."""
     epsilon: PositiveFloat = 0.2
-    """The probability ratio is clipped below at 1 minus this."""
+    """The probability ratio is clipped below at 1 minus this; GMPO's log-ratio at minus this."""
     epsilon_high: PositiveFloat | None = 0.28
     """The ratio is clipped above at 1 plus this (clip-higher, DAPO); `None` takes `epsilon`."""
+    delta: PositiveFloat | None = None
+    """`clip`: greatest ratio in the term that is not clipped (INTELLECT-2), above 1 plus
+    `epsilon_high`; bounds the loss where the advantage is negative. `None`: no bound."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """`clip`: where the advantage is negative, the loss is at most minus this times it (dual-clip
+    PPO; verl's default is 3), and carries no gradient past that. `None`: no bound."""
+    sapo_temperature_pos: PositiveFloat = 1.0
+    """`sigmoid`: its steepness where the advantage is positive."""
+    sapo_temperature_neg: PositiveFloat = 1.05
+    """`sigmoid`: its steepness elsewhere."""
     beta: NonNegativeFloat = 0.0
     """Weight of the KL divergence from the reference, the model that the run started from; 0 keeps
     no reference. It is estimated per token by k3 times the probability ratio, as in TRL."""
-    off_policy_correction: Literal["none", "tis", "decoupled"] = "tis"
+    off_policy_correction: Literal["none", "proximal", "tis", "decoupled"] = "tis"
     """Correction for tokens that an older policy mu sampled. `tis` and `decoupled` clip around
     pi_prox, the learner's policy before the batch's first optimizer step, and multiply each token's
     clipped objective by a constant weight, of u = pi_prox / mu. `tis` (token-level truncated
     importance sampling): the weight is min(u, cap). `decoupled` (decoupled PPO as AReaL runs it):
-    the weight is u, or 0 if u is above the cap. `none`: no weight, and the clip is around mu. The
+    the weight is u, or 0 if u is above the cap. `proximal`: clips around pi_prox, without a weight
+    (verl's and TRL's way without a correction). `none`: no weight, and the clip is around mu. The
     KL term is not weighted."""
     importance_sampling_cap: PositiveFloat = 2.0
     """The cap of `off_policy_correction`; StaleFlow's authors use 2."""
+    importance_sampling_floor: PositiveFloat | None = None
+    """A lower bound of u: `tis` raises u to it, `decoupled` gives weight 0 below it (IcePop)."""
+    off_policy_level: Literal["token", "sequence", "geometric_mean"] = "token"
+    """What u is of: the `token`; the whole response (`sequence`), the product over its tokens; or
+    their `geometric_mean`. All but `token` need one more forward pass per batch."""
+    normalize_importance_weights: bool = False
+    """Divide the weights by their mean over the batch's tokens."""
+    off_policy_masks: dict[MaskName, PositiveFloat | tuple[PositiveFloat, PositiveFloat]] = {}
+    """Tokens or whole responses to leave out where pi_prox is far from mu; they still count in the
+    normalisation. By verl's names: the estimate k1, k2 or k3 of KL(mu || pi_prox), of each token
+    (`token_k2`) or of the response, as the sum, mean or maximum over its tokens (`seq_mean_k2`),
+    may be at most the bound. Bounds of k1 are of mu / pi_prox, or that of its product or geometric
+    mean: two, least and greatest, or the greatest and its inverse. `veto`: least u of any token."""
+    off_policy_mask_threshold: PositiveFloat | None = None
+    """Leave out a response with a negative advantage if the mean over its tokens of log(mu / pi) is
+    above this (DeepSeek-V3.2's off-policy sequence masking). `None`: leave none out."""
     mask_truncated_completions: bool = False
     """Leave responses that `rollout.max_completion_length` or `schedule.on_stuck: truncate` cut out
     of the loss (DAPO's overlong filtering). Those that `environment.max_turns` ended stay in."""
@@ -109,7 +169,9 @@ class LearnerConfig(Section):
         needs = {
             f"learner.num_iterations = {self.num_iterations}": self.num_iterations > 1,
             f"learner.num_minibatches = {self.num_minibatches}": self.num_minibatches > 1,
-            "learner.scale_rewards = 'batch'": self.scale_rewards == "batch",
+            f"learner.scale_rewards = '{self.scale_rewards}'": self.scale_rewards
+            in ("batch", "tokens"),
+            "learner.normalize_importance_weights": self.normalize_importance_weights,
             "learner.multi_objective_aggregation = 'normalize_then_sum'": (
                 self.multi_objective_aggregation == "normalize_then_sum"
             ),
@@ -120,6 +182,23 @@ class LearnerConfig(Section):
     def is_used(self) -> bool:
         """Whether the run trains."""
         return self.max_steps > 0
+
+    @model_validator(mode="after")
+    def _parts_of_algorithm(self) -> LearnerConfig:
+        parts = ALGORITHMS[self.algorithm]
+        # In place, since the fields count as not set: another algorithm may replace them.
+        self.__dict__.update({k: v for k, v in parts.items() if k not in self.model_fields_set})
+        return self
+
+    @model_validator(mode="after")
+    def _masks_have_their_bounds(self) -> LearnerConfig:
+        for name, bound in self.off_policy_masks.items():
+            if isinstance(bound, tuple) and not name.endswith("k1"):
+                raise ValueError(
+                    f"learner.off_policy_masks: {name} = {list(bound)}: it has one bound; those of "
+                    "k1 have two"
+                )
+        return self
 
     @model_validator(mode="after")
     def _ranks_fit(self) -> LearnerConfig:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rhymeflow.config import Config, fields, yaml
+from rhymeflow.config.algorithms import PARTS
 from rhymeflow.errors import UserError, suggestion
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -99,8 +100,11 @@ def build_config(given: Mapping[str, Any], base: Config | None = None, *, where:
     if fields are wrong; `where` names the mapping in the message.
     """
     values = (base or Config()).model_dump(mode="json")
-    for name, value in given.items():
-        path = name if "." in name else fields.only_path(name, where)
+    by_path = {n if "." in n else fields.only_path(n, where): v for n, v in given.items()}
+    learner = values["learner"]
+    if by_path.get("learner.algorithm", learner["algorithm"]) != learner["algorithm"]:
+        values["learner"] = {name: value for name, value in learner.items() if name not in PARTS}
+    for path, value in by_path.items():
         _put(values, path, value, f"{where}: {path}")
     return fields.validate(values, fields.Origin(where))
 
@@ -204,8 +208,10 @@ def _check_complete(overrides: Overrides, needed: Sequence[str]) -> None:
 
 
 def _drop_replaced(values: dict[str, Any], overrides: Overrides) -> None:
-    """Drop the file's fields about its data source or model if an override names another one."""
+    """Drop the file's fields about its data source, model or algorithm if an override names another
+    one."""
     for path, dependent in (
+        ("learner.algorithm", PARTS),
         ("data.source", ("size", "options", "eval_size")),
         ("model.name", ("gguf_file",)),
     ):
@@ -216,6 +222,8 @@ def _drop_replaced(values: dict[str, Any], overrides: Overrides) -> None:
         source = fields_in_file.get(field)
         if overrides.get(path, source) == source:
             continue
+        if path == "learner.algorithm" and source is None:
+            continue  # the file's fields are the user's own, not those of a run's algorithm
         for name in dependent:
             # `eval_source` stays, and so does its size.
             if name != "eval_size" or not fields_in_file.get("eval_source"):

@@ -19,11 +19,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rhymeflow.core.types import HELD_OUT, TrajectoryId
+from rhymeflow.core.types import CUT, HELD_OUT, TrajectoryId
 from rhymeflow.dashboard.groups import Summaries
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.time_view import LIMIT_ROWS
-from rhymeflow.learner.algorithms.advantages import decoupled_advantages, group_advantages
+from rhymeflow.learner.algorithms.advantages import batch_advantages
 from rhymeflow.observe import query
 from rhymeflow.observe.limits import of_rows
 from rhymeflow.observe.metrics import by_step, is_time_weighted
@@ -222,7 +222,8 @@ def _by_prompt(reader: TrajectoryReader, order: str) -> list[dict[str, Any]]:
 
 # -- a response ------------------------------------------------------------------------------------
 
-_BATCH = """SELECT group_id, member, reward, components FROM trajectories
+_BATCH = """SELECT group_id, member, reward, components, reason, (SELECT SUM(s.length) FROM spans s
+        WHERE s.group_id = t.group_id AND s.member = t.member) FROM trajectories t
     WHERE trained = ?1 AND group_id IN (SELECT group_id FROM groups WHERE ending_version = ?1)
     ORDER BY group_id, member"""
 
@@ -274,17 +275,19 @@ def _advantages(reader: TrajectoryReader, step: int | None) -> dict[tuple[int, i
     """Return the advantages of a step's responses, by the rewards of its batch; None: of none."""
     if step is None:
         return {}
+    from rhymeflow.reward.components import WeightedSum  # loads the configuration
+
     batch = reader.query(_BATCH, step - 1)
     groups, learner = [group for group, *_ in batch], section_in_force(reader, "learner")
-    if learner.multi_objective_aggregation == "normalize_then_sum":
-        from rhymeflow.reward.components import WeightedSum
-
-        reward, environment = (section_in_force(reader, n) for n in ("reward", "environment"))
-        weights = WeightedSum(reward.functions, environment.classes).weights
-        components = [msgspec.json.decode(each) for *_, each in batch]
-        found = decoupled_advantages(components, weights, groups)
-    else:
-        found = group_advantages([each[2] for each in batch], groups, learner.scale_rewards)
+    reward, environment = (section_in_force(reader, n) for n in ("reward", "environment"))
+    found = batch_advantages(
+        [each[2] for each in batch],
+        groups,
+        [0 if learner.mask_truncated_completions and each[4] in CUT else each[5] for each in batch],
+        learner,
+        [msgspec.json.decode(each[3] or b"{}") for each in batch],
+        WeightedSum(reward.functions, environment.classes).weights,
+    )
     values = found.values.tolist()
     return {(each[0], each[1]): value for each, value in zip(batch, values, strict=True)}
 

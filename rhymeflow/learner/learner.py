@@ -20,17 +20,21 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.learner import checkpoint, published
-from rhymeflow.learner.algorithms import advantages as algorithms
+from rhymeflow.learner.algorithms.advantages import Advantages, batch_advantages
+from rhymeflow.learner.algorithms.corrections import off_policy_weight
 from rhymeflow.learner.algorithms.losses import (
     clip_extremes,
+    corrects,
     diagnose,
     diagnosis_names,
+    gradient,
     mismatch,
+    needs_whole_responses,
     token_losses,
 )
 from rhymeflow.learner.logprobs import TokenScorer, recompute_layers
 from rhymeflow.learner.metrics import Totals, batch_metrics
-from rhymeflow.learner.minibatch import MicroBatch, split, step_scales
+from rhymeflow.learner.minibatch import MicroBatch, lengths_in_loss, split, step_scales
 from rhymeflow.learner.optimizer import Optimizer, freeze, learning_rate
 from rhymeflow.learner.policy import Shards, proved_scorer
 from rhymeflow.learner.ranks import ALONE, Gathering, Ranks
@@ -154,6 +158,7 @@ class Learner:
         early, advantages = self._early_groups(), _advantages(groups, self._config)
         (minibatch,) = split(groups, advantages.values, self._config, self._device, self._ranks)
         self._score_fixed_policies([minibatch])
+        self._score_responses(minibatch, is_first=True)
         for micro in minibatch:
             self._add_gradient(micro, early.totals, details, is_first_pass=True)
         early.samples += groups
@@ -191,6 +196,7 @@ class Learner:
         self.skipped = {}
         steps = [*zip(minibatches, scales, strict=True)] * config.num_iterations
         for number, (minibatch, scale) in enumerate(steps):
+            self._score_responses(minibatch, is_first=number == 0)
             for micro in minibatch:
                 self._add_gradient(micro, totals, details, is_first_pass=number < len(scales))
             if number in skip:
@@ -227,7 +233,8 @@ class Learner:
         the reference, if there is one."""
         config = self._config
         is_one_step = config.num_iterations == 1 and len(minibatches) == 1
-        needs_proximal = config.off_policy_correction != "none" and not is_one_step
+        needs_proximal = corrects(config) and not is_one_step
+        needs_proximal |= config.normalize_importance_weights
         for minibatch in minibatches:
             for micro in minibatch:
                 if needs_proximal:
@@ -236,6 +243,34 @@ class Learner:
                 if self._reference is not None:
                     reference_R, _ = self._reference.score(micro.row)
                     micro.inputs = replace(micro.inputs, reference_R=reference_R)
+                progress.advance()
+        if config.normalize_importance_weights:
+            self._normalize_weights([micro for each in minibatches for micro in each])
+
+    def _normalize_weights(self, micros: list[MicroBatch]) -> None:
+        """Tell micro-batches, whose proximal policy is known, the mean of the batch's weights."""
+        total = torch.zeros(2, dtype=torch.float64)
+        for micro in micros:
+            if not micro.is_empty:
+                assert micro.inputs.proximal_R is not None
+                log_u_R = micro.inputs.proximal_R - micro.inputs.behaviour_R
+                weight_R = off_policy_weight(log_u_R, self._config, micro.inputs.responses)
+                total += torch.tensor([weight_R.double().sum().item(), len(weight_R)])
+        weights, tokens = self._ranks.summed(total).tolist()
+        for micro in micros:
+            mean = weights / tokens if weights > 0.0 else 1.0
+            micro.inputs = replace(micro.inputs, mean_weight=mean)
+
+    def _score_responses(self, minibatch: list[MicroBatch], *, is_first: bool) -> None:
+        """Fill in the loss's gradient by log-probabilities where a token's depends on others of its
+        response; `is_first`: the weights are still those of the proximal policy."""
+        if not needs_whole_responses(self._config):
+            return
+        for micro in minibatch:
+            if micro.needs_grad:
+                known_R = micro.inputs.proximal_R if is_first else None
+                logprob_R = self._policy.score(micro.row)[0] if known_R is None else known_R
+                micro.gradient_R = gradient(logprob_R, micro.inputs, self._config)
                 progress.advance()
 
     def _add_gradient(
@@ -252,6 +287,8 @@ class Learner:
             self.charged[micro.needs_grad] += micro.row.size_unshared + len(micro.row.members)
 
         def loss_of(logprob_C: Tensor, chunk: slice) -> Tensor:
+            if micro.gradient_R is not None:
+                return (micro.gradient_R[chunk] * logprob_C).sum()
             chunk_inputs = inputs[chunk]
             return (token_losses(logprob_C, chunk_inputs, config) * chunk_inputs.weight_R).sum()
 
@@ -275,10 +312,7 @@ class Learner:
             details.add_flags(micro, logprob_R)
 
 
-def _advantages(batch: Sequence[Sample], config: LearnerConfig) -> algorithms.Advantages:
-    groups = [sample.group for sample in batch]
-    if config.multi_objective_aggregation == "normalize_then_sum":
-        components = [sample.components for sample in batch]
-        return algorithms.decoupled_advantages(components, batch[0].weights, groups)
-    rewards = [sample.reward for sample in batch]
-    return algorithms.group_advantages(rewards, groups, config.scale_rewards)
+def _advantages(batch: Sequence[Sample], config: LearnerConfig) -> Advantages:
+    rewards, groups = [each.reward for each in batch], [each.group for each in batch]
+    components, lengths = [each.components for each in batch], lengths_in_loss(batch, config)
+    return batch_advantages(rewards, groups, lengths, config, components, batch[0].weights)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.learner.algorithms.losses import TokenInputs, step_scale, token_weight
+from rhymeflow.learner.algorithms.surrogates import Responses
 from rhymeflow.learner.packing import PackedRow, added_tokens, empty_row, pack
 from rhymeflow.learner.ranks import ALONE, Ranks
 from rhymeflow.learner.sample import Sample
@@ -29,6 +30,8 @@ class MicroBatch:
     inputs: TokenInputs
     needs_grad: bool
     """False if the gradient is exactly 0 and the row is only scored."""
+    gradient_R: Tensor | None = None
+    """The loss's gradient by the log-probabilities, if it is computed before them."""
 
     @property
     def is_empty(self) -> bool:
@@ -45,7 +48,7 @@ def split(
 ) -> list[list[MicroBatch]]:
     """Return this rank's micro-batches for each optimizer step of one pass over `batch`. All ranks
     have equally many; in each step those that need a gradient come first."""
-    lengths = [_length_in_loss(sample, learner) for sample in batch]
+    lengths = lengths_in_loss(batch, learner)
     weight_N = np.array([token_weight(learner.loss_type, length) for length in lengths])
     steps, max_tokens = [], learner.max_tokens_per_microbatch
     for members in _by_whole_groups(batch, learner.num_minibatches):
@@ -67,7 +70,7 @@ def step_scales(
     batch: Sequence[Sample], learner: LearnerConfig, rollout: RolloutConfig
 ) -> list[float]:
     """Return the gradient's factor in each optimizer step of one pass over the whole `batch`."""
-    lengths = [_length_in_loss(sample, learner) for sample in batch]
+    lengths = lengths_in_loss(batch, learner)
     return [
         step_scale(
             learner.loss_type,
@@ -79,9 +82,10 @@ def step_scales(
     ]
 
 
-def _length_in_loss(sample: Sample, learner: LearnerConfig) -> int:
-    is_masked = learner.mask_truncated_completions and sample.truncated
-    return 0 if is_masked else sample.num_sampled
+def lengths_in_loss(batch: Sequence[Sample], learner: LearnerConfig) -> list[int]:
+    """Return how many tokens of each sample are in the loss."""
+    masks = learner.mask_truncated_completions
+    return [0 if masks and each.truncated else each.num_sampled for each in batch]
 
 
 def _by_whole_groups(batch: Sequence[Sample], num_minibatches: int) -> list[list[int]]:
@@ -107,12 +111,13 @@ def _inputs(
 
     if not row.members:  # zero factors give a zero loss and gradient
         zero_R = torch.zeros(len(row.targets_R), device=device)
-        return TokenInputs(advantage_R=zero_R, weight_R=zero_R, behaviour_R=zero_R)
+        return TokenInputs(zero_R, zero_R, zero_R, responses=Responses((len(zero_R),)))
     behaviour = np.concatenate([batch[i].sampled(batch[i].logprobs) for i in row.members])
     return TokenInputs(
         advantage_R=per_token(advantage_N),
         weight_R=per_token(weight_N),
         behaviour_R=torch.from_numpy(behaviour.astype(np.float32)).to(device),
+        responses=Responses(row.lengths),
     )
 
 

@@ -4,7 +4,7 @@ Log-probabilities are under the learner's policy, float32 (with `tis` and `decou
 `none`, when the token was first trained on). Each token has a byte of flags, the sum of
 
     1  clipped  in some optimizer step the ratio was past the clip, and carried no gradient
-    2  capped   u was past `learner.importance_sampling_cap` (`tis` caps it, `decoupled` drops it)
+    2  capped   u was past a bound (`tis` caps it there, `decoupled` drops the token)
     4  masked   the token is not in the loss: it is observed, or the whole response is left out
                 (`learner.mask_truncated_completions`)
 

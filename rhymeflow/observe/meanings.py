@@ -68,6 +68,8 @@ clip_ratio/high_max | greatest share of a response clipped at the upper bound
 off_policy/mismatch_kl | KL from the probabilities sampled with to the learner's, nats a token | \
 below {learning.MISMATCH:g}; at a staleness of 0 about 0
 off_policy/max_ratio | greatest ratio of the two probabilities of a token | near 1
+off_policy/mean_weight | mean weight of a token by `learner.off_policy_correction` | near 1
+off_policy/masked_share | share of tokens with weight 0: masked, or past a bound | below 10%
 staleness/mean | mean age of the batch's responses, versions
 staleness/max | greatest age, versions | at most the schedule's bound, always
 ## Groups

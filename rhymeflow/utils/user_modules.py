@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import pickle
 import re
 import sys
@@ -20,10 +21,12 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location, spec_from_loader
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
-from rhymeflow.errors import UserError, nearest
+from rhymeflow.errors import UserError, nearest, suggestion
 from rhymeflow.utils.user_values import described
+
+Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 __path__: list[str] = []
 """Marks this module as a package; `_Finder` finds its submodules."""
@@ -224,3 +227,34 @@ def _named_module(name: str, where: str) -> ModuleType:
         if missing is not None and f"{name}.".startswith(f"{missing}."):
             raise UserError(f"{where}: {error}") from None
         raise UserError(f"{where}: importing it raised {described(error)}") from None
+
+
+def named_or_own(where: str, given: str | None, known: Mapping[str, Rule], arguments: str) -> Rule:
+    """Return the rule of this name, or the user's function, which must take these arguments; field
+    `where` has it. Raises `UserError` if there is none, or the function cannot be used as one."""
+    assert given is not None
+    if given in known:
+        return known[given]
+    if "." not in given.strip("."):
+        raise UserError(
+            f"{where}: given {json.dumps(given)}, allowed: {', '.join(known)}, or a function of "
+            f"your own, path/to/file.py:function or dotted{suggestion(given, known)}"
+        )
+    where = f"{where}: {given}"
+    function = imported(given, where)
+    if _is_standard_library(function):
+        raise UserError(f"{where}: comes with Python, and is no rule")
+    try:
+        inspect.signature(function).bind(*arguments.split(", "))
+    except TypeError as error:
+        raise UserError(f"{where}: cannot be called as f({arguments}): {error}") from None
+    except ValueError:  # some built-ins have no signature
+        raise UserError(f"{where}: does not say that it takes ({arguments})") from None
+    return function  # type: ignore[return-value]
+
+
+def _is_standard_library(function: Callable[..., Any]) -> bool:
+    """Whether a function, like `os.system`, is Python's and not a rule that the user wrote."""
+    if not (inspect.isroutine(function) or inspect.isclass(function)):
+        return False  # a `partial` of the user's function
+    return (function.__module__ or "").partition(".")[0] in sys.stdlib_module_names

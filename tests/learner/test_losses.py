@@ -5,14 +5,9 @@ import math
 import pytest
 import torch
 
-from rhymeflow.learner.algorithms.losses import (
-    MOST_LOG_RATIO,
-    TokenInputs,
-    clip_range,
-    mismatch,
-    off_policy_weight,
-    token_losses,
-)
+from rhymeflow.learner.algorithms.corrections import off_policy_weight
+from rhymeflow.learner.algorithms.losses import TokenInputs, mismatch, token_losses
+from rhymeflow.learner.algorithms.surrogates import MOST_LOG_RATIO, clip_range
 from tests.learner.builders import learner_config
 
 CORRECTIONS = ["none", "tis", "decoupled"]

@@ -47,11 +47,20 @@ MUCH = {
     "logits_chunk_size": 7,
     "gradient_checkpointing": True,
 }
+RESPONSES = {
+    "algorithm": "gspo",
+    "epsilon": 0.2,
+    "normalize_importance_weights": True,
+    "off_policy_level": "sequence",
+    "num_minibatches": 2,
+    "max_tokens_per_microbatch": 33,
+}
 CASES = {
     "plain": ({}, steps(0, 20)),
     "everything at once": (MUCH, steps(0, 5)),
     "experts": ({"kind": "qwen3_moe"}, steps(0, 2)),
     "frozen": (FROZEN, steps(0, 2)),
+    "whole responses": (RESPONSES, steps(0, 2)),
     "groups ahead of their batch": ({"loss_type": "grpo"}, steps(0, 5, "train early")),
     "bfloat16": ({"dtype": torch.bfloat16}, steps(0, 4)),
 }

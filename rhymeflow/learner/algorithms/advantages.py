@@ -1,7 +1,8 @@
 """Computes advantages from rewards: how much better a response did than others of its group.
 
-The advantages of a group sum to 0 (up to rounding) whatever the scaling; a group whose rewards do
-not differ (`core/spread.py`) has advantages of exactly 0.
+The advantages of a group sum to 0 (up to rounding) whatever the scaling, where the group's mean is
+subtracted; a group whose rewards do not differ (`core/spread.py`) then has advantages of exactly 0,
+unless tokens are whitened. `learner.advantage` names an estimator, or a function of a user.
 
 Source: GRPO (arXiv 2402.03300, section 4.1.1); `batch` is the scaling of arXiv 2508.08221, section
 4.1, `none` that of Dr. GRPO (arXiv 2503.20783, section 3.2), `decoupled_advantages` GDPO (arXiv
@@ -11,13 +12,70 @@ plus 1e-4.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from rhymeflow.core.spread import STD_EPSILON, is_flat, normalized_sum
+from rhymeflow.utils.user_modules import named_or_own
+
+if TYPE_CHECKING:
+    from rhymeflow.config import LearnerConfig
+
+Estimator = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Of a group's rewards and lengths, [G] each: its advantages before scaling, [G]."""
+
+
+def group_mean(reward_G: np.ndarray, _: np.ndarray) -> np.ndarray:
+    """Reward minus the group's mean: GRPO."""
+    # The mean of equal numbers may differ from them by rounding; set the advantage to 0.
+    return np.zeros_like(reward_G) if is_flat(reward_G.tolist()) else reward_G - reward_G.mean()
+
+
+def leave_one_out(reward_G: np.ndarray, length_G: np.ndarray) -> np.ndarray:
+    """Reward minus the mean of the group's others: RLOO (arXiv 2402.14740)."""
+    return group_mean(reward_G, length_G) * (len(reward_G) / max(len(reward_G) - 1, 1))
+
+
+def length_weighted(reward_G: np.ndarray, length_G: np.ndarray) -> np.ndarray:
+    """Reward minus the group's mean by tokens, nearly the baseline of least variance: OPO (arXiv
+    2505.23585)."""
+    if is_flat(reward_G.tolist()) or not length_G.any():
+        return np.zeros_like(reward_G)
+    advantage_G: np.ndarray = reward_G - (reward_G * length_G).sum() / length_G.sum()
+    return advantage_G
+
+
+def reward_itself(reward_G: np.ndarray, _: np.ndarray) -> np.ndarray:
+    """No baseline: REINFORCE++ (arXiv 2501.03262)."""
+    return reward_G.copy()
+
+
+def best_of_group(reward_G: np.ndarray, _: np.ndarray) -> np.ndarray:
+    """The best response's lead over the second, 0 for the others: pass@k (arXiv 2503.19595)."""
+    advantage_G = np.zeros_like(reward_G)
+    if len(reward_G) > 1:
+        second, best = reward_G.argsort(kind="stable")[-2:]
+        advantage_G[best] = reward_G[best] - reward_G[second]
+    return advantage_G
+
+
+ESTIMATORS: Mapping[str, Estimator] = {
+    "group_mean": group_mean,
+    "leave_one_out": leave_one_out,
+    "length_weighted": length_weighted,
+    "reward": reward_itself,
+    "best_of_group": best_of_group,
+}
+
+
+@cache
+def estimator_of(name: str) -> Estimator:
+    """Return `learner.advantage`. Raises `UserError` if there is no such estimator."""
+    return named_or_own("learner.advantage", name, ESTIMATORS, "rewards, lengths")
 
 
 @dataclass(frozen=True)
@@ -30,29 +88,60 @@ class Advantages:
     """Share of samples for which the standard deviation (of their group or the batch) is zero."""
 
 
+def batch_advantages(
+    rewards: Sequence[float],
+    groups: Sequence[int],
+    lengths: Sequence[int],
+    config: LearnerConfig,
+    components: Sequence[Mapping[str, float]] = (),
+    weights: Mapping[str, float] | None = None,
+) -> Advantages:
+    """Return advantages as the configuration says. `lengths` are tokens in the loss; `components`
+    and `weights` are for `decoupled_advantages`."""
+    if config.multi_objective_aggregation == "normalize_then_sum":
+        return decoupled_advantages(components, weights or {}, groups)
+    return group_advantages(
+        rewards, groups, config.scale_rewards, estimator_of(config.advantage), lengths
+    )
+
+
 def group_advantages(
     rewards: Sequence[float],
     groups: Sequence[int],
-    scale_rewards: Literal["group", "batch", "none"],
+    scale_rewards: Literal["group", "batch", "none", "tokens"],
+    estimator: Estimator = group_mean,
+    lengths: Sequence[int] | None = None,
 ) -> Advantages:
-    """Return reward minus group mean, divided by the deviation that `scale_rewards` names, if any.
+    """Return what `estimator` says of each group, by default reward minus group mean, divided by
+    the deviation that `scale_rewards` names, if any.
 
     `groups[i]` is the group of `rewards[i]`; groups may differ in size and come in any order. The
-    advantage in a group of one is 0.
+    advantage in a group of one is 0. `lengths`: tokens of each response, by default 1.
     """
     reward_N = np.asarray(rewards, dtype=np.float64)
+    length_N = np.ones(len(reward_N)) if lengths is None else np.asarray(lengths, dtype=np.float64)
     centred_N = np.empty_like(reward_N)
     std_N = np.empty_like(reward_N)
     for members in _members(groups):
         group = reward_N[members]
-        is_equal = is_flat(group.tolist())
-        # The mean of equal numbers may differ from them by rounding; set the advantage to 0.
-        centred_N[members] = 0.0 if is_equal else group - group.mean()
-        std_N[members] = 0.0 if is_equal else group.std(ddof=1)
+        centred_N[members] = estimator(group, length_N[members])
+        std_N[members] = 0.0 if is_flat(group.tolist()) else group.std(ddof=1)
     if scale_rewards == "batch":
         std_N[:] = 0.0 if is_flat(reward_N.tolist()) else reward_N.std(ddof=1)
+    share = float((std_N == 0.0).mean())
+    if scale_rewards == "tokens":
+        return Advantages(_whitened(centred_N, length_N), share)
     values_N = centred_N if scale_rewards == "none" else centred_N / (std_N + STD_EPSILON)
-    return Advantages(values_N, float((std_N == 0.0).mean()))
+    return Advantages(values_N, share)
+
+
+def _whitened(advantage_N: np.ndarray, length_N: np.ndarray) -> np.ndarray:
+    """Return the advantages with mean 0 and standard deviation 1 over tokens, as in verl."""
+    tokens = length_N.sum()
+    centred_N = advantage_N - (advantage_N * length_N).sum() / max(tokens, 1.0)
+    variance = (centred_N**2 * length_N).sum() / max(tokens - 1.0, 1.0)
+    whitened_N: np.ndarray = centred_N / np.sqrt(variance + 1e-8)
+    return whitened_N
 
 
 def decoupled_advantages(

@@ -2,30 +2,25 @@
 
 For each response token, with ratio r = pi / pi_prox and advantage A, the loss is
 
-    - w * min(r * A, clip(r, 1 - epsilon, 1 + epsilon_high) * A)  +  beta * r * k3
+    w * surrogate(r, A)  +  beta * KL
 
-pi is the policy being trained, pi_prox the policy that the clip keeps it close to, mu the behaviour
-policy that sampled the token, and w depends on u = pi_prox / mu by `off_policy_correction`:
+pi is the policy being trained, pi_prox the policy that the surrogate keeps it close to, mu the
+behaviour policy that sampled the token. Ratio and surrogate are in `surrogates.py`; PPO's is
+-min(r * A, clip(r, 1 - epsilon, 1 + epsilon_high) * A). w is in `corrections.py`, of
+u = pi_prox / mu. With `off_policy_correction: none` pi_prox is mu and w is 1; else pi_prox is the
+learner's policy when the step began. With one optimizer step per batch pi_prox is pi without
+gradient, so r is 1, nothing is clipped, and no second forward pass is needed.
 
-    none       pi_prox is mu, w = 1: plain PPO clipping around the behaviour policy
-    tis        pi_prox is the learner's policy when the step began, w = min(u, cap): token-level
-               truncated importance sampling (TIS)
-    decoupled  the same pi_prox, w = u where u <= cap and 0 elsewhere: decoupled PPO
+A step's loss is a sum over tokens, each times a constant of its sample (`token_weight`), times a
+constant of the step (`step_scale`). So it and its gradient do not depend on the split into
+micro-batches, each of which has whole responses. Where a token's loss depends on others of its
+response (`needs_whole_responses`), they are scored before, and `gradient` is by that score.
 
-No gradient runs through u. With one optimizer step per batch pi_prox is pi without gradient, so r
-is 1, nothing is clipped, and no second forward pass is needed. A step's loss is a sum over tokens,
-each times a constant of its sample (`token_weight`), times a constant of the step (`step_scale`),
-so it and its gradient do not depend on the split into micro-batches.
-
-Sources: clip-higher, DAPO (arXiv 2503.14476, section 3.1). Decoupled objective: Hilton et al.
-(arXiv 2110.00641, section 2) with the paper's recomputed pi_prox of AReaL (arXiv 2505.24298,
-section 5.2); neither has the cap, it is AReaL's released code that drops tokens past it. Cap 2.0
-with truncation is StaleFlow's setting (arXiv 2601.12784). k3: the estimator exp(d) - d - 1 of the
-KL divergence, d = log pi_ref - log pi (GRPO, arXiv 2402.03300, equation 4); the factor r, whose
-gradient counts even where its value is 1, makes the gradient that of KL(pi || pi_ref)
-(DeepSeek-V3.2, arXiv 2512.02556; TRL's default). That gradient is -r * d times that of log pi, and
-is written explicitly: autograd would compute it from terms of size exp(d), which cancel to 0 in
-float32 from about d = 20.
+The KL term is r * k3, with the estimator k3 = exp(d) - d - 1 of the KL divergence, d = log pi_ref -
+log pi (GRPO, arXiv 2402.03300, equation 4); the factor r, whose gradient counts even where its
+value is 1, makes the gradient that of KL(pi || pi_ref) (DeepSeek-V3.2, arXiv 2512.02556; TRL's
+default). That gradient is -r * d times that of log pi, and is written explicitly: autograd would
+compute it from terms of size exp(d), which cancel to 0 in float32 from about d = 20.
 
 Log-ratios are clamped to +-`MOST_LOG_RATIO`, so that one extreme token leaves loss and gradient
 finite: past it a ratio carries no gradient, and the KL term has the gradient at the bound. verl has
@@ -35,21 +30,31 @@ the same bound; its other one, k3 <= 10, is not adopted, since it takes effect f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from rhymeflow.config import LearnerConfig
+from rhymeflow.learner.algorithms import corrections
+from rhymeflow.learner.algorithms.advantages import estimator_of
+from rhymeflow.learner.algorithms.surrogates import (
+    Responses,
+    bounded,
+    clip_range,
+    ratio_of,
+    surrogate_of,
+    token_ratio,
+)
 
-MOST_LOG_RATIO = 20.0
-"""exp(20) is 5e8."""
+PARTS_OF_RESPONSES = Responses(())
+"""Of tokens that are not those of whole responses."""
 
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """Constants in the loss of R response tokens; float32 [R] each."""
+    """Constants in the loss of R response tokens; tensors are float32 [R]."""
 
     advantage_R: Tensor
     weight_R: Tensor
@@ -61,10 +66,15 @@ class TokenInputs:
     reference_R: Tensor | None = None
     """log pi_ref, if there is a reference model."""
 
+    responses: Responses = PARTS_OF_RESPONSES
+    """Whose the tokens are."""
+    mean_weight: float = 1.0
+    """What weights are divided by (`normalize_importance_weights`)."""
+
     def __getitem__(self, chunk: slice) -> TokenInputs:
-        return TokenInputs(
-            *(None if x is None else x[chunk] for x in vars(self).values())  # type: ignore[arg-type]
-        )
+        """Select tokens, of parts of responses."""
+        parts = {k: x[chunk] for k, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **parts, responses=PARTS_OF_RESPONSES)  # type: ignore[arg-type]
 
 
 LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo"]
@@ -72,7 +82,8 @@ LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo"]
 
 def token_weight(loss_type: LossType, length: int) -> float:
     """Return the factor, before `step_scale`, of each of a sample's `length` tokens in the loss."""
-    return 1 / max(length, 1) if loss_type == "grpo" else 1.0
+    factors = {"grpo": 1 / max(length, 1)}
+    return factors.get(loss_type, 1.0)
 
 
 def step_scale(
@@ -93,48 +104,77 @@ def step_scale(
     return 1 / denominators[loss_type]
 
 
+def check_parts(config: LearnerConfig) -> None:
+    """Raise `UserError` if the configuration names a part that there is not."""
+    estimator_of(config.advantage)
+    ratio_of(config.ratio)
+    surrogate_of(config.surrogate)
+
+
 def token_losses(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
     """Return the unweighted loss of each token, [R]; gradient flows only through `logprob_R`."""
-    low, high = clip_range(config)
-    ratio_R = _ratio(logprob_R, inputs, config)
     advantage_R = inputs.advantage_R
-    loss_R = -torch.min(ratio_R * advantage_R, ratio_R.clamp(low, high) * advantage_R)
-    if config.off_policy_correction != "none":
-        log_u_R = _proximal(logprob_R, inputs) - inputs.behaviour_R
-        loss_R = loss_R * off_policy_weight(log_u_R, config)
+    ratio_R = _ratio(logprob_R, inputs, config)
+    loss_R = surrogate_of(config.surrogate)(ratio_R, advantage_R, logprob_R, config)
+    if corrects(config):
+        loss_R = loss_R * correction(logprob_R, inputs, config)
     if config.beta > 0.0:
         loss_R = loss_R + config.beta * reference_kl(logprob_R, inputs, config)
     return loss_R
 
 
-def clip_range(config: LearnerConfig) -> tuple[float, float]:
-    """Return the least and the greatest ratio that still carry gradient."""
-    high = config.epsilon if config.epsilon_high is None else config.epsilon_high
-    return 1.0 - config.epsilon, 1.0 + high
+def needs_whole_responses(config: LearnerConfig) -> bool:
+    """Whether a token's loss depends on the other tokens of its response."""
+    return config.ratio != "token" or corrections.mixes_tokens(config)
 
 
-def off_policy_weight(log_u_R: Tensor, config: LearnerConfig) -> Tensor:
-    """Return w of the module's docstring, [R], given log(pi_prox / mu)."""
-    u_R = _bounded(log_u_R).exp()
-    cap = config.importance_sampling_cap
-    if config.off_policy_correction == "decoupled":
-        return torch.where(u_R <= cap, u_R, 0.0)
-    return u_R.clamp(max=cap)
+def gradient(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
+    """Return the gradient of the weighted losses' sum by the log-probabilities, [R]."""
+    leaf_R = logprob_R.detach().requires_grad_()
+    with torch.enable_grad():
+        loss = (token_losses(leaf_R, inputs, config) * inputs.weight_R).sum()
+    return torch.autograd.grad(loss, leaf_R)[0]
+
+
+def corrects(config: LearnerConfig) -> bool:
+    """Whether tokens of another policy are weighted or masked."""
+    threshold, masks = config.off_policy_mask_threshold, config.off_policy_masks
+    return config.off_policy_correction != "none" or bool(masks) or threshold is not None
+
+
+def correction(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
+    """Return w of the module's docstring, [R], 0 where a token is masked."""
+    log_u_R = _log_u(logprob_R, inputs)
+    weight_R = corrections.off_policy_weight(log_u_R, config, inputs.responses)
+    if config.normalize_importance_weights:
+        weight_R = weight_R / inputs.mean_weight
+    if config.off_policy_masks:
+        weight_R = weight_R * corrections.kept(log_u_R, config, inputs.responses)
+    if (threshold := config.off_policy_mask_threshold) is not None:
+        weight_R = weight_R * corrections.kept_of_negative(
+            logprob_R, inputs.behaviour_R, inputs.advantage_R, inputs.responses, threshold
+        )
+    return weight_R
 
 
 def reference_kl(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
     """Return r * k3, each token's estimate of KL(pi || pi_ref), [R], never negative."""
     assert inputs.reference_R is not None, "no reference log-probabilities"
     policy_R = logprob_R.detach()
-    d_R = _bounded(inputs.reference_R - policy_R)
-    ratio_R = _ratio(policy_R, inputs, config)
+    d_R = bounded(inputs.reference_R - policy_R)
+    log_ratio_R = policy_R - _old(policy_R, inputs, config)
+    ratio_R = token_ratio(log_ratio_R, inputs.advantage_R, inputs.responses, config)
     return ratio_R * _k3(d_R) - ratio_R * d_R * (logprob_R - policy_R)  # the last factor is 0
+
+
+WEIGHT_METRICS = ("off_policy/mean_weight", "off_policy/masked_share")
 
 
 def diagnosis_names(config: LearnerConfig) -> tuple[str, ...]:
     """Return the names of the metrics in `diagnose`."""
     clips = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
-    return ("loss", "entropy", *clips, *(("kl",) if config.beta > 0.0 else ()))
+    weights = WEIGHT_METRICS if corrects(config) else ()
+    return ("loss", "entropy", *clips, *weights, *(("kl",) if config.beta > 0.0 else ()))
 
 
 def diagnose(
@@ -149,6 +189,9 @@ def diagnose(
         "clip_ratio/high_mean": is_high_R.sum(),
         "clip_ratio/region_mean": (is_low_R | is_high_R).sum(),
     }
+    if corrects(config):
+        weight_R = correction(logprob_R, inputs, config)
+        sums |= dict(zip(WEIGHT_METRICS, (weight_R.sum(), (weight_R == 0.0).sum()), strict=True))
     if config.beta > 0.0:
         sums["kl"] = reference_kl(logprob_R, inputs, config).sum()
     return sums
@@ -177,33 +220,37 @@ def clipped(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> tu
 
 
 def capped(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
-    """Return whether each token's u is past `importance_sampling_cap`, [R] bool."""
-    if config.off_policy_correction == "none":
+    """Return whether each token's u is past a bound of its weight, [R] bool."""
+    if config.off_policy_correction in ("none", "proximal"):
         return torch.zeros_like(logprob_R, dtype=torch.bool)
-    log_u_R = _proximal(logprob_R, inputs) - inputs.behaviour_R
-    return _bounded(log_u_R).exp() > config.importance_sampling_cap
+    return corrections.is_outside(_log_u(logprob_R, inputs), config, inputs.responses)
 
 
 def mismatch(logprob_R: Tensor, behaviour_R: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sum of the k3 estimates of KL(mu || pi), and the greatest pi / mu."""
     log_u_R = logprob_R - behaviour_R
-    return _k3(log_u_R).sum(), _bounded(log_u_R.max()).exp()
+    return _k3(log_u_R).sum(), bounded(log_u_R.max()).exp()
+
+
+def _log_u(logprob_R: Tensor, inputs: TokenInputs) -> Tensor:
+    return _proximal(logprob_R, inputs) - inputs.behaviour_R
 
 
 def _proximal(logprob_R: Tensor, inputs: TokenInputs) -> Tensor:
     return logprob_R.detach() if inputs.proximal_R is None else inputs.proximal_R
 
 
-def _ratio(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
+def _old(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
     is_plain = config.off_policy_correction == "none"
-    old_R = inputs.behaviour_R if is_plain else _proximal(logprob_R, inputs)
-    return _bounded(logprob_R - old_R).exp()
+    return inputs.behaviour_R if is_plain else _proximal(logprob_R, inputs)
+
+
+def _ratio(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
+    log_ratio_R = logprob_R - _old(logprob_R, inputs, config)
+    ratio = ratio_of(config.ratio)
+    return ratio(log_ratio_R, inputs.advantage_R, inputs.responses, config)
 
 
 def _k3(d_R: Tensor) -> Tensor:
-    d_R = _bounded(d_R)
+    d_R = bounded(d_R)
     return d_R.exp() - d_R - 1.0
-
-
-def _bounded(log_ratio_R: Tensor) -> Tensor:
-    return log_ratio_R.clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)

@@ -1,0 +1,215 @@
+"""Writes docs/algorithms.md from the tables of algorithms and their parts in the package.
+
+python scripts/algorithms_page.py
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rhymeflow.config.algorithms import ALGORITHMS, PARTS
+from rhymeflow.learner.algorithms.advantages import ESTIMATORS
+from rhymeflow.learner.algorithms.surrogates import RATIOS, SURROGATES
+
+
+class Described(NamedTuple):
+    """What an algorithm is: sg(x) is a constant, r the ratio, A the advantage, R the reward."""
+
+    formula: str
+    paper: str
+    in_trl: str
+    in_verl: str
+
+
+DESCRIBED = {
+    "grpo": Described(
+        "-min(rA, clip(r)A), A = (R - mean) / std of the group; mean over tokens, then responses",
+        "2402.03300",
+        "`loss_type: grpo`",
+        "`adv_estimator: grpo`, `seq-mean-token-mean`: its dual clip at 3 is on by "
+        "default (`learner.dual_clip`), a response without a token in the loss is no "
+        "sample, and 1e-6 is added to the deviation, not 1e-4",
+    ),
+    "dr_grpo": Described(
+        "as `grpo`, A = R - mean; sum / (responses x `max_completion_length`)",
+        "2503.20783",
+        "`loss_type: dr_grpo`, `scale_rewards: none`",
+        "`norm_adv_by_std_in_grpo: false`, `seq-mean-token-sum-norm`: the divisor is the "
+        "batch's longest response",
+    ),
+    "dapo": Described(
+        "as `grpo`, clipped further above than below; mean over the batch's tokens",
+        "2503.14476",
+        "`loss_type: dapo` (its default, with `epsilon_high` 0.2)",
+        "`token-mean`, `clip_ratio_high: 0.28`: its dual clip at 3 is on by default "
+        "(`learner.dual_clip`)",
+    ),
+    "bnpo": Described(
+        "as `grpo`; mean over the optimizer step's tokens",
+        "2506.02864",
+        "`loss_type: bnpo`; the normalisation only, without the paper's Beta distribution",
+        "`token-mean`: its dual clip at 3 is on by default (`learner.dual_clip`)",
+    ),
+    "gdpo": Described(
+        "as `grpo`, A = sum of each reward's own A, over the batch's std",
+        "2601.05242",
+        "`multi_objective_aggregation: normalize_then_sum`",
+        "",
+    ),
+    "rloo": Described(
+        "-min(rA, clip(r)A), r the product, A = R - mean of the others; mean over responses",
+        "2402.14740",
+        "`RLOOTrainer`: with KL in the reward (`learner.kl_in`)",
+        "`adv_estimator: rloo`: with `ratio: token`",
+    ),
+    "reinforce_plus_plus": Described(
+        "-min(rA, clip(r)A), A = R, whitened over tokens; mean over tokens",
+        "2501.03262",
+        "",
+        "`adv_estimator: reinforce_plus_plus`, with `gamma` 1",
+    ),
+    "reinforce_plus_plus_baseline": Described(
+        "the same, A = R - mean of the group, whitened over tokens",
+        "2501.03262",
+        "",
+        "`adv_estimator: reinforce_plus_plus_baseline`",
+    ),
+    "gspo": Described(
+        "-min(sA, clip(s)A), s = exp(mean of log r over the response); mean over responses",
+        "2507.18071",
+        "`importance_sampling_level: sequence`, `loss_type: grpo`",
+        "",
+    ),
+    "gspo_token": Described(
+        "as `gspo`, s = sg(s) pi / sg(pi), so that each token has its own A and weight",
+        "2507.18071",
+        "",
+        "`loss_mode: gspo`: a response without a token in the loss is no sample",
+    ),
+    "cispo": Described(
+        "-sg(clip(r)) A log pi; mean over tokens",
+        "2506.13585",
+        "`loss_type: cispo`: its `epsilon_high` is the bound itself, ours plus 1",
+        "`loss_mode: cispo`: clips between 1 - `clip_ratio_low` and 1 + `clip_ratio_high`, as here",
+    ),
+    "sapo": Described(
+        "-4/t sigmoid(t(r - 1)) A, t = 1 if A > 0, else 1.05; mean over tokens, then responses",
+        "2511.20347",
+        "`loss_type: sapo`",
+        "`loss_mode: sapo`: a response without a token in the loss is no sample",
+    ),
+    "gmpo": Described(
+        "-exp(mean of log r over the response, each clipped where A says) A; mean over responses",
+        "2507.20673",
+        "`GMPOTrainer`",
+        "`loss_mode: geo_mean`",
+    ),
+}
+
+HEAD = """\
+# Algorithms
+
+    rhymeflow train demo --learner.algorithm gspo --dry-run
+
+`learner.algorithm` chooses a combination of an advantage, a probability ratio, a surrogate and a
+normalisation of the loss, with the values that were published with it; the dry run prints them.
+Each can be set alone, in the file or on the command line, and wins. Resuming a run with another
+algorithm takes that one's values. `rhymeflow train --help=learner` describes every field; this
+page is written from the tables in the code (`python scripts/algorithms_page.py`).
+
+`beta`, the weight of the KL term, is 0 with each of them: it needs a reference model. Responses
+are corrected for the policy that sampled them by `off_policy_correction`, whatever the algorithm
+is.
+
+Losses, gradients, masks and advantages are those of TRL 1.16, verl and AReaL, as
+`tests/learner/test_oracle.py` shows.
+"""
+
+TAIL = """
+## A function of yours
+
+`advantage`, `ratio` and `surrogate` also take `path/to/file.py:function`:
+
+```python
+def advantage(rewards, lengths):  # of a group, arrays
+    return rewards - rewards.max()
+
+
+def ratio(log_ratios, advantages, responses, config):  # of tokens; .mean(x), .sum(x)
+    return responses.mean(log_ratios).exp()
+
+
+def surrogate(ratios, advantages, logprobs, config):  # returns losses
+    return -ratios * advantages
+```
+
+## What it costs
+
+With `ratio: token` and corrections of single tokens a step is computed in one pass, chunk by
+chunk. What a response's tokens have in common (every other ratio, `off_policy_level`, masks of
+responses) is known after a forward pass without gradient, so a step computes one more: about a
+third more of the learner's time. A batch's loss does not depend on micro-batches, chunks or
+ranks.
+
+## Where others differ
+
+- verl's dual clip (`clip_ratio_c` = 3) is on by default: give `learner.dual_clip: 3`.
+- A response without a token in the loss counts as one in `grpo` and `dr_grpo`, as in TRL; not in
+  verl's `seq-mean` modes.
+- CISPO's bound is 1 + `epsilon_high` here and in verl, `epsilon_high` itself in TRL.
+- The geometric mean over a response is AReaL's `level: sequence` (`off_policy_level:
+  geometric_mean`); TRL's and verl's `sequence` is the product.
+- Without a correction, verl and TRL clip around the policy before the step:
+  `off_policy_correction: proximal`. `none` clips around the one that sampled.
+"""
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Format a table of Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in lines) + "\n"
+
+
+def linked(paper: str) -> str:
+    """Return an arXiv number as a link."""
+    return f"[{paper}](https://arxiv.org/abs/{paper})"
+
+
+def parts(name: str, functions: Mapping[str, Any]) -> str:
+    """Return a part's heading and the table of its functions."""
+    texts = {key: " ".join(str(inspect.getdoc(each)).split()) for key, each in functions.items()}
+    rows = [[f"`{key}`", text] for key, text in texts.items()]
+    return f"\n## `learner.{name}`\n\n{table([name, 'what it is'], rows)}"
+
+
+def page() -> str:
+    """Return docs/algorithms.md."""
+    names = [
+        [f"`{name}`", each.formula, linked(each.paper), each.in_trl or "-", each.in_verl or "-"]
+        for name, each in DESCRIBED.items()
+    ]
+    assert DESCRIBED.keys() == ALGORITHMS.keys()
+    values = [
+        [f"`{name}`", *(str(each[part]) for part in PARTS if part != PARTS[2])]
+        for name, each in ALGORITHMS.items()
+    ]
+    heads = [f"`{part}`" for part in PARTS if part != PARTS[2]]
+    return "".join(
+        (
+            HEAD,
+            "\n" + table(["algorithm", "loss", "arXiv", "in TRL", "in verl"], names),
+            "\n## What each sets\n\n" + table(["algorithm", *heads], values),
+            f"\n`gdpo` sets `{PARTS[2]}: normalize_then_sum`, the others `sum_then_normalize`.\n",
+            parts("advantage", ESTIMATORS),
+            parts("ratio", RATIOS),
+            parts("surrogate", SURROGATES),
+            TAIL,
+        )
+    )
+
+
+if __name__ == "__main__":
+    Path("docs/algorithms.md").write_text(page(), encoding="utf-8")

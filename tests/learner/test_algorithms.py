@@ -1,0 +1,174 @@
+"""An algorithm is a combination of parts; with each a batch's loss is that of the batch."""
+
+from __future__ import annotations
+
+import ast
+import runpy
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+import rhymeflow
+from rhymeflow.config import Config, LearnerConfig
+from rhymeflow.config.algorithms import ALGORITHMS, PARTS
+from rhymeflow.config.load import build_config, dump_config, parse_config
+from rhymeflow.errors import UserError
+from rhymeflow.learner.algorithms.losses import check_parts
+from rhymeflow.learner.algorithms.surrogates import RATIOS, SURROGATES
+from tests.learner.builders import close, gradients, learner_config, made_up_batch, tiny_learner
+from tests.learner.test_single import same_metrics
+
+SMALL = {"max_tokens_per_microbatch": 40, "logits_chunk_size": 3}
+SEVERAL = {
+    "num_minibatches": 2,
+    "num_iterations": 2,
+    "learning_rate": 0.02,
+    "adam_epsilon": 1e-3,  # else AdamW takes a full step where a gradient is a rounding error
+}
+MASKS = {"seq_mean_k2": 2.0, "token_k1": 9.0, "veto": 1e-4}
+SETTINGS = {
+    "gspo": {"algorithm": "gspo", "epsilon": 0.2, **SEVERAL},
+    "gspo around mu": {"algorithm": "gspo", "epsilon": 0.2, "off_policy_correction": "none"},
+    "gspo_token": {"algorithm": "gspo_token", "epsilon": 0.2, "beta": 0.1, **SEVERAL},
+    "gmpo": {"algorithm": "gmpo", **SEVERAL},
+    "rloo": {"algorithm": "rloo", **SEVERAL},
+    "cispo": {"algorithm": "cispo", **SEVERAL},
+    "sapo": {"algorithm": "sapo", **SEVERAL},
+    "reinforce_plus_plus": {"algorithm": "reinforce_plus_plus", **SEVERAL},
+    "sequence": {"off_policy_level": "sequence", "importance_sampling_cap": 1.1, **SEVERAL},
+    "masks": {"off_policy_masks": MASKS, "off_policy_correction": "proximal"},
+    "normalized": {"normalize_importance_weights": True, "off_policy_mask_threshold": 0.05},
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_batch_has_one_loss_however_it_is_cut(setting: str) -> None:
+    batch = made_up_batch(turns=True)
+    whole, cut = tiny_learner(**SETTINGS[setting]), tiny_learner(**SETTINGS[setting], **SMALL)
+    same_metrics_but_packing(cut.train(batch, 0), whole.train(batch, 0))
+    close(cut.weights(), whole.weights(), 1e-4)
+    start = tiny_learner().weights()
+    assert any(not np.allclose(w.numpy(), start[n].numpy()) for n, w in whole.weights().items())
+
+
+def same_metrics_but_packing(found: dict, expected: dict) -> None:
+    name = "packing/computed_share"
+    same_metrics({**found, name: 0.0}, {**expected, name: 0.0}, rel=1e-3, abs=1e-5)
+
+
+def test_masked_and_weighted_tokens_are_logged() -> None:
+    metrics = tiny_learner(off_policy_masks={"veto": 0.9}).train(made_up_batch(), 0)
+    assert metrics["off_policy/masked_share"] > 0.9
+    metrics = tiny_learner(normalize_importance_weights=True).train(made_up_batch(), 0)
+    assert metrics["off_policy/mean_weight"] == pytest.approx(1.0)
+
+
+def test_with_one_token_each_all_ratios_are_one_ratio() -> None:
+    """GRPO, GSPO, GSPO-token and RLOO's product, of responses of one token."""
+    batch = made_up_batch(longest=1)
+    options = {"off_policy_correction": "none", "epsilon": 0.2, "surrogate": "clip"}
+    expected, _ = gradients(tiny_learner(ratio="token", **options), batch)
+    for ratio in ("sequence", "sequence_token", "product"):
+        found, _ = gradients(tiny_learner(ratio=ratio, **options), batch)
+        close(found, expected, 1e-5)
+
+
+def test_the_page_is_that_of_the_tables() -> None:
+    root = Path(__file__).parents[2]
+    page = runpy.run_path(str(root / "scripts" / "algorithms_page.py"))["page"]()
+    assert (root / "docs" / "algorithms.md").read_text() == page, "the script writes it anew"
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+def test_an_algorithm_sets_what_is_not_set() -> None:
+    field = LearnerConfig.model_fields["algorithm"]
+    assert set(get_args(field.annotation)) == set(ALGORITHMS)
+    for name, each in ALGORITHMS.items():
+        found = LearnerConfig(algorithm=name)
+        assert {part: getattr(found, part) for part in PARTS} == dict(each)
+        check_parts(found)
+    assert {each["ratio"] for each in ALGORITHMS.values()} == set(RATIOS)
+    assert {each["surrogate"] for each in ALGORITHMS.values()} == set(SURROGATES)
+    fields = LearnerConfig.model_fields
+    assert {part: fields[part].default for part in PARTS} == dict(ALGORITHMS["dapo"])
+    own = LearnerConfig(algorithm="gspo", epsilon=0.1, loss_type="dapo")
+    assert (own.epsilon, own.epsilon_high, own.loss_type) == (0.1, 4e-4, "dapo")
+    assert own.ratio == "sequence"
+
+
+def test_another_algorithm_replaces_the_parts_of_a_runs_but_not_a_users() -> None:
+    saved = dump_config(Config(learner=LearnerConfig(algorithm="gspo")))
+    assert "epsilon: 0.0003" in saved, "a dry run prints the parts"
+    assert parse_config(saved).learner.ratio == "sequence"
+    given = {"learner.algorithm": "cispo"}
+    for found in (
+        parse_config(saved, given),
+        build_config(given, parse_config(saved), where="here"),
+        build_config(given, where="here"),
+    ):
+        assert found.learner == LearnerConfig(algorithm="cispo")
+    users = parse_config("learner: {epsilon: 0.1}", {"learner.algorithm": "sapo"})
+    assert users.learner == LearnerConfig(algorithm="sapo", epsilon=0.1)
+
+
+def test_nothing_branches_on_an_algorithms_name() -> None:
+    """The name is read where it is translated into parts, and no code compares with it."""
+    root, found = Path(rhymeflow.__file__).parent, []
+    for path in sorted([*root.glob("learner/**/*.py"), *root.glob("config/*.py")]):
+        for node in ast.walk(ast.parse(path.read_text())):
+            compared = [*ast.walk(node)] if isinstance(node, ast.Compare | ast.match_case) else []
+            names = [n.value for n in compared if isinstance(n, ast.Constant)]
+            if any(isinstance(name, str) and name in ALGORITHMS for name in names):
+                found.append((path.name, node.lineno))
+            if isinstance(node, ast.Attribute) and node.attr == "algorithm":
+                found.append((path.name, "algorithm"))
+    assert found == [("learner.py", "algorithm")]
+
+
+# -- a user's own ----------------------------------------------------------------------------------
+
+OWN = """
+def advantage(rewards, lengths):
+    return rewards - rewards.max()
+
+def ratio(log_ratios, advantages, responses, config):
+    return responses.mean(log_ratios).exp()
+
+def surrogate(ratios, advantages, logprobs, config):
+    return -ratios * advantages
+
+def few(ratios):
+    return ratios
+"""
+
+
+def test_a_users_functions_take_the_place_of_parts(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    own = {part: f"{file}:{part}" for part in ("advantage", "ratio", "surrogate")}
+    batch = made_up_batch()
+    found, _ = gradients(tiny_learner(**own, scale_rewards="none"), batch)
+    named = {"ratio": "sequence", "surrogate": "linear", "advantage": own["advantage"]}
+    close(found, gradients(tiny_learner(**named, scale_rewards="none"), batch)[0], 1e-6)
+    assert any(float(each.abs().max()) > 0 for each in found.values())
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "said"),
+    [
+        ("ratio", "sequnce", 'learner.ratio: given "sequnce", allowed: token, product, sequence'),
+        ("surrogate", "FILE:few", "cannot be called as f(ratios, advantages, logprobs, config)"),
+        ("advantage", "FILE:advantge", "there is no 'advantge' in it; did you mean advantage?"),
+        ("advantage", "no/such.py:f", "learner.advantage: no/such.py:f: there is no file"),
+    ],
+)
+def test_what_is_no_part_is_said(tmp_path: Path, field: str, given: str, said: str) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    config = learner_config(**{field: given.replace("FILE", str(tmp_path / "mine.py"))})
+    with pytest.raises(UserError) as error:
+        check_parts(config)
+    assert said in str(error.value)
