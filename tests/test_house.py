@@ -13,13 +13,13 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rhymeflow"
 
 ROOMS = {
-    "calibration.py": 450, "cli": 1_240, "cluster.py": 310, "config": 2_165, "core": 3_800,
-    "cpu": 950, "dashboard": 1_735, "data": 1_450, "doctor.py": 240, "emulation.py": 240,
+    "calibration.py": 450, "cli": 1_240, "cluster.py": 310, "config": 2_220, "core": 3_800,
+    "cpu": 950, "dashboard": 1_740, "data": 1_450, "doctor.py": 240, "emulation.py": 240,
     "engine": 3_520,
-    "environments": 1_875, "evaluation": 400, "export": 700, "histospec": 2_150, "learner": 3_110,
+    "environments": 1_875, "evaluation": 400, "export": 700, "histospec": 2_150, "learner": 3_215,
     "memory.py": 365, "models": 1_400, "observe": 3_360, "placement.py": 150, "pool.py": 560,
     "profiles": 150, "recipes": 550, "reward": 950, "runtime": 5_040, "sft": 500, "sim": 3_165,
-    "store": 2_555, "suites": 350, "trainer": 1_050, "trl": 750, "utils": 1_320, "weights": 1_895,
+    "store": 2_555, "suites": 350, "trainer": 1_050, "trl": 780, "utils": 1_320, "weights": 1_895,
     "workers": 2_135,
 }  # fmt: skip
 """Lines that a room of the package may have. A new capability names what it adds, and what went."""
@@ -27,7 +27,7 @@ ROOMS = {
 ELSEWHERE = 500
 """Lines of all other files at the first level together."""
 
-TOTALS = {"rhymeflow": 50_340, "tests": 37_090, "benchmarks": 8_000}
+TOTALS = {"rhymeflow": 50_400, "tests": 37_190, "benchmarks": 8_015}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",

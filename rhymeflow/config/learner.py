@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from rhymeflow.config.algorithms import ALGORITHMS
-from rhymeflow.config.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+from rhymeflow.config.section import (
+    Fraction,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Section,
+)
 
 MaskName = Literal[
     "token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3", "seq_mean_k1",
@@ -105,7 +112,29 @@ class LearnerConfig(Section):
     """`sigmoid`: its steepness elsewhere."""
     beta: NonNegativeFloat = 0.0
     """Weight of the KL divergence from the reference, the model that the run started from; 0 keeps
-    no reference. It is estimated per token by k3 times the probability ratio, as in TRL."""
+    no reference."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where that KL term is: in each token's `loss`, or in the `reward`, from which its sum over
+    the response, under the policy before the step, is subtracted."""
+    kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
+    """How it is estimated per token. With `+`, in the loss, the gradient is that of k2 (verl's
+    straight-through estimators)."""
+    use_bias_correction_kl: bool = True
+    """In the loss, multiply the estimate by the probability ratio, as TRL and DeepSeek-V3.2 do."""
+    entropy_coef: NonNegativeFloat = 0.0
+    """Weight of the policy's entropy, which is maximized too, normalised as the loss is."""
+    top_entropy_quantile: Fraction = 1.0
+    """Share of the batch's tokens, those of highest entropy before the step, that have a part in
+    the surrogate (arXiv 2506.01939); all count in the normalisation."""
+    reward_clip: PositiveFloat | None = None
+    """Bound of a reward, and negated the lower one, before advantages. `None`: no bound."""
+    advantage_clip: PositiveFloat | None = None
+    """Bound of an advantage, and negated the lower one. `None`: no bound."""
+    overlong_buffer: NonNegative = 0
+    """Soft overlong punishment (DAPO): over the last so many tokens before
+    `rollout.max_completion_length` the reward falls by up to `overlong_penalty`. 0: none."""
+    overlong_penalty: PositiveFloat = 1.0
+    """What a response of the greatest length loses by `overlong_buffer`."""
     off_policy_correction: Literal["none", "proximal", "tis", "decoupled"] = "tis"
     """Correction for tokens that an older policy mu sampled. `tis` and `decoupled` clip around
     pi_prox, the learner's policy before the batch's first optimizer step, and multiply each token's
@@ -171,12 +200,21 @@ class LearnerConfig(Section):
             f"learner.num_minibatches = {self.num_minibatches}": self.num_minibatches > 1,
             f"learner.scale_rewards = '{self.scale_rewards}'": self.scale_rewards
             in ("batch", "tokens"),
+            "learner.kl_in = 'reward'": self.kl_in == "reward",
+            f"learner.top_entropy_quantile = {self.top_entropy_quantile}": (
+                self.top_entropy_quantile < 1.0
+            ),
             "learner.normalize_importance_weights": self.normalize_importance_weights,
             "learner.multi_objective_aggregation = 'normalize_then_sum'": (
                 self.multi_objective_aggregation == "normalize_then_sum"
             ),
         }
         return next((setting for setting, is_on in needs.items() if is_on), "")
+
+    @property
+    def kl_weight(self) -> float:
+        """Weight of the KL term in the loss."""
+        return self.beta if self.kl_in == "loss" else 0.0
 
     @property
     def is_used(self) -> bool:
@@ -198,6 +236,16 @@ class LearnerConfig(Section):
                     f"learner.off_policy_masks: {name} = {list(bound)}: it has one bound; those of "
                     "k1 have two"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _kl_has_a_place(self) -> LearnerConfig:
+        is_decoupled = self.multi_objective_aggregation == "normalize_then_sum"
+        if self.kl_in == "reward" and (is_decoupled or not self.beta):
+            raise ValueError(
+                f"learner.kl_in = 'reward' needs learner.beta above 0 (given {self.beta:g}), and "
+                "one reward: multi_objective_aggregation = 'sum_then_normalize'"
+            )
         return self
 
     @model_validator(mode="after")

@@ -23,7 +23,7 @@ from rhymeflow.core.types import CUT, HELD_OUT, TrajectoryId
 from rhymeflow.dashboard.groups import Summaries
 from rhymeflow.dashboard.run import Run
 from rhymeflow.dashboard.time_view import LIMIT_ROWS
-from rhymeflow.learner.algorithms.advantages import batch_advantages
+from rhymeflow.learner.algorithms.advantages import batch_advantages, shaped_rewards
 from rhymeflow.observe import query
 from rhymeflow.observe.limits import of_rows
 from rhymeflow.observe.metrics import by_step, is_time_weighted
@@ -223,7 +223,7 @@ def _by_prompt(reader: TrajectoryReader, order: str) -> list[dict[str, Any]]:
 # -- a response ------------------------------------------------------------------------------------
 
 _BATCH = """SELECT group_id, member, reward, components, reason, (SELECT SUM(s.length) FROM spans s
-        WHERE s.group_id = t.group_id AND s.member = t.member) FROM trajectories t
+        WHERE s.group_id = t.group_id AND s.member = t.member), length FROM trajectories t
     WHERE trained = ?1 AND group_id IN (SELECT group_id FROM groups WHERE ending_version = ?1)
     ORDER BY group_id, member"""
 
@@ -279,9 +279,14 @@ def _advantages(reader: TrajectoryReader, step: int | None) -> dict[tuple[int, i
 
     batch = reader.query(_BATCH, step - 1)
     groups, learner = [group for group, *_ in batch], section_in_force(reader, "learner")
-    reward, environment = (section_in_force(reader, n) for n in ("reward", "environment"))
+    rollout, reward, environment = (
+        section_in_force(reader, n) for n in ("rollout", "reward", "environment")
+    )
+    if learner.kl_in == "reward":
+        return {}  # the KL of a response is not recorded
+    most, totals = rollout.max_completion_length, [each[6] for each in batch]
     found = batch_advantages(
-        [each[2] for each in batch],
+        shaped_rewards([each[2] for each in batch], totals, learner, most),
         groups,
         [0 if learner.mask_truncated_completions and each[4] in CUT else each[5] for each in batch],
         learner,

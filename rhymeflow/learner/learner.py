@@ -12,7 +12,7 @@ import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,16 +20,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.learner import checkpoint, published
-from rhymeflow.learner.algorithms.advantages import Advantages, batch_advantages
-from rhymeflow.learner.algorithms.corrections import off_policy_weight
+from rhymeflow.learner.algorithms.advantages import Advantages, batch_advantages, shaped_rewards
 from rhymeflow.learner.algorithms.losses import (
     clip_extremes,
-    corrects,
     diagnose,
     diagnosis_names,
-    gradient,
     mismatch,
-    needs_whole_responses,
     token_losses,
 )
 from rhymeflow.learner.logprobs import TokenScorer, recompute_layers
@@ -39,6 +35,7 @@ from rhymeflow.learner.optimizer import Optimizer, freeze, learning_rate
 from rhymeflow.learner.policy import Shards, proved_scorer
 from rhymeflow.learner.ranks import ALONE, Gathering, Ranks
 from rhymeflow.learner.sample import Sample
+from rhymeflow.learner.scoring import Scoring
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.store.checkpoint_dirs import CheckpointDir
 from rhymeflow.utils import progress
@@ -105,6 +102,7 @@ class Learner:
         if learner.beta > 0.0:
             reference = (reference or copy.deepcopy(model)).requires_grad_(False)
             self._reference = proved_scorer(reference, rollout, learner, shards(reference))
+        self._scoring = Scoring(self._policy, self._reference, ranks)
         if learner.gradient_checkpointing:
             recompute_layers(model)
 
@@ -155,10 +153,10 @@ class Learner:
         """
         started = time.perf_counter()
         assert not self._config.needs_whole_batch, self._config.needs_whole_batch
-        early, advantages = self._early_groups(), _advantages(groups, self._config)
+        early, advantages = self._early_groups(), self._advantages(groups)
         (minibatch,) = split(groups, advantages.values, self._config, self._device, self._ranks)
-        self._score_fixed_policies([minibatch])
-        self._score_responses(minibatch, is_first=True)
+        self._scoring.fixed_policies([minibatch], self._config)
+        self._scoring.responses(minibatch, self._config, is_first=True)
         for micro in minibatch:
             self._add_gradient(micro, early.totals, details, is_first_pass=True)
         early.samples += groups
@@ -188,15 +186,15 @@ class Learner:
         config = self._config
         early = self._early_groups()
         samples, totals, self._early = [*early.samples, *batch], early.totals, None
-        advantages = _advantages(samples, config)
+        advantages = self._advantages(samples)
         batch_advantages = advantages.values[len(early.samples) :]
         minibatches = split(batch, batch_advantages, config, self._device, self._ranks)
-        self._score_fixed_policies(minibatches)
+        self._scoring.fixed_policies(minibatches, config)
         scales, rate = step_scales(samples, config, self._rollout), learning_rate(step, config)
         self.skipped = {}
         steps = [*zip(minibatches, scales, strict=True)] * config.num_iterations
         for number, (minibatch, scale) in enumerate(steps):
-            self._score_responses(minibatch, is_first=number == 0)
+            self._scoring.responses(minibatch, config, is_first=number == 0)
             for micro in minibatch:
                 self._add_gradient(micro, totals, details, is_first_pass=number < len(scales))
             if number in skip:
@@ -228,51 +226,6 @@ class Learner:
         parts = self._ranks.gathered(details)
         return TokenDetails.merged(parts) if parts else details
 
-    def _score_fixed_policies(self, minibatches: list[list[MicroBatch]]) -> None:
-        """Fill in log-probabilities of the proximal policy, unless it is the policy itself, and of
-        the reference, if there is one."""
-        config = self._config
-        is_one_step = config.num_iterations == 1 and len(minibatches) == 1
-        needs_proximal = corrects(config) and not is_one_step
-        needs_proximal |= config.normalize_importance_weights
-        for minibatch in minibatches:
-            for micro in minibatch:
-                if needs_proximal:
-                    proximal_R, _ = self._policy.score(micro.row)
-                    micro.inputs = replace(micro.inputs, proximal_R=proximal_R)
-                if self._reference is not None:
-                    reference_R, _ = self._reference.score(micro.row)
-                    micro.inputs = replace(micro.inputs, reference_R=reference_R)
-                progress.advance()
-        if config.normalize_importance_weights:
-            self._normalize_weights([micro for each in minibatches for micro in each])
-
-    def _normalize_weights(self, micros: list[MicroBatch]) -> None:
-        """Tell micro-batches, whose proximal policy is known, the mean of the batch's weights."""
-        total = torch.zeros(2, dtype=torch.float64)
-        for micro in micros:
-            if not micro.is_empty:
-                assert micro.inputs.proximal_R is not None
-                log_u_R = micro.inputs.proximal_R - micro.inputs.behaviour_R
-                weight_R = off_policy_weight(log_u_R, self._config, micro.inputs.responses)
-                total += torch.tensor([weight_R.double().sum().item(), len(weight_R)])
-        weights, tokens = self._ranks.summed(total).tolist()
-        for micro in micros:
-            mean = weights / tokens if weights > 0.0 else 1.0
-            micro.inputs = replace(micro.inputs, mean_weight=mean)
-
-    def _score_responses(self, minibatch: list[MicroBatch], *, is_first: bool) -> None:
-        """Fill in the loss's gradient by log-probabilities where a token's depends on others of its
-        response; `is_first`: the weights are still those of the proximal policy."""
-        if not needs_whole_responses(self._config):
-            return
-        for micro in minibatch:
-            if micro.needs_grad:
-                known_R = micro.inputs.proximal_R if is_first else None
-                logprob_R = self._policy.score(micro.row)[0] if known_R is None else known_R
-                micro.gradient_R = gradient(logprob_R, micro.inputs, self._config)
-                progress.advance()
-
     def _add_gradient(
         self,
         micro: MicroBatch,
@@ -293,14 +246,15 @@ class Learner:
             return (token_losses(logprob_C, chunk_inputs, config) * chunk_inputs.weight_R).sum()
 
         if micro.needs_grad:
-            logprob_R, entropy_R = self._policy.backward(micro.row, loss_of)
+            bonus_R = config.entropy_coef * inputs.weight_R if config.entropy_coef > 0.0 else None
+            logprob_R, entropy_R = self._policy.backward(micro.row, loss_of, bonus_R)
         else:
             logprob_R, entropy_R = self._policy.score(micro.row)
         progress.advance()
         if micro.is_empty:
             return
         sums = diagnose(logprob_R, entropy_R, inputs, config)
-        sums |= clip_extremes(logprob_R, inputs, config, micro.row.lengths)
+        sums |= clip_extremes(logprob_R, inputs, config)
         if is_first_pass:
             current_R = logprob_R if inputs.proximal_R is None else inputs.proximal_R
             kl, max_ratio = mismatch(current_R, inputs.behaviour_R)
@@ -311,8 +265,12 @@ class Learner:
         if details is not None:
             details.add_flags(micro, logprob_R)
 
-
-def _advantages(batch: Sequence[Sample], config: LearnerConfig) -> Advantages:
-    rewards, groups = [each.reward for each in batch], [each.group for each in batch]
-    components, lengths = [each.components for each in batch], lengths_in_loss(batch, config)
-    return batch_advantages(rewards, groups, lengths, config, components, batch[0].weights)
+    def _advantages(self, batch: Sequence[Sample]) -> Advantages:
+        config = self._config
+        lengths, most = [len(s.completion_ids) for s in batch], self._rollout.max_completion_length
+        reward_N = shaped_rewards([s.reward for s in batch], lengths, config, most)
+        if config.kl_in == "reward":
+            reward_N = reward_N - config.beta * self._scoring.kl(batch, config)
+        groups, components = [s.group for s in batch], [s.components for s in batch]
+        lengths = lengths_in_loss(batch, config)
+        return batch_advantages(reward_N, groups, lengths, config, components, batch[0].weights)

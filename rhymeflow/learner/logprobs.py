@@ -61,12 +61,15 @@ class TokenScorer:
         scores: tuple[Tensor, Tensor] = self.forward(lambda: self._score(row))
         return scores
 
-    def backward(self, row: PackedRow, loss_of: LossOf) -> tuple[Tensor, Tensor]:
+    def backward(
+        self, row: PackedRow, loss_of: LossOf, bonus_R: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Do what `score` does, and add the gradient of the row's loss to the parameters.
 
         `loss_of` is called once per chunk, in order, with log-probabilities that carry gradient.
+        From the loss each token's entropy times `bonus_R` is subtracted.
         """
-        outputs = self.forward(lambda: self._head_backward(row, loss_of))
+        outputs = self.forward(lambda: self._head_backward(row, loss_of, bonus_R))
         hidden_RD, gradient_RD, logprob_R, entropy_R = outputs
         hidden_RD.backward(gradient_RD)
         return logprob_R, entropy_R
@@ -80,7 +83,7 @@ class TokenScorer:
         return _cat(scores)
 
     def _head_backward(
-        self, row: PackedRow, loss_of: LossOf
+        self, row: PackedRow, loss_of: LossOf, bonus_R: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the body's output [R, D], the loss's gradient by it, and the scores.
 
@@ -93,10 +96,13 @@ class TokenScorer:
         for chunk in self._chunks(row):
             leaf_CD = hidden_RD[chunk].detach().requires_grad_()
             logprob_C, entropy_C = self._head(lm_head, leaf_CD, targets_R[chunk])
-            loss_of(logprob_C, chunk).backward()
+            loss = loss_of(logprob_C, chunk)
+            if bonus_R is not None:
+                loss = loss - (bonus_R[chunk] * entropy_C).sum()
+            loss.backward()
             assert leaf_CD.grad is not None
             gradients.append(leaf_CD.grad)
-            scores.append((logprob_C.detach(), entropy_C))
+            scores.append((logprob_C.detach(), entropy_C.detach()))
             for each in self.model.get_output_embeddings().parameters():
                 if each.grad is not None and each.dtype.itemsize < 4:
                     if each in float_sums:
@@ -158,7 +164,8 @@ class _HeadLogprobs(torch.autograd.Function):
     """Head, shaping, log-softmax and selection in one, with an explicit gradient.
 
     d logprob[target] / d products = (onehot - softmax) / temperature * `LMHead.slope`; left-out
-    tokens have softmax 0. The gradient overwrites the logits.
+    tokens have softmax 0. That of the entropy H is -softmax * (log softmax + H) in place of the
+    difference. The gradient overwrites the logits.
     """
 
     @staticmethod
@@ -181,20 +188,25 @@ class _HeadLogprobs(torch.autograd.Function):
             keep_R=targets_C,
         )
         logprob_C, entropy_C, log_sum_C = log_softmax_scores(x_CV, targets_C)
-        ctx.save_for_backward(hidden_CD, weight_VD, log_sum_C, targets_C)
+        ctx.save_for_backward(hidden_CD, weight_VD, log_sum_C, targets_C, entropy_C)
         ctx.x_CV = x_CV
         ctx.scale = 1.0 if rollout.temperature == 0.0 else 1.0 / rollout.temperature
         ctx.slope_CV = slope if isinstance(slope, Tensor) else None
         if ctx.slope_CV is None:
             ctx.scale *= slope
         ctx.has_bias = bias_V is not None
-        ctx.mark_non_differentiable(entropy_C)
+        ctx.set_materialize_grads(False)  # most losses have no entropy
         return logprob_C, entropy_C
 
     @staticmethod
-    def backward(ctx: Any, grad_C: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_CD, weight_VD, log_sum_C, targets_C = ctx.saved_tensors
+    def backward(ctx: Any, grad_C: Tensor, bonus_C: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden_CD, weight_VD, log_sum_C, targets_C, entropy_C = ctx.saved_tensors
+        more_CV = None
+        if bonus_C is not None:
+            more_CV = entropy_gradient(ctx.x_CV, log_sum_C, entropy_C, bonus_C * ctx.scale)
         grad_CV = into_gradient(ctx.x_CV, log_sum_C, targets_C, grad_C * ctx.scale)
+        if more_CV is not None:
+            grad_CV += more_CV
         if ctx.slope_CV is not None:
             grad_CV *= ctx.slope_CV
         del ctx.x_CV, ctx.slope_CV
@@ -230,6 +242,13 @@ def _scores_of_part(x_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Te
     p_CV = log_p_CV.exp()
     log_p_CV.clamp_(min=torch.finfo(log_p_CV.dtype).min)  # 0 times -inf would be NaN
     return logprob_C, -p_CV.mul_(log_p_CV).sum(1), log_sum_C
+
+
+def entropy_gradient(x_CV: Tensor, log_sum_C: Tensor, entropy_C: Tensor, grad_C: Tensor) -> Tensor:
+    """Return the gradient of the logits, given that of the entropies."""
+    log_p_CV = (x_CV - log_sum_C[:, None]).clamp_(min=torch.finfo(x_CV.dtype).min)
+    p_CV = log_p_CV.exp()
+    return log_p_CV.add_(entropy_C[:, None]).mul_(p_CV).mul_(-grad_C[:, None])
 
 
 def into_gradient(x_CV: Tensor, log_sum_C: Tensor, targets_C: Tensor, grad_C: Tensor) -> Tensor:

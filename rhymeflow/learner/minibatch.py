@@ -53,8 +53,9 @@ def split(
     steps, max_tokens = [], learner.max_tokens_per_microbatch
     for members in _by_whole_groups(batch, learner.num_minibatches):
         in_loss = [i for i in members if lengths[i]]
-        # Without a KL term a token's gradient is a multiple of its advantage.
-        with_grad = [i for i in in_loss if advantage_N[i] != 0.0 or learner.beta > 0.0]
+        # Without these terms a token's gradient is a multiple of its advantage.
+        all_have = learner.kl_weight > 0.0 or learner.entropy_coef > 0.0
+        with_grad = [i for i in in_loss if advantage_N[i] != 0.0 or all_have]
         without_grad = [i for i in in_loss if i not in set(with_grad)]
         steps.append(
             [

@@ -54,9 +54,10 @@ class GRPOConfig(trl.GRPOConfig):  # type: ignore[misc]
 
 
 SAME: Mapping[str, str] = {
-    "learner": "learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon beta epsilon "
-        "epsilon_high loss_type scale_rewards multi_objective_aggregation "
-        "mask_truncated_completions",
+    "learner": "learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon beta delta "
+        "scale_rewards multi_objective_aggregation mask_truncated_completions "
+        "use_bias_correction_kl off_policy_mask_threshold top_entropy_quantile entropy_coef "
+        "sapo_temperature_pos sapo_temperature_neg",
     "rollout": "num_generations max_completion_length temperature top_p top_k",
     "run": "seed",
 }  # fmt: skip
@@ -68,6 +69,14 @@ MAPPED: Mapping[str, str] = {
     "learner.groups_per_batch, learner.num_minibatches, learner.num_iterations":
         "per_device_train_batch_size gradient_accumulation_steps generation_batch_size "
         "steps_per_generation num_iterations",
+    "learner.loss_type, learner.surrogate, learner.epsilon, learner.epsilon_high":
+        "loss_type epsilon epsilon_high",
+    "learner.ratio": "importance_sampling_level",
+    "learner.off_policy_correction, learner.off_policy_level, learner.importance_sampling_cap, "
+    "learner.importance_sampling_floor, with use_vllm":
+        "vllm_importance_sampling_correction vllm_importance_sampling_mode "
+        "vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min "
+        "vllm_importance_sampling_cap",
     "learner.max_steps": "num_train_epochs max_steps",
     "learner.lr_scheduler_type, learner.warmup_steps": "lr_scheduler_type warmup_steps",
     "AdamW, fused": "optim",
@@ -136,14 +145,10 @@ PASSED_OVER: Mapping[str, str] = {
     "a step whose gradient is not finite is skipped": "logging_nan_inf_filter",
     "which response ends first depends on time; rhymeflow={'schedule.name': 'synchronous'} does "
     "not wait on that": "full_determinism",
-    "learner.off_policy_correction (tis) corrects every token, whatever engine sampled it":
-        "vllm_importance_sampling_correction vllm_importance_sampling_mode "
-        "vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min "
-        "vllm_importance_sampling_cap",
     "it belongs to fsdp, sync_ref_model, use_adaptive_entropy or another loss_type, which are not "
     "supported": "fsdp_config ref_model_mixup_alpha ref_model_sync_steps entropy_coef_min "
-        "entropy_coef_max entropy_coef_delta entropy_target sapo_temperature_neg "
-        "sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
+        "entropy_coef_max entropy_coef_delta entropy_target vespo_k_pos "
+        "vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
 }  # fmt: skip
 """By reason, fields without effect on what is learned; if one is set, a notice says so."""
 
@@ -164,12 +169,8 @@ REFUSED: Mapping[str, str] = {
     "leave it out: responses are samples of the policy; temperature, top_p and top_k can be set":
         "min_p generation_kwargs repetition_penalty",
     "reward the format instead": "vllm_structured_outputs_regex",
-    "leave it out: the loss has every token, weighted by its own ratio, which is clipped from one "
-    "side": "delta importance_sampling_level top_entropy_quantile use_bias_correction_kl",
-    "leave it out: the loss has no such term": "entropy_coef use_adaptive_entropy "
-        "router_aux_loss_coef",
+    "leave it out: the loss has no such term": "use_adaptive_entropy router_aux_loss_coef",
     "the reference is the policy the run started from (beta), or give beta=0": "sync_ref_model",
-    "schedule.max_staleness bounds how old responses are": "off_policy_mask_threshold",
 }  # fmt: skip
 """By what to do instead, fields that are refused unless they have their default."""
 

@@ -26,6 +26,9 @@ SCHEDULES |= {name: name for name in ("constant", "linear", "cosine")}
 
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
 
+UNBOUNDED = 1e9
+"""For TRL's `vllm_importance_sampling_clip_max` of None; a ratio of ours is at most exp(20)."""
+
 UNLIMITED_TURNS = 1_000_000
 """For TRL's default, which has no limit: `max_completion_length` ends every response."""
 
@@ -142,9 +145,46 @@ def run_fields(given: Values, length: RunLength) -> dict[str, Any]:
     }
     if given["run_name"] is not None:
         fields["name"] = given["run_name"]
-    fields |= _model(given) | _engine(given)
+    fields |= _model(given) | _engine(given) | _objective(given) | _correction(given)
     fields |= _optimization(given, length) | _saving(given, length)
     return fields
+
+
+def _objective(given: Values) -> dict[str, Any]:
+    loss_type, high = given["loss_type"], given["epsilon_high"]
+    surrogates = {"cispo": "weighted_log", "sapo": "sigmoid"}
+    normalisations = {"cispo": "dapo", "sapo": "grpo"}
+    fields = {
+        "learner.loss_type": normalisations.get(loss_type, loss_type),
+        "learner.surrogate": surrogates.get(loss_type, "clip"),
+        "learner.ratio": given["importance_sampling_level"],
+        "learner.epsilon": given["epsilon"],
+        "learner.epsilon_high": high,
+    }
+    if loss_type == "cispo":  # its bound is that of the ratio itself, and there is none below
+        if high is None or high <= 1.0:
+            raise UserError(
+                f"GRPOConfig: epsilon_high = {high!r}: with loss_type cispo it is the greatest "
+                "ratio, which is above 1 (such as 5.0)"
+            )
+        fields |= {"learner.epsilon": 1.0, "learner.epsilon_high": high - 1.0}
+    return fields
+
+
+def _correction(given: Values) -> dict[str, Any]:
+    """What TRL does with vLLM; without it, responses here are asynchronous all the same."""
+    if not given["use_vllm"]:
+        return {}
+    if not given["vllm_importance_sampling_correction"]:
+        return {"learner.off_policy_correction": "proximal"}
+    level, _, action = given["vllm_importance_sampling_mode"].partition("_")
+    most = given["vllm_importance_sampling_cap"] or given["vllm_importance_sampling_clip_max"]
+    return {
+        "learner.off_policy_correction": {"truncate": "tis", "mask": "decoupled"}[action],
+        "learner.off_policy_level": level,
+        "learner.importance_sampling_cap": UNBOUNDED if most is None else most,
+        "learner.importance_sampling_floor": given["vllm_importance_sampling_clip_min"],
+    }
 
 
 def _optimization(given: Values, length: RunLength) -> dict[str, Any]:

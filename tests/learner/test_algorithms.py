@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import ast
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
+import torch
 
 import rhymeflow
 from rhymeflow.config import Config, LearnerConfig
 from rhymeflow.config.algorithms import ALGORITHMS, PARTS
 from rhymeflow.config.load import build_config, dump_config, parse_config
 from rhymeflow.errors import UserError
+from rhymeflow.learner.algorithms.advantages import batch_advantages, shaped_rewards
 from rhymeflow.learner.algorithms.losses import check_parts
 from rhymeflow.learner.algorithms.surrogates import RATIOS, SURROGATES
-from tests.learner.builders import close, gradients, learner_config, made_up_batch, tiny_learner
+from rhymeflow.learner.packing import pack
+from rhymeflow.models.logits import shaped
+from tests.learner.builders import (
+    close,
+    gradients,
+    learner_config,
+    made_up_batch,
+    rollout_config,
+    tiny_learner,
+    tiny_model,
+)
 from tests.learner.test_single import same_metrics
 
 SMALL = {"max_tokens_per_microbatch": 40, "logits_chunk_size": 3}
@@ -39,6 +52,9 @@ SETTINGS = {
     "reinforce_plus_plus": {"algorithm": "reinforce_plus_plus", **SEVERAL},
     "sequence": {"off_policy_level": "sequence", "importance_sampling_cap": 1.1, **SEVERAL},
     "masks": {"off_policy_masks": MASKS, "off_policy_correction": "proximal"},
+    "entropy": {"entropy_coef": 0.1, "top_entropy_quantile": 0.3, **SEVERAL},
+    "KL in the reward": {"beta": 0.2, "kl_in": "reward", "kl_estimator": "k1", **SEVERAL},
+    "KL in the loss": {"beta": 0.2, "kl_estimator": "k2", **SEVERAL},
     "normalized": {"normalize_importance_weights": True, "off_policy_mask_threshold": 0.05},
 }
 
@@ -48,9 +64,9 @@ def test_a_batch_has_one_loss_however_it_is_cut(setting: str) -> None:
     batch = made_up_batch(turns=True)
     whole, cut = tiny_learner(**SETTINGS[setting]), tiny_learner(**SETTINGS[setting], **SMALL)
     same_metrics_but_packing(cut.train(batch, 0), whole.train(batch, 0))
-    close(cut.weights(), whole.weights(), 1e-4)
-    start = tiny_learner().weights()
-    assert any(not np.allclose(w.numpy(), start[n].numpy()) for n, w in whole.weights().items())
+    close(cut.rows(), whole.rows(), 1e-4)
+    start = tiny_learner().rows()
+    assert any(not np.allclose(w.numpy(), start[n].numpy()) for n, w in whole.rows().items())
 
 
 def same_metrics_but_packing(found: dict, expected: dict) -> None:
@@ -63,6 +79,65 @@ def test_masked_and_weighted_tokens_are_logged() -> None:
     assert metrics["off_policy/masked_share"] > 0.9
     metrics = tiny_learner(normalize_importance_weights=True).train(made_up_batch(), 0)
     assert metrics["off_policy/mean_weight"] == pytest.approx(1.0)
+
+
+def test_the_entropys_gradient_is_that_of_autograd() -> None:
+    """Of the mean entropy of a batch without advantages; some tokens are left out by top_k."""
+    batch = [replace(sample, reward=0.0) for sample in made_up_batch()]
+    rollout = rollout_config(temperature=0.7, top_k=9)
+    options = {"rollout": rollout, "logits_chunk_size": 5, "entropy_coef": 0.5}
+    learner = tiny_learner(**options)
+    found, metrics = gradients(learner, batch)
+    model, total = tiny_model(attn="eager"), 0.0
+    tokens = sum(len(sample.completion_ids) for sample in batch)
+    for sample in batch:
+        ids = torch.tensor([sample.prompt_ids + sample.completion_ids])
+        start = len(sample.prompt_ids) - 1
+        logits = model(ids).logits[0, start:-1]
+        x = shaped(logits, temperature=0.7, top_k=9, top_p=1.0, keep_R=ids[0, start + 1 :])
+        log_p = x.log_softmax(-1)
+        log_p = log_p.where(log_p > -torch.inf, 0.0)
+        total = total - (log_p.exp().where(log_p < 0, 0.0) * log_p).sum() / tokens
+    (-0.5 * total).backward()
+    close(found, {name: each.grad for name, each in model.named_parameters()}, 1e-3)
+    assert metrics["loss"] == pytest.approx(-0.5 * float(total.detach()), rel=1e-4)
+
+
+def test_only_the_most_uncertain_tokens_have_a_part() -> None:
+    """Of one that has, the loss is the same; all are in the denominator."""
+    batch, options = made_up_batch(), {"scale_rewards": "none", "advantage": "reward"}
+    whole = tiny_learner(**options).train(batch, 0)["loss"]
+    losses = [
+        tiny_learner(top_entropy_quantile=share, **options).train(batch, 0)["loss"]
+        for share in (1.0, 0.999, 0.4, 0.1)
+    ]
+    assert losses[0] == whole
+    assert losses[1] == pytest.approx(whole, rel=0.1)
+    assert abs(losses[0]) > abs(losses[2]) > abs(losses[3]) > 0
+
+
+def test_rewards_are_bounded_and_long_responses_lose() -> None:
+    config = learner_config(reward_clip=2.0, overlong_buffer=4, overlong_penalty=0.5)
+    found = shaped_rewards([5.0, -9.0, 1.0, 1.0, 1.0], [1, 6, 7, 8, 10], config, 10)
+    assert found.tolist() == [2.0, -2.0, 0.875, 0.75, 0.5]
+    config = learner_config(advantage_clip=0.5)
+    found = batch_advantages([0.0, 0.0, 1.0], [0, 0, 0], [1, 1, 1], config)
+    assert found.values.tolist() == pytest.approx([-0.5, -0.5, 0.5])
+
+
+def test_the_kl_of_a_response_is_taken_from_its_reward() -> None:
+    batch = made_up_batch()
+    config = {"beta": 0.2, "kl_in": "reward", "scale_rewards": "none", "kl_estimator": "k1"}
+    learner = tiny_learner(**config)
+    learner._reference.model.load_state_dict(tiny_model(seed=5).state_dict())
+    rewards, means = [], {}
+    for sample in batch:
+        (row,) = pack([sample], [0], 1000)
+        kl = learner._policy.score(row)[0] - learner._reference.score(row)[0]
+        rewards.append(sample.reward - 0.2 * float(kl.sum()))
+        means.setdefault(sample.group, []).append(rewards[-1])
+    expected = [r - np.mean(means[s.group]) for r, s in zip(rewards, batch, strict=True)]
+    assert learner._advantages(batch).values == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
 def test_with_one_token_each_all_ratios_are_one_ratio() -> None:

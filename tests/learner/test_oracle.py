@@ -25,6 +25,7 @@ from rhymeflow.learner.algorithms.losses import (
     TokenInputs,
     gradient,
     needs_whole_responses,
+    reference_kl,
     step_scale,
     token_losses,
     token_weight,
@@ -34,6 +35,8 @@ from rhymeflow.learner.algorithms.surrogates import Responses
 ORACLE = json.loads((Path(__file__).parent / "oracle.json").read_text())
 POLICY_LOSSES = ORACLE["policy_losses"]
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-6}
+SAME = ("epsilon", "epsilon_high", "delta", "beta", "use_bias_correction_kl")
+"""Options of TRL's with our names."""
 SLACK = {"areal": 2e-7, "verl/sapo": 1e-7, "verl/gmpo": 1e-8}
 """AReaL's weights are float32, and a temperature of SAPO's is here; verl's GMPO adds 1e-8 to a
 count."""
@@ -57,7 +60,7 @@ def gpg(ratios: Tensor, advantages: Tensor, logprobs: Tensor, config: LearnerCon
 
 def fields_of_trl(hyper: dict[str, Any], kind: str) -> dict[str, Any]:
     fields: dict[str, Any] = {"epsilon_high": None}
-    fields |= {k: hyper[k] for k in ("epsilon", "epsilon_high", "delta", "beta") if k in hyper}
+    fields |= {k: hyper[k] for k in SAME if k in hyper}
     match hyper.get("loss_type", kind):
         case "cispo":  # its bound is the ratio itself
             fields |= {"algorithm": "cispo", "epsilon_high": hyper["epsilon_high"] - 1}
@@ -194,8 +197,6 @@ def test_policy_losses_and_their_gradients(dtype: torch.dtype, together: int) ->
     differing = []
     for case in POLICY_LOSSES:
         config, expected = config_of(case), torch.tensor(case["grad_logp"], dtype=dtype)
-        if case["hyper"].get("use_bias_correction_kl") is False:
-            continue
         mean = 1.0
         if config.normalize_importance_weights:
             _, inputs, _ = inputs_of(case, config, dtype, torch.arange(6))
@@ -257,3 +258,20 @@ def test_advantages(name: str) -> None:
     # verl adds 1e-6 to a group's deviation, and 1e-8 to others; Rhymeflow 1e-4, as TRL does.
     tolerance = 5e-4 if scale == "group" else 1e-8
     np.testing.assert_allclose(found[:, None] * mask, case["advantages"], atol=tolerance)
+
+
+@pytest.mark.parametrize("case", ORACLE["kl"], ids=lambda case: case["name"])
+def test_estimators_of_the_kl(case: dict[str, Any]) -> None:
+    kind = case["hyper"]["kl_penalty"]
+    if kind == "abs":  # has no mean that is a divergence
+        return
+    values = table(case["inputs"], torch.float64)
+    mask = values["mask"].bool()
+    config = LearnerConfig(kl_estimator=kind, use_bias_correction_kl=False, beta=1.0)
+    logprob, zero = values["logp"].clone().requires_grad_(), torch.zeros(int(mask.sum()))
+    inputs = TokenInputs(zero, zero, zero, reference_R=values["ref_logp"][mask])
+    loss = reference_kl(logprob[mask], inputs, config).mean()
+    loss.backward()
+    assert float(loss) == pytest.approx(case["loss"], abs=1e-9)
+    expected = torch.tensor(case["grad_logp"], dtype=torch.float64)
+    torch.testing.assert_close(logprob.grad, expected, atol=1e-9, rtol=0)

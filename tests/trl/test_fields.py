@@ -101,8 +101,8 @@ def test_what_means_the_default_needs_no_word() -> None:
     same = {"min_p": 0.0, "fsdp": "", "train_sampling_strategy": "random", "tf32": None}
     args = GRPOConfig("out", log_completions=True, **same)
     assert values_of(args)[1] == []
-    args.entropy_coef = True  # a flag is no number
-    assert "entropy_coef = True" in refusal(values_of, args)
+    args.router_aux_loss_coef = True  # a flag is no number
+    assert "router_aux_loss_coef = True" in refusal(values_of, args)
 
 
 def test_a_field_that_the_table_does_not_have_is_refused_by_name() -> None:

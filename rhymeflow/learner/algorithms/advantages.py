@@ -13,7 +13,7 @@ plus 1e-4.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
@@ -89,7 +89,7 @@ class Advantages:
 
 
 def batch_advantages(
-    rewards: Sequence[float],
+    rewards: Sequence[float] | np.ndarray,
     groups: Sequence[int],
     lengths: Sequence[int],
     config: LearnerConfig,
@@ -99,14 +99,31 @@ def batch_advantages(
     """Return advantages as the configuration says. `lengths` are tokens in the loss; `components`
     and `weights` are for `decoupled_advantages`."""
     if config.multi_objective_aggregation == "normalize_then_sum":
-        return decoupled_advantages(components, weights or {}, groups)
-    return group_advantages(
-        rewards, groups, config.scale_rewards, estimator_of(config.advantage), lengths
-    )
+        found = decoupled_advantages(components, weights or {}, groups)
+    else:
+        estimator = estimator_of(config.advantage)
+        found = group_advantages(rewards, groups, config.scale_rewards, estimator, lengths)
+    if (most := config.advantage_clip) is None:
+        return found
+    return replace(found, values=found.values.clip(-most, most))
+
+
+def shaped_rewards(
+    rewards: Sequence[float], lengths: Sequence[int], config: LearnerConfig, max_length: int
+) -> np.ndarray:
+    """Return the rewards by `learner.reward_clip` and `learner.overlong_buffer` (DAPO, arXiv
+    2503.14476, section 3.4), float64 [N]. `lengths` are of whole responses."""
+    reward_N = np.asarray(rewards, dtype=np.float64)
+    if (most := config.reward_clip) is not None:
+        reward_N = reward_N.clip(-most, most)
+    if buffer := config.overlong_buffer:
+        excess_N = np.asarray(lengths) - (max_length - buffer)
+        reward_N = reward_N - config.overlong_penalty * (excess_N / buffer).clip(0.0, 1.0)
+    return reward_N
 
 
 def group_advantages(
-    rewards: Sequence[float],
+    rewards: Sequence[float] | np.ndarray,
     groups: Sequence[int],
     scale_rewards: Literal["group", "batch", "none", "tokens"],
     estimator: Estimator = group_mean,

@@ -16,11 +16,11 @@ constant of the step (`step_scale`). So it and its gradient do not depend on the
 micro-batches, each of which has whole responses. Where a token's loss depends on others of its
 response (`needs_whole_responses`), they are scored before, and `gradient` is by that score.
 
-The KL term is r * k3, with the estimator k3 = exp(d) - d - 1 of the KL divergence, d = log pi_ref -
-log pi (GRPO, arXiv 2402.03300, equation 4); the factor r, whose gradient counts even where its
-value is 1, makes the gradient that of KL(pi || pi_ref) (DeepSeek-V3.2, arXiv 2512.02556; TRL's
-default). That gradient is -r * d times that of log pi, and is written explicitly: autograd would
-compute it from terms of size exp(d), which cancel to 0 in float32 from about d = 20.
+The KL term is by default r * k3, k3 = exp(d) - d - 1, d = log pi_ref - log pi (GRPO, arXiv
+2402.03300, equation 4). The factor r makes the gradient that of KL(pi || pi_ref) (DeepSeek-V3.2,
+arXiv 2512.02556; TRL's default). That gradient is -r * d times that of log pi, and is written
+explicitly: autograd would compute it from terms of size exp(d), which cancel to 0 in float32 from
+about d = 20.
 
 Log-ratios are clamped to +-`MOST_LOG_RATIO`, so that one extreme token leaves loss and gradient
 finite: past it a ratio carries no gradient, and the KL term has the gradient at the bound. verl has
@@ -29,7 +29,7 @@ the same bound; its other one, k3 <= 10, is not adopted, since it takes effect f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -66,6 +66,8 @@ class TokenInputs:
     reference_R: Tensor | None = None
     """log pi_ref, if there is a reference model."""
 
+    chosen_R: Tensor | None = None
+    """1 where the token has a part in the surrogate, else 0 (`top_entropy_quantile`)."""
     responses: Responses = PARTS_OF_RESPONSES
     """Whose the tokens are."""
     mean_weight: float = 1.0
@@ -116,10 +118,12 @@ def token_losses(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) 
     advantage_R = inputs.advantage_R
     ratio_R = _ratio(logprob_R, inputs, config)
     loss_R = surrogate_of(config.surrogate)(ratio_R, advantage_R, logprob_R, config)
+    if inputs.chosen_R is not None:
+        loss_R = loss_R * inputs.chosen_R
     if corrects(config):
         loss_R = loss_R * correction(logprob_R, inputs, config)
-    if config.beta > 0.0:
-        loss_R = loss_R + config.beta * reference_kl(logprob_R, inputs, config)
+    if config.kl_weight > 0.0:
+        loss_R = loss_R + config.kl_weight * reference_kl(logprob_R, inputs, config)
     return loss_R
 
 
@@ -157,14 +161,31 @@ def correction(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) ->
     return weight_R
 
 
+KL: Mapping[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "k1": (lambda d: -d, torch.ones_like),
+    "k2": (lambda d: d.square() / 2.0, lambda d: -d),
+    "k3": (lambda d: _k3(d), lambda d: -d.expm1()),
+    "k1+": (lambda d: -d, lambda d: -d),
+    "k3+": (lambda d: _k3(d), lambda d: -d),
+}
+"""Of d = log pi_ref - log pi: an estimate of KL(pi || pi_ref), and its gradient by log pi
+(http://joschu.net/blog/kl-approx.html)."""
+
+
 def reference_kl(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
-    """Return r * k3, each token's estimate of KL(pi || pi_ref), [R], never negative."""
+    """Return each token's estimate of KL(pi || pi_ref), times r if it is corrected, [R]."""
     assert inputs.reference_R is not None, "no reference log-probabilities"
-    policy_R = logprob_R.detach()
+    policy_R, kind = logprob_R.detach(), config.kl_estimator
     d_R = bounded(inputs.reference_R - policy_R)
+    value_R, slope_R = (each(d_R) for each in KL[kind])
+    zero_R = logprob_R - policy_R  # only its gradient is not 0
+    if not config.use_bias_correction_kl:
+        return value_R + slope_R * zero_R
     log_ratio_R = policy_R - _old(policy_R, inputs, config)
     ratio_R = token_ratio(log_ratio_R, inputs.advantage_R, inputs.responses, config)
-    return ratio_R * _k3(d_R) - ratio_R * d_R * (logprob_R - policy_R)  # the last factor is 0
+    # The sum for k3 is -d, but not in float32, where d is large.
+    slope_R = -d_R if kind == "k3" else value_R + slope_R
+    return ratio_R * value_R + ratio_R * slope_R * zero_R
 
 
 WEIGHT_METRICS = ("off_policy/mean_weight", "off_policy/masked_share")
@@ -174,7 +195,7 @@ def diagnosis_names(config: LearnerConfig) -> tuple[str, ...]:
     """Return the names of the metrics in `diagnose`."""
     clips = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
     weights = WEIGHT_METRICS if corrects(config) else ()
-    return ("loss", "entropy", *clips, *weights, *(("kl",) if config.beta > 0.0 else ()))
+    return ("loss", "entropy", *clips, *weights, *(("kl",) if config.kl_weight > 0.0 else ()))
 
 
 def diagnose(
@@ -182,8 +203,11 @@ def diagnose(
 ) -> dict[str, Tensor]:
     """Return sums over the tokens by metric name, without gradient; `loss` is weighted."""
     is_low_R, is_high_R = clipped(logprob_R, inputs, config)
+    loss_R = token_losses(logprob_R, inputs, config)
+    if config.entropy_coef > 0.0:
+        loss_R = loss_R - config.entropy_coef * entropy_R
     sums = {
-        "loss": (token_losses(logprob_R, inputs, config) * inputs.weight_R).sum(),
+        "loss": (loss_R * inputs.weight_R).sum(),
         "entropy": entropy_R.sum(),
         "clip_ratio/low_mean": is_low_R.sum(),
         "clip_ratio/high_mean": is_high_R.sum(),
@@ -192,24 +216,19 @@ def diagnose(
     if corrects(config):
         weight_R = correction(logprob_R, inputs, config)
         sums |= dict(zip(WEIGHT_METRICS, (weight_R.sum(), (weight_R == 0.0).sum()), strict=True))
-    if config.beta > 0.0:
+    if config.kl_weight > 0.0:
         sums["kl"] = reference_kl(logprob_R, inputs, config).sum()
     return sums
 
 
 def clip_extremes(
-    logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig, lengths: Sequence[int]
+    logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig
 ) -> dict[str, Tensor]:
     """Return, over responses, the least share of tokens clipped below and the greatest share
-    clipped above, by metric name. `lengths`, none 0, are those of the responses in order."""
-    length_N = torch.tensor(lengths, device=logprob_R.device)
-    owner_R = torch.repeat_interleave(length_N)
-    low_N, high_N = (
-        torch.zeros(len(lengths), device=logprob_R.device).index_add_(0, owner_R, each.float())
-        / length_N
-        for each in clipped(logprob_R, inputs, config)
-    )
-    return {"clip_ratio/low_min": low_N.min(), "clip_ratio/high_max": high_N.max()}
+    clipped above, by metric name."""
+    is_clipped = clipped(logprob_R, inputs, config)
+    low_R, high_R = (inputs.responses.mean(each.float()) for each in is_clipped)
+    return {"clip_ratio/low_min": low_R.min(), "clip_ratio/high_max": high_R.max()}
 
 
 def clipped(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> tuple[Tensor, Tensor]:

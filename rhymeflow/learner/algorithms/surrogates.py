@@ -27,28 +27,30 @@ class Responses:
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = lengths
         """Tokens of each response in order, none 0."""
-        self._owner_R: Tensor | None = None
+        self._on_device: tuple[Tensor, Tensor] | None = None
 
     def sum(self, x_R: Tensor) -> Tensor:
         """Return for each token the sum over its response, [R]."""
-        owner_R = self._owner(x_R)
+        owner_R, _ = self._owner_and_length(x_R)
         return x_R.new_zeros(len(self.lengths)).index_add(0, owner_R, x_R)[owner_R]
 
     def mean(self, x_R: Tensor) -> Tensor:
         """Return for each token the mean over its response, [R]."""
-        return self.sum(x_R) / self.sum(torch.ones_like(x_R))
+        return self.sum(x_R) / self._owner_and_length(x_R)[1]
 
     def max(self, x_R: Tensor) -> Tensor:
-        """Return for each token the maximum over its response, [R]."""
-        owner_R, x_R = self._owner(x_R), x_R.detach()
+        """Return for each token the maximum over its response, [R], without gradient."""
+        owner_R, _ = self._owner_and_length(x_R)
         lowest_N = x_R.new_full((len(self.lengths),), -torch.inf)
-        return lowest_N.scatter_reduce(0, owner_R, x_R, "amax")[owner_R]
+        return lowest_N.scatter_reduce(0, owner_R, x_R.detach(), "amax")[owner_R]
 
-    def _owner(self, x_R: Tensor) -> Tensor:
-        if self._owner_R is None:
-            owner_R = np.repeat(np.arange(len(self.lengths)), self.lengths)
-            self._owner_R = torch.from_numpy(owner_R).to(x_R.device)
-        return self._owner_R
+    def _owner_and_length(self, x_R: Tensor) -> tuple[Tensor, Tensor]:
+        if self._on_device is None:
+            numbers = np.arange(len(self.lengths)), np.asarray(self.lengths)
+            spread = (torch.from_numpy(np.repeat(each, self.lengths)) for each in numbers)
+            owner_R, length_R = (each.to(x_R.device) for each in spread)
+            self._on_device = owner_R, length_R
+        return self._on_device
 
 
 def bounded(log_ratio_R: Tensor) -> Tensor:
@@ -158,12 +160,12 @@ SURROGATES: Mapping[str, Surrogate] = {
 @cache
 def ratio_of(name: str) -> Ratio:
     """Return `learner.ratio`. Raises `UserError` if there is no such ratio."""
-    arguments = "log_ratios, advantages, responses, config"
-    return named_or_own("learner.ratio", name, RATIOS, arguments)
+    takes = "log_ratios, advantages, responses, config"
+    return named_or_own("learner.ratio", name, RATIOS, takes)
 
 
 @cache
 def surrogate_of(name: str) -> Surrogate:
     """Return `learner.surrogate`. Raises `UserError` if there is no such surrogate."""
-    arguments = "ratios, advantages, logprobs, config"
-    return named_or_own("learner.surrogate", name, SURROGATES, arguments)
+    takes = "ratios, advantages, logprobs, config"
+    return named_or_own("learner.surrogate", name, SURROGATES, takes)
