@@ -194,6 +194,14 @@ def check_one_process() -> None:
         )
 
 
+CHECKPOINTING = (
+    "activation_checkpointing"
+    if hasattr(trl.GRPOConfig, "activation_checkpointing")
+    else "gradient_checkpointing"
+)
+"""Its name in the transformers that is installed; 5.19 has no other than the second."""
+
+
 def values_of(args: Any) -> tuple[dict[str, Any], list[str]]:
     """Return a `GRPOConfig`'s fields by name, in plain types, and notices of those without effect.
 
@@ -207,7 +215,7 @@ def values_of(args: Any) -> tuple[dict[str, Any], list[str]]:
         )
     why, instead, mapped = map(by_name, (PASSED_OVER, REFUSED, {**SAME, **MAPPED}))
     # TRL fills in some fields that depend on the machine.
-    names = ("use_cpu", "bf16", "activation_checkpointing")
+    names = ("use_cpu", "bf16", CHECKPOINTING)
     filled_in = trl.GRPOConfig(**{name: getattr(args, name) for name in names})
     values, notices = {}, []
     for field in dataclasses.fields(args):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from rhymeflow.errors import UserError
 from rhymeflow.observe.metrics import TRACKERS
-from rhymeflow.trl.fields import SAME, by_name
+from rhymeflow.trl.fields import CHECKPOINTING, SAME, by_name
 
 Values = Mapping[str, Any]
 """Values of TRL's fields, by name."""
@@ -209,7 +209,7 @@ def _optimization(given: Values, length: RunLength) -> dict[str, Any]:
         "learner.lr_scheduler_type": SCHEDULES[schedule],
         "learner.warmup_steps": warmup_versions,
         "learner.max_grad_norm": float(norm) if norm else None,
-        "learner.gradient_checkpointing": bool(given["activation_checkpointing"]),
+        "learner.gradient_checkpointing": bool(given[CHECKPOINTING]),
     }
 
 

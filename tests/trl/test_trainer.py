@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rhymeflow.trl import GRPOConfig, GRPOTrainer
+from rhymeflow.trl.fields import CHECKPOINTING
 from tests.refused import refusal
 
 ROWS = [{"prompt": f"p{number}", "answer": number} for number in range(40)]
@@ -90,7 +91,7 @@ def test_steps_are_trls_and_versions_ours(tmp_path: Path, capsys: Any) -> None:
         ({"shuffle_dataset": False}, "data.shuffle", False),
         ({"chat_template_kwargs": {"a": 1}}, "data.chat_template_kwargs", {"a": 1}),
         ({"use_vllm": True}, "rollout.vllm_gpu_memory_utilization", 0.3),
-        ({"activation_checkpointing": False}, "learner.gradient_checkpointing", False),
+        ({CHECKPOINTING: False}, "learner.gradient_checkpointing", False),
         ({"gradient_checkpointing": False}, "learner.gradient_checkpointing", False),
         ({"rhymeflow": '{"beta": 0.5}'}, "learner.beta", 0.5),
         ({"loss_type": "grpo"}, "learner.loss_type", "grpo"),
