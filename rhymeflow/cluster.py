@@ -84,7 +84,7 @@ def of_node(config: Config, model: ModelSize, node: Node) -> list[MemoryPart]:
         return []
     parts = [
         MemoryPart(f"{workers} processes (estimate)", workers * memory.PROCESS),
-        MemoryPart("weights staged, two versions", 2 * model.weights),
+        MemoryPart("weights staged, two versions", 2 * model.version),
         *memory.of_changes(config, model),
     ]
     if config.learner.offload_optimizer and node.ranks:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,8 @@ from rhymeflow.engine.native.sampler import sampling_bytes
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.index import Index
-from rhymeflow.models import load
+from rhymeflow.models import load, lora
+from rhymeflow.models.adapter_files import adapter_for
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.weights.base import SPARE_VERSIONS
 from rhymeflow.weights.changes import MAX_LISTED
@@ -63,6 +64,8 @@ class ModelSize:
     max_positions: int
     dtype: torch.dtype  # the compute precision
     device: str
+    num_adapter: int = 0  # parameters of the adapter; 0: all of the model's are trained
+    narrow: int = 0  # values between the adapter's matrices, per token
 
     @property
     def bytes_per_value(self) -> int:
@@ -77,7 +80,17 @@ class ModelSize:
     @property
     def weights(self) -> int:
         """Bytes of all weights in the compute precision."""
-        return self.num_parameters * self.bytes_per_value
+        return (self.num_parameters + self.num_adapter) * self.bytes_per_value
+
+    @property
+    def num_trained(self) -> int:
+        """Parameters that are trained and published."""
+        return self.num_adapter or self.num_parameters
+
+    @property
+    def version(self) -> int:
+        """Bytes of what a version consists of, in the compute precision."""
+        return self.num_trained * self.bytes_per_value
 
     @property
     def kv_token(self) -> int:
@@ -89,14 +102,26 @@ def model_here(config: Config) -> ModelSize:
     """Return the model as this machine computes it; `UserError` if there is no such model."""
     device = resolve_device(config.model)
     dtype = load.resolve_dtype(config.model, device)
-    return model_of(load.load_config(config.model), dtype, str(device))
+    size = model_of(load.load_config(config.model), dtype, str(device))
+    return with_adapter(size, load.load_config(config.model), config)
 
 
 def model_on_gpus(config: Config) -> ModelSize:
     """Return the model as GPUs compute it, with `model.dtype: auto` as bfloat16. Models that
     recipes name need no network. `UserError` if there is no such model."""
     dtype = torch.float32 if config.model.dtype == "float32" else torch.bfloat16
-    return model_of(load.architecture(config.model), dtype, "cuda")
+    size = model_of(load.architecture(config.model), dtype, "cuda")
+    return with_adapter(size, load.architecture(config.model), config)
+
+
+def with_adapter(model: ModelSize, hf_config: PreTrainedConfig, config: Config) -> ModelSize:
+    """Return the sizes of the model with the configuration's adapter, if it has one."""
+    if (adapter := adapter_for(config.model)) is None:
+        return model
+    adapted = lora.attach(load.shapes_of(hf_config), adapter)
+    own = sum(each.numel() for each in lora.versioned(adapted).values())
+    layers = [each for each in adapted.modules() if isinstance(each, lora.LoraLinear)]
+    return replace(model, num_adapter=own, narrow=adapter.rank * len(layers))
 
 
 def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> ModelSize:
@@ -149,6 +174,7 @@ def layer_bytes(model: ModelSize) -> int:
         norms += (queries + keys) * (MASTER + size)
     attention = size * (2 * (queries + keys) + (0 if model.device == "cpu" else queries))
     routed = size * 2 * model.experts_per_token * model.hidden_size + MASTER * model.num_experts
+    routed += size * model.narrow // model.num_layers
     return norms + attention + size * 4 * model.intermediate_size + routed
 
 
@@ -176,6 +202,8 @@ def head_bytes(config: Config, model: ModelSize) -> int:
         copies = 6
     is_summed = learner.num_ranks > 1 and model.bytes_per_value != MASTER  # over chunks, in float32
     per_weight = model.bytes_per_value + (MASTER if is_summed else 0)
+    if model.num_adapter:  # the head is not trained
+        per_weight = 0
     return copies * logits + per_weight * model.vocab_size * model.hidden_size
 
 
@@ -223,7 +251,7 @@ def longest(config: Config, model: ModelSize, longest_prompt: int) -> int:
 def of_optimizer(config: Config, model: ModelSize) -> list[MemoryPart]:
     """Return a rank's share of the float32 weights, gradients and moments."""
     count = config.learner.num_ranks
-    masters, share = model.num_parameters * MASTER / count, "" if count == 1 else f", 1/{count}"
+    masters, share = model.num_trained * MASTER / count, "" if count == 1 else f", 1/{count}"
     return [
         MemoryPart(f"master weights (float32){share}", masters),
         MemoryPart(f"gradients (float32){share}", masters),
@@ -239,9 +267,9 @@ def of_rank(config: Config, model: ModelSize, longest_prompt: int) -> list[Memor
         layers = 2 * (model.num_parameters - model.num_outside) / model.num_layers
         gathered = 2 * (model.num_outside + layers) * model.bytes_per_value
         parts.append(MemoryPart("gathered: embeddings, head and two layers", gathered))
-    elif model.bytes_per_value != MASTER:
+    elif model.bytes_per_value != MASTER or model.num_adapter:
         parts.append(MemoryPart(f"weights ({model.name_of_dtype})", model.weights))
-    if learner.beta > 0:
+    if learner.beta > 0 and not model.num_adapter:
         sharded = model.num_parameters * MASTER / learner.num_ranks
         size = sharded if learner.num_ranks > 1 else model.weights
         parts.append(MemoryPart("reference model", size))
@@ -290,7 +318,7 @@ def of_changes(config: Config, model: ModelSize) -> list[MemoryPart]:
     if config.weights.transport != "delta":
         return []
     versions = config.schedule.bound + SPARE_VERSIONS
-    num_bytes = versions * 2 * MAX_LISTED * model.weights
+    num_bytes = versions * 2 * MAX_LISTED * model.version
     return [MemoryPart(f"changes to {versions} versions, at most", num_bytes)]
 
 
@@ -328,7 +356,7 @@ def here(config: Config, model: ModelSize, longest_prompt: int) -> list[tuple[st
     instances, ranks = config.rollout.num_instances, config.learner.num_ranks
     processes = instances * config.rollout.vllm_tensor_parallel_size
     kinds = [
-        ("weight store", 1, [MemoryPart("weights, two slots in shared memory", 2 * model.weights)]),
+        ("weight store", 1, [MemoryPart("weights, two slots in shared memory", 2 * model.version)]),
         ("rollout", processes, of_instance(config, model, longest_prompt)),
         ("learner", ranks, [*of_optimizer(config, model), *of_rank(config, model, longest_prompt)]),
         ("weight store", 1, of_changes(config, model)),
@@ -344,7 +372,7 @@ def here(config: Config, model: ModelSize, longest_prompt: int) -> list[tuple[st
 
 def shared(config: Config, model: ModelSize) -> float:
     """Return the bytes of this machine's shared memory that a run takes: weights and history."""
-    return 2 * model.weights + total(of_history(config.drafting))
+    return 2 * model.version + total(of_history(config.drafting))
 
 
 def total(parts: Iterable[MemoryPart]) -> float:

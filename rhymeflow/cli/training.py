@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rhymeflow.cli.parser import Add, positive, temperature
-from rhymeflow.config import Config, EvalConfig, EvalSuite
+from rhymeflow.config import Config, EvalConfig, EvalSuite, LoraConfig
 from rhymeflow.config import help as pages
 from rhymeflow.config.load import SHORT, list_recipes, parse_config, read_config
 from rhymeflow.core.types import HELD_OUT
@@ -70,6 +70,7 @@ _SHORT_HELP = {
     "reward": ("F", "file.py:function, or a built-in; several are added up"),
     "schedule": ("NAME", "how rollout and training overlap"),
     "history": ("RUN_DIR", "a run to draft from"),
+    "lora": ("RANK", "train an adapter instead of all weights"),
 }
 
 _CALIBRATE = "Routing and `simulate` use the profile with --schedule.cost_model FILE.json."
@@ -331,6 +332,8 @@ def _evaluation_config(args: argparse.Namespace) -> Config:
         config = parse_config("", overrides, where="the command line")
     else:
         config = read_config(source, overrides, needed=("data", "reward"))
+    if not any(name.startswith("model.lora.") for name in overrides):  # what the run trained
+        config = config.changed(model={"lora": LoraConfig()})
     data, suites = config.data, config.eval.suites
     if not suites and source:
         suites = (EvalSuite(name=HELD_OUT),)
@@ -364,7 +367,8 @@ def _resolved_model(given: str) -> str:
 
     path = Path(given).expanduser()
     is_run = (path / CHECKPOINTS).exists() or (path / EVENTS).is_file()
-    if is_run and not (path / "config.json").exists():  # else a model was saved there, too
+    is_model = any((path / name).exists() for name in ("config.json", "adapter_config.json"))
+    if is_run and not is_model:  # else a model was saved there, too
         if is_url(where := where_of(path)):
             raise UserError(f"{given}: its checkpoints are in {where}: copy one, and name that")
         checkpoints = paths_of(path)

@@ -21,7 +21,7 @@ from rhymeflow.config.environment import (
 )
 from rhymeflow.config.eval import EvalConfig, EvalSuite
 from rhymeflow.config.learner import LearnerConfig, SftConfig
-from rhymeflow.config.rollout import DraftingConfig, ModelConfig, RolloutConfig
+from rhymeflow.config.rollout import DraftingConfig, LoraConfig, ModelConfig, RolloutConfig
 from rhymeflow.config.run import ClusterConfig, RayConfig, RunConfig, WeightsConfig
 from rhymeflow.config.schedule import ScheduleConfig
 from rhymeflow.config.section import Section
@@ -30,9 +30,9 @@ from rhymeflow.config.simulation import FaultsConfig, SimulationConfig, Workload
 __all__ = [
     "ClusterConfig", "Config", "DataConfig", "DraftingConfig", "EmulationConfig",
     "EnvironmentClass", "EnvironmentConfig", "EvalConfig", "EvalSuite", "FaultsConfig",
-    "LearnerConfig", "ModelConfig", "RayConfig", "RewardConfig", "RewardFunction", "RolloutConfig",
-    "RunConfig", "ScheduleConfig", "Section", "SftConfig", "SimulationConfig", "WeightsConfig",
-    "WorkloadConfig",
+    "LearnerConfig", "LoraConfig", "ModelConfig", "RayConfig", "RewardConfig", "RewardFunction",
+    "RolloutConfig", "RunConfig", "ScheduleConfig", "Section", "SftConfig", "SimulationConfig",
+    "WeightsConfig", "WorkloadConfig",
 ]  # fmt: skip
 
 
@@ -144,6 +144,7 @@ class Config(Section):
                 f"run.profile_steps: there is no step {step}: learner.max_steps = "
                 f"{learner.max_steps}"
             )
+        yield from self._lora_mistakes()
         if rollout.engine == "vllm" and self.drafting.shape == "tree":
             yield "drafting.shape = 'tree': vLLM verifies linear drafts only"
         if rollout.engine == "native" and rollout.vllm_tensor_parallel_size > 1:
@@ -171,6 +172,20 @@ class Config(Section):
             yield (
                 "schedule.accumulate_early = true: with simulation.colocated, or a bound of 0 and "
                 "emulation.profile, the devices train after they have generated, not meanwhile"
+            )
+
+    def _lora_mistakes(self) -> Iterator[str]:
+        lora, learner = self.model.lora, self.learner
+        if not lora.is_used:
+            return
+        if self.rollout.engine == "vllm":
+            yield "model.lora: not with rollout.engine = 'vllm' yet; 'native' applies adapters"
+        if learner.num_ranks > 1:
+            yield f"model.lora: not with learner.num_ranks = {learner.num_ranks} yet, only with 1"
+        if lora.modules_to_save and learner.beta > 0:
+            yield (
+                "model.lora.modules_to_save: not with learner.beta > 0, whose reference is this "
+                "model without the adapter: of these modules it has the trained values only"
             )
 
     def _emulation_mistakes(self) -> Iterator[str]:

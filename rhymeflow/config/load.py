@@ -20,6 +20,7 @@ SHORT = {
     "reward": "reward.functions",
     "schedule": "schedule.name",
     "history": "drafting.history_run",
+    "lora": "model.lora.rank",
 }
 """Short options and the fields that they set; `split_overrides` handles them, not argparse."""
 

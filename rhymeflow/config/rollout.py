@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rhymeflow.config.section import (
     Fraction,
@@ -19,6 +19,41 @@ OWN_GPU = 0.9
 """Share of a GPU's memory that a vLLM instance takes of a GPU of its own."""
 SHARED_GPU = 0.4
 """Share that the vLLM instances take together of a GPU that the learner is on too."""
+
+
+class LoraConfig(Section):
+    """A low-rank adapter (LoRA, arXiv 2106.09685): the model's weights stay as they are; the
+    product of two narrow matrices, trained in their place, is added to that of each layer."""
+
+    rank: NonNegative = 0
+    """Columns of the narrow matrices. 0: no adapter, all weights are trained."""
+    alpha: PositiveFloat | None = None
+    """The adapter's product is multiplied by this over `rank`; `None`: twice the rank."""
+    use_rslora: bool = False
+    """Divide `alpha` by the square root of `rank` instead (rsLoRA, arXiv 2312.03732)."""
+    target_modules: tuple[str, ...] = ("all-linear",)
+    """Linear layers that are adapted, by the end of their names, such as `q_proj`. `all-linear`:
+    all but the output head."""
+    modules_to_save: tuple[str, ...] = ()
+    """Other modules, named likewise, whose parameters are trained whole."""
+    adapter: str | None = None
+    """Directory of an adapter in peft's format to start from, which replaces the other fields."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is an adapter."""
+        return self.rank > 0 or self.adapter is not None
+
+    @model_validator(mode="after")
+    def _has_one_shape(self) -> LoraConfig:
+        given = self.model_dump(exclude_defaults=True, exclude={"adapter"})
+        if self.adapter is not None and given:
+            raise ValueError(f"{min(given)} is given, which the files in `adapter` say")
+        if not self.is_used and given:
+            raise ValueError(f"{min(given)} has no effect without `rank`")
+        if not self.target_modules:
+            raise ValueError("target_modules should name at least one layer")
+        return self
 
 
 class ModelConfig(Section):
@@ -39,6 +74,7 @@ class ModelConfig(Section):
     weights are float32 either way."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of engine and learner. `auto`: CUDA if there is a GPU, else the CPU."""
+    lora: LoraConfig = LoraConfig()
 
 
 class RolloutConfig(Section):

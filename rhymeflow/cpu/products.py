@@ -7,13 +7,13 @@ four times as fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _ROWS = 32
@@ -40,15 +40,18 @@ def _can_pack(weight_OI: Tensor) -> bool:
 
 
 class PackedProducts(TorchFunctionMode):
-    """As a context, has `body`'s linear layers multiply by packed weights."""
+    """As a context, has linear layers, of these weights and biases, multiply by packed ones."""
 
-    def __init__(self, body: nn.Module) -> None:
+    def __init__(self, layers: Iterable[tuple[Tensor, Tensor | None]]) -> None:
         super().__init__()
-        self._by_weight = {
-            id(layer.weight): packed(layer.weight.detach(), layer.bias)
-            for layer in body.modules()
-            if type(layer) is nn.Linear and _can_pack(layer.weight)
-        }
+        self._by_weight: dict[int, Callable[[Tensor], Tensor]] = {}
+        self.pack(layers)
+
+    def pack(self, layers: Iterable[tuple[Tensor, Tensor | None]]) -> None:
+        """Pack these weights, new ones or after they have changed."""
+        for weight, bias in layers:
+            if _can_pack(weight):
+                self._by_weight[id(weight)] = packed(weight.detach(), bias)
 
     @property
     def has_any(self) -> bool:

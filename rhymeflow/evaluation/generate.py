@@ -20,7 +20,8 @@ from rhymeflow.engine.native.engine import Engine
 from rhymeflow.environments.template import load_settled
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
-from rhymeflow.models.load import load_model, resolve_dtype, stop_token_ids
+from rhymeflow.models.load import resolve_dtype, stop_token_ids
+from rhymeflow.models.lora import load_policy
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import fix_longrope
 from rhymeflow.models.tokenizer import max_length
@@ -76,7 +77,7 @@ class Generator:
         section = self._config.model
         device = resolve_device(section)
         dtype = resolve_dtype(section, device)
-        return fix_longrope(load_model(section, dtype=dtype, device=device), self._config)
+        return fix_longrope(load_policy(section, dtype=dtype, device=device), self._config)
 
     @cached_property
     def _engine(self) -> Engine:

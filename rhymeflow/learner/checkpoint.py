@@ -34,8 +34,10 @@ from rhymeflow.core.types import Version
 from rhymeflow.errors import StorageError, UserError
 from rhymeflow.learner.optimizer import Optimizer
 from rhymeflow.learner.ranks import Gathering, Ranks
+from rhymeflow.models.adapter_files import WEIGHTS
 from rhymeflow.models.buffers import buffers_of
 from rhymeflow.models.load import stop_token_ids
+from rhymeflow.models.lora import adapter_in, save_adapter, versioned
 from rhymeflow.store.checkpoint_dirs import CheckpointDir, CheckpointPlace, is_url
 from rhymeflow.utils.storage import Unreachable
 
@@ -72,7 +74,7 @@ class LearnerCopy:
             name: self._state[f"master.{name}"]
             if each.requires_grad
             else ranks.local(each).to("cpu", copy=True)
-            for name, each in model.named_parameters()
+            for name, each in versioned(model).items()
         }
         self._weights = Gathering(
             model, lambda name: ranks.local(exported[name]), dtype, ranks, ranks.saving
@@ -139,11 +141,19 @@ def export(
     blocks: Iterable[Mapping[str, Tensor]],
     count: int = 1,
 ) -> None:
-    """Write the files of a Hugging Face model, with one weights file for each of `count` blocks.
+    """Write the files of a Hugging Face model, with one weights file for each of `count` blocks,
+    or if the model has an adapter, the files of that: `blocks` are then its parameters.
 
     Tensors have the names that the model's family has in files; buffers are in the first file.
     """
     directory = checkpoint.files
+    if (adapter := adapter_in(model)) is not None:
+        tensors = {name: each for block in blocks for name, each in block.items()}
+        save_adapter(directory, adapter, str(model.name_or_path), tensors)
+        checkpoint.written(directory / WEIGHTS)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(directory)
+        return
     config = copy.deepcopy(model.config)
     config.dtype = str(dtype).removeprefix("torch.")
     config.architectures = [type(model).__name__]

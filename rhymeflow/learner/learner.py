@@ -12,7 +12,8 @@ import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,6 +38,8 @@ from rhymeflow.learner.ranks import ALONE, Gathering, Ranks
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.scoring import Scoring
 from rhymeflow.learner.token_details import TokenDetails
+from rhymeflow.models.frozen_base import FrozenBase
+from rhymeflow.models.lora import adapter_in, call_without_adapter
 from rhymeflow.store.checkpoint_dirs import CheckpointDir
 from rhymeflow.utils import progress
 from rhymeflow.weights.manifest import Manifest
@@ -60,8 +63,9 @@ class Learner:
     The learner owns it: parameters are cast to `compute_dtype` and change with every step.
     `tokenizer`, if given, is saved in checkpoints. With several `ranks` methods are collectives;
     `read`, given if `model` has no values yet, returns rows of a parameter by its name. `reference`
-    is the model of the KL term, if `learner.beta` > 0; None: a copy of `model`. A response must fit
-    into one rank's memory.
+    is the model of the KL term, if `learner.beta` > 0; None: a copy of `model`, or if that has an
+    adapter, which alone is then trained, `model` without it. A response must fit into one rank's
+    memory.
     """
 
     def __init__(
@@ -98,8 +102,12 @@ class Learner:
         policy_shards = shards(model)  # the optimizer must find the model sharded
         self._optimizer = Optimizer(model, learner, compute_dtype, ranks)
         self._policy = proved_scorer(model, rollout, learner, policy_shards)
+        self._base = None if adapter_in(model) is None else FrozenBase(model)
         self._reference: TokenScorer | None = None
-        if learner.beta > 0.0:
+        if learner.beta > 0.0 and self._base is not None:
+            off = partial(call_without_adapter, model, self._policy.forward)
+            self._reference = replace(self._policy, forward=off)
+        elif learner.beta > 0.0:
             reference = (reference or copy.deepcopy(model)).requires_grad_(False)
             self._reference = proved_scorer(reference, rollout, learner, shards(reference))
         self._scoring = Scoring(self._policy, self._reference, ranks)
@@ -113,13 +121,15 @@ class Learner:
 
     def manifest(self) -> Manifest:
         """Describe the whole tensors of `rows`."""
-        return published.manifest_for(self.model, self._dtype)
+        return published.manifest_for(self.model, self._dtype, self._base)
 
     def rows(self) -> Gathering:
         """Return this rank's rows of the policy's parameters, tied ones once, and its buffers, in
         compute precision: live tensors, or made as they are looked up. Use them before the next
         `train`."""
-        return published.rows(self.model, self._dtype, self._ranks)
+        if self._base is not None:
+            self._base.check_part()
+        return published.rows(self.model, self._dtype, self._ranks, self._base)
 
     def checksum(self) -> int:
         """Return the checksum of all weights; digests of ranks' rows add up to those of tensors."""

@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from rhymeflow.models.lora import versioned
 from rhymeflow.utils import progress
 
 LOOPBACK = "127.0.0.1"
@@ -137,11 +138,10 @@ ALONE = Ranks(0, 1)
 class Gathering(Mapping[str, Tensor]):
     """Sharded tensors that rank 0 gathers one by one.
 
-    They are the parameters of `model` by name, tied ones once, in `dtype`; `rows` returns this
-    rank's rows of one; and `others`, given as they are. All ranks iterate over `blocks`, of
-    parameters. No rank has more than its rows and, on rank 0, one block. With one rank, the tensors
-    are the parameters themselves, or all the rows that there are, copied only if they have another
-    dtype.
+    They are the `versioned` parameters of `model`, in `dtype`; `rows` returns this rank's rows of
+    one; and `others`, given as they are. All ranks iterate over `blocks`, of parameters. No rank
+    has more than its rows and, on rank 0, one block. With one rank, the tensors are the parameters
+    themselves, or all the rows that there are, copied only if they have another dtype.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Gathering(Mapping[str, Tensor]):
         others: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
         self._others = others
-        self._shapes = {name: each.shape for name, each in model.named_parameters()}
+        self._shapes = {name: each.shape for name, each in versioned(model).items()}
         self._blocks = _blocks_of(model) if ranks.count > 1 else [list(self._shapes)]
         self._rows = rows
         self._dtype, self._ranks, self._group = dtype, ranks, group
@@ -209,7 +209,7 @@ def _blocks_of(model: PreTrainedModel) -> list[list[str]]:
     layer_of = {id(p): n for n, layer in enumerate(layers_of(model)) for p in layer.parameters()}
     blocks: list[list[str]] = []
     previous = None
-    for name, parameter in model.named_parameters():
+    for name, parameter in versioned(model).items():
         layer = layer_of.get(id(parameter))
         if layer is None or layer != previous:
             blocks.append([])

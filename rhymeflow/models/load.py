@@ -45,10 +45,15 @@ def resolve_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
 
 def count_parameters(hf_config: PreTrainedConfig) -> int:
     """Return the number of parameters of such a model, tied ones counted once."""
+    return sum(parameter.numel() for parameter in shapes_of(hf_config).parameters())
+
+
+def shapes_of(hf_config: PreTrainedConfig) -> PreTrainedModel:
+    """Create such a model without values, on the device `meta`."""
     with torch.device("meta"), no_init_weights():
-        model = AutoModelForCausalLM.from_config(hf_config)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(hf_config)
     model.tie_weights()
-    return sum(parameter.numel() for parameter in model.parameters())
+    return model
 
 
 def load_config(config: ModelConfig) -> PreTrainedConfig:

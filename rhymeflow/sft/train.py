@@ -29,7 +29,8 @@ from rhymeflow.learner.optimizer import learning_rate
 from rhymeflow.learner.packing import PackedRow, pack
 from rhymeflow.learner.sample import Sample
 from rhymeflow.models.buffers import buffers_of
-from rhymeflow.models.load import configured_stop_token_ids, load_model, random_model, resolve_dtype
+from rhymeflow.models.load import configured_stop_token_ids, random_model, resolve_dtype
+from rhymeflow.models.lora import adapter_in, load_policy, versioned
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import fix_longrope
 from rhymeflow.models.source import check_files
@@ -131,6 +132,8 @@ def check(config: Config) -> Path:
     check_writable(directory, "sft.output_dir")
     if config.learner.num_ranks > 1:
         raise UserError(f"learner.num_ranks = {config.learner.num_ranks}: sft is one process")
+    if config.model.lora.is_used and config.sft.init == "config":
+        raise UserError("model.lora: needs a model's weights, not sft.init = 'config'")
     if config.sft.init == "weights":
         check_files(config.model)
     return directory
@@ -160,11 +163,14 @@ def batches(
         epoch += 1
 
 
+_DIGESTED = ("config.json", "adapter_config.json", "tokenizer.json")
+
+
 def digest(directory: Path) -> str:
     """Return the SHA-256 of a checkpoint directory's configuration, weights and tokenizer."""
     content = hashlib.sha256()
     for path in sorted(directory.iterdir()):
-        if path.name in ("config.json", "tokenizer.json") or path.suffix == ".safetensors":
+        if path.name in _DIGESTED or path.suffix == ".safetensors":
             content.update(path.read_bytes())
     return content.hexdigest()
 
@@ -189,17 +195,18 @@ def _data(config: Config) -> DataConfig:
 
 def _learner(config: Config, tokenizer: PreTrainedTokenizerBase) -> SupervisedLearner:
     device = resolve_device(config.model)
+    compute_dtype = resolve_dtype(config.model, device)
     # In float32, so that the master weights are exact.
     if config.sft.init == "config":
         model = random_model(config.model, dtype=torch.float32, device=device, seed=config.run.seed)
     else:
-        model = load_model(config.model, dtype=torch.float32, device=device)
-    dtype = resolve_dtype(config.model, device)
+        dtype = compute_dtype if config.model.lora.is_used else torch.float32
+        model = load_policy(config.model, dtype=dtype, device=device, seed=config.run.seed)
     names = ("max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps")
     changes = {name: getattr(config.sft, name) for name in names} | {"beta": 0.0}  # no reference
     learner, model = config.learner.model_copy(update=changes), fix_longrope(model, config)
     # The default `RolloutConfig` has temperature 1: the loss is that of the model's distribution.
-    return SupervisedLearner(model, tokenizer, learner, RolloutConfig(), dtype)
+    return SupervisedLearner(model, tokenizer, learner, RolloutConfig(), compute_dtype)
 
 
 def _fit(
@@ -235,11 +242,11 @@ def _save(
     directory: Path,
     eval_loss: float | None,
 ) -> None:
-    if config.sft.save_dtype == "bfloat16":
+    if config.sft.save_dtype == "bfloat16" and adapter_in(model) is None:
         model.bfloat16()
     saved = CheckpointDir(directory)
     saved.begin()
-    parameters, buffers = dict(model.named_parameters()), buffers_of(model)
+    parameters, buffers = versioned(model), buffers_of(model)
     checkpoint.export(saved, model, tokenizer, model.dtype, buffers, [parameters])
     origin = {
         "seed": config.run.seed,

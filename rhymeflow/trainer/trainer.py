@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from rhymeflow.config import Config, EvalSuite
+from rhymeflow.config import Config, EvalSuite, LoraConfig
 from rhymeflow.config.load import build_config
 from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
@@ -267,16 +267,18 @@ class Trainer:
 
     @cached_property
     def model(self) -> Any:
-        """The policy, a `PreTrainedModel`. A model given as an object gets the trained weights."""
+        """The policy, a `PreTrainedModel`. A model given as an object gets the trained weights,
+        but stays as it is if an adapter was trained."""
         if self._given_model is not None and not self.is_trained:
             return self._given_model
-        from rhymeflow.models.load import load_model, resolve_dtype
+        from rhymeflow.models.load import resolve_dtype
+        from rhymeflow.models.lora import adapter_in, load_policy
         from rhymeflow.models.precision import resolve_device
 
         source = self._model_config()
         device = resolve_device(source)
-        loaded = load_model(source, dtype=resolve_dtype(source, device), device=device)
-        if self._given_model is None:
+        loaded = load_policy(source, dtype=resolve_dtype(source, device), device=device)
+        if self._given_model is None or adapter_in(loaded) is not None:
             return loaded
         self._given_model.load_state_dict(loaded.state_dict())
         stop_ids = loaded.generation_config.eos_token_id  # as in transformers' Trainer
@@ -378,7 +380,8 @@ class Trainer:
     def _model_config(self) -> Any:
         if self.checkpoint is None:
             return self.config.model
-        trained = {"name": str(self.checkpoint), "tokenizer": None, "gguf_file": None}
+        trained: dict[str, Any] = {"name": str(self.checkpoint), "tokenizer": None}
+        trained |= {"gguf_file": None, "lora": LoraConfig()}  # of an adapter it is the directory
         return self.config.model.model_copy(update=trained)
 
     def _move(self, run_dir: Path) -> None:

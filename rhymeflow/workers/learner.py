@@ -32,7 +32,8 @@ from rhymeflow.learner.ranks import (
 )
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.token_details import TokenDetails
-from rhymeflow.models.load import load_model, resolve_dtype
+from rhymeflow.models.load import resolve_dtype
+from rhymeflow.models.lora import load_policy, versioned
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import fix_longrope
 from rhymeflow.models.rows import WeightRows
@@ -159,7 +160,8 @@ class LearnerProcess:
         checksum = self.weights.publish(self.version, self.learner.rows())
         if not ranks.is_lead:
             return
-        model, num_parameters = self.learner.model, self.learner.num_parameters
+        model, own = self.learner.model, versioned(self.learner.model).values()
+        num_parameters = sum(each.numel() for each in own)
         loaded = LoadedModel(
             handle=self.weights.handle,
             device=device.type,
@@ -168,7 +170,7 @@ class LearnerProcess:
             checkpoint_bytes=num_parameters * (dtype.itemsize + STATE_BYTES),
             retrain_seconds=retrain_seconds,
             num_parameters=num_parameters,
-            num_trained=sum(each.numel() for each in model.parameters() if each.requires_grad),
+            num_trained=sum(each.numel() for each in own if each.requires_grad),
             damaged=damaged,
         )
         self._send(Envelope(LearnerReady(self.version, as_text(checksum)), loaded))
@@ -198,7 +200,9 @@ class LearnerProcess:
         common = (load_tokenizer(config.model), config.learner, config.rollout, dtype, ranks)
         if ranks.count == 1:
             # In float32, so that the master weights are exact; the learner computes in `dtype`.
-            model = load_model(config.model, dtype=torch.float32, device=device)
+            exact = dtype if config.model.lora.is_used else torch.float32
+            seed = config.run.seed
+            model = load_policy(config.model, dtype=exact, device=device, seed=seed)
             return Learner(fix_longrope(model, config), *common)
         rows = WeightRows(config.model)
         reference = fix_longrope(rows.skeleton(), config) if config.learner.beta > 0.0 else None

@@ -9,7 +9,9 @@ import torch
 from rhymeflow.config import Config
 from rhymeflow.core.events import LearnerReady
 from rhymeflow.models.buffers import published_buffers
-from rhymeflow.models.load import load_model, resolve_dtype
+from rhymeflow.models.frozen_base import NAME, FrozenBase
+from rhymeflow.models.load import resolve_dtype
+from rhymeflow.models.lora import adapter_in, load_policy, versioned
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.utils import progress
 from rhymeflow.weights.manifest import manifest_of
@@ -23,9 +25,12 @@ def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     """Publish the model as version 0, and hold its weights until `Shutdown`."""
     device = resolve_device(config.model)
     dtype = resolve_dtype(config.model, device)
-    model = load_model(config.model, dtype=dtype, device=torch.device("cpu"))
-    tensors = {name: each.detach().to(dtype) for name, each in model.named_parameters()}
-    tensors |= published_buffers(model, dtype)
+    model = load_policy(config.model, dtype=dtype, device=torch.device("cpu"))
+    tensors = {name: each.detach().to(dtype) for name, each in versioned(model).items()}
+    if adapter_in(model) is None:
+        tensors |= published_buffers(model, dtype)
+    else:
+        tensors[NAME] = FrozenBase(model).checksum
     weights = make_store(config, manifest_of(tensors), run_dir)
     try:
         checksum = weights.publish(0, tensors)

@@ -175,7 +175,7 @@ def test_a_file_may_name_what_options_name() -> None:
     assert [each.function for each in config.reward.functions] == ["judge.py:even"]
     assert config.schedule.name == "partial"
     for option, path in load.SHORT.items():
-        if option != "history":
+        if option not in ("history", "lora"):
             section = section_of(Config.model_fields[option].annotation)
             assert path == f"{option}.{section.by_name}"
 
@@ -289,6 +289,14 @@ def test_files_that_cannot_be_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatc
         ({"learner.beta.x": 1}, "T: learner.beta.x: 0.0 has no part 'x'"),
         ({"reward.functions.3.weight": 1.0}, "'3' is not an index of a list of 1"),
         ({"beta": object()}, "T: .*not JSON serializable"),
+        ({"model.lora.alpha": 8.0}, "model.lora: alpha has no effect without `rank`"),
+        ({"model.lora.adapter": "d", "model.lora.rank": 2}, "model.lora: rank is given, which the"),
+        ({"model.lora.rank": 2, "engine": "vllm"}, "not with rollout.engine = 'vllm' yet"),
+        ({"model.lora.rank": 2, "num_ranks": 2}, "not with learner.num_ranks = 2 yet"),
+        (
+            {"model.lora.rank": 2, "modules_to_save": ["lm_head"], "learner.beta": 0.1},
+            "modules_to_save: not with learner.beta > 0",
+        ),
     ],
 )
 def test_build_names_mistakes(given: dict[str, Any], part: str) -> None:

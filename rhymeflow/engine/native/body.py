@@ -7,7 +7,7 @@ a dozen torch functions per layer; every other model runs through its own module
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from transformers import (
 
 from rhymeflow.cpu.products import PackedProducts, packed
 from rhymeflow.models.attention import Attention, attending
+from rhymeflow.models.lora import LoraLinear, keeps_base
 
 _CLASSES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 _CHANGING = ("dynamic", "longrope")
@@ -41,20 +42,35 @@ class Modules:
     def __init__(self, model: PreTrainedModel) -> None:
         self._body: Any = model.base_model
         self._device = model.device
-        self.refresh()
+        self._products = PackedProducts(_products(self._body, is_base=True))
+        self._keeps_base = keeps_base(model)
+        self._products.pack(_products(self._body, is_base=False))
 
     def run(self, ids: list[int], positions: list[int], row_attention: Attention) -> Tensor:
         """Return the last hidden states [T, D] of a packed row of tokens at these positions."""
         ids_1T, positions_1T = torch.tensor([ids, positions], device=self._device).split(1)
-        with attending(row_attention), self._products:
+        products = self._products if self._products.has_any else nullcontext()
+        with attending(row_attention), products:
             out = self._body(input_ids=ids_1T, position_ids=positions_1T, use_cache=False)
         hidden_TD: Tensor = out.last_hidden_state[0]
         return hidden_TD
 
     def refresh(self) -> None:
         """Repack the model's weights after they changed in place."""
-        products = PackedProducts(self._body)
-        self._products = products if products.has_any else nullcontext()
+        if not self._keeps_base:
+            self._products.pack(_products(self._body, is_base=True))
+        self._products.pack(_products(self._body, is_base=False))
+
+
+def _products(body: nn.Module, *, is_base: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield weight and bias of the linear layers, or the matrices of their adapters."""
+    for layer in body.modules():
+        if is_base and isinstance(layer, nn.Linear):
+            assert type(layer) in (nn.Linear, LoraLinear), type(layer)
+            yield layer.weight, layer.bias
+        elif not is_base and isinstance(layer, LoraLinear):
+            yield layer.lora_A, None
+            yield layer.lora_B, None
 
 
 class _Layer(NamedTuple):
@@ -79,6 +95,8 @@ class Layers:
         self._sizes = (config.num_attention_heads, config.num_key_value_heads, dim)
         self._epsilon: float = config.rms_norm_eps
         self._cos_LD = self._sin_LD = torch.empty(0, dim)
+        self._keeps_base = keeps_base(model)
+        self._layers: list[_Layer] = []
         self.refresh()
 
     @staticmethod
@@ -93,7 +111,12 @@ class Layers:
 
     def refresh(self) -> None:
         """See `Modules`."""
-        self._layers = [self._layer(layer) for layer in self._body.layers]
+        if not self._keeps_base or not self._layers:
+            self._layers = [self._layer(layer) for layer in self._body.layers]
+        for layer in self._layers:
+            for product in (layer.qkv, layer.out, layer.gate_up, layer.down):
+                if isinstance(product, _AdaptedProduct):
+                    product.refresh()
 
     def run(self, ids: list[int], positions: list[int], row_attention: Attention) -> Tensor:
         """See `Modules`."""
@@ -152,7 +175,44 @@ class Layers:
 
 def _product(*layers: nn.Linear) -> Callable[[Tensor], Tensor]:
     """Return one product for linear layers that share their input."""
+    assert all(type(layer) in (nn.Linear, LoraLinear) for layer in layers)
     biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
     assert len(biases) in (0, len(layers))
     weight_OI = torch.cat([layer.weight.detach() for layer in layers])
-    return packed(weight_OI, torch.cat(biases) if biases else None)
+    product = packed(weight_OI, torch.cat(biases) if biases else None)
+    is_adapted = any(isinstance(layer, LoraLinear) for layer in layers)
+    return _AdaptedProduct(product, layers) if is_adapted else product
+
+
+class _AdaptedProduct:
+    """One product for linear layers that share their input, and one for their adapters.
+
+    `refresh` makes it, and makes it anew after these have changed.
+    """
+
+    def __init__(self, product: Callable[[Tensor], Tensor], layers: Sequence[nn.Linear]) -> None:
+        self._product, self._layers = product, layers
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """Return the layers' products [T, O], rounded as `LoraLinear` does."""
+        out_TO = self._product(x_TI)
+        return out_TO.add_(self._wide(self._narrow(x_TI)), alpha=self._scale)
+
+    def refresh(self) -> None:
+        """Pack the adapters: the outputs of each depend on its own narrow part alone."""
+        adapted = [each for each in self._layers if isinstance(each, LoraLinear)]
+        (self._scale,) = {each.scale for each in adapted}
+        rank = len(adapted[0].lora_A)
+        weight = adapted[0].lora_B
+        wide_OR = weight.new_zeros(
+            sum(each.out_features for each in self._layers), rank * len(adapted)
+        )
+        row = column = 0
+        for each in self._layers:
+            end = row + each.out_features
+            if isinstance(each, LoraLinear):
+                wide_OR[row:end, column : column + rank] = each.lora_B.detach()
+                column += rank
+            row = end
+        self._narrow = packed(torch.cat([each.lora_A.detach() for each in adapted]), None)
+        self._wide = packed(wide_OR, None)

@@ -29,6 +29,7 @@ from rhymeflow.histospec.draft import Draft
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.models import attention, proof
 from rhymeflow.models.lm_head import LMHead
+from rhymeflow.models.lora import keeps_base
 
 PAD_ROWS = 8
 """More rows than this are rounded up to a multiple of it. Drafts make the number vary, and oneDNN
@@ -202,7 +203,8 @@ class Engine:
         """Continue with weights that were changed in place; see `RolloutEngine.install`."""
         self.version = version
         self._kept.clear()
-        self._lm_head.refresh()
+        if not keeps_base(self._model):
+            self._lm_head.refresh()
         self._body.refresh()
         for sequence in self._sequences.values():  # waiting ones may have kept their cache
             if not keep_cache:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
 from rhymeflow.config import Config
 from rhymeflow.core.types import Version
 from rhymeflow.emulation import pace_of
@@ -12,9 +16,12 @@ from rhymeflow.engine.native.attention import attention_for
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.histospec.draft import IndexHandle
 from rhymeflow.histospec.drafter import Drafter
+from rhymeflow.models.adapter_files import adapter_for
 from rhymeflow.models.attention import Shape
 from rhymeflow.models.buffers import published_buffers
+from rhymeflow.models.frozen_base import NAME, FrozenBase, require_unchanged
 from rhymeflow.models.load import empty_model, load_config, resolve_dtype, stop_token_ids
+from rhymeflow.models.lora import adapter_in, draw_adapter, load_policy, versioned
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import fix_longrope
 from rhymeflow.models.tokenizer import load_tokenizer
@@ -28,6 +35,13 @@ def load_kernels(config: Config) -> None:
     device = resolve_device(config.model)
     dtype = resolve_dtype(config.model, device)
     attention_for(device, dtype, Shape.of(load_config(config.model)).head_dim)
+
+
+def _model(config: Config, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """Return the model to pull weights into: empty, or with an adapter what is under it."""
+    if adapter_for(config.model) is None:
+        return empty_model(config.model, dtype=dtype, device=device)
+    return load_policy(config.model, dtype=dtype, device=device)
 
 
 class NativeEngine(Engine):
@@ -47,11 +61,18 @@ class NativeEngine(Engine):
     ) -> None:
         rollout, device = config.rollout, resolve_device(config.model)
         dtype = resolve_dtype(config.model, device)
-        model = fix_longrope(empty_model(config.model, dtype=dtype, device=device), config)
+        model = fix_longrope(_model(config, dtype, device), config)
         self._drafter_for = drafter_for
-        buffers = published_buffers(model, dtype)
-        self._weights = Installation({**dict(model.named_parameters()), **buffers})
-        self._pulled = self._weights.pull(weights)
+        self._own: dict[str, Tensor] = dict(versioned(model))
+        self._base = None if adapter_in(model) is None else FrozenBase(model)
+        if self._base is None:
+            self._weights = Installation(self._own | published_buffers(model, dtype))
+            self._pulled = self._weights.pull(weights)
+        else:
+            self._learners_base = torch.zeros_like(self._base.checksum)
+            self._weights = Installation(self._own | {NAME: self._learners_base})
+            self._pulled = ProvedWeights(0, 0)  # is replaced below
+            draw_adapter(model)  # the first version's may be zero, and prove nothing
         context = model.config.get_text_config().max_position_embeddings
         capacity = rollout.max_kv_tokens or rollout.max_num_seqs * context
         super().__init__(
@@ -64,6 +85,10 @@ class NativeEngine(Engine):
             kv_capacity=capacity,
         )
         self.prove()
+        if self._base is not None:
+            self._pulled = self._weights.pull(weights)
+            self._base.require(self._learners_base)
+            self.set_version(self._pulled.version, keep_cache=False)
         self.pace = pace_of(config)
         stop_ids = stop_token_ids(model, load_tokenizer(config.model))
         self._limits = EngineLimits(rollout.max_num_seqs, self.max_length, capacity, stop_ids)
@@ -88,7 +113,13 @@ class NativeEngine(Engine):
     def install(self, weights: WeightReader, want: Version, *, keep_cache: bool) -> ProvedWeights:
         """Copy weights into the model; see `base.RolloutEngine`."""
         started = self.pace.now()
+        if self._base is not None:
+            held = self._weights.digests
+            require_unchanged(self._own, {name: sum(held[name].values()) for name in self._own})
+            self._base.check_part()
         self._pulled = self._weights.pull_at_least(weights, want)
+        if self._base is not None:
+            self._base.require(self._learners_base)
         self.set_version(self._pulled.version, keep_cache=keep_cache)
         if self.pace.cost is not None:
             self.pace.hold(self.pace.cost.pull, started)

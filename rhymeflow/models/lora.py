@@ -1,0 +1,261 @@
+"""Adapters in a model: low-rank products beside its linear layers (LoRA, arXiv 2106.09685).
+
+Engine and learner compute them alike and apart from the layer's own product. Added to the weights
+they would be rounded with them: in bfloat16 that moves log-probabilities by 0.07 nats on average,
+and a learning step may change nothing. Parameters of the model keep their names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rhymeflow.config import ModelConfig
+from rhymeflow.errors import UserError
+from rhymeflow.models.adapter_files import (
+    ALL_LINEAR,
+    CONFIG,
+    WEIGHTS,
+    Adapter,
+    adapter_for,
+    as_fields,
+)
+from rhymeflow.models.load import load_model
+
+_PREFIX = "base_model.model."
+"""What peft puts before the names of a model's modules."""
+
+
+class LoraLinear(nn.Linear):
+    """x -> x weight^T + bias + scale (x A^T) B^T, of which A and B are trained.
+
+    It takes the place of a linear layer and has its parameters. A new B is zero.
+    """
+
+    def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = base.in_features, base.out_features
+        self.weight, self.bias, self.scale, self.is_on = base.weight, base.bias, scale, True
+        device = base.weight.device
+        self.lora_A = nn.Parameter(torch.empty(rank, base.in_features, device=device))
+        self.lora_B = nn.Parameter(torch.zeros(base.out_features, rank, device=device))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """See the class; without A and B inside `without_adapter`."""
+        out = F.linear(input, self.weight, self.bias)
+        if not self.is_on:
+            return out
+        narrow = F.linear(input, self.lora_A)
+        return torch.add(out, F.linear(narrow, self.lora_B), alpha=self.scale)
+
+
+def attach(model: PreTrainedModel, adapter: Adapter, seed: int = 0) -> PreTrainedModel:
+    """Put an adapter into the model, and freeze all that it does not train; return the model.
+
+    New values are drawn from `seed` alone, in float32, as peft draws them (Kaiming's uniform).
+
+    Raises:
+        UserError: a name is that of no such layer, or the adapter's files do not fit the model.
+    """
+    model.requires_grad_(False)
+    for name, module in _saved_modules(model, adapter):
+        _check_untied(model, name, module)
+        module.requires_grad_(True)
+    layers = _targets(model, adapter)
+    draw = torch.Generator().manual_seed(seed)
+    for name, layer in layers.items():
+        adapted = LoraLinear(layer, adapter.rank, adapter.scale)
+        bound = 1 / math.sqrt(layer.in_features)
+        if not adapted.lora_A.is_meta:
+            values = torch.empty(adapted.lora_A.shape).uniform_(-bound, bound, generator=draw)
+            adapted.lora_A.data.copy_(values)
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, adapted)
+    names = {name.rpartition(".")[2] for name in layers}
+    resolved = replace(adapter, target_modules=tuple(sorted(names)))  # as other programs read it
+    model._rhymeflow_adapter = resolved  # type: ignore[assignment]
+    if adapter.directory is not None and not next(model.parameters()).is_meta:
+        _load(model, adapter.directory)
+    return model
+
+
+def adapter_in(model: nn.Module) -> Adapter | None:
+    """Return the model's adapter, if it has one."""
+    return getattr(model, "_rhymeflow_adapter", None)
+
+
+def versioned(model: PreTrainedModel) -> dict[str, nn.Parameter]:
+    """Return the parameters that a version of the policy consists of, by name, tied ones once: all,
+    or with an adapter those that belong to it."""
+    parameters = dict(model.named_parameters())
+    if (adapter := adapter_in(model)) is None:
+        return parameters
+    saved = {
+        id(each) for _, module in _saved_modules(model, adapter) for each in module.parameters()
+    }
+    return {n: p for n, p in parameters.items() if id(p) in saved or n.endswith(_NARROW)}
+
+
+_NARROW = (".lora_A", ".lora_B")
+
+
+def unversioned(model: PreTrainedModel) -> dict[str, nn.Parameter]:
+    """Return the parameters that no version changes; none without an adapter."""
+    own = versioned(model)
+    return {name: each for name, each in model.named_parameters() if name not in own}
+
+
+def keeps_base(model: PreTrainedModel) -> bool:
+    """Whether versions differ in the adapter's narrow matrices alone."""
+    adapter = adapter_in(model)
+    return adapter is not None and not adapter.modules_to_save
+
+
+@contextmanager
+def without_adapter(model: PreTrainedModel) -> Iterator[None]:
+    """Have the model compute what it does without its adapter."""
+    layers = [each for each in model.modules() if isinstance(each, LoraLinear)]
+    for each in layers:
+        each.is_on = False
+    try:
+        yield
+    finally:
+        for each in layers:
+            each.is_on = True
+
+
+def call_without_adapter(
+    model: PreTrainedModel, call: Callable[[Callable[[], Any]], Any], work: Callable[[], Any]
+) -> Any:
+    """Have `call` call `work`, which computes with the model, inside `without_adapter`."""
+    with without_adapter(model):
+        return call(work)
+
+
+def save_adapter(
+    directory: Path, adapter: Adapter, base: str, tensors: Mapping[str, Tensor]
+) -> None:
+    """Write an adapter's directory for peft; `tensors` are `versioned`, `base` names the model."""
+    text = json.dumps(as_fields(adapter, base), indent=2)
+    (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
+    values = {_in_file(name): each.detach().contiguous() for name, each in tensors.items()}
+    save_file(values, directory / WEIGHTS, metadata={"format": "pt"})
+
+
+@torch.no_grad()
+def draw_adapter(model: PreTrainedModel) -> None:
+    """Give the adapter some values that change what the model computes."""
+    draw = torch.Generator().manual_seed(0)
+    for layer in model.modules():
+        if isinstance(layer, LoraLinear):
+            layer.lora_B.copy_(torch.empty(layer.lora_B.shape).normal_(0.0, 0.1, generator=draw))
+
+
+@torch.no_grad()
+def merge(model: PreTrainedModel) -> PreTrainedModel:
+    """Add the adapter to the weights, which are rounded once, and remove it; return the model."""
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, LoraLinear):
+            change = layer.scale * (layer.lora_B.float() @ layer.lora_A.float())
+            layer.weight.copy_(layer.weight.float() + change)
+            plain = nn.Linear(layer.in_features, layer.out_features, device="meta")
+            plain.weight, plain.bias = layer.weight, layer.bias
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, plain)
+    model._rhymeflow_adapter = None  # type: ignore[assignment]
+    return model
+
+
+def _targets(model: PreTrainedModel, adapter: Adapter) -> dict[str, nn.Linear]:
+    head, names = model.get_output_embeddings(), adapter.target_modules
+    linear = {n: each for n, each in model.named_modules() if isinstance(each, nn.Linear)}
+    if names == (ALL_LINEAR,):
+        return {name: each for name, each in linear.items() if each is not head}
+    found: dict[str, nn.Linear] = {}
+    for target in names:
+        matching = {name: each for name, each in linear.items() if _is_named(name, target)}
+        if not matching:
+            raise UserError(
+                f"model.lora.target_modules: {target!r} is the end of no linear layer's name; they "
+                f"are as {next(iter(linear), None)!r}"
+            )
+        found |= matching
+    if head in found.values():
+        raise UserError("model.lora.target_modules: the output head is not adapted")
+    return found
+
+
+def _saved_modules(model: PreTrainedModel, adapter: Adapter) -> list[tuple[str, nn.Module]]:
+    found = []
+    for target in adapter.modules_to_save:
+        matching = [each for each in model.named_modules() if _is_named(each[0], target)]
+        if not matching:
+            raise UserError(
+                f"model.lora.modules_to_save: {target!r} is the end of no module's name"
+            )
+        found += matching
+    return found
+
+
+def _check_untied(model: PreTrainedModel, name: str, module: nn.Module) -> None:
+    """Raise `UserError` if other modules have the same parameters, which peft would separate."""
+    own = {id(each) for each in module.parameters()}
+    users = model.named_parameters(remove_duplicate=False)
+    for other in [each for each, p in users if id(p) in own and not each.startswith(f"{name}.")]:
+        raise UserError(f"model.lora.modules_to_save: {name!r} is tied to {other!r}")
+
+
+def _is_named(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
+
+
+def _in_file(name: str) -> str:
+    return _PREFIX + name + (".weight" if name.endswith(_NARROW) else "")
+
+
+@torch.no_grad()
+def _load(model: PreTrainedModel, directory: Path) -> None:
+    """Load an adapter's values. Raises `UserError` if they are not those of this model's."""
+    where = f"adapter '{directory}': {WEIGHTS}"
+    try:
+        values: dict[str, Any] = load_file(directory / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{where} cannot be read: {error}") from None
+    for name, parameter in versioned(model).items():
+        value = values.pop(_in_file(name), None)
+        if value is None:
+            raise UserError(f"{where} has no {_in_file(name)}, which this model needs")
+        if value.shape != parameter.shape:
+            shapes = f"{list(value.shape)}, in this model {list(parameter.shape)}"
+            raise UserError(f"{where}: {_in_file(name)} is {shapes}")
+        if not value.isfinite().all():
+            raise UserError(f"{where}: {_in_file(name)} has numbers that are NaN or infinite")
+        parameter.copy_(value)
+    if values:
+        raise UserError(f"{where} has {min(values)}, which this model has not")
+
+
+def load_policy(
+    config: ModelConfig, *, dtype: torch.dtype, device: torch.device, seed: int | None = None
+) -> PreTrainedModel:
+    """Load a model with its adapter, if it has one. To be trained, an adapter is float32: with
+    `seed`, from which a new one is drawn. Raises `UserError` as `load_model` and `attach` do."""
+    model, adapter = load_model(config, dtype=dtype, device=device), adapter_for(config)
+    if adapter is not None:
+        attach(model, adapter, seed or 0)
+        if seed is None:
+            for each in versioned(model).values():
+                each.data = each.data.to(dtype)
+    return model

@@ -1,0 +1,229 @@
+"""What an adapter computes in model, learner and engine is what peft computes from its files."""
+
+import json
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from rhymeflow import memory
+from rhymeflow.config import LoraConfig, ModelConfig
+from rhymeflow.errors import UserError
+from rhymeflow.models.adapter_files import CONFIG, WEIGHTS, adapter_for
+from rhymeflow.models.load import load_model
+from rhymeflow.models.lora import (
+    LoraLinear,
+    adapter_in,
+    attach,
+    draw_adapter,
+    load_policy,
+    merge,
+    save_adapter,
+    unversioned,
+    versioned,
+    without_adapter,
+)
+from tests.engine.models import make_engine, make_requests, run, tiny_model
+from tests.runtime.tiny import tiny_config
+
+CPU = torch.device("cpu")
+IDS = torch.tensor([[3, 17, 5, 99, 140, 2, 8, 8, 61, 7]])
+
+
+@pytest.fixture(params=["llama", "qwen2", "olmo2"])
+def base(request, tmp_path):
+    """The first two run in the engine's own layers, the last in its modules."""
+    tiny_model(request.param, "eager").save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def configured(base, **fields):
+    return ModelConfig(name=str(base), dtype="float32", lora=LoraConfig(**fields))
+
+
+def adapted(base, **fields):
+    config = configured(base, **fields)
+    model = load_policy(config, dtype=torch.float32, device=CPU, seed=3)
+    draw_adapter(model)
+    return model
+
+
+def saved(model, directory):
+    directory.mkdir()
+    save_adapter(directory, adapter_in(model), str(model.name_or_path), versioned(model))
+    return directory
+
+
+def in_peft(base, directory, dtype=torch.float32):
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, attn_implementation="eager")
+    return peft.PeftModel.from_pretrained(plain, directory).eval()
+
+
+@torch.no_grad()
+def logits(model, ids=IDS):
+    if hasattr(model, "set_attn_implementation"):
+        model.set_attn_implementation("eager")
+    return model(input_ids=ids, use_cache=False).logits[0]
+
+
+SHAPES = [
+    {"rank": 4},
+    {"rank": 4, "alpha": 3.0, "use_rslora": True},
+    {"rank": 2, "target_modules": ("q_proj", "up_proj", "mlp.down_proj")},
+]
+
+
+@pytest.mark.parametrize("fields", SHAPES)
+def test_peft_computes_the_same_from_the_files(base, tmp_path, fields):
+    model = adapted(base, **fields)
+    directory = saved(model, tmp_path / "adapter")
+    found, expected = logits(model), logits(in_peft(base, directory))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    with without_adapter(model):
+        without = logits(model)
+    torch.testing.assert_close(
+        without, logits(load_model(configured(base), dtype=torch.float32, device=CPU))
+    )
+    assert (found - without).abs().max() > 0.1
+    torch.testing.assert_close(logits(model), found)  # it is on again
+
+
+@pytest.mark.parametrize("fields", SHAPES)
+def test_the_engine_samples_from_it(base, tmp_path, fields):
+    """Gate and up are one product, and query, key and value are: each has its own adapter."""
+    model = adapted(base, **fields)
+    reference = in_peft(base, saved(model, tmp_path / "adapter"))
+    engine = make_engine(model)
+    engine.prove()
+    requests = make_requests([5, 9, 9])
+    run(engine, requests)
+    for request in requests:
+        ids = torch.tensor([request.prompt_ids + request.tokens])
+        predicted = logits(reference, ids).log_softmax(-1)[len(request.prompt_ids) - 1 : -1]
+        expected = predicted.gather(1, torch.tensor(request.tokens)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(request.logprobs), expected, atol=1e-4, rtol=0)
+
+
+def test_an_adapter_of_peft_is_read(base, tmp_path):
+    plain = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager")
+    shape = peft.LoraConfig(
+        r=3, lora_alpha=5, use_rslora=True, modules_to_save=["lm_head"],
+        target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False,
+    )  # fmt: skip
+    theirs = peft.get_peft_model(plain, shape).eval()
+    with torch.no_grad():
+        theirs.get_output_embeddings().weight.mul_(1.1)
+    theirs.save_pretrained(tmp_path / "adapter")
+    expected = logits(theirs)
+    for config in (
+        configured(base, adapter=str(tmp_path / "adapter")),
+        ModelConfig(name=str(tmp_path / "adapter")),  # it names its base
+    ):
+        model = load_policy(config, dtype=torch.float32, device=CPU)
+        torch.testing.assert_close(logits(model), expected, atol=1e-5, rtol=1e-5)
+    assert "lm_head.weight" in versioned(model)
+    merged = merge(model)
+    assert not [each for each in merged.modules() if isinstance(each, LoraLinear)]
+    torch.testing.assert_close(logits(merged), expected, atol=1e-4, rtol=1e-4)
+    merged.save_pretrained(tmp_path / "merged")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", attn_implementation="eager")
+    torch.testing.assert_close(logits(again), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_new_values_change_nothing_and_follow_from_the_seed(base):
+    config = configured(base, rank=4)
+    one, same, other = (
+        load_policy(config, dtype=torch.bfloat16, device=CPU, seed=seed) for seed in (1, 1, 2)
+    )
+    own = versioned(one)
+    assert {each.dtype for each in own.values()} == {torch.float32}
+    assert {each.dtype for each in unversioned(one).values()} == {torch.bfloat16}
+    assert all(torch.equal(each, versioned(same)[name]) for name, each in own.items())
+    assert not all(torch.equal(each, versioned(other)[name]) for name, each in own.items())
+    assert not any(name.endswith("lora_B") and each.any() for name, each in own.items())
+    assert {n for n, p in one.named_parameters() if p.requires_grad} == own.keys()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"target_modules": ("q_prjo",)}, "target_modules: 'q_prjo' is the end of no linear layer"),
+        ({"target_modules": ("proj",)}, "'proj' is the end of no linear layer"),
+        ({"target_modules": ("lm_head",)}, "the output head is not adapted"),
+        ({"modules_to_save": ("nrom",)}, "modules_to_save: 'nrom' is the end of no module's name"),
+    ],
+)
+def test_names_that_fit_nothing_are_refused(tmp_path, fields, message):
+    tiny_model().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=message):
+        adapted(tmp_path, rank=2, **fields)
+
+
+def test_tied_modules_are_not_trained_whole(tmp_path):
+    model = tiny_model()
+    model.lm_head.weight = model.model.embed_tokens.weight
+    shape = adapter_for(ModelConfig(lora=LoraConfig(rank=2, modules_to_save=("lm_head",))))
+    with pytest.raises(UserError, match=r"'lm_head' is tied to 'model\.embed_tokens\.weight'"):
+        attach(model, shape)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_dora": True}, "use_dora = True in adapter_config.json is not supported"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern = "),
+        ({"bias": "all"}, "bias = 'all'"),
+        ({"peft_type": "IA3"}, "peft_type = 'IA3'"),
+        ({"target_modules": ".*proj"}, "target_modules = "),
+        ({"r": 5}, r"is \[4, 48\], in this model \[5, 48\]"),
+        ({"target_modules": ["q_proj"]}, r"has base_model.model.model.layers.0.mlp.down_proj"),
+    ],
+)
+def test_other_adapters_are_refused(tmp_path, changes, message):
+    tiny_model().save_pretrained(tmp_path / "base")
+    directory = saved(adapted(tmp_path / "base", rank=4), tmp_path / "adapter")
+    fields = json.loads((directory / CONFIG).read_text())
+    (directory / CONFIG).write_text(json.dumps(fields | changes))
+    with pytest.raises(UserError, match=message):
+        load_policy(ModelConfig(name=str(directory)), dtype=torch.float32, device=CPU)
+
+
+def test_the_plan_counts_what_an_adapter_trains(tmp_path):
+    """By hand: matrices of rank 4 for each of the seven layers of a small model's layers."""
+    plain = tiny_config(tmp_path, model={"dtype": "bfloat16"})
+    adapted = tiny_config(tmp_path, model={"dtype": "bfloat16", "lora": {"rank": 4}})
+    without, model = memory.model_here(plain), memory.model_here(adapted)
+    sizes = load_model(adapted.model, dtype=torch.float32, device=CPU).config
+    hidden, inner = sizes.hidden_size, sizes.intermediate_size
+    kv = sizes.num_key_value_heads * hidden // sizes.num_attention_heads
+    wide = [(hidden, hidden)] * 2 + [(hidden, kv)] * 2 + [(hidden, inner)] * 2 + [(inner, hidden)]
+    own = sizes.num_hidden_layers * 4 * sum(i + o for i, o in wide)
+    assert (model.num_adapter, model.narrow) == (own, sizes.num_hidden_layers * 7 * 4)
+    found = {what: size for _, (what, size) in memory.here(adapted, model, 10)}
+    assert found["master weights (float32)"] == found["gradients (float32)"] == 4 * own
+    assert found["AdamW moments (2 x float32)"] == 8 * own
+    assert found["weights, two slots in shared memory"] == 2 * 2 * own
+    assert found["weights (bfloat16)"] == 2 * (own + without.num_parameters)
+    beta = adapted.changed(learner={"beta": 0.1})
+    assert memory.here(beta, model, 10) == memory.here(adapted, model, 10)  # no reference
+
+
+def test_damaged_values_are_refused(tmp_path):
+    tiny_model().save_pretrained(tmp_path / "base")
+    directory = saved(adapted(tmp_path / "base", rank=4), tmp_path / "adapter")
+    values = load_file(directory / WEIGHTS)
+    name = min(values)
+    values[name][0, 0] = torch.nan
+    save_file(values, directory / WEIGHTS)
+    config = ModelConfig(name=str(directory))
+    with pytest.raises(UserError, match=f"{name} has numbers that are NaN"):
+        load_policy(config, dtype=torch.float32, device=CPU)
+    del values[name]
+    save_file(values, directory / WEIGHTS)
+    with pytest.raises(UserError, match=f"has no {name}"):
+        load_policy(config, dtype=torch.float32, device=CPU)
+    (directory / WEIGHTS).unlink()
+    with pytest.raises(UserError, match=f"holds no adapter: {WEIGHTS} is missing"):
+        load_policy(config, dtype=torch.float32, device=CPU)
