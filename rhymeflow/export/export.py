@@ -17,6 +17,7 @@ from typing import NamedTuple
 from rhymeflow.core.types import CUT, TrajectoryId
 from rhymeflow.data.encode import messages_of
 from rhymeflow.data.prompts import Message, Prompt
+from rhymeflow.data.text import special_tokens
 from rhymeflow.errors import UserError
 from rhymeflow.export import formats
 from rhymeflow.export.turns import TurnReader, turns_of
@@ -168,6 +169,7 @@ class Rows:
         self._with_tokens = with_tokens
         self._data = section_in_force(reader, "data")
         self._turns = _turn_reader(reader)
+        self._ends = _ends_in_text(reader)
         self._best = None if filters.best is None else self._best_of_rows(filters.best)
 
     def __iter__(self) -> Iterator[Record]:
@@ -284,7 +286,9 @@ class Rows:
         prefix, prompt = _split_prefix(self._prompt(group), self._data.assistant_prefix)
         is_chat = not isinstance(prompt, str)
         if self._turns is None:
-            text = prefix + response["text"]
+            text = response["text"]
+            end = next(filter(text.endswith, self._ends), "")
+            text = prefix + text.removesuffix(end)
             return _Example(prompt, [{"role": "assistant", "content": text}] if is_chat else text)
         messages = self._turns.messages(turns_of(self._segments(response)), is_chat=is_chat)
         if not messages:  # unreadable, or the tokens have been deleted
@@ -311,6 +315,15 @@ def _turn_reader(reader: TrajectoryReader) -> TurnReader | None:
     tokenizer = load_tokenizer(section_in_force(reader, "model"))
     settle(tokenizer, section_in_force(reader, "data"), has_turns=True)
     return TurnReader(tokenizer)
+
+
+def _ends_in_text(reader: TrajectoryReader) -> list[str]:
+    """Return the special tokens, one of which may end the text of a response that has them."""
+    if section_in_force(reader, "rollout").skip_special_tokens:
+        return []
+    from rhymeflow.models.tokenizer import load_tokenizer  # loads transformers
+
+    return special_tokens(load_tokenizer(section_in_force(reader, "model")))
 
 
 def _id_of(response: Record) -> TrajectoryId:

@@ -69,7 +69,8 @@ class MadeRun:
             tokens += ids
         if reason is not None:
             components = {} if reward is None else {"right": reward}
-            text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+            skips = self.config.rollout.skip_special_tokens
+            text = self.tokenizer.decode(tokens, skip_special_tokens=skips)
             finished(self.store, which, len(tokens), reward, reason, text, **components)
         return tokens
 

@@ -204,8 +204,10 @@ def test_sft_learns_the_tokens_that_were_sampled(tmp_path: Path, name: str) -> N
     assert learnt(made, tmp_path / name) == (tokens, [False] * 4)
 
 
-def test_sft_learns_a_chat_with_the_prompt_that_the_policy_had(tmp_path: Path) -> None:
-    made, tokens = conversation(tmp_path, ["ok<eos>"], **{"data.system_prompt": "be short"})
+@pytest.mark.parametrize("skips", [True, False])
+def test_sft_learns_a_chat_with_the_prompt_that_the_policy_had(tmp_path: Path, skips: bool) -> None:
+    fields = {"data.system_prompt": "be short", "rollout.skip_special_tokens": skips}
+    made, tokens = conversation(tmp_path, ["ok<eos>"], **fields)
     (row,) = rows_of(made.run_dir, "sft")
     assert [message["role"] for message in row["prompt"]] == ["system", "user"]
     assert row["completion"] == [{"role": "assistant", "content": "ok"}]
