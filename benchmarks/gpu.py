@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks import harness
+from rhymeflow.utils.disk import check_writable
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "result: "
@@ -58,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
+    check_writable(Path(args.output), "--output")
     parts = args.part or list(PARTS)
     end = time.monotonic() + 60.0 * (args.minutes or 10**6)
     rows, failed = list[dict[str, Any]](), list[str]()

@@ -225,6 +225,8 @@ def check_free(where: str | None) -> None:
     if where is None:
         return
     if not is_url(where):
+        if ":/" in where:
+            raise UserError(f"{FIELD}: {where}: a URL is written as in s3://bucket/run")
         check_writable(Path(where), FIELD)
     try:
         names = {*Storage(where, FIELD).names("")} - {OWNER}

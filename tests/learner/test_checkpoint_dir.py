@@ -134,6 +134,11 @@ def test_it_is_of_one_run_and_its_last_attempt(where):
     assert list(CheckpointPlace(where).up_to()) == [1]
 
 
+def test_a_url_without_its_slashes_is_no_path():
+    with pytest.raises(UserError, match="s3:/bucket/run: a URL is written as in s3://"):
+        check_free("s3:/bucket/run")
+
+
 def test_the_run_directory_says_where_they_are(tmp_path, where):
     run = MadeUpRun(tmp_path / "run")
     run.step()
