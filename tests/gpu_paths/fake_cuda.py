@@ -5,6 +5,11 @@ Two kinds of tensors use it: fake ones, which have shapes only (`FakeTensorMode`
 for the current GPU and its streams. Backward passes run in the caller's thread.
 """
 
+# Why a compiler is needed. torch asks a C++ object with some twenty virtual functions, at places in
+# its table that differ between versions. Without one, `ctypes` can only write the CPU's guard into
+# the table of guards: then the current device is `cpu:0`, so `.to("cuda")` without an index does
+# nothing, and a backward pass ends the process. Tests that pass so would say too little.
+
 from __future__ import annotations
 
 import ctypes

@@ -5,9 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parent.parent
 LEFT_OUT = {
-    # compiles a kernel for the device that there is; see test_flex.py
+    # compiles a kernel for the device that there is; see test_shapes.py
     "test_flex_equals_the_rectangles_with_gradients_on_a_gpu",
 }
 
@@ -36,3 +38,14 @@ globals().update({name: test for name, test in FOUND.items() if name not in LEFT
 def test_what_is_left_out_is_there() -> None:
     assert FOUND.keys() >= LEFT_OUT
     assert len(FOUND) >= 5
+
+
+def test_without_a_compiler_only_these_run(request: pytest.FixtureRequest) -> None:
+    """Beside parameters of marked tests that are not marked. All others are skipped there."""
+    here = [each for each in request.session.items if each.path.parent == Path(__file__).parent]
+    others = [each for each in here if each.originalname not in FOUND]
+    assert {each.originalname for each in others if "library" not in each.fixturenames} <= {
+        "test_nothing_is_left_behind",
+        "test_what_is_left_out_is_there",
+        "test_without_a_compiler_only_these_run",
+    }
