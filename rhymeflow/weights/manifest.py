@@ -72,22 +72,14 @@ class Slab(NamedTuple):
         return np.lib.stride_tricks.as_strided(data[self.start :], shape, strides)
 
 
-def slab_of(spec: TensorSpec, slices: Sequence[slice]) -> Slab:
-    """Return the place of a slice of a tensor, of which one dimension at most is cut."""
-    cut = [
-        n
-        for n, (each, size) in enumerate(zip(slices, spec.shape, strict=True))
-        if each != slice(0, size)
-    ]
-    assert len(cut) <= 1, f"{spec.name} is cut in {len(cut)} dimensions"
-    if not cut or not spec.num_bytes:
+def slab_of(spec: TensorSpec, axis: int, first: int, size: int) -> Slab:
+    """Return the place of a part of a tensor, of which one dimension is cut."""
+    if size == spec.shape[axis] or not spec.num_bytes:
         return Slab(0, spec.num_bytes)
-    (axis,) = cut
     runs = math.prod(spec.shape[:axis])
     stride = spec.num_bytes // runs
     unit = stride // spec.shape[axis]
-    size = slices[axis].stop - slices[axis].start
-    return Slab(slices[axis].start * unit, size * unit, runs, stride if runs > 1 else 0)
+    return Slab(first * unit, size * unit, runs, stride if runs > 1 else 0)
 
 
 def plan(tensors: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> Manifest:

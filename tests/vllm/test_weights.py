@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rhymeflow.engine.vllm.places import Piece, find_places
+from rhymeflow.engine.vllm.places import find_places
 from rhymeflow.engine.vllm.weights import InstalledWeights
 from rhymeflow.weights.base import VersionUnavailable, prove
 from rhymeflow.weights.install import SlabPlace
@@ -282,7 +282,7 @@ def test_a_packer_that_gets_something_else_is_noticed(deployed, monkeypatch):
     place = places["block.k_proj.weight"]
     (piece,) = place.pieces
     (other,) = places["block.v_proj.weight"].pieces
-    place.pieces = [Piece(piece.source, other.destination)]
+    place.pieces = [piece._replace(into=other.into)]
     deployed.install()  # its own digest is right, for it is where it was put
     monkeypatch.setattr(SlabPlace, "copy", lambda place, *given: 1)
     with pytest.raises(ChecksumMismatch, match="the checksum is not the published one"):
@@ -380,8 +380,8 @@ def test_processes_with_parts_take_their_changes(deployed, size, monkeypatch):
             target = place.target
             into = weights._buffers[target.name] if target.is_packed else target.tensor()
             for piece in place.pieces:
-                due = deployed.tensors[name][piece.source]
-                assert torch.equal(into[piece.destination], due), name
+                due = deployed.tensors[name].narrow(piece.axis, piece.first, piece.size)
+                assert torch.equal(piece.of(into), due), name
 
 
 def test_parts_that_differ_and_parts_that_are_missing_are_noticed(deployed):

@@ -30,19 +30,14 @@ def hashed_there(tensor, slab):
 
 @st.composite
 def cut_tensors(draw):
-    """A tensor, and slices that cut one of its dimensions into parts."""
+    """A tensor, and parts, in order, into which one of its dimensions is cut."""
     dtype = draw(st.sampled_from([torch.bfloat16, torch.float32, torch.float64]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     tensor = random_bits(draw(st.sampled_from(SHAPES)), dtype, rng)
     axis = draw(st.integers(0, tensor.dim() - 1))
     size = tensor.shape[axis]
     ends = sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=3))})
-    parts = []
-    for first, end in pairwise(ends):
-        slices = [slice(0, each) for each in tensor.shape]
-        slices[axis] = slice(first, end)
-        parts.append(tuple(slices))
-    return rng, tensor, parts
+    return rng, tensor, [(axis, first, end - first) for first, end in pairwise(ends)]
 
 
 @given(cut_tensors())
@@ -53,7 +48,7 @@ def test_hashes_of_slices_add_up(found):
     due = proof.digest(proof.bytes_of(tensor))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(on_device, "HASHED_AT_A_TIME", 2048)
-        slabs = [(tensor[part], slab_of(spec, part)) for part in parts]
+        slabs = [(tensor.narrow(*part), slab_of(spec, *part)) for part in parts]
         assert sum(as_ints([hash_of(*each) for each in slabs])) % 2**64 == due
         assert sum(hashed_there(*each) for each in slabs) % 2**64 == due
 
@@ -74,7 +69,7 @@ def test_places_take_their_parts_of_rows_and_of_changes(found, data):
         for first, old in rows
     ]
     for part in parts:
-        shape, slab = tensor[part].shape, slab_of(spec, part)
+        shape, slab = tensor.narrow(*part).shape, slab_of(spec, *part)
         into = torch.zeros(shape, dtype=tensor.dtype)
         match data.draw(st.sampled_from(["dense", "wide", "transposed", "device"])):
             case "wide":
@@ -86,17 +81,19 @@ def test_places_take_their_parts_of_rows_and_of_changes(found, data):
         place, staging = SlabPlace(spec, slab, into), Staging(CPU, 1000)
         if place._rows is not None and data.draw(st.booleans()):
             place.view = None  # as if it were on another device
-        due = as_ints([hash_of(tensor[part].clone(), slab)])
+        due = as_ints([hash_of(tensor.narrow(*part).clone(), slab)])
         assert as_ints([place.copy(rows, staging)]) == due
-        assert proof.bytes_of(into).tobytes() == proof.bytes_of(tensor[part]).tobytes()
+        assert proof.bytes_of(into).tobytes() == proof.bytes_of(tensor.narrow(*part)).tobytes()
         added = 0
         for first, difference in differences:
             if difference.listed is None or not difference.changed:  # an update has none of these
                 continue
             added += as_ints([place.put(first, difference.listed, staging)])[0]
         if all(difference.listed is not None for _, difference in differences):
-            assert proof.bytes_of(into).tobytes() == proof.bytes_of(new[part]).tobytes()
-            assert (due[0] + added) % 2**64 == as_ints([hash_of(new[part].clone(), slab)])[0]
+            assert proof.bytes_of(into).tobytes() == proof.bytes_of(new.narrow(*part)).tobytes()
+            assert (due[0] + added) % 2**64 == as_ints([hash_of(new.narrow(*part).clone(), slab)])[
+                0
+            ]
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 99, 100, 101, 200, 299, 1000])

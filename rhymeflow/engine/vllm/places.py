@@ -18,17 +18,23 @@ from torch import Tensor, nn
 from rhymeflow.weights.install import SlabPlace
 from rhymeflow.weights.manifest import Manifest, ManifestMismatch, TensorSpec, slab_of
 
-Slices = tuple[slice, ...]
-
 EXPERTS = {"gate_up_proj": "w13_weight", "down_proj": "w2_weight"}
 """vLLM's names of the weights of a layer's experts; both are [experts, rows, columns]."""
 
 
 class Piece(NamedTuple):
-    """Slices of a tensor, and those of the target that hold them."""
+    """Part of a tensor, which is cut in one dimension, and where it begins in the target's."""
 
-    source: Slices
-    destination: Slices
+    axis: int
+    first: int
+    size: int
+    into: int
+
+    def of(self, target: Tensor) -> Tensor:
+        """Return its place in the target; a single number has a row."""
+        return torch.atleast_1d(target)[
+            (slice(None),) * self.axis + (slice(self.into, self.into + self.size),)
+        ]
 
 
 @dataclass(slots=True, eq=False)
@@ -54,19 +60,25 @@ class TensorPlace:
     """Where this process holds a tensor of the manifest, or its shard of it."""
 
     target: Target
+    spec: TensorSpec
     pieces: Sequence[Piece]
 
-    def slabs(self, spec: TensorSpec, into: Tensor) -> list[SlabPlace]:
+    def shape_of(self, piece: Piece) -> list[int]:
+        """Return a piece's shape."""
+        return [piece.size if n == piece.axis else each for n, each in enumerate(self.spec.shape)]
+
+    def slabs(self, into: Tensor) -> list[SlabPlace]:
         """Return the pieces' places in `into`, the target or what it is packed from."""
-        found, whole = [], torch.atleast_1d(into)
+        found = []
         for piece in self.pieces:
-            due, part = tuple(s.stop - s.start for s in piece.source), whole[piece.destination]
-            if part.shape != due:
+            due, part = self.shape_of(piece), piece.of(into)
+            if list(part.shape) != due:
                 raise ManifestMismatch(
-                    f"{spec.name} has shape {list(due)}, but its place in vLLM's "
+                    f"{self.spec.name} has shape {due}, but its place in vLLM's "
                     f"{self.target.name} has {list(part.shape)}"
                 )
-            found.append(SlabPlace(spec, slab_of(spec, piece.source), part))
+            slab = slab_of(self.spec, piece.axis, piece.first, piece.size)
+            found.append(SlabPlace(self.spec, slab, part))
         return found
 
 
@@ -95,7 +107,7 @@ def find_places(model: nn.Module, manifest: Manifest) -> dict[str, TensorPlace]:
             is_packed = _is_packed(layer, getattr(layer, attribute))
             target = Target(f"{path}.{attribute}", layer, attribute, [], is_packed)
             targets[target.name] = target
-        places[spec.name] = TensorPlace(target, _pieces(target, index, spec.shape))
+        places[spec.name] = TensorPlace(target, spec, _pieces(target, index, spec.shape))
         index_of[spec.name] = index
     _check_filled(model, targets)
     for name in sorted(places, key=index_of.__getitem__):  # within each target, in row order
@@ -149,64 +161,53 @@ def _tensor_parallel(layer: nn.Module) -> tuple[int, int]:
 
 def _pieces(target: Target, index: int, shape: tuple[int, ...]) -> list[Piece]:
     """Return what this process holds of a tensor of this shape, number `index` in the target."""
-    layer, columns = target.layer, _whole(shape[1:])
+    layer: Any = target.layer
     if has_experts(layer):
         return _expert_pieces(target, shape)
     indices = getattr(layer, "shard_indices", None)
     if indices is not None:  # an embedding or a head, padded after the end of the vocabulary
         first, end = indices.org_vocab_start_index, indices.org_vocab_end_index
-        return [Piece((slice(first, end), *columns), (slice(0, end - first), *columns))]
+        return [Piece(0, first, end - first, 0)]
     if getattr(layer, "output_partition_sizes", None) is not None:
         return [_linear_piece(layer, index, shape)]
-    return [Piece(_whole(shape), _whole(shape))]
-
-
-def _whole(shape: tuple[int, ...]) -> Slices:
-    return tuple(slice(0, size) for size in shape)
+    return [Piece(0, 0, shape[0], 0)]
 
 
 def _linear_piece(layer: Any, index: int, shape: tuple[int, ...]) -> Piece:
     """See `_pieces`, for a linear layer, which is sharded by rows or by columns."""
     rank, _ = _tensor_parallel(layer)
-    if index > 0:  # each key and value head may be held by several processes
-        rank //= getattr(layer, "num_kv_head_replicas", 1)
     sizes = layer.output_partition_sizes  # this process's rows of each tensor
     num_rows, first_row = sizes[index], sum(sizes[:index])
-    rows, columns = slice(0, num_rows), _whole(shape[1:])
-    if num_rows != shape[0]:
-        rows = slice(rank * num_rows, (rank + 1) * num_rows)
     num_columns = getattr(layer, "input_size_per_partition", None)
-    if columns and num_columns is not None and num_columns != shape[1]:
-        columns = (slice(rank * num_columns, (rank + 1) * num_columns),)
-    target_columns = tuple(slice(0, each.stop - each.start) for each in columns)
-    return Piece((rows, *columns), (slice(first_row, first_row + num_rows), *target_columns))
+    if num_columns is not None and len(shape) > 1 and num_columns != shape[1]:
+        return Piece(1, rank * num_columns, num_columns, 0)
+    if index > 0:  # each key and value head may be held by several processes
+        rank //= getattr(layer, "num_kv_head_replicas", 1)
+    return Piece(0, rank * num_rows if num_rows != shape[0] else 0, num_rows, first_row)
 
 
 def _expert_pieces(target: Target, shape: tuple[int, ...]) -> list[Piece]:
     """Return this process's rows of each expert's gate and up, or the same columns of down."""
     rank, num_ranks = _tensor_parallel(target.layer)
-    experts, rows, columns = _whole(shape)
-    if num_ranks == 1:
-        return [Piece((experts, rows, columns), (experts, rows, columns))]
     if target.attribute == EXPERTS["down_proj"]:
         size = shape[2] // num_ranks
-        shard = slice(rank * size, (rank + 1) * size)
-        return [Piece((experts, rows, shard), (experts, rows, slice(0, size)))]
+        return [Piece(2, rank * size, size, 0)]
     num_gate_rows = shape[1] // 2  # as many rows of up follow
     size = num_gate_rows // num_ranks
+    if num_ranks == 1:
+        return [Piece(1, 0, shape[1], 0)]
     return [
-        Piece(
-            (experts, slice(first + rank * size, first + (rank + 1) * size), columns),
-            (experts, slice(target_first, target_first + size), columns),
-        )
-        for first, target_first in ((0, 0), (num_gate_rows, size))
+        Piece(1, first + rank * size, size, n * size) for n, first in enumerate((0, num_gate_rows))
     ]
 
 
 def shape_of(target: Target, places: Mapping[str, TensorPlace]) -> tuple[int, ...]:
     """Return the target's shape before packing."""
-    pieces = [piece for name in target.parts for piece in places[name].pieces]
-    ends = [[each.stop for each in piece.destination] for piece in pieces]
+    ends = [
+        places[name].shape_of(piece._replace(size=piece.into + piece.size))
+        for name in target.parts
+        for piece in places[name].pieces
+    ]
     return tuple(map(max, zip(*ends, strict=True)))
 
 

@@ -111,11 +111,11 @@ class InstalledWeights:
         place = self._places[spec.name]
         target = place.target
         if not target.is_packed:
-            return place.slabs(spec, target.tensor().data)
+            return place.slabs(target.tensor().data)
         if target.name not in self._buffers:
             shape, dtype = shape_of(target, self._places), getattr(torch, spec.dtype)
             self._buffers[target.name] = torch.empty(shape, dtype=dtype)
-        return place.slabs(spec, self._buffers[target.name])
+        return place.slabs(self._buffers[target.name])
 
     def _pack_if_whole(self, name: str, *, frees: bool) -> None:
         """Pack the layer whose last tensor this is, and free its buffers."""
