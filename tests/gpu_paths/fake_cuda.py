@@ -38,7 +38,7 @@ def compiled(directory: Path) -> Path:
 
 
 class Stream:
-    """A stream that is always done, and an event on it. `waited` is called when the host waits."""
+    """A stream that is always done. `waited` is called when the host waits."""
 
     stream_id = device_index = cuda_stream = 0
     waited = staticmethod(lambda what: None)
@@ -52,13 +52,28 @@ class Stream:
     def query(self) -> bool:
         return True
 
-    def record_event(self, event: Stream | None = None) -> Stream:
-        return event or Stream()
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record()
+        return event
 
     def _nothing(self, *_: object) -> None:
         """The rest orders streams among each other."""
 
-    wait_stream = wait_event = wait = record = _nothing
+    wait_stream = wait_event = wait = _nothing
+
+
+class Event(Stream):
+    """For one that was never recorded the host does not wait, as on a GPU."""
+
+    is_recorded = False
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.is_recorded = True
+
+    def synchronize(self) -> None:
+        if self.is_recorded:
+            super().synchronize()
 
 
 @contextmanager
@@ -73,8 +88,9 @@ def fake_cuda(library: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, torch.autograd.set_multithreading_enabled(False):
         for name, value in said.items():
             patch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)
-        for name in ("Stream", "Event", "current_stream", "default_stream"):
+        for name in ("Stream", "current_stream", "default_stream"):
             patch.setattr(torch.cuda, name, Stream)
+        patch.setattr(torch.cuda, "Event", Event)
         patch.setattr(torch.cuda, "stream", lambda _: nullcontext())
         patch.setattr(torch.cuda, "synchronize", lambda *_: Stream.waited("synchronize"))
         patch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)

@@ -35,7 +35,7 @@ def test_what_the_host_waits_for_and_copies_is_counted(sim: SimCuda) -> None:
     assert sim.kernels.total() == 1
     for number, wait in enumerate((
         y.cpu, y.tolist, y[0].item, y.nonzero, lambda: y[y > 0], lambda: bool((y > 0).all()),
-        torch.cuda.synchronize, torch.cuda.Event().synchronize,
+        torch.cuda.synchronize, torch.cuda.Stream().record_event().synchronize,
     )):  # fmt: skip
         wait()
         assert sim.waits.total() == number + 1
@@ -56,7 +56,11 @@ def test_pinned_copies_are_made_when_they_are_waited_for(sim: SimCuda) -> None:
     host.copy_(x, non_blocking=True)
     x.zero_()  # comes after the copy
     assert (host.tolist(), sim.waits.total()) == ([0.0] * 4, 0)
-    torch.cuda.Event().synchronize()
+    event = torch.cuda.Event()
+    event.synchronize()
+    assert (host.tolist(), sim.waits.total()) == ([0.0] * 4, 0), "it is of no copy"
+    event.record()
+    event.synchronize()
     assert (host.tolist(), sim.waits.total()) == ([1.0] * 4, 1)
     x.copy_(host, non_blocking=True)
     host.fill_(5.0)  # before the copy was made: a mistake
