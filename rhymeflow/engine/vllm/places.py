@@ -32,9 +32,9 @@ class Piece(NamedTuple):
 
     def of(self, target: Tensor) -> Tensor:
         """Return its place in the target; a single number has a row."""
-        return torch.atleast_1d(target)[
-            (slice(None),) * self.axis + (slice(self.into, self.into + self.size),)
-        ]
+        here = slice(self.into, self.into + self.size)
+        part: Tensor = torch.atleast_1d(target)[(slice(None),) * self.axis + (here,)]
+        return part
 
 
 @dataclass(slots=True, eq=False)
