@@ -15,7 +15,7 @@ PACKAGE = ROOT / "rhymeflow"
 ROOMS = {
     "calibration.py": 450, "cli": 1_240, "cluster.py": 240, "config": 2_268, "core": 3_800,
     "cpu": 950, "dashboard": 1_740, "data": 1_450, "doctor.py": 195, "emulation.py": 240,
-    "engine": 3_558,
+    "engine": 3_560,
     "environments": 1_875, "evaluation": 400, "export": 700, "histospec": 2_150, "learner": 3_249,
     "memory.py": 387, "models": 1_838, "observe": 3_360, "placement.py": 150, "pool.py": 560,
     "profiles": 150, "recipes": 550, "reward": 950, "runtime": 5_040, "sft": 500, "sim": 3_165,
