@@ -23,7 +23,7 @@ from rhymeflow.data.prompts import Prompt
 from rhymeflow.engine.vllm.installed import check_installed
 from rhymeflow.environments.template import template_in
 from rhymeflow.errors import UserError
-from rhymeflow.models.adapter_files import adapter_for, is_adapter
+from rhymeflow.models.adapter_files import adapter_for, check_trained, is_adapter
 from rhymeflow.models.source import check_files
 from rhymeflow.reward.functions import BUILT_IN, Judge
 from rhymeflow.reward.trial import tried
@@ -91,17 +91,13 @@ def check_adapter(config: Config) -> None:
     """Raise `UserError` if the adapter's files are not there, or it cannot be used in this way."""
     model = config.model
     adapter_for(model)
-    if is_adapter(Path(model.name).expanduser()):
-        if config.learner.is_used:
-            raise UserError(
-                f"model.name = {model.name!r}: is an adapter; to train it further, give its model "
-                "as model.name, and it as model.lora.adapter"
-            )
-        if config.rollout.engine == "vllm":
-            raise UserError(
-                f"model.name = {model.name!r}: is an adapter, which rollout.engine = 'vllm' does "
-                "not apply yet; `rhymeflow export --merged` makes a model of it"
-            )
+    if config.learner.is_used:
+        check_trained(model)
+    if is_adapter(Path(model.name).expanduser()) and config.rollout.engine == "vllm":
+        raise UserError(
+            f"model.name = {model.name!r}: is an adapter, which rollout.engine = 'vllm' does not "
+            "apply yet; `rhymeflow export --merged` makes a model of it"
+        )
 
 
 def check_workers_here(config: Config) -> None:

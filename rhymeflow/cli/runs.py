@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from rhymeflow.cli.parser import Add, as_number, positive, whole
+from rhymeflow.errors import UserError
 
 _EXPORT = """Writes what a run generated, also during the run (docs/inspecting.md):
 rows with everything that is stored, rows for `rhymeflow sft`, or preference pairs."""
@@ -87,6 +88,8 @@ def _add_export(add: Add) -> None:
     what = "only with this ending; may be given several times"
     sub.add_argument("--ending", choices=endings, action="append", default=[], help=what)
     sub.add_argument("--best", metavar="N", type=positive, help="only the N best of each prompt")
+    what = "of a run that trained an adapter, or of one: the model with it, to the directory PATH"
+    sub.add_argument("--merged", action="store_true", help=what)
 
 
 def inspect(args: argparse.Namespace) -> None:
@@ -131,7 +134,10 @@ def plot(args: argparse.Namespace) -> None:
 
 
 def export(args: argparse.Namespace) -> None:
-    """Write what a run generated; print how much it was."""
+    """Write what a run generated, and print how much it was; or the model with its adapter."""
+    if args.merged:
+        _export_merged(args)
+        return
     from rhymeflow.export.export import Filters
     from rhymeflow.export.export import export as write
 
@@ -146,6 +152,19 @@ def export(args: argparse.Namespace) -> None:
         force=args.force,
     )
     print(done.line())
+
+
+def _export_merged(args: argparse.Namespace) -> None:
+    names = ("format", "tokens", "force", "min_reward", "steps", "ending", "best")
+    given = [name for name in names if getattr(args, name)]
+    if args.what != "trajectories":
+        given.append("what")
+    if given:
+        raise UserError(f"--{given[0].replace('_', '-')}: not with --merged, which writes a model")
+    from rhymeflow.export.merged import write_merged  # loads torch
+
+    adapter = write_merged(args.run_dir, args.output)
+    print(f"{args.output}: the model with the adapter of {adapter}")
 
 
 def _group(text: str) -> int:

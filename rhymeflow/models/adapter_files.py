@@ -54,6 +54,15 @@ def is_adapter(directory: Path) -> bool:
     return (directory / CONFIG).is_file() and not (directory / "config.json").is_file()
 
 
+def check_trained(config: ModelConfig) -> None:
+    """Raise `UserError` if the model to train is given as an adapter of it."""
+    if is_adapter(Path(config.name).expanduser()):
+        raise UserError(
+            f"model.name = {config.name!r}: is an adapter; to train it further, give its model as "
+            "model.name, and it as model.lora.adapter"
+        )
+
+
 def adapter_for(config: ModelConfig) -> Adapter | None:
     """Return the adapter of the model: the one that `name` is a directory of, or that of `lora`;
     None: there is none. Raises `UserError` if it cannot be read, or is of an unknown kind."""

@@ -180,7 +180,8 @@ def merge(model: PreTrainedModel) -> PreTrainedModel:
 
 def _targets(model: PreTrainedModel, adapter: Adapter) -> dict[str, nn.Linear]:
     head, names = model.get_output_embeddings(), adapter.target_modules
-    linear = {n: each for n, each in model.named_modules() if isinstance(each, nn.Linear)}
+    modules = model.named_modules()
+    linear = {n: m for n, m in modules if isinstance(m, nn.Linear) and type(m) is nn.Linear}
     if names == (ALL_LINEAR,):
         return {name: each for name, each in linear.items() if each is not head}
     found: dict[str, nn.Linear] = {}

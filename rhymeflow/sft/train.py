@@ -28,6 +28,7 @@ from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.optimizer import learning_rate
 from rhymeflow.learner.packing import PackedRow, pack
 from rhymeflow.learner.sample import Sample
+from rhymeflow.models.adapter_files import check_trained
 from rhymeflow.models.buffers import buffers_of
 from rhymeflow.models.load import configured_stop_token_ids, random_model, resolve_dtype
 from rhymeflow.models.lora import adapter_in, load_policy, versioned
@@ -132,6 +133,7 @@ def check(config: Config) -> Path:
     check_writable(directory, "sft.output_dir")
     if config.learner.num_ranks > 1:
         raise UserError(f"learner.num_ranks = {config.learner.num_ranks}: sft is one process")
+    check_trained(config.model)
     if config.model.lora.is_used and config.sft.init == "config":
         raise UserError("model.lora: needs a model's weights, not sft.init = 'config'")
     if config.sft.init == "weights":

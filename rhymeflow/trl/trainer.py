@@ -22,6 +22,7 @@ from rhymeflow.trl.translate import (
     UNLIMITED_TURNS,
     RunLength,
     Values,
+    adapter_fields,
     optimizer_steps,
     run_fields,
     steps_in,
@@ -31,8 +32,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "optimizers": "the learner makes its own AdamW; adam_*, learning_rate and lr_scheduler_type "
     "say how it steps",
     "quantization_config": "weights are trained in full precision (model.dtype)",
-    "peft_config": "there is no LoRA, all weights are trained. Leave peft_config out; "
-    "learner.num_ranks spreads a model over several GPUs",
     "rollout_func": "environment_factory and tools make responses of several turns "
     "(docs/environments.md)",
 }
@@ -66,7 +65,7 @@ class GRPOTrainer(Trainer):
     ) -> None:
         unsupported = {
             "optimizers": any(optimizers or ()) or None, "quantization_config": quantization_config,
-            "peft_config": peft_config, "rollout_func": rollout_func,
+            "rollout_func": rollout_func,
         }  # fmt: skip
         for name, value in unsupported.items():
             if value is not None:
@@ -82,6 +81,8 @@ class GRPOTrainer(Trainer):
         max_steps = optimizer_steps(given, steps, num_rows)
         length = RunLength(steps, max_steps, num_rows)
         fields = run_fields(given, length)
+        if peft_config is not None:
+            fields |= adapter_fields(peft_config, notices)
         actual_steps = fields["learner.max_steps"] * steps.per_version
         if actual_steps != max_steps:
             notices.append(

@@ -302,3 +302,40 @@ def _interval(field: str, strategy: str, every: float, length: RunLength) -> int
     elif every < 1:  # a fraction of the run
         every = math.ceil(length.max_steps * every)
     return length.steps.versions(every)
+
+
+_OF_ADAPTERS = {
+    "r": "rank", "lora_alpha": "alpha", "use_rslora": "use_rslora",
+    "target_modules": "target_modules", "modules_to_save": "modules_to_save",
+}  # fmt: skip
+"""Fields of peft's `LoraConfig`, and those of `model.lora`."""
+_NOT_OF_TRAINING = {
+    "peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path",
+    "revision", "inference_mode", "runtime_config",
+}  # fmt: skip
+
+
+def adapter_fields(peft_config: Any, notices: list[str]) -> dict[str, Any]:
+    """Return the fields of an adapter that peft's `LoraConfig` describes; say what has no effect.
+    Raises `UserError` for another kind of adapter, or a field with an effect that there is not."""
+    kind = type(peft_config).__name__
+    if kind != "LoraConfig":
+        raise UserError(f"GRPOTrainer: peft_config is a {kind}, should be peft's LoraConfig")
+    usual = type(peft_config)().__dict__
+    for name, value in peft_config.__dict__.items():
+        if name == "lora_dropout" and value:
+            notices.append(
+                f"peft_config.lora_dropout = {value}: there is no dropout while training"
+            )
+        elif name not in {*_OF_ADAPTERS, *_NOT_OF_TRAINING} and value != usual.get(name, value):
+            raise UserError(f"GRPOTrainer: peft_config.{name} = {value!r} is not supported")
+    targets = peft_config.target_modules
+    if targets is None or (isinstance(targets, str) and targets != "all-linear"):
+        raise UserError(
+            f"GRPOTrainer: peft_config.target_modules = {targets!r}: say 'all-linear', or a list "
+            "of layers' names"
+        )
+    values = {own: getattr(peft_config, name) for name, own in _OF_ADAPTERS.items()}
+    values["target_modules"] = [targets] if isinstance(targets, str) else sorted(targets)
+    values["modules_to_save"] = list(values["modules_to_save"] or ())
+    return {f"model.lora.{name}": value for name, value in values.items()}

@@ -12,9 +12,11 @@ import pytest
 from rhymeflow import cli
 from rhymeflow.config import ModelConfig
 from rhymeflow.config.load import parse_config
+from rhymeflow.models.adapter_files import CONFIG, WEIGHTS
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.sft.train import digest
 from tests.characters import save_without_weights
+from tests.runtime.tiny import save_model
 
 
 @pytest.fixture
@@ -127,3 +129,38 @@ def test_mistakes_are_one_line(
     given = ["--model", str(tiny), "--data", str(data), "--data.eval_size", "0"]
     assert part in refused("sft", *given, "--sft.init", "config", *options)
     assert not Path("runs").exists()
+
+
+def test_an_adapter_is_fine_tuned_asked_and_merged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = save_model(tmp_path / "model")
+    data = rows(
+        tmp_path / "rows.jsonl", *({"prompt": f"{n}+", "completion": "7"} for n in range(9))
+    )
+    first, merged = tmp_path / "first", tmp_path / "merged"
+    common = ["--data", data, "--sft.tokens_per_batch", 40, "--learner.num_threads", 1]
+    common += ["--sft.learning_rate", 0.05, "--sft.max_steps", 40, "--model.dtype", "float32"]
+    assert sft("--model", model, "--sft.output_dir", first, "--lora", 4, *common) == 0
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", capsys.readouterr().out)]
+    assert losses[-1] < losses[0] - 0.05  # the head is frozen, and its logits are small
+    assert {each.name for each in first.iterdir()} >= {CONFIG, WEIGHTS, "tokenizer.json"}
+
+    def answer(name: Path) -> str:
+        assert cli.main(["generate", str(name), "5+", "--temperature", "0"]) == 0
+        return capsys.readouterr().out
+
+    assert answer(first) != answer(model)
+    assert cli.main(["export", str(first), "--merged", "--output", str(merged)]) == 0
+    assert capsys.readouterr().out == f"{merged}: the model with the adapter of {first}\n"
+    assert answer(merged) == answer(first)
+    assert not (merged / CONFIG).exists()
+    for arguments, part in (
+        ([merged, "--merged", "--output", tmp_path / "a"], "holds neither an adapter nor"),
+        ([first, "--merged", "--output", merged], "is there already; name another"),
+        ([first, "--merged", "--output", tmp_path / "a", "--best", 1], "--best: not with --merged"),
+    ):
+        assert cli.main(["export", *map(str, arguments)]) == 2
+        assert part in capsys.readouterr().err
+    assert sft("--model", first, "--sft.output_dir", tmp_path / "b", *common) == 2
+    assert "is an adapter; to train it further" in capsys.readouterr().err

@@ -9,8 +9,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 
+from rhymeflow.config import LoraConfig
 from rhymeflow.trl import GRPOConfig, GRPOTrainer
 from rhymeflow.trl.fields import CHECKPOINTING
 from tests.refused import refusal
@@ -128,7 +130,15 @@ def test_fields_become_ours(tmp_path: Path, field: dict[str, Any], path: str, va
         ({"rhymeflow": {"learner.beat": 1}}, "did you mean learner.beta"),
         ({"per_device_train_batch_size": 512}, "40 rows, fewer than the 64 prompts"),
         # Arguments of the trainer.
-        ({"trainer": {"peft_config": object()}}, "peft_config is not supported: there is no LoRA"),
+        ({"trainer": {"peft_config": object()}}, "peft_config is a object, should be peft's LoraC"),
+        (
+            {"trainer": {"peft_config": peft.LoraConfig()}},
+            "target_modules = None: say 'all-linear'",
+        ),
+        (
+            {"trainer": {"peft_config": peft.LoraConfig(target_modules=["q_proj"], use_dora=True)}},
+            "peft_config.use_dora = True is not supported",
+        ),
         ({"trainer": {"optimizers": (object(), None)}}, "optimizers is not supported"),
         ({"trainer": {"quantization_config": 1}}, "quantization_config is not supported"),
         ({"trainer": {"rollout_func": print}}, "rollout_func is not supported: environment"),
@@ -144,6 +154,19 @@ def test_what_would_be_another_run_is_refused(
     assert not (tmp_path / "out").exists()
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert "start it once, by python" in refusal(made, tmp_path)
+
+
+def test_a_peft_config_becomes_an_adapter(tmp_path: Path, capsys: Any) -> None:
+    shape = peft.LoraConfig(
+        r=4, lora_alpha=12, use_rslora=True, target_modules=["v_proj", "q_proj"], lora_dropout=0.1,
+        task_type="CAUSAL_LM", modules_to_save=["lm_head"],
+    )  # fmt: skip
+    assert made(tmp_path, trainer={"peft_config": shape}).config.model.lora == LoraConfig(
+        rank=4, alpha=12, use_rslora=True, target_modules=("q_proj", "v_proj"),
+        modules_to_save=("lm_head",),
+    )  # fmt: skip
+    assert "peft_config.lora_dropout = 0.1: there is no dropout" in capsys.readouterr().out
+    assert made(tmp_path).config.model.lora == LoraConfig()
 
 
 def test_a_name_is_that_of_a_reward_model(tmp_path: Path) -> None:

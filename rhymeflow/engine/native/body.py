@@ -62,11 +62,14 @@ class Modules:
         self._products.pack(_products(self._body, is_base=False))
 
 
+_LINEAR = (nn.Linear, LoraLinear)
+"""Layers that compute no more than these do; a router may be a linear layer of another kind."""
+
+
 def _products(body: nn.Module, *, is_base: bool) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Yield weight and bias of the linear layers, or the matrices of their adapters."""
     for layer in body.modules():
-        if is_base and isinstance(layer, nn.Linear):
-            assert type(layer) in (nn.Linear, LoraLinear), type(layer)
+        if is_base and isinstance(layer, nn.Linear) and type(layer) in _LINEAR:
             yield layer.weight, layer.bias
         elif not is_base and isinstance(layer, LoraLinear):
             yield layer.lora_A, None
@@ -175,7 +178,7 @@ class Layers:
 
 def _product(*layers: nn.Linear) -> Callable[[Tensor], Tensor]:
     """Return one product for linear layers that share their input."""
-    assert all(type(layer) in (nn.Linear, LoraLinear) for layer in layers)
+    assert all(type(layer) in _LINEAR for layer in layers)
     biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
     assert len(biases) in (0, len(layers))
     weight_OI = torch.cat([layer.weight.detach() for layer in layers])
