@@ -22,6 +22,7 @@ from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.index import Index
 from rhymeflow.models import load, lora
 from rhymeflow.models.adapter_files import adapter_for
+from rhymeflow.models.attention import Shape
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.weights.base import SPARE_VERSIONS
 from rhymeflow.weights.changes import MAX_LISTED
@@ -62,6 +63,7 @@ class ModelSize:
     normalises_heads: bool  # whether queries and keys are normalised
     vocab_size: int
     max_positions: int
+    reach: int  # positions that some layer's attention reaches back; 0: all
     dtype: torch.dtype  # the compute precision
     device: str
     num_adapter: int = 0  # parameters of the adapter; 0: all of the model's are trained
@@ -132,16 +134,16 @@ def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Mo
         """Return the first of these fields that is set; 0: none is."""
         return next((value for name in names if (value := getattr(text_config, name, None))), 0)
 
-    heads, hidden = text_config.num_attention_heads, text_config.hidden_size
+    shape, hidden = Shape.of(text_config), text_config.hidden_size
     experts_per_token = first_of("num_experts_per_tok")
     expert_size = experts_per_token * first_of("moe_intermediate_size", "intermediate_size")
     return ModelSize(
         num_parameters=load.count_parameters(hf_config),
         num_outside=text_config.vocab_size * hidden * (1 if hf_config.tie_word_embeddings else 2),
-        num_layers=text_config.num_hidden_layers,
-        num_heads=heads,
-        num_kv_heads=first_of("num_key_value_heads") or heads,
-        head_size=first_of("head_dim") or hidden // heads,
+        num_layers=shape.layers,
+        num_heads=text_config.num_attention_heads,
+        num_kv_heads=shape.kv_heads,
+        head_size=shape.head_dim,
         hidden_size=hidden,
         intermediate_size=expert_size or first_of("intermediate_size") or 4 * hidden,
         num_experts=first_of("num_experts", "num_local_experts"),
@@ -149,6 +151,7 @@ def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Mo
         normalises_heads=text_config.model_type.startswith("qwen3"),
         vocab_size=text_config.vocab_size,
         max_positions=text_config.max_position_embeddings,
+        reach=shape.reach.window or shape.reach.chunk or 0,
         dtype=dtype,
         device=device,
     )
@@ -286,7 +289,10 @@ def kv_tokens(config: Config, model: ModelSize, longest_prompt: int) -> int:
     """
     rollout = config.rollout
     if rollout.engine == "native" or model.device == "cpu":  # grows on demand
-        return rollout.max_num_seqs * longest(config, model, longest_prompt)
+        length = longest(config, model, longest_prompt)
+        # The native engine gives back what is out of reach; vLLM does so on its own terms.
+        is_short = rollout.engine == "native" and model.reach
+        return rollout.max_num_seqs * (min(length, model.reach) if is_short else length)
     gpus = config.cluster.gpu_memory_gb * GB * rollout.vllm_tensor_parallel_size
     return int((rollout.memory_share * gpus - model.weights) // model.kv_token)
 

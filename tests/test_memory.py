@@ -19,7 +19,8 @@ from rhymeflow.errors import UserError
 TINY = memory.ModelSize(
     num_parameters=1000, num_outside=200, num_layers=2, num_heads=6, num_kv_heads=3, head_size=5,
     hidden_size=10, intermediate_size=9, num_experts=0, experts_per_token=0,
-    normalises_heads=False, vocab_size=7, max_positions=100, dtype=torch.bfloat16, device="cpu",
+    normalises_heads=False, vocab_size=7, max_positions=100, reach=0, dtype=torch.bfloat16,
+    device="cpu",
 )  # fmt: skip
 FLOAT32 = replace(TINY, dtype=torch.float32)
 
@@ -85,6 +86,8 @@ def test_changes_and_contexts() -> None:
     [part] = memory.of_changes(config, TINY)
     assert part == ("changes to 5 versions, at most", 5 * 2000 / 4)
     assert memory.longest(Config(), TINY, 10) == 100, "the model's context"
+    near, seqs = replace(TINY, reach=64), Config().rollout.max_num_seqs
+    assert memory.kv_tokens(Config(), near, 10) == seqs * 64, "what some layer still sees"
 
 
 SMOLLM2 = replace(

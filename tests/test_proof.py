@@ -4,63 +4,17 @@ import re
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.learner.policy import proved_scorer
-from rhymeflow.models import attention, lm_head
+from rhymeflow.models import attention, lm_head, proof
+from tests.models.families import GPT, TYPES, model_of
 from tests.refused import refusal
 
-SIZES = {
-    "vocab_size": 67, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-    "max_position_embeddings": 64, "initializer_range": 0.2,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-GPT = {"num_key_value_heads": None, "head_dim": None}
-"""They have as many heads of keys as of queries, and do not say how wide."""
-LATENT = {
-    **{"num_key_value_heads": 4, "head_dim": None},
-    **{"q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8},
-    **{"v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1},
-    **{"topk_group": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1},
-}
-EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-
-RIGHT = {
-    "llama": {},
-    "qwen3": {},
-    "cohere": {"logit_scale": 0.0625},
-    "granite": {"logits_scaling": 8.0},
-    "granitemoe": {"logits_scaling": 8.0, **EXPERTS},
-    "hyperclovax": {"logits_scaling": 0.2},
-    "nanochat": {"final_logit_softcapping": 3.0},
-    "bitnet": {"head_dim": None},
-    "gpt2": {**GPT, "n_inner": 48},
-    "gpt_neox": GPT,
-    "opt": {**GPT, "ffn_dim": 48, "word_embed_proj_dim": 32},
-    "gpt_bigcode": {**GPT, "multi_query": True},
-}
-WRONG_IN_THE_ENGINE = {
-    "diffllama": "attends more than once in a layer",
-    "deepseek_v3": "has 4 heads of keys of 24 and values of 16 numbers instead of the 4 of 8",
-    "minicpm3": "has 4 heads of keys of 24 and values of 16 numbers instead of the 4 of 8",
-}
-
-
-def model_of(kind, dtype=torch.float32, **more):
-    fields = {name: x for name, x in {**SIZES, **more}.items() if x is not None}
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(
-        CONFIG_MAPPING[kind](**fields), dtype=dtype, attn_implementation=attention.NAME
-    )
-    drawn = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for each in model.parameters():  # norms and biases that are no 1 and 0
-            each += 0.1 * torch.randn(each.shape, generator=drawn).to(dtype)
-    return model.eval()
+KINDS = ("llama", "granite", "nanochat", "gpt2", "mistral", "gemma2", "gpt_oss", "deepseek_v3")
+"""Of each way to attend and to make logits; `models/test_families.py` has all types."""
+WRONG_IN_THE_ENGINE = {"diffllama": "attends more than once in a layer"}
 
 
 def engine_of(model):
@@ -80,21 +34,20 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=s
 
 
 @DTYPES
-@pytest.mark.parametrize("kind", RIGHT)
+@pytest.mark.parametrize("kind", KINDS)
 def test_these_are_computed_as_the_model_does(kind, dtype):
-    engine = engine_of(model_of(kind, dtype, **RIGHT[kind]))
+    engine = engine_of(model_of(kind, dtype, **TYPES[kind]))
     engine.prove()
     load = engine.load()
     assert (load.num_generated, load.clock, load.prefill_seconds) == (0, 0.0, 0.0)
-    prove_learner(model_of(kind, dtype, **RIGHT[kind]))
+    prove_learner(model_of(kind, dtype, **TYPES[kind]))
 
 
 @pytest.mark.parametrize("kind", WRONG_IN_THE_ENGINE)
 def test_the_learner_computes_these_and_the_engine_refuses_them(kind):
-    more = {} if kind == "diffllama" else LATENT
-    message = refusal(engine_of(model_of(kind, **more)).prove)
+    message = refusal(engine_of(model_of(kind)).prove)
     assert f"a model of type '{kind}' {WRONG_IN_THE_ENGINE[kind]}" in message
-    prove_learner(model_of(kind, **more))
+    prove_learner(model_of(kind))
 
 
 def test_a_mask_of_the_models_own_is_refused():
@@ -113,8 +66,41 @@ def test_a_configuration_that_contradicts_the_model_is_refused():
 def test_logits_changed_in_an_unknown_way_are_refused(kind, dtype, monkeypatch):
     monkeypatch.setattr(lm_head, "_scaling", lambda config: (1.0, None))
     for prove in PROOFS:
-        message = refusal(prove, model_of(kind, dtype, **RIGHT[kind]))
+        message = refusal(prove, model_of(kind, dtype, **TYPES[kind]))
         assert f"'{kind}' is not supported: it changes its logits" in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "blind"),
+    [
+        ("qwen2_moe", {"reach": attention.Reach()}),
+        ("llama4_text", {"reach": attention.Reach()}),
+        ("gemma2", {"cap": None}),
+        ("gpt_oss", {"sink_H": None}),
+    ],
+)
+def test_what_a_layer_asks_for_and_does_not_get_is_noticed(kind, blind, monkeypatch):
+    real = attention.Weighing
+
+    class Blind:
+        def __new__(cls, *given):
+            return real(*given)._replace(**blind)
+
+    for prove in PROOFS:
+        monkeypatch.setattr(attention, "Weighing", Blind)
+        assert "nats off" in refusal(prove, model_of(kind, **TYPES[kind]))
+
+
+def test_a_longer_window_is_filled(monkeypatch):
+    model = model_of("olmo3", **{**TYPES["olmo3"], "sliding_window": 30})
+    assert [len(ids) for ids, _ in proof.sequences(model)] == [6, 14, 12, 36]
+    for prove in PROOFS:
+        prove(model)
+    real, shorter = attention.Reach.sees, attention.Reach(window=5)
+    monkeypatch.setattr(attention.Reach, "sees", lambda _, *places: real(shorter, *places))
+    model = model.double()  # whose attention has masks
+    for prove in PROOFS:
+        assert "nats off" in refusal(prove, model)
 
 
 @DTYPES

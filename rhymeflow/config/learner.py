@@ -174,10 +174,11 @@ class LearnerConfig(Section):
     """Tokens whose logits are in memory at one time."""
     attention: Literal["auto", "sdpa", "flex"] = "auto"
     """Attention of the learner over packed rows. `auto`: on CPUs a compiled kernel over the packed
-    row (float32 and bfloat16, head sizes that are multiples of 16), elsewhere `sdpa`. `sdpa`:
-    PyTorch's `scaled_dot_product_attention` over sequences that are padded to one length, each with
-    its own copy of a shared prompt. `flex`: PyTorch's FlexAttention over the packed row, on GPUs
-    only; compiled at the first step."""
+    row (float32 and bfloat16, head sizes that are multiples of 16), on GPUs `flex` if the model
+    caps its scores (Gemma 2), elsewhere `sdpa`. `sdpa`: PyTorch's `scaled_dot_product_attention`
+    over sequences that are padded to one length, each with its own copy of a shared prompt; capped
+    scores are kept, which takes much memory. `flex`: PyTorch's FlexAttention over the packed row,
+    on GPUs only; compiled at the first step."""
     gradient_checkpointing: bool = False
     """Recompute layers in the backward pass: less memory, and about a third more time."""
     num_ranks: Positive = 1

@@ -4,9 +4,12 @@ For a span and a key-value head, the queries of the new tokens, in all query hea
 head, are the rows of small matrices, at most 8 rows each. Scores are their products with the keys,
 which are transposed once. Sums are float32, in an order that depends on a row's own sequence alone:
 its result is the same to the last bit whatever runs with it, drafted or not, in a line or a tree.
+Keys before those that a block of rows sees are not read; what is hidden adds exact zeros.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import numpy as np
 from numba import njit
@@ -27,7 +30,10 @@ PANEL = 2 * LANES
 capacity, so keys beyond a span's end may be read."""
 _LINE = 64
 """Bytes of a cache line."""
-_UNSEEN = np.float32(-1e30)
+UNSEEN = np.float32(-1e30)
+"""A score whose weight is 0."""
+UNLIMITED = 1 << 40
+"""A window or chunk longer than any sequence."""
 _LEAST = np.float32(-87.0)
 """The exponential of what is less than this counts as 0."""
 _ROUNDING = np.float32(1.5 * 2**23)
@@ -39,8 +45,25 @@ _MATH = {"contract", "nsz", "arcp"}
 def scratch(longest: int, head_dim: int) -> tuple[np.ndarray, ...]:
     """Return working memory for sequences of up to `longest` tokens, `attend`'s `room`."""
     longest = -(-longest // PANEL) * PANEL
-    sizes = (longest * head_dim, ROWS * head_dim, ROWS * longest, ROWS)
+    sizes = (longest * head_dim, ROWS * head_dim, ROWS * longest, ROWS, ROWS)
     return tuple(_aligned(size) for size in sizes)
+
+
+def limits(
+    window: int | None, chunk: int | None, cap: float | None, sink_H: np.ndarray | None, heads: int
+) -> tuple[tuple[int, int], np.float32, np.ndarray]:
+    """Return what both kernels take as `reach`, `cap` and `sinks`; None: there is no such thing.
+
+    A token sees, of its sequence, the last `window` up to itself, and none before the last multiple
+    of `chunk`. Scores are capped by `cap`. A sink is the score of one more token, of value 0.
+    """
+    sinks = _no_sinks(heads) if sink_H is None else sink_H
+    return (window or UNLIMITED, chunk or UNLIMITED), np.float32(cap or 0.0), sinks
+
+
+@cache
+def _no_sinks(heads: int) -> np.ndarray:
+    return np.full(heads, UNSEEN)
 
 
 def _aligned(size: int) -> np.ndarray:
@@ -49,55 +72,72 @@ def _aligned(size: int) -> np.ndarray:
 
 
 @njit(cache=True, nogil=True, fastmath=_MATH, error_model="numpy")
-def attend(q, new_k, new_v, kv, out, scale, layer, capacity, sizes, spans, parents, room):
+def attend(
+    q, new_k, new_v, kv, out, scale, reach, cap, sinks, layer, capacity, sizes, spans, parents, room
+):
     """Write new keys and values into the cache, attend, and fill `out`, for every span.
 
     `q`, `out` [T * H * D] and `new_k`, `new_v` [T * G * D] are the packed row; `kv` is the size
     class, in which a layer's keys and values, [slots * G * capacity * D] each, begin at the two
     indices `layer`. All are float32, or keys and values, new and old, are the bits of bfloat16 as
-    uint16. `capacity` is a multiple of `PANEL`. `sizes` is (H, G, D), D a multiple of `ROWS`.
-    `spans`, int64 [n, 5]: first row, slot, cached tokens, new tokens, and the index in `parents` of
-    its tree (the number of its nodes, then the parent of each), or -1. `room` is from `scratch`.
+    uint16. `reach`, `cap` and `sinks` are from `limits`. `capacity` is a multiple of `PANEL`.
+    `sizes` is (H, G, D), D a multiple of `ROWS`. `spans`, int64 [n, 5]: first row, slot, cached
+    tokens, new tokens, and the index in `parents` of its tree (the number of its nodes, then the
+    parent of each), or -1. `room` is from `scratch`.
     """
     heads, kv_heads, dim = sizes
-    transposed, block, scores, total = room
+    transposed, block, scores, total, sunk = room
     group = heads // kv_heads
     columns = PANEL if dim >= PANEL else LANES if dim >= LANES else ROWS
     keys, values = kv[layer[0] :], kv[layer[1] :]
     for i in range(len(spans)):
         start, slot, cached, new, tree = spans[i]
+        begun = _panel(cached, reach)
         for head in range(kv_heads):
             base = (slot * kv_heads + head) * capacity * dim
             _write(keys, new_k, base + cached * dim, start, new, head, kv_heads, dim)
             _write(values, new_v, base + cached * dim, start, new, head, kv_heads, dim)
             next_span, next_head = _next(spans, i, head, kv_heads)
             next_base = (next_span[1] * kv_heads + next_head) * capacity * dim
+            ahead = _panel(next_span[2], reach) - begun
             length = cached + new
-            for place in range(0, length, PANEL):
-                if place < next_span[2]:
-                    _prefetch(keys, values, next_base + place * dim, PANEL * dim)
+            for place in range(begun, length, PANEL):
+                if place + ahead < next_span[2]:
+                    _prefetch(keys, values, next_base + (place + ahead) * dim, PANEL * dim)
                 _transpose(keys, base + place * dim, dim, transposed, place * dim)
             for first in range(0, new * group, ROWS):
                 rows = min(ROWS, new * group - first)
                 seen = cached + (first + rows - 1) // group + 1
                 wide = -(-seen // PANEL) * PANEL
+                # No token of the tree is at an earlier position than its first.
+                nodes = parents[tree] if tree >= 0 else 0
+                least = first_seen(min(cached + first // group, length - nodes), reach)
+                begin = least // PANEL * PANEL
                 _gather(q, block, start, first, rows, head, heads, group, dim, scale)
-                for place in range(0, wide, PANEL):
+                for place in range(begin, wide, PANEL):
                     at = place * dim
                     _multiply(
-                        rows, PANEL, scores, place, wide, block, dim, transposed, at, PANEL, dim
+                        rows, PANEL, scores, place, wide, block, 0, dim, transposed, at, PANEL, dim
                     )
-                _mask(scores, first, rows, wide, cached, group, new, tree, parents)
-                _softmax(scores, total, rows, wide)
+                if cap > 0:
+                    for r in range(rows):
+                        capped(scores[r * wide + begin : (r + 1) * wide], cap)
+                _mask(scores, first, rows, wide, begin, cached, group, new, tree, parents, reach)
+                _softmax(
+                    scores, total, sunk, rows, wide, begin, sinks[head * group :], first, group
+                )
                 if tree >= 0:
                     _sum_by_paths(
-                        scores, total, first, rows, wide, cached, group, new, tree, parents
-                    )
+                        scores, total, sunk, first, rows, wide, begin, cached, group, new, tree,
+                        parents,
+                    )  # fmt: skip
                 for d in range(0, dim, columns):
                     d = min(d, dim - columns)  # the last columns may be computed twice
+                    at = base + least * dim + d
                     _multiply(
-                        rows, columns, block, d, dim, scores, wide, values, base + d, dim, seen
-                    )
+                        rows, columns, block, d, dim, scores, least, wide, values, at, dim,
+                        seen - least,
+                    )  # fmt: skip
                 _scatter(out, block, total, start, first, rows, head, heads, group, dim)
 
 
@@ -110,6 +150,17 @@ def _next(spans, i, head, kv_heads):
 
 
 @njit(inline="always")
+def first_seen(position, reach):
+    """Return the first position that a token at `position` sees."""
+    return max(0, position - reach[0] + 1, position // reach[1] * reach[1])
+
+
+@njit(inline="always")
+def _panel(cached, reach):
+    return first_seen(cached, reach) // PANEL * PANEL
+
+
+@njit(inline="always")
 def _prefetch(keys, values, start, count):
     for place in range(start, start + count, _LINE // keys.itemsize):
         prefetch(keys, place)
@@ -117,14 +168,14 @@ def _prefetch(keys, values, start, count):
 
 
 @njit(inline="always")
-def _multiply(rows, columns, out, o, out_row, left, left_row, right, b, right_step, depth):
+def _multiply(rows, columns, out, o, out_row, left, a, left_row, right, b, right_step, depth):
     """Set `rows` by `columns` of `out` to the product of `left`'s rows and `right`."""
     if columns == PANEL:
-        row_tile_32(rows, out, o, out_row, left, 0, left_row, 1, right, b, right_step, depth)
+        row_tile_32(rows, out, o, out_row, left, a, left_row, 1, right, b, right_step, depth)
     elif columns == LANES:
-        row_tile_16(rows, out, o, out_row, left, 0, left_row, 1, right, b, right_step, depth)
+        row_tile_16(rows, out, o, out_row, left, a, left_row, 1, right, b, right_step, depth)
     else:
-        row_tile_8(rows, out, o, out_row, left, 0, left_row, 1, right, b, right_step, depth)
+        row_tile_8(rows, out, o, out_row, left, a, left_row, 1, right, b, right_step, depth)
 
 
 @njit(inline="always")
@@ -164,43 +215,68 @@ def _scatter(out, block, total, start, first, rows, head, heads, group, dim):
 
 
 @njit(cache=True, error_model="numpy")
-def _mask(scores, first, rows, wide, cached, group, new, tree, parents):
-    """Hide later tokens and, in a tree, those that are no ancestors."""
+def _mask(scores, first, rows, wide, begin, cached, group, new, tree, parents, reach):
+    """Hide tokens that are later or out of reach and, in a tree, those that are no ancestors."""
     nodes = parents[tree] if tree >= 0 else 0
     root = cached + new - nodes
     for r in range(rows):
-        position = cached + (first + r) // group
+        place = cached + (first + r) // group
         row = scores[r * wide :][:wide]
-        row[position + 1 :] = _UNSEEN
-        if position < root:
+        row[place + 1 :] = UNSEEN
+        node = place - root
+        if node < 0:
+            row[begin : first_seen(place, reach)] = UNSEEN
             continue
-        ancestor = position - root
-        for node in range(position - root, -1, -1):
-            if node == ancestor:
-                ancestor = parents[tree + 1 + node]
+        position, ancestor = root, parents[tree + 1 + node]
+        while ancestor >= 0:
+            position += 1
+            ancestor = parents[tree + 1 + ancestor]
+        seen = first_seen(position, reach)
+        row[begin : min(seen, root)] = UNSEEN
+        ancestor = node
+        for other in range(node, -1, -1):
+            if other == ancestor:
+                ancestor = parents[tree + 1 + other]
+                if position < seen:
+                    row[root + other] = UNSEEN
+                position -= 1
             else:
-                row[root + node] = _UNSEEN
+                row[root + other] = UNSEEN
 
 
 @njit(cache=True, fastmath=_MATH, error_model="numpy")
-def _softmax(scores, total, rows, wide):
-    """Turn scores [rows, wide] into weights exp(score - greatest of its row), and sum them."""
+def capped(scores, cap):
+    """Turn scores x, a multiple of `LANES` of them, into cap * tanh(x / cap)."""
+    for place in range(0, len(scores), LANES):
+        part = scores[place:][:LANES]
+        for j in range(LANES):
+            e = exp_of_negative(np.float32(-2) * abs(part[j]) / cap)
+            most = cap * (np.float32(1) - e) / (np.float32(1) + e)
+            part[j] = -most if part[j] < 0 else most
+
+
+@njit(cache=True, fastmath=_MATH, error_model="numpy")
+def _softmax(scores, total, sunk, rows, wide, begin, sinks, first, group):
+    """Turn scores [rows, wide] into weights exp(score - greatest of its row), and sum them; `sunk`
+    is what the sink adds."""
     greatest, sums = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
     for r in range(rows):
-        greatest[:] = _UNSEEN
+        greatest[:] = UNSEEN
         sums[:] = np.float32(0)
-        for place in range(r * wide, (r + 1) * wide, LANES):
+        for place in range(r * wide + begin, (r + 1) * wide, LANES):
             part = scores[place:][:LANES]
             for j in range(LANES):
                 greatest[j] = greatest[j] if greatest[j] > part[j] else part[j]
-        most = greatest.max()
-        for place in range(r * wide, (r + 1) * wide, LANES):
+        sink = sinks[(first + r) % group]
+        most = max(greatest.max(), sink)
+        for place in range(r * wide + begin, (r + 1) * wide, LANES):
             part = scores[place:][:LANES]
             for j in range(LANES):
                 weight = exp_of_negative(part[j] - most)
                 part[j] = weight
                 sums[j] += weight
-        total[r] = sums.sum()
+        sunk[r] = exp_of_negative(sink - most)
+        total[r] = sums.sum() + sunk[r]
 
 
 @njit(inline="always")
@@ -228,7 +304,7 @@ def exp_of_negative(x):
 
 
 @njit(cache=True, fastmath=_MATH, error_model="numpy")
-def _sum_by_paths(scores, total, first, rows, wide, cached, group, new, tree, parents):
+def _sum_by_paths(scores, total, sunk, first, rows, wide, begin, cached, group, new, tree, parents):
     """Sum the weights in rows of a tree's nodes again, as `_softmax` would if the ancestors of each
     were consecutive."""
     nodes = parents[tree]
@@ -240,7 +316,7 @@ def _sum_by_paths(scores, total, first, rows, wide, cached, group, new, tree, pa
             continue
         row = scores[r * wide :][:wide]
         sums[:] = np.float32(0)
-        for place in range(0, root - LANES + 1, LANES):
+        for place in range(begin, root - LANES + 1, LANES):
             for j in range(LANES):
                 sums[j] += row[place + j]
         for place in range(root - root % LANES, root):
@@ -252,4 +328,4 @@ def _sum_by_paths(scores, total, first, rows, wide, cached, group, new, tree, pa
             depth += 1
         for k in range(depth):
             sums[(root + k) % LANES] += row[root + path[depth - 1 - k]]
-        total[r] = sums.sum()
+        total[r] = sums.sum() + sunk[r]

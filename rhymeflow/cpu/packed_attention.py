@@ -3,7 +3,8 @@
 For a sequence and a key-value head, the queries in all query heads that share that head are the
 columns of small matrices, 32 each; scores are the keys' products with them. A token that several
 sequences share is a query once. The backward pass recomputes the weights from the logs of their
-sums, as FlashAttention does (arXiv 2205.14135, section 3.1).
+sums, as FlashAttention does (arXiv 2205.14135, section 3.1). Keys before those that a block of
+queries sees are left out. A sink is in the log of the sum, and nowhere else.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from rhymeflow.cpu.attention import exp_of_negative
+from rhymeflow.cpu.attention import UNSEEN, capped, exp_of_negative, first_seen
 from rhymeflow.cpu.tiles import (
     BYTES,
     LANES,
@@ -28,7 +29,6 @@ from rhymeflow.cpu.tiles import (
 BLOCK = 2 * LANES
 """Most queries per block."""
 _FLOATS = BYTES // np.dtype(np.float32).itemsize
-_UNSEEN = np.float32(-1e30)
 _COMPILED = {
     "cache": True,
     "nogil": True,
@@ -69,13 +69,14 @@ def room(longest: int, head_dim: int) -> Room:
 
 
 @njit(**_COMPILED)
-def attend(q, k, v, out, log_sums, scale, sizes, items, places, room):
+def attend(q, k, v, out, log_sums, scale, reach, cap, sinks, sizes, items, places, room):
     """Fill `out` and `log_sums`, the log of the sum of each query's exponentials, for every item.
 
     `q`, `out` [T * H * D], `k`, `v` [T * G * D] and `log_sums` [T * H] are the packed row, float32.
-    `sizes` is (H, G, D), D a multiple of `LANES`. `places` has the row indices of all sequences'
-    tokens. `items`, int64 [n, 4]: a key-value head, a sequence's start in `places` and its length,
-    and the first of its tokens that is a query.
+    `reach`, `cap` and `sinks` are from `attention.limits`. `sizes` is (H, G, D), D a multiple of
+    `LANES`. `places` has the row indices of all sequences' tokens. `items`, int64 [n, 4]: a
+    key-value head, a sequence's start in `places` and its length, and the first of its tokens that
+    is a query.
     """
     heads, kv_heads, dim = sizes
     group = heads // kv_heads
@@ -87,18 +88,24 @@ def attend(q, k, v, out, log_sums, scale, sizes, items, places, room):
         _block(room.v, v, tokens, 0, length, head, kv_heads, 1, dim, one)
         for first in range(start * group, length * group, BLOCK):
             rows = min(BLOCK, length * group - first)
-            seen = (first + rows - 1) // group + 1
+            seen, begin = (first + rows - 1) // group + 1, _first_tile(first, group, reach)
             _block(room.q, q, tokens, first, rows, head, heads, group, dim, scale)
-            _by_columns(room.p, room.k, room.q, room.columns, rows, seen, dim)
-            _hide(room.p, first, seen, group)
+            _by_columns(room.p, room.k, room.q, room.columns, rows, begin, seen, dim)
+            if cap > 0:
+                capped(room.p[begin * BLOCK : _whole_tiles(seen) * BLOCK], cap)
+            _hide(room.p, first, begin, seen, group, reach)
             for r in range(0, rows, LANES):
-                _weigh(room.p[r:], seen, largest[r:], total[r:])
-            _weighted(room.o, room.p, room.v, rows, dim, seen)
+                _weigh(room.p[r:], begin, seen, largest[r:], total[r:])
+            _weighted(room.o, room.p, room.v, rows, dim, begin, seen)
             for r in range(rows):
                 token, of_group = divmod(first + r, group)
                 at = tokens[token] * heads + head * group + of_group
-                log_sums[at] = largest[r] + np.float32(np.log(total[r]))
-                share = one / total[r]
+                sink = sinks[head * group + of_group]
+                most = max(largest[r], sink)
+                kept = np.float32(np.exp(largest[r] - most))
+                every = total[r] * kept + np.float32(np.exp(sink - most))
+                log_sums[at] = most + np.float32(np.log(every))
+                share = kept / every
                 row, source = out[at * dim :][:dim], room.o[r * dim :][:dim]
                 for d in range(dim):
                     row[d] = source[d] * share
@@ -106,8 +113,9 @@ def attend(q, k, v, out, log_sums, scale, sizes, items, places, room):
 
 @njit(**_COMPILED)
 def differentiate(
-    q, k, v, out, log_sums, grad, grad_q, grad_k, grad_v, scale, sizes, items, places, room
-):
+    q, k, v, out, log_sums, grad, grad_q, grad_k, grad_v, scale, reach, cap, sinks, sizes, items,
+    places, room,
+):  # fmt: skip
     """Set `grad_q`, and add to `grad_k` and `grad_v`, given `grad`, the gradient by `out`.
 
     The other arguments are those of `attend`, after it has run.
@@ -124,39 +132,43 @@ def differentiate(
         room.sum_v[: _whole_tiles(length) * dim] = np.float32(0)
         for first in range(start * group, length * group, BLOCK):
             rows = min(BLOCK, length * group - first)
-            seen = (first + rows - 1) // group + 1
+            seen, begin = (first + rows - 1) // group + 1, _first_tile(first, group, reach)
             _block(room.q, q, tokens, first, rows, head, heads, group, dim, scale)
             _block(room.g, grad, tokens, first, rows, head, heads, group, dim, one)
             _block(room.o, out, tokens, first, rows, head, heads, group, dim, one)
-            _by_columns(room.p, room.k, room.q, room.columns, rows, seen, dim)
-            _by_columns(room.s, room.v, room.g, room.columns, rows, seen, dim)
-            _hide(room.p, first, seen, group)
+            _by_columns(room.p, room.k, room.q, room.columns, rows, begin, seen, dim)
+            _by_columns(room.s, room.v, room.g, room.columns, rows, begin, seen, dim)
             for r in range(rows):
                 token, of_group = divmod(first + r, group)
                 log_sum[r] = log_sums[tokens[token] * heads + head * group + of_group]
                 inner[r] = _inner(room.g[r * dim :][:dim], room.o[r * dim :][:dim])
+            if cap > 0:
+                capped(room.p[begin * BLOCK : _whole_tiles(seen) * BLOCK], cap)
+                for r in range(0, rows, LANES):
+                    _cap_slopes(room.p[r:], room.s[r:], begin, _whole_tiles(seen), inner[r:], cap)
+            _hide(room.p, first, begin, seen, group, reach)
             for r in range(0, rows, LANES):
-                _slope(room.p[r:], room.s[r:], _whole_tiles(seen), log_sum[r:], inner[r:])
-            _weighted(room.o, room.s, room.k, rows, dim, seen)
+                _slope(room.p[r:], room.s[r:], begin, _whole_tiles(seen), log_sum[r:], inner[r:])
+            _weighted(room.o, room.s, room.k, rows, dim, begin, seen)
             for r in range(rows):
                 token, of_group = divmod(first + r, group)
                 at = (tokens[token] * heads + head * group + of_group) * dim
                 row, source = grad_q[at:][:dim], room.o[r * dim :][:dim]
                 for d in range(dim):
                     row[d] = source[d] * scale
-            _add_products(room.sum_k, room.s, room.q, rows, seen, dim)
-            _add_products(room.sum_v, room.p, room.g, rows, seen, dim)
+            _add_products(room.sum_k, room.s, room.q, rows, begin, seen, dim)
+            _add_products(room.sum_v, room.p, room.g, rows, begin, seen, dim)
         _scatter_add(grad_k, room.sum_k, tokens, head, kv_heads, dim)
         _scatter_add(grad_v, room.sum_v, tokens, head, kv_heads, dim)
 
 
 @njit(inline="always")
-def _by_columns(out, left, right, columns, rows, seen, dim):
-    """Set out[seen, BLOCK] to left[seen, D] times the transpose of right[rows, D]."""
+def _by_columns(out, left, right, columns, rows, begin, seen, dim):
+    """Set out[seen, BLOCK] to left[seen, D] times the transpose of right[rows, D], from `begin`."""
     for r in range(0, rows, LANES):
         for d in range(0, dim, _FLOATS):
             transpose(columns, d * BLOCK + r, BLOCK, right, r * dim + d, dim)
-    for place in range(0, seen, ROWS):
+    for place in range(begin, seen, ROWS):
         a, o = place * dim, place * BLOCK
         if rows > LANES:
             tile_32(ROWS, out, o, BLOCK, left, a, dim, 1, columns, 0, BLOCK, dim)
@@ -165,21 +177,22 @@ def _by_columns(out, left, right, columns, rows, seen, dim):
 
 
 @njit(inline="always")
-def _weighted(out, weights, x, rows, dim, seen):
-    """Set out[rows, D] to the transpose of weights[seen, rows] times x[seen, D]."""
+def _weighted(out, weights, x, rows, dim, begin, seen):
+    """Set out[rows, D] to the transpose of weights[seen, rows] times x[seen, D], from `begin`."""
+    depth, b = seen - begin, begin * dim
     for row in range(0, rows, ROWS):
-        o, d = row * dim, 0
+        o, a, d = row * dim, begin * BLOCK + row, 0
         while dim - d > LANES:
-            tile_32(ROWS, out, o + d, dim, weights, row, 1, BLOCK, x, d, dim, seen)
+            tile_32(ROWS, out, o + d, dim, weights, a, 1, BLOCK, x, b + d, dim, depth)
             d += 2 * LANES
         if d < dim:
-            tile_16(ROWS, out, o + d, dim, weights, row, 1, BLOCK, x, d, dim, seen)
+            tile_16(ROWS, out, o + d, dim, weights, a, 1, BLOCK, x, b + d, dim, depth)
 
 
 @njit(inline="always")
-def _add_products(sums, left, right, rows, seen, dim):
-    """Add left[seen, rows] times right[rows, D] to sums[seen, D]."""
-    for place in range(0, seen, ROWS):
+def _add_products(sums, left, right, rows, begin, seen, dim):
+    """Add left[seen, rows] times right[rows, D] to sums[seen, D], from `begin`."""
+    for place in range(begin, seen, ROWS):
         a, d = place * BLOCK, 0
         while dim - d > LANES:
             add_tile_32(ROWS, sums, place * dim + d, dim, left, a, BLOCK, 1, right, d, dim, rows)
@@ -193,25 +206,36 @@ def _whole_tiles(seen):
     return -(-seen // ROWS) * ROWS
 
 
-@njit(**_COMPILED)
-def _hide(scores, first, seen, group):
-    """Hide from each query the keys after its token, up to the end of the last tile."""
-    for place in range(first // group + 1, _whole_tiles(seen)):
-        scores[place * BLOCK :][: min(BLOCK, place * group - first)] = _UNSEEN
+@njit(inline="always")
+def _first_tile(first, group, reach):
+    """Return the start of the first tile of keys that a block's queries see."""
+    return first_seen(first // group, reach) // ROWS * ROWS
 
 
-# Each loop of the next two uses few arrays: with more, the compiler must assume that they overlap.
 @njit(**_COMPILED)
-def _weigh(scores, seen, largest, total):
+def _hide(scores, first, begin, seen, group, reach):
+    """Hide from each query the keys after its token, up to the end of the last tile, and those out
+    of its reach."""
+    for place in range(max(begin, first // group + 1), _whole_tiles(seen)):
+        scores[place * BLOCK :][: min(BLOCK, place * group - first)] = UNSEEN
+    for place in range(begin, first_seen(seen - 1, reach)):
+        # The first token that no longer sees this key; nor do those after it.
+        far = min(place + reach[0], (place // reach[1] + 1) * reach[1])
+        scores[place * BLOCK :][max(0, min(BLOCK, far * group - first)) : BLOCK] = UNSEEN
+
+
+# Each loop of these three uses few arrays: with more, the compiler must assume that they overlap.
+@njit(**_COMPILED)
+def _weigh(scores, begin, seen, largest, total):
     """Turn `LANES` columns of scores into exp(score - largest of its column), and sum them."""
     largest, total = largest[:LANES], total[:LANES]
-    largest[:] = _UNSEEN
+    largest[:] = UNSEEN
     total[:] = np.float32(0)
-    for place in range(0, seen * BLOCK, BLOCK):
+    for place in range(begin * BLOCK, seen * BLOCK, BLOCK):
         row = scores[place:][:LANES]
         for j in range(LANES):
             largest[j] = row[j] if row[j] > largest[j] else largest[j]
-    for place in range(0, seen * BLOCK, BLOCK):
+    for place in range(begin * BLOCK, seen * BLOCK, BLOCK):
         row = scores[place:][:LANES]
         for j in range(LANES):
             row[j] = exp_of_negative(row[j] - largest[j])
@@ -220,11 +244,24 @@ def _weigh(scores, seen, largest, total):
 
 
 @njit(**_COMPILED)
-def _slope(scores, slopes, seen, log_sums, inner):
+def _cap_slopes(scores, slopes, begin, seen, inner, cap):
+    """Turn the gradient by the weights, in `LANES` columns of `slopes`, into `slopes - inner` times
+    the derivative of the capped scores by the scores; `inner` becomes 0."""
+    inner = inner[:LANES]
+    for place in range(begin * BLOCK, seen * BLOCK, BLOCK):
+        row, slope = scores[place:][:LANES], slopes[place:][:LANES]
+        for j in range(LANES):
+            share = row[j] / cap
+            slope[j] = (slope[j] - inner[j]) * (np.float32(1) - share * share)
+    inner[:] = np.float32(0)
+
+
+@njit(**_COMPILED)
+def _slope(scores, slopes, begin, seen, log_sums, inner):
     """Turn `LANES` columns of scores into weights exp(score - log sum), and the gradient by the
     weights, in `slopes`, into that by the scores: weight * (slope - inner)."""
     log_sums, inner = log_sums[:LANES], inner[:LANES]
-    for place in range(0, seen * BLOCK, BLOCK):
+    for place in range(begin * BLOCK, seen * BLOCK, BLOCK):
         row, slope = scores[place:][:LANES], slopes[place:][:LANES]
         for j in range(LANES):
             row[j] = exp_of_negative(row[j] - log_sums[j])

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rhymeflow.cpu import packed_attention, threads
+from rhymeflow.cpu import attention, packed_attention, threads
 from rhymeflow.cpu.tiles import LANES
-from rhymeflow.learner.attention import PackedAttention, branches
-from rhymeflow.models.attention import Attention
+from rhymeflow.learner.attention import branches
+from rhymeflow.models.attention import Attention, Weighing, narrowed, widened
 
 
 def serves(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
@@ -31,7 +31,6 @@ class CpuPackedAttention(Attention):
 
     def __init__(self, sequences: Sequence[np.ndarray], num_tokens: int, device: torch.device):
         assert device.type == "cpu", device
-        self._packed_arguments = sequences, num_tokens, device
         self._places = np.concatenate(sequences)
         self._longest = max(map(len, sequences))
         starts = branches(sequences, num_tokens)
@@ -49,18 +48,16 @@ class CpuPackedAttention(Attention):
         self._jobs: dict[tuple[int, int], list[np.ndarray]] = {}
 
     def attend(
-        self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float
+        self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTE: Tensor, weighing: Weighing
     ) -> Tensor:
-        """See `models.attention.Attention`; returns [T, H, D]."""
-        dim = q_HTD.shape[2]
-        if dim % LANES or v_GTD.shape[2] != dim:  # latent attention, which the kernels lack
-            return PackedAttention(*self._packed_arguments).attend(
-                layer, q_HTD, k_GTD, v_GTD, scale
-            )
+        """See `models.attention.Attention`; returns [T, H, E]."""
+        width = v_GTE.shape[2]
+        whole = -(-max(width, q_HTD.shape[2]) // LANES) * LANES
+        q_HTD, k_GTD, v_GTE = (widened(x, whole) for x in (q_HTD, k_GTD, v_GTE))
         out_THD: Tensor = _Attend.apply(  # type: ignore[no-untyped-call]
-            q_HTD, k_GTD, v_GTD, scale, self
+            q_HTD, k_GTD, v_GTE, weighing.sink_H, weighing, self
         )
-        return out_THD
+        return narrowed(out_THD, width)
 
     def _split(self, num_kv_heads: int, num_threads: int) -> list[np.ndarray]:
         """Return the kernels' items, one array per thread: whole trees of a head, by equal work."""
@@ -103,29 +100,37 @@ class _Attend(torch.autograd.Function):
         q_HTD: Tensor,
         k_GTD: Tensor,
         v_GTD: Tensor,
-        scale: float,
+        sink_H: Tensor | None,
+        weighing: Weighing,
         packed: CpuPackedAttention,
     ) -> Tensor:
         rows = [x.transpose(0, 1).contiguous() for x in (q_HTD, k_GTD, v_GTD)]
         tokens, heads, dim = rows[0].shape
         out_THD = torch.empty(tokens, heads, dim)
         log_sums_TH = torch.empty(tokens, heads)
-        ctx.sizes, ctx.scale, ctx.packed = (heads, len(k_GTD), dim), np.float32(scale), packed
+        sinks = None if sink_H is None else _flat(sink_H)[0]
+        limits = attention.limits(*weighing.reach, weighing.cap, sinks, heads)
+        ctx.sizes, ctx.packed = (heads, len(k_GTD), dim), packed
+        ctx.how = np.float32(weighing.scale), *limits
         arrays = _flat(*rows, out_THD, log_sums_TH)
-        packed.run(packed_attention.attend, *arrays, ctx.scale, sizes=ctx.sizes)
+        packed.run(packed_attention.attend, *arrays, *ctx.how, sizes=ctx.sizes)
         out = out_THD.to(q_HTD.dtype)
-        ctx.save_for_backward(*rows, out, log_sums_TH)
+        ctx.save_for_backward(*rows, out, log_sums_TH, sink_H)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, log_sums = ctx.saved_tensors
+        q, k, v, out, log_sums, sink_H = ctx.saved_tensors
         grad_q = torch.empty(q.shape)
         grad_k, grad_v = torch.zeros(k.shape), torch.zeros(v.shape)
         arrays = _flat(q, k, v, out, log_sums, grad_THD.contiguous(), grad_q, grad_k, grad_v)
-        ctx.packed.run(packed_attention.differentiate, *arrays, ctx.scale, sizes=ctx.sizes)
+        ctx.packed.run(packed_attention.differentiate, *arrays, *ctx.how, sizes=ctx.sizes)
         gradients = (x.to(q.dtype).transpose(0, 1) for x in (grad_q, grad_k, grad_v))
-        return (*gradients, None, None)
+        grad_sink = None
+        if sink_H is not None:  # its value is 0, so its slope is only what it takes from the others
+            inner_TH = (grad_THD.float() * out.float()).sum(-1)
+            grad_sink = -((sink_H.float() - log_sums).exp() * inner_TH).sum(0).to(sink_H.dtype)
+        return (*gradients, grad_sink, None, None)
 
 
 def _flat(*tensors: Tensor) -> list[np.ndarray]:

@@ -26,7 +26,7 @@ from rhymeflow.learner.attention import PackedAttention
 from rhymeflow.learner.packing import PackedRow, pack
 from rhymeflow.learner.sample import Sample
 from rhymeflow.models import proof
-from rhymeflow.models.attention import Attention, attending, current
+from rhymeflow.models.attention import Attention, attending, body_of, current
 from rhymeflow.models.lm_head import LMHead
 from rhymeflow.models.logits import shaped
 
@@ -137,7 +137,7 @@ class TokenScorer:
         """Return the body's output where a response token is predicted, [R, D]."""
         attention = self.attention(row.sequences, len(row.tokens_T), self.model.device)
         with attending(attention):
-            hidden_1TD = self.model.base_model(
+            hidden_1TD = body_of(self.model)(
                 input_ids=self._tensor(row.tokens_T)[None],
                 position_ids=self._tensor(row.positions_T)[None],
                 use_cache=False,

@@ -55,9 +55,14 @@ def attention_kind(learner: LearnerConfig, model: PreTrainedModel) -> AttentionK
     check_attention(learner, model.device)
     if learner.attention == "flex":
         return FlexAttention
+    if learner.attention == "sdpa":
+        return PackedAttention
+    if model.device.type == "cuda" and getattr(
+        model.config.get_text_config(), "attn_logit_softcapping", None
+    ):
+        return FlexAttention  # SDPA has no cap, and without it all scores would be kept
     head_dim = Shape.of(model.config).head_dim
-    is_compiled = serves(model.device, model.dtype, head_dim)
-    return CpuPackedAttention if learner.attention == "auto" and is_compiled else PackedAttention
+    return CpuPackedAttention if serves(model.device, model.dtype, head_dim) else PackedAttention
 
 
 def check_attention(learner: LearnerConfig, device: torch.device) -> None:

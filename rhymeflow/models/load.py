@@ -143,6 +143,8 @@ def small_model(config: ModelConfig, *, device: torch.device) -> PreTrainedModel
             setattr(text_config, name, value[:_FEW_LAYERS])  # an entry per layer
         elif name.endswith(_MLP_SIZES) and isinstance(value, int):
             setattr(text_config, name, min(value, _THIN))
+        elif name in _REACHES and isinstance(value, int):  # so that few tokens show its effect
+            setattr(text_config, name, min(value, _NEAR))
         elif name in ("pad_token_id", "bos_token_id", "eos_token_id") and value is not None:
             setattr(text_config, name, 0)
     text_config.num_hidden_layers = min(num_layers, _FEW_LAYERS)
@@ -162,8 +164,9 @@ def small_model(config: ModelConfig, *, device: torch.device) -> PreTrainedModel
     return model
 
 
-_FEW_LAYERS, _FEW_TOKENS, _THIN = 2, 256, 16
+_FEW_LAYERS, _FEW_TOKENS, _THIN, _NEAR = 2, 256, 16, 4
 _MLP_SIZES = ("intermediate_size", "ffn_hidden_size", "ffn_dim")
+_REACHES = ("sliding_window", "attention_chunk_size")
 
 
 def _initialised(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
@@ -290,13 +293,29 @@ def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
     is_encoder = says_encoder and text_config.model_type not in _NO_ENCODERS
     if model_class is None or is_encoder or getattr(text_config, "is_encoder_decoder", False):
         raise UserError(f"{kind} is not a decoder-only language model")
-    layer_kinds = set(getattr(text_config, "layer_types", None) or ["full_attention"])
-    window = getattr(text_config, "sliding_window", None)
-    uses_window = window and getattr(text_config, "use_sliding_window", None) is not False
-    if layer_kinds == {"full_attention"} and uses_window:
-        layer_kinds = {"sliding_attention"}  # types without `layer_types` have it in every layer
-    if layer_kinds != {"full_attention"} or not model_class._supports_attention_backend:
-        other = ", ".join(sorted(layer_kinds - {"full_attention"})) or "custom attention"
-        raise UserError(f"{kind} has {other}; only full attention in every layer is supported")
-    if getattr(text_config, "attn_logit_softcapping", None):
-        raise UserError(f"{kind} has soft-capped attention, which is not supported")
+    kinds = set(getattr(text_config, "layer_types", None) or ["full_attention"])
+    if kinds - _KINDS.keys() or not model_class._supports_attention_backend:
+        other = ", ".join(sorted(kinds - _KINDS.keys())) or "custom attention"
+        raise UserError(
+            f"{kind} has {other}; only full, sliding and chunked attention is supported"
+        )
+    for layer_kind in kinds:
+        name = _KINDS[layer_kind]
+        if name and not getattr(text_config, name, None):
+            raise UserError(f"{kind} has {layer_kind}, but no {name} in its config.json")
+    for name in _REACHES:
+        if (reach := getattr(text_config, name, None)) and reach < 0:
+            raise UserError(f"{kind} has {name} = {reach} in its config.json; at least 1 is needed")
+    if getattr(text_config, "attn_temperature_tuning", None):  # Llama 4
+        raise UserError(
+            f"{kind} scales queries by their place in a row of sequences (attn_temperature_tuning "
+            "in its config.json), which is not supported"
+        )
+
+
+_KINDS = {
+    "full_attention": None,
+    "sliding_attention": "sliding_window",
+    "chunked_attention": "attention_chunk_size",
+}
+"""Supported kinds of `layer_types`, and the option that says how far they reach."""

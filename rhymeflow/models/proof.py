@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from rhymeflow.errors import UserError
 from rhymeflow.models import attention
@@ -21,6 +21,8 @@ from rhymeflow.models.lm_head import LMHead
 
 _SIZES = ((1, 6), (7, 14), (7, 12))
 """Tokens of each prompt, and of both parts. The last two share a prefix beyond the prompt."""
+_NEAR = 256
+"""A window or chunk of up to so many tokens is filled by one more prompt."""
 _EXACT, _ROUNDED = 1e-2, 0.1
 """Tolerances in standard deviations of the logits. Correct results differ by 1e-5, in bfloat16 by
 0.03 (SmolLM2-135M, 30 layers); wrong attention by 0.5 and more."""
@@ -35,16 +37,28 @@ row of logits."""
 
 def sequences(model: PreTrainedModel) -> Sequences:
     """Return the tokens to compare on. Raises `UserError` if the model has no separate body."""
-    if model.base_model is model:
+    if attention.body_of(model) is model:
         raise _refused(model, "its body is not separate from its head")
     text_config = model.config.get_text_config()
     token_ids = []
-    for i, (num_prompt, length) in enumerate(_SIZES):
+    for i, (num_prompt, length) in enumerate((*_SIZES, *_beyond(text_config))):
         positions = range(min(length, text_config.max_position_embeddings))
         # The first ten tokens do not depend on `i`: they are the shared prefix.
         ids = [(3 + 7 * j * j + (j > 9) * i) % text_config.vocab_size for j in positions]
         token_ids.append((ids, num_prompt))
     return token_ids
+
+
+def _beyond(text_config: PreTrainedConfig) -> list[tuple[int, int]]:
+    """Return the size of a sequence that is longer than the shortest window or chunk, if that is
+    longer than the other sequences."""
+    reaches = [
+        attention.Reach.of(text_config, layer) for layer in range(text_config.num_hidden_layers)
+    ]
+    lengths = [length for reach in reaches for length in reach if length is not None]
+    shortest, longest = min(lengths, default=0), text_config.max_position_embeddings
+    is_tried = _SIZES[1][1] <= shortest <= min(_NEAR, longest - 6)
+    return [(shortest, shortest + 6)] if is_tried else []
 
 
 def own_logprobs(model: PreTrainedModel, token_ids: Sequences) -> OwnLogprobs:
@@ -56,7 +70,7 @@ def own_logprobs(model: PreTrainedModel, token_ids: Sequences) -> OwnLogprobs:
             ids_1T = torch.tensor([ids], device=model.device)
             logits_TV = model(input_ids=ids_1T, use_cache=False).logits[0].float()
             if not hidden:  # OPT has called a module inside its body, not the body
-                model.base_model(input_ids=ids_1T, use_cache=False)
+                attention.body_of(model)(input_ids=ids_1T, use_cache=False)
             spread = float(logits_TV.std(dim=1).mean())
             # From the same hidden states, so exact in any precision.
             difference = (head.logits(hidden.pop()[0]) - logits_TV).abs().max()
@@ -101,7 +115,7 @@ def _by_itself(model: PreTrainedModel) -> Iterator[tuple[LMHead, list[Tensor]]]:
 
     hooks = [
         model.get_output_embeddings().register_forward_hook(product),
-        model.base_model.register_forward_hook(keep),
+        attention.body_of(model).register_forward_hook(keep),
     ]
     model.set_attn_implementation("eager")
     try:

@@ -22,21 +22,33 @@ def fix_longrope(model: PreTrainedModel, config: Config) -> PreTrainedModel:
     the model. Raises `UserError` if the engine is vLLM and would scale attention differently."""
     length = _greatest_length(config, model.config.get_text_config().max_position_embeddings)
     for module in model.modules():
-        if getattr(module, "rope_type", None) == "longrope":
-            rotary: Any = module
-            init = ROPE_INIT_FUNCTIONS["longrope"]
-            inv_freq, scale = init(rotary.config, rotary.inv_freq.device, seq_len=length)
-            if config.rollout.engine == "vllm":
-                _check_scale(rotary.config, scale)
-            # transformers chooses between these two in each call.
-            rotary.original_inv_freq = rotary.long_inv_freq = inv_freq
+        kinds = getattr(module, "rope_type", None)
+        # A model may have other rotary frequencies for each type of layers (Gemma 3).
+        for layer_type, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
+            if kind == "longrope":
+                _fix(module, layer_type, length, is_vllm=config.rollout.engine == "vllm")
     return model
 
 
-def _check_scale(rope_config: Any, scale: float) -> None:
+def _fix(rotary: Any, layer_type: str | None, length: int, *, is_vllm: bool) -> None:
+    prefix = "" if layer_type is None else f"{layer_type}_"
+    device = getattr(rotary, f"{prefix}inv_freq").device
+    init = ROPE_INIT_FUNCTIONS["longrope"]
+    inv_freq, scale = init(rotary.config, device, seq_len=length, layer_type=layer_type)
+    if is_vllm:
+        _check_scale(rotary.config, layer_type, scale)
+    # transformers chooses between these two in each call.
+    for name in ("original_inv_freq", "long_inv_freq"):
+        setattr(rotary, f"{prefix}{name}", inv_freq)
+
+
+def _check_scale(rope_config: Any, layer_type: str | None, scale: float) -> None:
     """Raise `UserError` if vLLM would scale attention differently: it ignores `factor` and
     `attention_factor`, and derives the scale from the two values below alone."""
-    original = rope_config.rope_parameters["original_max_position_embeddings"]
+    parameters = rope_config.rope_parameters
+    if layer_type is not None:
+        parameters = parameters[layer_type]
+    original = parameters["original_max_position_embeddings"]
     factor = max(rope_config.max_position_embeddings / original, 1.0)
     vllm_scale = math.sqrt(1.0 + math.log(factor) / math.log(original))
     if abs(scale - vllm_scale) > 1e-4:

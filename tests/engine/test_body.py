@@ -20,7 +20,12 @@ KINDS = {
     "llama": ("llama", {}),
     "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("mistral", {"sliding_window": None}),
+    "mistral with a window": ("mistral", {"sliding_window": 5}),
     "qwen2": ("qwen2", {}),
+    "qwen2 with windows": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    ),
     "qwen3": ("qwen3", {}),
     "yarn": ("llama", {"rope_parameters": YARN}),
 }
@@ -44,7 +49,7 @@ def scramble(model):
 def hidden_of(body, dtype, lengths):
     """The hidden states of sequences of such lengths, side by side, whose keys are not cached."""
     cache = KVCache(attention.Shape(LAYERS, KV_HEADS, DIM), dtype, CPU)
-    spans = [CacheSpan(cache.reserve(None, length), 0, length) for length in lengths]
+    spans = [CacheSpan(cache.reserve(None, 0, length), 0, length) for length in lengths]
     how = CpuAttention(dtype, DIM).over(spans)
     positions = [place for length in lengths for place in range(length)]
     ids = [(7 * i + i * i) % SIZES["vocab_size"] for i in range(sum(lengths))]

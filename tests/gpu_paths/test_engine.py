@@ -15,6 +15,7 @@ from tests.engine.drafters import FakeDrafter, answers_of, right
 from tests.engine.models import HOWS, SIZES, make_engine, make_requests, run, sampling, tiny_model
 from tests.gpu_paths.simcuda import SimCuda
 from tests.learner import builders
+from tests.models import families
 
 LENGTHS = (3, 3, 17, 1, 40, 9)
 
@@ -90,6 +91,20 @@ def test_a_decode_iteration_keeps_its_budget(drafts: int, per_layer: int, sim: S
     assert sim.num_copies("to device") <= 4, sim.copies
     assert (kernels[1] - kernels[0]) / 2 <= per_layer
     assert kernels[0] - per_layer <= 90
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma2", "minicpm3"])
+def test_windows_caps_and_wide_keys_give_the_cpus_tokens(kind: str, sim: SimCuda) -> None:
+    """With few rows and many, which have different blocks."""
+    found = []
+    for device in ("cpu", "cuda"):
+        requests = make_requests(LENGTHS, sampling(max_new_tokens=9))
+        model = families.model_of(kind, **families.TYPES[kind]).to(device)
+        run(make_engine(model, max_prefill_tokens=40), requests)
+        found.append(requests)
+    for on_cpu, on_device in zip(*found, strict=True):
+        assert on_device.tokens == on_cpu.tokens
+        assert on_device.logprobs == pytest.approx(on_cpu.logprobs, abs=1e-4)
 
 
 def test_new_weights_in_the_same_tensors_are_used(sim: SimCuda) -> None:

@@ -29,7 +29,7 @@ from rhymeflow.learner.policy import Shards
 from rhymeflow.learner.ranks import Ranks
 from rhymeflow.learner.sample import Sample
 from rhymeflow.models import load
-from rhymeflow.models.attention import NAME
+from rhymeflow.models.attention import NAME, Weighing
 from tests.gpu_paths.simcuda import tensors_in
 
 pytestmark = pytest.mark.usefixtures("fake")
@@ -45,7 +45,8 @@ QWEN25_7B = {
 def shapes_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """FlashAttention, which torch chooses by the device; and what depends on values is left out."""
 
-    def flash(q, k, v, *, is_causal, scale, enable_gqa):
+    def flash(q, k, v, *, attn_mask, is_causal, scale, enable_gqa):
+        assert attn_mask is None
         kernel = torch.ops.aten._scaled_dot_product_flash_attention
         return kernel(q, k, v, 0.0, is_causal, False, scale=scale)[0]
 
@@ -199,7 +200,8 @@ def test_flex_has_the_shapes_of_attention(monkeypatch: pytest.MonkeyPatch) -> No
     sequences = [np.r_[prompt, 40:300], np.r_[prompt, 300:420], np.r_[420:700]]
     sizes, given = ((8, 700, 64), (2, 700, 64), (2, 700, 64)), {"dtype": torch.bfloat16}
     leaves = [torch.empty(s, device="cuda", requires_grad=True, **given) for s in sizes]
-    made = attention.FlexAttention(sequences, 700, torch.device("cuda")).attend(0, *leaves, 0.3)
+    flexible = attention.FlexAttention(sequences, 700, torch.device("cuda"))
+    made = flexible.attend(0, *leaves, Weighing(0.3))
     assert (made.shape, made.dtype, made.device.type) == ((700, 8, 64), torch.bfloat16, "cuda")
     made.sum().backward()
     assert [tuple(each.grad.shape) for each in leaves] == list(sizes)

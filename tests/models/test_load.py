@@ -10,13 +10,16 @@ from transformers import (
     AutoModelForCausalLM,
     BertConfig,
     EncodecConfig,
+    FalconConfig,
     Gemma2Config,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MusicgenConfig,
     MusicgenDecoderConfig,
     Qwen2Config,
+    Qwen3NextConfig,
     T5Config,
 )
 
@@ -129,16 +132,22 @@ SEVERAL = MusicgenConfig(
 @pytest.mark.parametrize(
     ("unfit", "what"),
     [
-        (MistralConfig(sliding_window=64), "sliding_attention"),
-        (Qwen2Config(use_sliding_window=True, max_window_layers=0), "sliding_attention"),
-        (Gemma2Config(), "sliding_attention"),
+        (Qwen3NextConfig(), "linear_attention; only full, sliding and chunked attention is"),
+        (Gemma2Config(sliding_window=None), "sliding_attention, but no sliding_window in its"),
+        (
+            MistralConfig(sliding_window=-1),
+            "has sliding_window = -1 in its config.json; at least 1",
+        ),
+        (Llama4TextConfig(), "scales queries by their place in a row"),
+        (Llama4TextConfig(attention_chunk_size=None), "chunked_attention, but no attention_chunk"),
+        (FalconConfig(), "custom attention"),
         (BertConfig(), "not a decoder-only"),
         (T5Config(), "not a decoder-only"),
         (SEVERAL, "not a decoder-only language model"),
     ],
 )
 def test_unfit_models_are_named(tmp_path, unfit, what):
-    Qwen2Config().save_pretrained(tmp_path)  # without sliding windows it is fit
+    Qwen2Config().save_pretrained(tmp_path)
     assert load_config(config_of(tmp_path)).model_type == "qwen2"
     unfit.save_pretrained(tmp_path)
     message = refusal(load_config, config_of(tmp_path))
@@ -194,7 +203,10 @@ def test_tokens_that_the_model_has_no_embedding_of_are_refused_where_they_are_us
 
 def test_a_small_model_is_one_of_this_kind_and_needs_no_weights(tmp_path):
     sizes = {**SIZES, "num_hidden_layers": 5, "intermediate_size": 999, "vocab_size": 9999}
-    Qwen2Config(**sizes, use_sliding_window=False).save_pretrained(tmp_path)
+    windows = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 1}
+    Qwen2Config(**sizes, **windows).save_pretrained(tmp_path)
     model = small_model(config_of(tmp_path), device=CPU)
+    reaches = [attention.Reach.of(model.config, layer) for layer in range(2)]
+    assert reaches == [attention.Reach(), attention.Reach(window=4)], "which a proof shows"
     assert (len(model.model.layers), len(model.lm_head.weight)) == (2, 256)
     assert {p.isfinite().all().item() for p in model.parameters()} == {True}

@@ -31,6 +31,15 @@ def model_of(rope, context=128):
     return tiny_model(tied=False, **heads, **more)
 
 
+def layered_model():
+    """LongRoPE in the layers of full attention only."""
+    kinds = {"full_attention": LONG, "sliding_attention": {"rope_type": "default"}}
+    more = {"sliding_window": 64, "layer_types": [*kinds], "head_dim": 16, "vocab_size": 67}
+    return tiny_model(
+        "gemma3_text", tied=False, max_position_embeddings=128, rope_parameters=kinds, **more
+    )
+
+
 def config_of(prompt=None, response=16, **rollout):
     return Config.model_validate(
         {
@@ -41,8 +50,9 @@ def config_of(prompt=None, response=16, **rollout):
 
 
 @pytest.mark.parametrize("limit", [None, 10])
-def test_neighbours_in_the_engine_do_not_matter(limit):
-    model, found = fix_longrope(model_of(LONG), config_of(limit)), []
+@pytest.mark.parametrize("made_by", [lambda: model_of(LONG), layered_model])
+def test_neighbours_in_the_engine_do_not_matter(limit, made_by):
+    model, found = fix_longrope(made_by(), config_of(limit)), []
     for neighbours in ([], [60]):
         engine = make_engine(model, max_prefill_tokens=512)
         engine.prove()

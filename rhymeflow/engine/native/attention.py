@@ -4,6 +4,7 @@ On CPUs a compiled kernel does it (`cpu_attention.py`). Elsewhere, and in float6
 blocks: the sequences of a size class that have few new tokens share one block, and a sequence with
 many has a block of its own. In a shared block, the queries of all heads of a key-value head form
 one matrix, [slots * G, W * H / G, D] against [slots * G, L, D], so keys and values are read once.
+SDPA knows neither caps nor sinks: with them, scores are computed for a part of the rows at a time.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from torch import Tensor
 
 from rhymeflow.engine.native.cache import CacheSpan
 from rhymeflow.engine.native.cpu_attention import CpuAttention, serves
-from rhymeflow.models.attention import Attention
+from rhymeflow.models.attention import Attention, Reach, Weighing
 
 WIDEST = 33
 """Most new tokens of a sequence in a shared block, whose slots all get the rows of the widest."""
 
 PAD = 32
 """Block lengths are rounded up to a multiple of this, which divides every size class's capacity:
-CUDA's kernels need masks with aligned rows."""
+CUDA's kernels need masks with aligned rows. So are the starts of windows."""
+
+MOST_SCORES = 1 << 26
+"""Scores that are computed at a time if they are capped or there is a sink: 256 MB."""
 
 
 def attention_for(
@@ -54,14 +58,14 @@ class CachedAttention(Attention):
         self._blocks = [_Block(members, device) for members in blocks.values()]
 
     def attend(
-        self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float
+        self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTE: Tensor, weighing: Weighing
     ) -> Tensor:
         """See `models.attention.Attention`; returns [T, H, D]."""
         heads, tokens, dim = q_HTD.shape
         out_THD = q_HTD.new_zeros(tokens, heads, dim)
-        q_THD, k_TGD, v_TGD = (x.transpose(0, 1) for x in (q_HTD, k_GTD, v_GTD))
+        q_THD, k_TGD, v_TGD = (x.transpose(0, 1) for x in (q_HTD, k_GTD, v_GTE))
         for block in self._blocks:
-            block.attend(layer, q_THD, k_TGD, v_TGD, scale, out_THD)
+            block.attend(layer, q_THD, k_TGD, v_TGD, weighing, out_THD)
         return out_THD
 
 
@@ -102,51 +106,123 @@ class _Block:
         index_N = torch.from_numpy(np.concatenate(indices)).to(device)  # one copy to the device
         parts = index_N.split([len(each) for each in indices])
         self._row_T, self._padded_T, self._row_P, self._new_TG = parts
-        last_seen_BW = np.arange(width) + np.zeros((block_S.max() + 1, 1), dtype=np.int64)
-        last_seen_BW[block_S] += cached_S[:, None]
-        self._seen_BWL = torch.arange(longest) <= torch.from_numpy(last_seen_BW)[..., None]
+        # Rows of slots between, which nobody reads, are at positions that see something.
+        base_B = np.full(block_S.max() + 1, cached_S.min())
+        base_B[block_S] = cached_S
+        position_BW = base_B[:, None] + np.arange(width)
+        self._seen_BWL = np.arange(longest) <= position_BW[..., None]
+        self._position_BW = position_BW
+        self._position_BL = np.tile(np.arange(longest), (len(base_B), 1))
         for span, block in zip(spans, block_S, strict=True):
-            if span.parents:  # a token of the tree sees only itself and its ancestors in it
-                size = len(span.parents)
-                seen_TT = np.eye(size, dtype=bool)
-                for node, parent in enumerate(span.parents):
-                    if parent >= 0:
-                        seen_TT[node] |= seen_TT[parent]
-                seen_WL = self._seen_BWL[block, : span.num_new, : span.cached + span.num_new]
-                seen_WL[-size:, -size:] = torch.from_numpy(seen_TT)
-        self._seen_BWL = self._seen_BWL.to(device)
+            if span.parents:
+                self._place_tree(span, block)
+        self._first_new = int(cached_S.min())
         self._is_causal = self._is_wide and not spans[0].cached and not spans[0].parents
-        self._mask: Tensor | None = None
+        self._device = device
+        self._visible: dict[Reach, tuple[int, Tensor]] = {}
+        self._added: dict[Reach, Tensor] = {}
+
+    def _place_tree(self, span: CacheSpan, block: int) -> None:
+        """A token of the tree sees only itself and its ancestors in it, and is one position after
+        its parent."""
+        assert span.parents is not None
+        size, end = len(span.parents), span.cached + span.num_new
+        seen_TT, root = np.eye(size, dtype=bool), end - size
+        nodes = self._position_BW[block, span.num_new - size : span.num_new]
+        for node, parent in enumerate(span.parents):
+            if parent >= 0:
+                seen_TT[node] |= seen_TT[parent]
+            nodes[node] = nodes[parent] + 1 if parent >= 0 else root
+        self._position_BL[block, root:end] = nodes
+        self._seen_BWL[block, span.num_new - size : span.num_new, root:end] = seen_TT
+
+    def _within(self, reach: Reach) -> tuple[int, Tensor]:
+        """Return the first key that any new token sees in a layer, and which of the keys from there
+        on each sees, [slots, W, L]."""
+        if reach not in self._visible:
+            first = reach.first(self._first_new) // PAD * PAD
+            seen_BWL = self._seen_BWL
+            if reach != Reach():
+                places = self._position_BW[..., None], self._position_BL[:, None]
+                seen_BWL = (seen_BWL & reach.sees(*places))[..., first:]
+            self._visible[reach] = first, torch.from_numpy(seen_BWL).to(self._device)
+        return self._visible[reach]
 
     def attend(
-        self, layer: int, q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, scale: float, out_THD: Tensor
+        self,
+        layer: int,
+        q_THD: Tensor,
+        k_TGD: Tensor,
+        v_TGD: Tensor,
+        weighing: Weighing,
+        out_THD: Tensor,
     ) -> None:
         """Write the new keys and values, then fill the block's rows of `out_THD`."""
         _, heads, dim = q_THD.shape
         for x_TGD, into in ((k_TGD, self._flat_keys), (v_TGD, self._flat_values)):
             into[layer].index_copy_(0, self._new_TG, x_TGD[self._row_T].reshape(-1, dim))
-        keys, values = self._kv[layer]
+        reach = weighing.reach
+        if not reach.first(self._kv.shape[-2] - 1):  # it is farther than anything is away
+            reach = Reach()
+        first, seen_BWL = self._within(reach)
+        keys, values = self._kv[layer, ..., first:, :]
         num_slots, kv_heads = keys.shape[:2]
-        if self._is_wide:
+        if self._is_wide and weighing.is_plain:
+            is_causal = self._is_causal and reach == Reach()
             out_1HTD = F.scaled_dot_product_attention(
                 q_THD[self._row_T].transpose(0, 1)[None],
                 keys,
                 values,
-                attn_mask=None if self._is_causal else self._seen_BWL[0],
-                is_causal=self._is_causal,
-                scale=scale,
+                attn_mask=None if is_causal else seen_BWL[0],
+                is_causal=is_causal,
+                scale=weighing.scale,
                 enable_gqa=heads != kv_heads,
             )
             out_THD[self._row_T] = out_1HTD[0].transpose(0, 1)
             return
         group = heads // kv_heads
-        if self._mask is None:  # added to the scores, [slots, 1, W * H / G, L]
-            seen_BRL = self._seen_BWL.repeat_interleave(group, 1)
-            self._mask = torch.where(seen_BRL, 0.0, -torch.inf)[:, None].to(q_THD)
+        if reach not in self._added:  # to the scores, [slots, 1, W * H / G, L]
+            seen_BRL = seen_BWL.repeat_interleave(group, 1)
+            self._added[reach] = torch.where(seen_BRL, 0.0, -torch.inf)[:, None].to(q_THD)
         q_SWGHD = q_THD.index_select(0, self._row_P).view(num_slots, -1, kv_heads, group, dim)
         q_SGRD = q_SWGHD.transpose(1, 2).reshape(num_slots, kv_heads, -1, dim)
-        out_SGRD = F.scaled_dot_product_attention(
-            q_SGRD, keys, values, attn_mask=self._mask, scale=scale
-        )
+        attend = _by_sdpa if weighing.is_plain else _by_scores
+        out_SGRD = attend(q_SGRD, keys, values, self._added[reach], weighing)
         out_SWGHD = out_SGRD.view(num_slots, kv_heads, -1, group, dim).transpose(1, 2)
         out_THD[self._row_T] = out_SWGHD.reshape(-1, heads, dim)[self._padded_T]
+
+
+def _by_sdpa(
+    q_SGRD: Tensor, keys: Tensor, values: Tensor, added_S1RL: Tensor, weighing: Weighing
+) -> Tensor:
+    return F.scaled_dot_product_attention(
+        q_SGRD, keys, values, attn_mask=added_S1RL, scale=weighing.scale
+    )
+
+
+def _by_scores(
+    q_SGRD: Tensor, keys: Tensor, values: Tensor, added_S1RL: Tensor, weighing: Weighing
+) -> Tensor:
+    """Do what SDPA does, with a cap and sinks, in float32 at least."""
+    slots, kv_heads, rows, _ = q_SGRD.shape
+    sink_GR1 = None
+    if weighing.sink_H is not None:  # rows are in the order of tokens, then of the group's heads
+        sink_GH = weighing.sink_H.view(kv_heads, -1)
+        sink_GR1 = sink_GH.repeat(1, rows // sink_GH.shape[1])[..., None]
+    kind = torch.promote_types(q_SGRD.dtype, torch.float32)
+    k_SGDL, v_SGLD = keys.to(kind).transpose(-1, -2), values.to(kind)
+    size = max(1, MOST_SCORES // (slots * kv_heads * keys.shape[2]))
+    parts = []
+    for start in range(0, rows, size):
+        part = slice(start, start + size)
+        scores = q_SGRD[:, :, part].to(kind) * weighing.scale @ k_SGDL
+        if weighing.cap is not None:
+            scores = scores.div_(weighing.cap).tanh_().mul_(weighing.cap)
+        scores += added_S1RL[:, :, part]
+        if sink_GR1 is not None:
+            sink_SGR1 = sink_GR1[:, part].to(kind).expand(slots, -1, -1, -1)
+            weights = torch.cat([scores, sink_SGR1], -1).softmax(-1)[..., :-1]
+        else:
+            weights = scores.softmax(-1)
+        parts.append(weights @ v_SGLD)
+    return torch.cat(parts, 2).to(q_SGRD.dtype)

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from rhymeflow.cpu.products import PackedProducts, packed
-from rhymeflow.models.attention import Attention, attending
+from rhymeflow.models.attention import Attention, Reach, Weighing, attending, body_of
 from rhymeflow.models.lora import LoraLinear, keeps_base
 
 _CLASSES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
@@ -40,7 +40,7 @@ class Modules:
     """Runs a model's body through its own modules, with packed linear layers where possible."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._body: Any = model.base_model
+        self._body = body_of(model)
         self._device = model.device
         self._products = PackedProducts(_products(self._body, is_base=True))
         self._keeps_base = keeps_base(model)
@@ -85,7 +85,7 @@ class _Layer(NamedTuple):
     second_norm: Tensor
     head_norms_ED: Tensor | None
     """Norm weights of the query and key heads, if they are normalised."""
-    scale: float
+    weighing: Weighing
 
 
 class Layers:
@@ -115,7 +115,7 @@ class Layers:
     def refresh(self) -> None:
         """See `Modules`."""
         if not self._keeps_base or not self._layers:
-            self._layers = [self._layer(layer) for layer in self._body.layers]
+            self._layers = [self._layer(i, layer) for i, layer in enumerate(self._body.layers)]
         for layer in self._layers:
             for product in (layer.qkv, layer.out, layer.gate_up, layer.down):
                 if isinstance(product, _AdaptedProduct):
@@ -133,7 +133,8 @@ class Layers:
                 qk_TED = F.rms_norm(qk_TED, (dim,), None, self._epsilon) * layer.head_norms_ED
             qk_TED = qk_TED * cos_T1D + qk_TED.roll(dim // 2, -1) * sin_T1D
             q_HTD, k_GTD = qk_TED.transpose(0, 1).split([heads, kv_heads])
-            attended_THD = row_attention.attend(i, q_HTD, k_GTD, v_TGD.transpose(0, 1), layer.scale)
+            v_GTD = v_TGD.transpose(0, 1)
+            attended_THD = row_attention.attend(i, q_HTD, k_GTD, v_GTD, layer.weighing)
             hidden_TD += layer.out(attended_THD.reshape(len(ids), heads * dim))
             gate_up_TE = layer.gate_up(self._normed(hidden_TD, layer.second_norm))
             gate_TI, up_TI = gate_up_TE.chunk(2, -1)
@@ -157,7 +158,7 @@ class Layers:
         positions_T = torch.tensor(positions)
         return self._cos_LD[positions_T][:, None], self._sin_LD[positions_T][:, None]
 
-    def _layer(self, layer: Any) -> _Layer:
+    def _layer(self, i: int, layer: Any) -> _Layer:
         self_attn, mlp = layer.self_attn, layer.mlp
         norms = None
         if hasattr(self_attn, "q_norm"):
@@ -172,7 +173,7 @@ class Layers:
             layer.input_layernorm.weight,
             layer.post_attention_layernorm.weight,
             norms,
-            self_attn.scaling,
+            Weighing(self_attn.scaling, Reach.of(self._body.config, i)),
         )
 
 

@@ -2,12 +2,14 @@
 
 A sequence moves to the next class when it outgrows its slot: a token is copied at most a few times,
 memory stays within twice what is needed, and sequences of similar length lie side by side and are
-attended to in a few products. The used slots of a class come first; values beyond a sequence's
-length are finite, so masking them with weight 0 is exact.
+attended to in a few products. A full slot first gives back the positions that no layer sees any
+more. The used slots of a class come first; values beyond a sequence's length are finite, so masking
+them with weight 0 is exact.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from rhymeflow.engine.base import Request
 from rhymeflow.engine.native.sequence import Sequence
-from rhymeflow.models.attention import Shape
+from rhymeflow.models.attention import Reach, Shape
 
 FIRST_CAPACITY = 256
 """Tokens per slot of the smallest size class; it doubles from class to class. Finer steps save
@@ -29,13 +31,19 @@ FIRST_SLOTS = 4
 """Initial slots of a size class; doubled whenever all are used."""
 
 
+STEP = 32
+"""Positions are given back in multiples of this, so that sums over keys keep their order."""
+
+
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A sequence's place in a size class; when it moves, its first `length` tokens are copied."""
+    """A sequence's place in a size class, for its tokens from position `start` on; when another
+    slot is freed, the first `length` of them may be moved."""
 
     size_class: SizeClass
     index: int
     length: int
+    start: int = 0
 
 
 class SizeClass:
@@ -44,9 +52,9 @@ class SizeClass:
     `flat_keys` and `flat_values` are views of it, per layer [slots * G * capacity, D].
     """
 
-    def __init__(self, capacity: int, empty: Tensor) -> None:
+    def __init__(self, capacity: int, empty: Tensor, reach: Reach) -> None:
         self.capacity = capacity
-        self.shape = Shape(len(empty), empty.shape[3], empty.shape[5])
+        self.shape = Shape(len(empty), empty.shape[3], empty.shape[5], reach)
         self.slots: list[Slot] = []
         self._set(empty)
 
@@ -77,7 +85,7 @@ class SizeClass:
 
 
 class CacheSpan(NamedTuple):
-    """One sequence's part of the packed row: `num_new` tokens after `cached` ones.
+    """One sequence's part of the packed row: `num_new` tokens after `cached` ones in its slot.
 
     With `parents`, the last `len(parents)` tokens are a draft tree, whose root is the token before
     them. `parents` has, for each, the index in the tree of its parent, or -1 if that is the root.
@@ -96,26 +104,56 @@ class KVCache:
         self._shape, self._dtype, self._device = shape, dtype, device
         self.size_classes: dict[int, SizeClass] = {}
 
-    def reserve(self, slot: Slot | None, length: int) -> Slot:
-        """Return `slot` if it holds `length` tokens, else a larger one with its content."""
-        if slot is not None and length <= slot.size_class.capacity:
-            slot.length = max(slot.length, length)
-            return slot
-        new = self._size_class(capacity_for(length)).add(length)
-        if slot is not None:
-            self.copy(slot, new, slot.length)
+    def reserve(self, slot: Slot | None, cached: int, num_new: int) -> Slot:
+        """Return `slot`, or another with its content, with room for `num_new` tokens after the
+        first `cached` of the sequence."""
+        end = cached + num_new
+        if slot is None:
+            return self._size_class(capacity_for(end)).add(end)
+        if not cached:
+            slot.start = 0
+        if end - slot.start > slot.size_class.capacity:
+            slot = self._with_room(slot, cached, end)
+        slot.length = max(slot.length, end - slot.start)
+        return slot
+
+    def _with_room(self, slot: Slot, cached: int, end: int) -> Slot:
+        """Give back what no later token sees, and keep the rest where there is room up to `end`."""
+        first = max(slot.start, self.first_kept(cached))
+        kv = slot.size_class.kv[:, :, slot.index, :, first - slot.start : cached - slot.start]
+        size_class = self._size_class(capacity_for(end - first))
+        new = slot
+        if size_class is slot.size_class:
+            kv = kv.clone()  # source and target overlap
+        else:
+            new = size_class.add(end - first)
+        new.size_class.kv[:, :, new.index, :, : cached - first] = kv
+        if new is not slot:
             self.release(slot)
+        new.start, new.length = first, end - first
         return new
 
-    def copy(self, source: Slot, target: Slot, length: int) -> None:
-        """Copy the first `length` tokens."""
-        copied = source.size_class.kv[:, :, source.index, :, :length]
-        target.size_class.kv[:, :, target.index, :, :length] = copied
+    def first_kept(self, cached: int) -> int:
+        """Return the first position that is kept if the next token is at position `cached`."""
+        unit = math.lcm(STEP, self._shape.reach.chunk or 1)
+        return self._shape.reach.first(cached) // unit * unit
+
+    def copied(self, source: Slot, slot: Slot | None, length: int) -> Slot:
+        """Return a slot with what `source` has of the first `length` tokens, in place of `slot`."""
+        if slot is not None:
+            self.release(slot)
+        rows = length - source.start
+        new = self._size_class(capacity_for(rows)).add(rows)
+        new.start = source.start
+        copied = source.size_class.kv[:, :, source.index, :, :rows]
+        new.size_class.kv[:, :, new.index, :, :rows] = copied
+        return new
 
     def gather(self, slot: Slot, start: int, positions: list[int]) -> None:
         """Move the tokens at `positions`, all at `start` or later, to `start` onwards."""
-        kv = slot.size_class.kv[:, :, slot.index]
-        kv[:, :, :, start : start + len(positions)] = kv[:, :, :, positions]
+        kv, start = slot.size_class.kv[:, :, slot.index], start - slot.start
+        rows = [position - slot.start for position in positions]
+        kv[:, :, :, start : start + len(rows)] = kv[:, :, :, rows]
 
     def release(self, slot: Slot) -> None:
         """Free a slot."""
@@ -123,10 +161,10 @@ class KVCache:
 
     def _size_class(self, capacity: int) -> SizeClass:
         if capacity not in self.size_classes:
-            layers, kv_heads, head_dim = self._shape
+            layers, kv_heads, head_dim, reach = self._shape
             shape = layers, 2, 0, kv_heads, capacity, head_dim
             empty = torch.zeros(shape, dtype=self._dtype, device=self._device)
-            self.size_classes[capacity] = SizeClass(capacity, empty)
+            self.size_classes[capacity] = SizeClass(capacity, empty, reach)
         return self.size_classes[capacity]
 
 
@@ -154,16 +192,17 @@ class KeptCaches:
         """Keep the slot of a sequence whose turn is over."""
         assert sequence.slot is not None
         self._sequences[sequence.request.id] = sequence
-        self.num_tokens += sequence.cached
+        self.num_tokens += sequence.held
 
     def take(self, request: Request, ids: list[int]) -> Sequence | None:
         """Remove the request's sequence; return it if these tokens can continue its cache."""
         kept = self._sequences.pop(request.id, None)
         if kept is None:
             return None
-        self.num_tokens -= kept.cached
+        self.num_tokens -= kept.held
         kept.cached = min(kept.cached, len(ids) - 1)  # run at least one, to sample after it
-        if ids[: kept.cached] == kept.ids[: kept.cached]:
+        is_same = ids[: kept.cached] == kept.ids[: kept.cached]
+        if is_same and kept.slot.start <= self._cache.first_kept(kept.cached):
             return kept
         self._cache.release(kept.slot)
         return None
@@ -174,7 +213,7 @@ class KeptCaches:
             self.num_tokens > room or len(self._sequences) > self._max_sequences
         ):
             _, sequence = self._sequences.popitem(last=False)
-            self.num_tokens -= sequence.cached
+            self.num_tokens -= sequence.held
             self._cache.release(sequence.slot)
 
     def clear(self) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from rhymeflow.cpu import attention, threads
 from rhymeflow.cpu.tiles import ROWS
 from rhymeflow.engine.native.cache import CacheSpan, SizeClass
-from rhymeflow.models.attention import Attention
+from rhymeflow.models.attention import Attention, Reach, Weighing
 
 DTYPES = (torch.float32, torch.bfloat16)
 """Supported dtypes of keys and values."""
@@ -37,10 +37,12 @@ class CpuAttention:
         self._longest = 0
         self._head_dim = head_dim
         panel = attention.PANEL
-        size_class = SizeClass(panel, torch.zeros(1, 2, 1, 1, panel, head_dim, dtype=dtype))
+        size_class = SizeClass(
+            panel, torch.zeros(1, 2, 1, 1, panel, head_dim, dtype=dtype), Reach()
+        )
         row_1TD = torch.zeros(1, 1, head_dim, dtype=dtype)
         warm_up = self.over([CacheSpan(size_class.add(1), 0, 1)])
-        warm_up.attend(0, row_1TD, row_1TD, row_1TD, 1.0)
+        warm_up.attend(0, row_1TD, row_1TD, row_1TD, Weighing(1.0))
 
     def over(self, spans: list[CacheSpan]) -> _Iteration:
         """Return the attention of an iteration whose packed row is these spans, in order."""
@@ -85,7 +87,7 @@ class _Iteration(Attention):
         self._calls, self._parents, self._scratch = calls, parents, scratch
 
     def attend(
-        self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scale: float
+        self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTE: Tensor, weighing: Weighing
     ) -> Tensor:
         """See `models.attention.Attention`; returns [T, H, D]."""
         heads, tokens, dim = q_HTD.shape
@@ -94,15 +96,17 @@ class _Iteration(Attention):
             out_THD[self._num_new :] = 0  # rows of padding
         sizes, num_threads = (heads, k_GTD.shape[0], dim), len(self._scratch)
         q, out = _flat(q_HTD.transpose(0, 1).float()), _flat(out_THD)
-        k, v = _flat(k_GTD.transpose(0, 1)), _flat(v_GTD.transpose(0, 1))
+        sinks = None if weighing.sink_H is None else weighing.sink_H.detach().float().numpy()
+        limits = attention.limits(*weighing.reach, weighing.cap, sinks, heads)
+        k, v = _flat(k_GTD.transpose(0, 1)), _flat(v_GTE.transpose(0, 1))
 
         def run_thread(i: int) -> None:
             for size_class, kv, rows_S5 in self._calls[i::num_threads]:
                 layer_stride, values_stride, *_ = size_class.kv.stride()
                 starts = (layer * layer_stride, layer * layer_stride + values_stride)
                 attention.attend(
-                    q, k, v, kv, out, np.float32(scale), starts, size_class.capacity, sizes,
-                    rows_S5, self._parents, self._scratch[i],
+                    q, k, v, kv, out, np.float32(weighing.scale), *limits, starts,
+                    size_class.capacity, sizes, rows_S5, self._parents, self._scratch[i],
                 )  # fmt: skip
 
         pool_size = torch.get_num_threads() if num_threads > 1 else 1

@@ -112,7 +112,7 @@ class Engine:
     @property
     def kv_tokens(self) -> int:
         """Cached tokens of running requests, and of waiting ones that kept their cache."""
-        return sum(sequence.cached for sequence in self._sequences.values())
+        return sum(sequence.held for sequence in self._sequences.values())
 
     def load(self) -> Load:
         """Return the engine's current state."""
@@ -157,6 +157,7 @@ class Engine:
         kept = self._kept.take(request, sequence.ids)
         if kept is not None:
             sequence.slot, sequence.cached = kept.slot, kept.cached
+            sequence.has_prompt = kept.has_prompt
         self._sequences[request.id] = sequence
         self._scheduler.submit(sequence)
 
@@ -232,14 +233,14 @@ class Engine:
         """Make room in the cache and copy shared prefixes; return the spans of the plan's work."""
         cache = self._cache
         for donor, sequence, length in plan.prefix_copies:
-            sequence.slot = cache.reserve(sequence.slot, length)
-            cache.copy(donor.slot, sequence.slot, length)
-        for sequence, num_new, _draft in plan.work:
-            sequence.slot = cache.reserve(sequence.slot, sequence.cached + num_new)
-        return [
-            CacheSpan(each.slot, each.cached, num_new, None if is_linear(draft) else draft.parents)
-            for each, num_new, draft in plan.work
-        ]
+            sequence.slot = cache.copied(donor.slot, sequence.slot, length)
+        spans = []
+        for each, num_new, draft in plan.work:
+            slot = each.slot = cache.reserve(each.slot, each.cached, num_new)
+            each.has_prompt = not slot.start or slot.start <= cache.first_kept(len(each.prompt) - 1)
+            parents = None if is_linear(draft) else draft.parents
+            spans.append(CacheSpan(slot, each.cached - slot.start, num_new, parents))
+        return spans
 
     def _run(self, work: list[SequenceWork], row_attention: attention.Attention) -> Tensor:
         """Run the model's body over the packed row; return hidden states, [T + padding, D]."""

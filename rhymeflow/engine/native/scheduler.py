@@ -7,7 +7,7 @@
 - One iteration prefills at most `max_prefill_tokens` tokens, in chunks; each sequence that is ready
   to decode decodes in every iteration.
 - Of running sequences with the same prompt (a group), one computes it and the others copy it,
-  unless it was computed under older weights.
+  unless it was computed under older weights, or given back because of its length.
 - Every iteration runs at least one token while there is work.
 """
 
@@ -132,7 +132,8 @@ class Scheduler:
         """Plan copies of cached prompts; return the sequences that wait for theirs."""
         donors: dict[tuple[int, ...], Sequence] = {}
         for sequence in self.running:
-            if sequence.cached >= len(sequence.prompt) - 1 and not sequence.is_mixed:
+            is_ready = sequence.cached >= len(sequence.prompt) - 1 and sequence.has_prompt
+            if is_ready and not sequence.is_mixed:
                 donors.setdefault(sequence.prompt, sequence)
         in_progress: set[tuple[int, ...]] = set()
         held_back = set()

@@ -27,11 +27,18 @@ class Sequence:
     cached: int = 0
     is_mixed: bool = False
     """Some of its cache was computed under older weights."""
+    has_prompt: bool = True
+    """If the prompt is cached: nothing has been given back that the token after it sees."""
 
     @property
     def remaining(self) -> int:
         """Tokens to run before the next one can be sampled; at least 1."""
         return len(self.ids) - self.cached
+
+    @property
+    def held(self) -> int:
+        """Tokens that take room in the cache: the cached ones that were not given back."""
+        return max(0, self.cached - (0 if self.slot is None else self.slot.start))
 
     def extend(
         self, tokens: list[int], logprobs: list[float], segment: Segment, num_accepted: int = 0
