@@ -146,6 +146,31 @@ def surrogate(ratios, advantages, logprobs, config):  # returns losses
     return -ratios * advantages
 ```
 
+## Corrections for another policy's tokens
+
+u is the ratio of the learner's policy before the step to the one that sampled, and c is
+`importance_sampling_cap`; `importance_sampling_floor` is a second bound, below.
+
+| here | a token's loss is | in TRL | in verl |
+| --- | --- | --- | --- |
+| `tis` | times min(u, c) | `token_truncate` | `rollout_is: token` |
+| `tis`, level `sequence` | times min(product, c) | `sequence_truncate` | `rollout_is: sequence` |
+| `decoupled` | times u, or 0 past c | `token_mask` | threshold `"lo_hi"`: IcePop |
+| `decoupled`, level `sequence` | times the product, or 0 past c | `sequence_mask` | the same |
+| level `geometric_mean` | the same with the product's root | - | - (AReaL's `level: sequence`) |
+| `proximal` | as it is | without a correction | without a correction |
+| `off_policy_masks` | 0 where the KL is above its bound | - | `rollout_rs` |
+| `off_policy_mask_threshold` | 0 in bad responses far from the policy | the same | - |
+| `normalize_importance_weights` | over the mean weight | - | `rollout_is_batch_normalize` |
+
+The metrics `off_policy/mean_weight` and `off_policy/masked_share` say what they do to a batch.
+
+## Terms and bounds beside
+
+- KL: `beta`, `kl_in` the loss or the reward, `kl_estimator`, `use_bias_correction_kl`.
+- Entropy: `entropy_coef`, a bonus; `top_entropy_quantile`, only the most uncertain tokens.
+- Bounds: `dual_clip`, `delta`, `reward_clip`, `advantage_clip`; `overlong_buffer`, for rewards.
+
 ## What it costs
 
 With `ratio: token` and corrections of single tokens a step is computed in one pass, chunk by

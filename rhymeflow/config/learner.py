@@ -152,12 +152,12 @@ class LearnerConfig(Section):
     their `geometric_mean`. All but `token` need one more forward pass per batch."""
     normalize_importance_weights: bool = False
     """Divide the weights by their mean over the batch's tokens."""
-    off_policy_masks: dict[MaskName, PositiveFloat | tuple[PositiveFloat, PositiveFloat]] = {}
+    off_policy_masks: dict[MaskName, PositiveFloat] = {}
     """Tokens or whole responses to leave out where pi_prox is far from mu; they still count in the
     normalisation. By verl's names: the estimate k1, k2 or k3 of KL(mu || pi_prox), of each token
-    (`token_k2`) or of the response, as the sum, mean or maximum over its tokens (`seq_mean_k2`),
-    may be at most the bound. Bounds of k1 are of mu / pi_prox, or that of its product or geometric
-    mean: two, least and greatest, or the greatest and its inverse. `veto`: least u of any token."""
+    (`token_k2`) or the sum, mean or maximum over the response (`seq_mean_k2`), may be at most the
+    bound. With k1, mu / pi_prox (the product or geometric mean over the response) lies between the
+    bound and its inverse. `veto`: the least u that a token of the response may have."""
     off_policy_mask_threshold: PositiveFloat | None = None
     """Leave out a response with a negative advantage if the mean over its tokens of log(mu / pi) is
     above this (DeepSeek-V3.2's off-policy sequence masking). `None`: leave none out."""
@@ -227,26 +227,6 @@ class LearnerConfig(Section):
         parts = ALGORITHMS[self.algorithm]
         # In place, since the fields count as not set: another algorithm may replace them.
         self.__dict__.update({k: v for k, v in parts.items() if k not in self.model_fields_set})
-        return self
-
-    @model_validator(mode="after")
-    def _masks_have_their_bounds(self) -> LearnerConfig:
-        for name, bound in self.off_policy_masks.items():
-            if isinstance(bound, tuple) and not name.endswith("k1"):
-                raise ValueError(
-                    f"learner.off_policy_masks: {name} = {list(bound)}: it has one bound; those of "
-                    "k1 have two"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _kl_has_a_place(self) -> LearnerConfig:
-        is_decoupled = self.multi_objective_aggregation == "normalize_then_sum"
-        if self.kl_in == "reward" and (is_decoupled or not self.beta):
-            raise ValueError(
-                f"learner.kl_in = 'reward' needs learner.beta above 0 (given {self.beta:g}), and "
-                "one reward: multi_objective_aggregation = 'sum_then_normalize'"
-            )
         return self
 
     @model_validator(mode="after")

@@ -60,8 +60,6 @@ def values_of(annotation: Any, limits: tuple[Any, ...] = ()) -> st.SearchStrateg
         return st.one_of([values_of(arg, limits) for arg in args])
     if origin is Literal:
         return st.sampled_from(args)
-    if origin is tuple and Ellipsis not in args:
-        return st.tuples(*map(values_of, args))
     if origin is tuple:
         return st.lists(values_of(args[0]), max_size=3).map(tuple)
     if origin is dict and args[0] is not str:

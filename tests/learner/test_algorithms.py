@@ -17,7 +17,11 @@ from rhymeflow.config import Config, LearnerConfig
 from rhymeflow.config.algorithms import ALGORITHMS, PARTS
 from rhymeflow.config.load import build_config, dump_config, parse_config
 from rhymeflow.errors import UserError
-from rhymeflow.learner.algorithms.advantages import batch_advantages, shaped_rewards
+from rhymeflow.learner.algorithms.advantages import (
+    batch_advantages,
+    group_advantages,
+    shaped_rewards,
+)
 from rhymeflow.learner.algorithms.losses import check_parts
 from rhymeflow.learner.algorithms.surrogates import RATIOS, SURROGATES
 from rhymeflow.learner.packing import pack
@@ -140,14 +144,17 @@ def test_the_kl_of_a_response_is_taken_from_its_reward() -> None:
     assert learner._advantages(batch).values == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
-def test_with_one_token_each_all_ratios_are_one_ratio() -> None:
-    """GRPO, GSPO, GSPO-token and RLOO's product, of responses of one token."""
+@pytest.mark.parametrize(
+    "options", [{"off_policy_correction": "none"}, SEVERAL], ids=["mu", "steps"]
+)
+def test_with_one_token_each_all_ratios_are_one_ratio(options: dict) -> None:
+    """Of responses of one token, also after steps that moved the policy."""
     batch = made_up_batch(longest=1)
-    options = {"off_policy_correction": "none", "epsilon": 0.2, "surrogate": "clip"}
-    expected, _ = gradients(tiny_learner(ratio="token", **options), batch)
-    for ratio in ("sequence", "sequence_token", "product"):
-        found, _ = gradients(tiny_learner(ratio=ratio, **options), batch)
-        close(found, expected, 1e-5)
+    learners = {name: tiny_learner(ratio=name, epsilon=2.0, **options) for name in RATIOS}
+    losses = {name: each.train(batch, 0)["loss"] for name, each in learners.items()}
+    for name in ("sequence", "sequence_token", "product"):
+        assert losses[name] == pytest.approx(losses["token"], rel=1e-4)
+        close(learners[name].rows(), learners["token"].rows(), 1e-4)
 
 
 def test_the_page_is_that_of_the_tables() -> None:
@@ -230,6 +237,12 @@ def test_a_users_functions_take_the_place_of_parts(tmp_path: Path) -> None:
     named = {"ratio": "sequence", "surrogate": "linear", "advantage": own["advantage"]}
     close(found, gradients(tiny_learner(**named, scale_rewards="none"), batch)[0], 1e-6)
     assert any(float(each.abs().max()) > 0 for each in found.values())
+
+
+def test_a_users_advantages_are_one_number_for_each() -> None:
+    for wrong in (lambda rewards, lengths: 1.0, lambda rewards, lengths: rewards / 0.0):
+        with np.errstate(all="ignore"), pytest.raises(UserError, match="one finite number for"):
+            group_advantages([0.0, 1.0], [0, 0], "none", wrong)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from rhymeflow.core.spread import STD_EPSILON, is_flat, normalized_sum
+from rhymeflow.errors import UserError
 from rhymeflow.utils.user_modules import named_or_own
 
 if TYPE_CHECKING:
@@ -141,7 +142,13 @@ def group_advantages(
     std_N = np.empty_like(reward_N)
     for members in _members(groups):
         group = reward_N[members]
-        centred_N[members] = estimator(group, length_N[members])
+        found_G = np.asarray(estimator(group, length_N[members]), dtype=np.float64)
+        if found_G.shape != group.shape or not np.isfinite(found_G).all():
+            raise UserError(
+                f"learner.advantage: {getattr(estimator, '__name__', estimator)} returned "
+                f"{found_G.tolist()} for {len(group)} rewards; give one finite number for each"
+            )
+        centred_N[members] = found_G
         std_N[members] = 0.0 if is_flat(group.tolist()) else group.std(ddof=1)
     if scale_rewards == "batch":
         std_N[:] = 0.0 if is_flat(reward_N.tolist()) else reward_N.std(ddof=1)

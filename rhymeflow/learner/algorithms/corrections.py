@@ -7,6 +7,7 @@ out of the normalisation. `LearnerConfig` says what each option does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -15,27 +16,27 @@ from torch import Tensor
 from rhymeflow.config import LearnerConfig
 from rhymeflow.learner.algorithms.surrogates import Responses, bounded
 
-Bounds = tuple[float | None, float]
+Bounds = tuple[float, float]
 """Least and greatest u."""
 
-_LEVELS: Mapping[str, Callable[[Tensor, Responses], Tensor]] = {
-    "token": lambda log_u_R, _: log_u_R,
-    "sequence": lambda log_u_R, responses: responses.sum(log_u_R),
-    "geometric_mean": lambda log_u_R, responses: responses.mean(log_u_R),
+_OVER: Mapping[str, Callable[[Tensor, Responses], Tensor]] = {
+    "token": lambda x_R, _: x_R,
+    "seq_sum": lambda x_R, responses: responses.sum(x_R),
+    "seq_mean": lambda x_R, responses: responses.mean(x_R),
+    "seq_max": lambda x_R, responses: responses.max(x_R),
 }
+_LEVELS = {"token": "token", "sequence": "seq_sum", "geometric_mean": "seq_mean"}
 
 
-def _mask_outside(u_R: Tensor, bounds: Bounds) -> Tensor:
-    least, most = bounds
-    is_within_R = u_R <= most
-    return torch.where(is_within_R if least is None else is_within_R & (u_R >= least), u_R, 0.0)
+def _is_outside(u_R: Tensor, bounds: Bounds) -> Tensor:
+    return (u_R < bounds[0]) | (u_R > bounds[1])
 
 
 _WEIGHTS: Mapping[str, Callable[[Tensor, Bounds], Tensor]] = {
     "none": lambda u_R, _: torch.ones_like(u_R),
     "proximal": lambda u_R, _: torch.ones_like(u_R),
     "tis": lambda u_R, bounds: u_R.clamp(*bounds),
-    "decoupled": _mask_outside,
+    "decoupled": lambda u_R, bounds: u_R.masked_fill(_is_outside(u_R, bounds), 0.0),
 }
 """TIS: arXiv 1802.01561, section 4.1 (V-trace's rho). Decoupled: arXiv 2110.00641, with a bound as
 in AReaL's code (arXiv 2505.24298); at level `sequence` masked importance sampling; with two bounds
@@ -47,21 +48,21 @@ def off_policy_weight(
 ) -> Tensor:
     """Return the weight of each token by `learner.off_policy_correction`, [R]; `responses` is given
     if u is not the token's."""
-    weight = _WEIGHTS[config.off_policy_correction]
-    bounds = config.importance_sampling_floor, config.importance_sampling_cap
-    return weight(_u(log_u_R, config, responses), bounds)
+    u_R, bounds = _u_and_bounds(log_u_R, config, responses)
+    return _WEIGHTS[config.off_policy_correction](u_R, bounds)
 
 
 def is_outside(log_u_R: Tensor, config: LearnerConfig, responses: Responses | None) -> Tensor:
     """Return whether u is past a bound, so that `off_policy_weight` is not u, [R] bool."""
-    u_R, least = _u(log_u_R, config, responses), config.importance_sampling_floor
-    is_above_R = u_R > config.importance_sampling_cap
-    return is_above_R if least is None else is_above_R | (u_R < least)
+    return _is_outside(*_u_and_bounds(log_u_R, config, responses))
 
 
-def _u(log_u_R: Tensor, config: LearnerConfig, responses: Responses | None) -> Tensor:
-    level = _LEVELS[config.off_policy_level]
-    return bounded(level(log_u_R, responses)).exp()  # type: ignore[arg-type]
+def _u_and_bounds(
+    log_u_R: Tensor, config: LearnerConfig, responses: Responses | None
+) -> tuple[Tensor, Bounds]:
+    over, least = _OVER[_LEVELS[config.off_policy_level]], config.importance_sampling_floor or 0.0
+    u_R = bounded(over(log_u_R, responses)).exp()  # type: ignore[arg-type]
+    return u_R, (least, config.importance_sampling_cap)
 
 
 # -- Masks -----------------------------------------------------------------------------------------
@@ -73,13 +74,6 @@ _ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 """Of KL(mu || pi_prox), of one token: http://joschu.net/blog/kl-approx.html."""
 
-_OVER: Mapping[str, Callable[[Tensor, Responses], Tensor]] = {
-    "token": lambda k_R, _: k_R,
-    "seq_sum": lambda k_R, responses: responses.sum(k_R),
-    "seq_mean": lambda k_R, responses: responses.mean(k_R),
-    "seq_max": lambda k_R, responses: responses.max(k_R),
-}
-
 
 def kept(log_u_R: Tensor, config: LearnerConfig, responses: Responses | None = None) -> Tensor:
     """Return whether each token stays by `learner.off_policy_masks`, [R] bool."""
@@ -89,21 +83,12 @@ def kept(log_u_R: Tensor, config: LearnerConfig, responses: Responses | None = N
     return kept_R
 
 
-def _kept(
-    name: str,
-    bound: float | tuple[float, float],
-    log_u_R: Tensor,
-    responses: Responses | None,
-) -> Tensor:
-    least, most = bound if isinstance(bound, tuple) else (1.0 / bound, bound)
+def _kept(name: str, bound: float, log_u_R: Tensor, responses: Responses | None) -> Tensor:
     over, _, kind = name.rpartition("_")
     if kind == "veto":
-        return responses.max(-log_u_R).neg().exp() >= most  # type: ignore[union-attr]
+        return responses.max(-log_u_R) <= -math.log(bound)  # type: ignore[union-attr]
     k_R = _OVER[over](_ESTIMATORS[kind](log_u_R), responses)  # type: ignore[arg-type]
-    if kind == "k1":
-        ratio_R = bounded(k_R).exp()
-        return (ratio_R >= least) & (ratio_R <= most)
-    return k_R <= most
+    return k_R.abs() <= abs(math.log(bound)) if kind == "k1" else k_R <= bound
 
 
 def kept_of_negative(

@@ -65,7 +65,6 @@ class TokenInputs:
     """log pi_prox; `None` if it is the policy itself, without gradient."""
     reference_R: Tensor | None = None
     """log pi_ref, if there is a reference model."""
-
     chosen_R: Tensor | None = None
     """1 where the token has a part in the surrogate, else 0 (`top_entropy_quantile`)."""
     responses: Responses = PARTS_OF_RESPONSES
