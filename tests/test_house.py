@@ -27,7 +27,7 @@ ROOMS = {
 ELSEWHERE = 500
 """Lines of all other files at the first level together."""
 
-TOTALS = {"rhymeflow": 51_762, "tests": 38_207, "benchmarks": 8_020}
+TOTALS = {"rhymeflow": 51_764, "tests": 38_220, "benchmarks": 8_020}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",

@@ -53,6 +53,11 @@ class PromptEncoder:
         self._marks = marks(tokenizer, variables) if has_template else []
         self._left_to_begin = left_to_begin(tokenizer, variables) if has_template else ""
 
+    @property
+    def writes_date(self) -> bool:
+        """Whether the chat template writes the date, so that a prompt is another one tomorrow."""
+        return "strftime_now" in str(self._tokenizer.chat_template)
+
     def wraps(self, prompt: str | list[Message]) -> bool:
         """Return whether the prompt goes through the chat template."""
         return self._wraps or not isinstance(prompt, str)

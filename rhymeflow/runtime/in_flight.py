@@ -24,6 +24,7 @@ from rhymeflow.core.types import (
     TrajectoryId,
     Version,
 )
+from rhymeflow.data.encode import PromptEncoder
 from rhymeflow.data.load import RunPrompts
 from rhymeflow.data.prompts import Message, Prompt, opened, opening_of
 from rhymeflow.environments.episode import Episode
@@ -179,6 +180,8 @@ class InFlight:
             ids: list[int] = []
             if prompt is not None and opening is not None:
                 ids = self._encoded(prompt, opening, suite)
+                if self._encoder(suite).writes_date:
+                    ids = stored.prompt_ids  # as it began; the same rows were found before
             if prompt is None or opening is None or ids != stored.prompt_ids:
                 what = "data.source" if suite == RUN else f"eval.suites: {suite}"
                 raise UserError(
@@ -238,8 +241,10 @@ class InFlight:
             return self._suites[suite].prompt_ids[prompt.row]
         if opening:
             prompt = replace(prompt, prompt=opened(prompt.prompt, opening))
-        prompts = self._prompts if suite == RUN else self._suites[suite]
-        return prompts.encoder.encode(prompt)
+        return self._encoder(suite).encode(prompt)
+
+    def _encoder(self, suite: SuiteName) -> PromptEncoder:
+        return (self._prompts if suite == RUN else self._suites[suite]).encoder
 
     def give_up(self, group: GroupId, version: Version) -> None:
         """End a suite's group whose evaluation of `version` does not continue."""

@@ -222,6 +222,8 @@ NUM_PROMPTS, HELD_OUT = 7, 2
 class Letters:
     """A prompt's tokens."""
 
+    writes_date = False
+
     def encode(self, prompt: Prompt) -> list[int]:
         return [ord(letter) for letter in str(prompt.prompt)]
 

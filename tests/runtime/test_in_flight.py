@@ -145,6 +145,19 @@ def test_what_was_in_flight_is_asked_for_at_once(in_flight, store):
     assert TrajectoryId(1, 1) not in another, "it was aborted"
 
 
+def test_a_prompt_with_yesterdays_date_goes_on_as_it_was(in_flight, store, monkeypatch):
+    in_flight.add(in_flight.draw())
+    store.commit()
+    before = in_flight[0].prompt_ids
+    another = InFlight(store, in_flight._prompts)
+    monkeypatch.setattr(Letters, "encode", lambda self, prompt: [*before, 9])
+    with pytest.raises(UserError, match="row 0 is not what it was"):
+        another.restore({0: []})
+    monkeypatch.setattr(Letters, "writes_date", True)
+    another.restore({0: []})
+    assert another[0].prompt_ids == before
+
+
 def test_what_is_not_stored_cannot_be_taken_up(in_flight):
     in_flight.add(in_flight.draw())
     with pytest.raises(UserError, match="the log has group 1, but not its prompt"):
