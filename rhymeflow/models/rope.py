@@ -16,6 +16,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from rhymeflow.config import Config
 from rhymeflow.errors import UserError
 
+FIXED = "fixed"
+"""The type of rotary frequencies of which nothing is chosen any more."""
+
 
 def fix_longrope(model: PreTrainedModel, config: Config) -> PreTrainedModel:
     """Fix the model's LongRoPE factors, if it has any, for the greatest length in the run; return
@@ -24,8 +27,8 @@ def fix_longrope(model: PreTrainedModel, config: Config) -> PreTrainedModel:
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
         # A model may have other rotary frequencies for each type of layers (Gemma 3).
-        for layer_type, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
-            if kind == "longrope":
+        for layer_type, kind in list(kinds.items() if isinstance(kinds, dict) else [(None, kinds)]):
+            if kind in ("longrope", FIXED):
                 _fix(module, layer_type, length, is_vllm=config.rollout.engine == "vllm")
     return model
 
@@ -37,9 +40,12 @@ def _fix(rotary: Any, layer_type: str | None, length: int, *, is_vllm: bool) -> 
     inv_freq, scale = init(rotary.config, device, seq_len=length, layer_type=layer_type)
     if is_vllm:
         _check_scale(rotary.config, layer_type, scale)
-    # transformers chooses between these two in each call.
-    for name in ("original_inv_freq", "long_inv_freq"):
-        setattr(rotary, f"{prefix}{name}", inv_freq)
+    getattr(rotary, f"{prefix}inv_freq").copy_(inv_freq)
+    # By its type transformers decides in each call whether to choose anew.
+    if layer_type is None:
+        rotary.rope_type = FIXED
+    else:
+        rotary.rope_type = {**rotary.rope_type, layer_type: FIXED}
 
 
 def _check_scale(rope_config: Any, layer_type: str | None, scale: float) -> None:
