@@ -141,6 +141,10 @@ def everything(config: Config) -> Checked:
     notes = [settled]
     check_end(config.model, tokenizer)
     prove(here, has_engine=config.rollout.engine == "native")
+    if config.rollout.engine == "vllm" and not is_elsewhere(config):
+        from rhymeflow.engine.vllm.supported import ask, check_supported
+
+        check_supported(config, ask(config))
     # Output of the user's files must not mix with the configuration on stdout.
     with contextlib.redirect_stdout(sys.stderr):
         tools = environments.all_tool_schemas(config)
@@ -170,10 +174,12 @@ def prove(config: Config, *, has_engine: bool) -> None:
     Raises `UserError` if their results differ from the model's."""
     from rhymeflow.engine.native.engine import Engine
     from rhymeflow.learner.policy import proved_scorer
-    from rhymeflow.models.load import small_model
+    from rhymeflow.models.load import check_native, small_model
     from rhymeflow.models.precision import resolve_device
     from rhymeflow.models.rope import fix_longrope
 
+    if has_engine:
+        check_native(config.model)
     model = fix_longrope(small_model(config.model, device=resolve_device(config.model)), config)
     if has_engine:
         Engine(

@@ -23,6 +23,7 @@ from rhymeflow.histospec.index import Index
 from rhymeflow.models import load, lora
 from rhymeflow.models.adapter_files import adapter_for
 from rhymeflow.models.attention import Shape
+from rhymeflow.models.families import NOT_ATTENDING
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.weights.base import SPARE_VERSIONS
 from rhymeflow.weights.changes import MAX_LISTED
@@ -53,6 +54,7 @@ class ModelSize:
     num_parameters: int
     num_outside: int  # parameters outside the layers: embeddings and head
     num_layers: int
+    num_attending: int  # layers with keys and values
     num_heads: int
     num_kv_heads: int
     head_size: int
@@ -97,7 +99,7 @@ class ModelSize:
     @property
     def kv_token(self) -> int:
         """Bytes of one token in the KV cache."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_size * self.bytes_per_value
+        return 2 * self.num_attending * self.num_kv_heads * self.head_size * self.bytes_per_value
 
 
 def model_here(config: Config) -> ModelSize:
@@ -135,12 +137,14 @@ def model_of(hf_config: PreTrainedConfig, dtype: torch.dtype, device: str) -> Mo
         return next((value for name in names if (value := getattr(text_config, name, None))), 0)
 
     shape, hidden = Shape.of(text_config), text_config.hidden_size
+    kinds = getattr(text_config, "layer_types", None) or [""] * shape.layers
     experts_per_token = first_of("num_experts_per_tok")
     expert_size = experts_per_token * first_of("moe_intermediate_size", "intermediate_size")
     return ModelSize(
         num_parameters=load.count_parameters(hf_config),
         num_outside=text_config.vocab_size * hidden * (1 if hf_config.tie_word_embeddings else 2),
         num_layers=shape.layers,
+        num_attending=sum(kind not in NOT_ATTENDING for kind in kinds),
         num_heads=text_config.num_attention_heads,
         num_kv_heads=shape.kv_heads,
         head_size=shape.head_dim,

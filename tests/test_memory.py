@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import Qwen3NextConfig
 
 from rhymeflow import check, cli, memory
 from rhymeflow.cli.dry_run import placement
@@ -17,10 +18,10 @@ from rhymeflow.engine.native.sampler import sampling_bytes
 from rhymeflow.errors import UserError
 
 TINY = memory.ModelSize(
-    num_parameters=1000, num_outside=200, num_layers=2, num_heads=6, num_kv_heads=3, head_size=5,
-    hidden_size=10, intermediate_size=9, num_experts=0, experts_per_token=0,
-    normalises_heads=False, vocab_size=7, max_positions=100, reach=0, dtype=torch.bfloat16,
-    device="cpu",
+    num_parameters=1000, num_outside=200, num_layers=2, num_attending=2, num_heads=6,
+    num_kv_heads=3, head_size=5, hidden_size=10, intermediate_size=9, num_experts=0,
+    experts_per_token=0, normalises_heads=False, vocab_size=7, max_positions=100, reach=0,
+    dtype=torch.bfloat16, device="cpu",
 )  # fmt: skip
 FLOAT32 = replace(TINY, dtype=torch.float32)
 
@@ -91,10 +92,20 @@ def test_changes_and_contexts() -> None:
 
 
 SMOLLM2 = replace(
-    FLOAT32, num_parameters=134_515_008, num_outside=49152 * 576, num_layers=30, num_heads=9,
-    num_kv_heads=3, head_size=64, hidden_size=576, intermediate_size=1536, vocab_size=49152,
-    max_positions=8192,
+    FLOAT32, num_parameters=134_515_008, num_outside=49152 * 576, num_layers=30,
+    num_attending=30, num_heads=9, num_kv_heads=3, head_size=64, hidden_size=576,
+    intermediate_size=1536, vocab_size=49152, max_positions=8192,
 )  # fmt: skip
+
+
+def test_layers_that_carry_a_state_have_no_keys_and_values() -> None:
+    kinds = [*["linear_attention"] * 3, "full_attention"] * 2
+    hybrid = Qwen3NextConfig(layer_types=kinds, num_hidden_layers=8, num_experts=4)
+    size = memory.model_of(hybrid, torch.bfloat16, "cpu")
+    assert (size.num_layers, size.num_attending) == (8, 2)
+    assert size.kv_token == 2 * 2 * hybrid.num_key_value_heads * hybrid.head_dim * 2
+
+
 PEAKS = [
     # recipe, tokens of the micro-batch, MB at the peak of a step in float32 on a CPU:
     # benchmarks/results/learner-memory.md is a later measurement

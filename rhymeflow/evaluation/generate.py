@@ -20,7 +20,7 @@ from rhymeflow.engine.native.engine import Engine
 from rhymeflow.environments.template import load_settled
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.noise_sharing import EVALUATION_EPOCH
-from rhymeflow.models.load import resolve_dtype, stop_token_ids
+from rhymeflow.models.load import check_native, resolve_dtype, stop_token_ids
 from rhymeflow.models.lora import load_policy
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import fix_longrope
@@ -75,6 +75,7 @@ class Generator:
     def _model(self) -> PreTrainedModel:
         logging.disable_progress_bar()  # the terminal is for the policy's text
         section = self._config.model
+        check_native(section)
         device = resolve_device(section)
         dtype = resolve_dtype(section, device)
         return fix_longrope(load_policy(section, dtype=dtype, device=device), self._config)

@@ -1,8 +1,7 @@
 """Attention within each sequence of a packed row, as a `models.attention.Attention`.
 
-`PackedAttention` gathers sequences of similar length into padded rectangles, runs SDPA and scatters
-the results back. Padding comes after each sequence, so the causal mask hides it. The gradient of a
-shared token is the sum over its sequences. `FlexAttention` is for GPUs.
+`PackedAttention` runs causal SDPA on sequences of similar length in padded rectangles, and scatters
+the results back. `FlexAttention` is for GPUs.
 """
 
 from __future__ import annotations
@@ -22,29 +21,15 @@ from torch.nn.attention.flex_attention import (
     flex_attention,
 )
 
+from rhymeflow.learner.rectangles import Rectangles
 from rhymeflow.models.attention import Attention, Reach, Weighing
-
-SLACK = 0.125
-"""Share by which a rectangle's sequences may be shorter than its longest one. Between 0.05 and 0.25
-the time differs by less than its spread; one call per sequence takes twice as long."""
-
-MIN_SLACK = 16
-"""Tokens by which they may be shorter if that is more."""
 
 
 class PackedAttention(Attention):
     """Causal attention inside each of `sequences`, given as indices into a row of T tokens."""
 
     def __init__(self, sequences: Sequence[np.ndarray], num_tokens: int, device: torch.device):
-        places, self._shapes = _rectangles(sequences)
-        source_T = np.full(num_tokens, -1)
-        flat = np.concatenate([block.ravel() for block in places])
-        # All copies of a shared token have the same output; the first is used.
-        real = np.flatnonzero(flat >= 0)[::-1]
-        source_T[flat[real]] = real
-        assert (source_T >= 0).all(), "a token of the row is in no sequence"
-        self._places_N = torch.from_numpy(np.maximum(flat, 0)).to(device)
-        self._source_T = torch.from_numpy(source_T).to(device)
+        self._rectangles = Rectangles(sequences, num_tokens, device)
 
     def attend(
         self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTE: Tensor, weighing: Weighing
@@ -52,7 +37,7 @@ class PackedAttention(Attention):
         """See `models.attention.Attention`; returns [T, H, E]."""
         blocks = zip(self._gather(q_HTD), self._gather(k_GTD), self._gather(v_GTE), strict=True)
         attend = _by_sdpa if weighing.cap is None else _by_scores
-        outputs_NHE = []
+        outputs_BLHE = []
         for q_BHLD, k_BGLD, v_BGLE in blocks:
             length = q_BHLD.shape[2]
             seen_LL = None
@@ -60,16 +45,11 @@ class PackedAttention(Attention):
                 place_L = torch.arange(length, device=q_BHLD.device)
                 seen_LL = weighing.reach.sees(place_L[:, None], place_L)
             out_BHLE = attend(q_BHLD, k_BGLD, v_BGLE, seen_LL, weighing)
-            outputs_NHE.append(out_BHLE.transpose(1, 2).flatten(0, 1))
-        return torch.cat(outputs_NHE).index_select(0, self._source_T)
+            outputs_BLHE.append(out_BHLE.transpose(1, 2))
+        return self._rectangles.scatter(outputs_BLHE)
 
     def _gather(self, x_HTD: Tensor) -> list[Tensor]:
-        x_NHD = x_HTD.transpose(0, 1).index_select(0, self._places_N)
-        blocks = x_NHD.split([rows * length for rows, length in self._shapes])
-        return [
-            block.unflatten(0, shape).transpose(1, 2)
-            for block, shape in zip(blocks, self._shapes, strict=True)
-        ]
+        return [x.transpose(1, 2) for x in self._rectangles.gather(x_HTD.transpose(0, 1))]
 
 
 ADDED = 8
@@ -126,28 +106,6 @@ def _by_scores(
         scores_BHLL = torch.cat([scores_BHLL, sink_BHL1], -1)
     weights_BHLL = scores_BHLL.softmax(-1)[..., :length]
     return (weights_BHLL @ v_BHLE).to(q_BHLD.dtype)
-
-
-def _rectangles(
-    sequences: Sequence[np.ndarray],
-) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
-    """Return padded rectangles of row indices [B, L], -1 for padding, longest first."""
-    longest_first = sorted(sequences, key=len, reverse=True)
-    places, shapes = [], []
-    start = 0
-    while start < len(longest_first):
-        length = len(longest_first[start])
-        shortest = length - max(MIN_SLACK, int(SLACK * length))
-        stop = start
-        while stop < len(longest_first) and len(longest_first[stop]) >= shortest:
-            stop += 1
-        block = np.full((stop - start, length), -1)
-        for row, sequence in zip(block, longest_first[start:stop], strict=True):
-            row[: len(sequence)] = sequence
-        places.append(block)
-        shapes.append((stop - start, length))
-        start = stop
-    return places, shapes
 
 
 BLOCK = 128

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -38,6 +39,7 @@ from rhymeflow.learner.ranks import ALONE, Gathering, Ranks
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.scoring import Scoring
 from rhymeflow.learner.token_details import TokenDetails
+from rhymeflow.models.families import carries_state
 from rhymeflow.models.frozen_base import FrozenBase
 from rhymeflow.models.lora import adapter_in, call_without_adapter
 from rhymeflow.store.checkpoint_dirs import CheckpointDir
@@ -91,6 +93,7 @@ class Learner:
         self._early: _Early | None = None
         self._config, self._rollout, self._tokenizer = learner, rollout, tokenizer
         self._ranks, self._dtype = ranks, compute_dtype
+        self._counts_copies = carries_state(model.config.to_dict())
         self._device = ranks.device or model.device
 
         def shards(model: PreTrainedModel) -> Shards | None:
@@ -164,7 +167,7 @@ class Learner:
         started = time.perf_counter()
         assert not self._config.needs_whole_batch, self._config.needs_whole_batch
         early, advantages = self._early_groups(), self._advantages(groups)
-        (minibatch,) = split(groups, advantages.values, self._config, self._device, self._ranks)
+        (minibatch,) = self._split(groups, advantages.values)
         self._scoring.fixed_policies([minibatch], self._config)
         self._scoring.responses(minibatch, self._config, is_first=True)
         for micro in minibatch:
@@ -198,7 +201,7 @@ class Learner:
         samples, totals, self._early = [*early.samples, *batch], early.totals, None
         advantages = self._advantages(samples)
         batch_advantages = advantages.values[len(early.samples) :]
-        minibatches = split(batch, batch_advantages, config, self._device, self._ranks)
+        minibatches = self._split(batch, batch_advantages)
         self._scoring.fixed_policies(minibatches, config)
         scales, rate = step_scales(samples, config, self._rollout), learning_rate(step, config)
         self.skipped = {}
@@ -227,6 +230,10 @@ class Learner:
             "num_tokens": float(self.num_tokens),
             "step_time": early.seconds + time.perf_counter() - started,
         }
+
+    def _split(self, batch: Sequence[Sample], advantage_N: np.ndarray) -> list[list[MicroBatch]]:
+        place = self._device, self._ranks
+        return split(batch, advantage_N, self._config, *place, counts_copies=self._counts_copies)
 
     def _early_groups(self) -> _Early:
         return self._early or _Early([], Totals(diagnosis_names(self._config)), 0.0)

@@ -9,9 +9,9 @@ the model's dtype, an error of 1 in 512 in single terms of long sums.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rhymeflow.config import RolloutConfig
 from rhymeflow.learner.attention import PackedAttention
 from rhymeflow.learner.packing import PackedRow, pack
+from rhymeflow.learner.rectangles import Rectangles
 from rhymeflow.learner.sample import Sample
-from rhymeflow.models import proof
-from rhymeflow.models.attention import Attention, attending, body_of, current
+from rhymeflow.models import attention as attentions
+from rhymeflow.models import proof, state
+from rhymeflow.models.attention import Attention, attending, body_of
 from rhymeflow.models.lm_head import LMHead
 from rhymeflow.models.logits import shaped
 
@@ -54,6 +56,9 @@ class TokenScorer:
     chunk_size: int
     attention: AttentionKind = PackedAttention
     forward: Forward = call_directly
+
+    def __post_init__(self) -> None:
+        state.reset_at_boundaries(self.model)
 
     @torch.no_grad()
     def score(self, row: PackedRow) -> tuple[Tensor, Tensor]:
@@ -135,8 +140,8 @@ class TokenScorer:
 
     def _hidden(self, row: PackedRow) -> Tensor:
         """Return the body's output where a response token is predicted, [R, D]."""
-        attention = self.attention(row.sequences, len(row.tokens_T), self.model.device)
-        with attending(attention):
+        sequences = row.sequences, len(row.tokens_T), self.model.device
+        with _packed(self.attention(*sequences), cache(partial(Rectangles, *sequences))):
             hidden_1TD = body_of(self.model)(
                 input_ids=self._tensor(row.tokens_T)[None],
                 position_ids=self._tensor(row.positions_T)[None],
@@ -272,7 +277,7 @@ def _parts(array: Tensor, x_CV: Tensor | None = None) -> tuple[Tensor, ...]:
 
 # -- Gradient checkpointing ------------------------------------------------------------------------
 # The backward pass recomputes a layer after the block `attending(...)` of the forward pass has
-# ended, on CUDA even in another thread; so `_contexts` captures the attention.
+# ended, on CUDA even in another thread; so `_contexts` captures what is in force.
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
@@ -288,4 +293,11 @@ def recompute_layers(model: PreTrainedModel) -> None:
 
 
 def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), attending(current.get())
+    return nullcontext(), _packed(attentions.current.get(), state.current.get())
+
+
+@contextmanager
+def _packed(attention: Attention, batches: Callable[[], state.Batches] | None) -> Iterator[None]:
+    """Attend, and reset states, within the sequences of a packed row."""
+    with attending(attention), state.resetting(batches):
+        yield

@@ -45,12 +45,15 @@ def split(
     learner: LearnerConfig,
     device: torch.device,
     ranks: Ranks = ALONE,
+    *,
+    counts_copies: bool = False,
 ) -> list[list[MicroBatch]]:
     """Return this rank's micro-batches for each optimizer step of one pass over `batch`. All ranks
-    have equally many; in each step those that need a gradient come first."""
+    have equally many; in each step those that need a gradient come first. See `packing.pack`."""
     lengths = lengths_in_loss(batch, learner)
     weight_N = np.array([token_weight(learner.loss_type, length) for length in lengths])
     steps, max_tokens = [], learner.max_tokens_per_microbatch
+    place = ranks.rank, ranks.count
     for members in _by_whole_groups(batch, learner.num_minibatches):
         in_loss = [i for i in members if lengths[i]]
         # Without these terms a token's gradient is a multiple of its advantage.
@@ -61,7 +64,9 @@ def split(
             [
                 MicroBatch(row, _inputs(batch, row, advantage_N, weight_N, device), needs_grad)
                 for chosen, needs_grad in ((with_grad, True), (without_grad, False))
-                for row in pack_for_rank(batch, chosen, max_tokens, ranks.rank, ranks.count)
+                for row in pack_for_rank(
+                    batch, chosen, max_tokens, *place, counts_copies=counts_copies
+                )
             ]
         )
     return steps
@@ -123,14 +128,19 @@ def _inputs(
 
 
 def pack_for_rank(
-    samples: Sequence[Sample], members: Sequence[int], max_tokens: int, rank: int, num_ranks: int
+    samples: Sequence[Sample],
+    members: Sequence[int],
+    max_tokens: int,
+    rank: int,
+    num_ranks: int,
+    *,
+    counts_copies: bool = False,
 ) -> list[PackedRow]:
     """Pack the `samples[i]` for `i` in `members` into rows of at most `max_tokens` tokens for each
     rank; return those of `rank`. All ranks get equally many rows, some of them empty, since every
     pass has collectives."""
-    if num_ranks == 1:
-        return pack(samples, members, max_tokens)
-    rows = [pack(samples, part, max_tokens) for part in cut(samples, members, num_ranks)]
+    parts = [list(members)] if num_ranks == 1 else cut(samples, members, num_ranks)
+    rows = [pack(samples, part, max_tokens, counts_copies=counts_copies) for part in parts]
     return rows[rank] + [empty_row()] * (max(map(len, rows)) - len(rows[rank]))
 
 

@@ -45,21 +45,31 @@ class PackedRow:
     """What T would be if samples shared only their prompt."""
 
 
-def pack(samples: Sequence[Sample], members: Iterable[int], max_tokens: int) -> list[PackedRow]:
+def pack(
+    samples: Sequence[Sample],
+    members: Iterable[int],
+    max_tokens: int,
+    *,
+    counts_copies: bool = False,
+) -> list[PackedRow]:
     """Pack `samples[i]` for `i` in `members`, in that order, into rows of at most `max_tokens`.
 
     Each sample is in exactly one row. A sample that does not fit begins a new row. To decide that,
     responses are counted in full, shared prefixes included, so a row neither holds nor predicts
-    more than `max_tokens` tokens. A sample that is longer gets a row of its own.
+    more than `max_tokens` tokens; with `counts_copies` prompts too, for models with layers that
+    compute what is shared for each sample. A sample that is longer gets a row of its own.
     """
     rows = []
-    row = _Builder()
+    row, size = _Builder(), 0
     for member in members:
         sample = samples[member]
-        if row.members and row.size_unshared + row.unshared_cost(sample) > max_tokens:
+        whole = len(sample.prompt_ids) + len(sample.completion_ids) - 1
+        cost = whole if counts_copies else row.unshared_cost(sample)
+        if row.members and size + cost > max_tokens:
             rows.append(row.build())
-            row = _Builder()
+            row, size, cost = _Builder(), 0, whole
         row.add(member, sample)
+        size += cost
     if row.members:
         rows.append(row.build())
     return rows

@@ -73,6 +73,7 @@ def _scaling(config: PreTrainedConfig) -> tuple[float, float | None]:
     """
     factor = float(getattr(config, "logit_scale", None) or 1.0)  # Cohere
     scaling = float(getattr(config, "logits_scaling", None) or 1.0)
+    factor *= float(getattr(config, "lm_head_multiplier", None) or 1.0)  # Falcon-H1
     factor *= scaling if config.model_type == "hyperclovax" else 1.0 / scaling  # Granite, MiniCPM3
     return factor, getattr(config, "final_logit_softcapping", None)  # Gemma, NanoChat
 

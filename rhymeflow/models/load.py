@@ -7,6 +7,7 @@ A loaded model attends through `models.attention`, is in eval mode and has no qu
 from __future__ import annotations
 
 import copy
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
-from rhymeflow.models import attention
+from rhymeflow.models import attention, families
 from rhymeflow.models.buffers import buffers_of, keep_precision
 from rhymeflow.models.converted import forget_quantization
 from rhymeflow.models.precision import auto_dtype
@@ -64,6 +65,11 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
         hf_config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, **offline(source))
     _check_supported(source, hf_config)
     return hf_config
+
+
+def check_native(config: ModelConfig) -> None:
+    """Raise `UserError` if the native engine does not run the model; reads its `config.json`."""
+    families.check_native(config.name, load_config(config).to_dict())
 
 
 def architecture(config: ModelConfig) -> PreTrainedConfig:
@@ -134,20 +140,22 @@ def random_model(
 
 
 def small_model(config: ModelConfig, *, device: torch.device) -> PreTrainedModel:
-    """Create a small model of the same type: two layers, few tokens, thin MLPs, random weights."""
+    """Create a small model of the same type: few layers, of all kinds that it has, few tokens, thin
+    MLPs, random weights."""
     hf_config = copy.deepcopy(load_config(config))
     text_config = hf_config.get_text_config()
     num_layers = text_config.num_hidden_layers
+    layers = _of_each_kind(getattr(text_config, "layer_types", None) or [""] * num_layers)
     for name, value in list(vars(text_config).items()):
         if isinstance(value, list) and len(value) == num_layers:
-            setattr(text_config, name, value[:_FEW_LAYERS])  # an entry per layer
+            setattr(text_config, name, [value[i] for i in layers])  # an entry per layer
         elif name.endswith(_MLP_SIZES) and isinstance(value, int):
             setattr(text_config, name, min(value, _THIN))
         elif name in _REACHES and isinstance(value, int):  # so that few tokens show its effect
             setattr(text_config, name, min(value, _NEAR))
         elif name in ("pad_token_id", "bos_token_id", "eos_token_id") and value is not None:
             setattr(text_config, name, 0)
-    text_config.num_hidden_layers = min(num_layers, _FEW_LAYERS)
+    text_config.num_hidden_layers = len(layers)
     text_config.vocab_size = min(text_config.vocab_size, _FEW_TOKENS)
     with explained(readable(config)), no_init_weights(), torch.device(device):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -162,6 +170,13 @@ def small_model(config: ModelConfig, *, device: torch.device) -> PreTrainedModel
             each.copy_(pattern * each.shape[-1] ** -0.5 if each.ndim > 1 else pattern * 0.2 + 1.0)
     model.eval()
     return model
+
+
+def _of_each_kind(kinds: list[str]) -> list[int]:
+    """Return the first layer of each kind, in order; at least the first layers."""
+    firsts = {kinds.index(kind) for kind in kinds}
+    rest = (i for i in range(len(kinds)) if i not in firsts)
+    return sorted([*firsts, *itertools.islice(rest, max(_FEW_LAYERS - len(firsts), 0))])
 
 
 _FEW_LAYERS, _FEW_TOKENS, _THIN, _NEAR = 2, 256, 16, 4
@@ -294,8 +309,10 @@ def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
     if model_class is None or is_encoder or getattr(text_config, "is_encoder_decoder", False):
         raise UserError(f"{kind} is not a decoder-only language model")
     kinds = set(getattr(text_config, "layer_types", None) or ["full_attention"])
-    if kinds - _KINDS.keys() or not model_class._supports_attention_backend:
-        other = ", ".join(sorted(kinds - _KINDS.keys())) or "custom attention"
+    if families.FAMILIES.get(hf_config.model_type, families.ModelFamily()).state is not None:
+        kinds -= families.STATE_KINDS | families.STATELESS_KINDS
+    if kinds - _KINDS.keys():
+        other = ", ".join(sorted(kinds - _KINDS.keys()))
         raise UserError(
             f"{kind} has {other}; only full, sliding and chunked attention is supported"
         )
@@ -311,6 +328,7 @@ def _check_supported(source: Source, hf_config: PreTrainedConfig) -> None:
             f"{kind} scales queries by their place in a row of sequences (attn_temperature_tuning "
             "in its config.json), which is not supported"
         )
+    families.check(source.name, hf_config.model_type)
 
 
 _KINDS = {

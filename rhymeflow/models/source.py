@@ -26,6 +26,7 @@ from safetensors import SafetensorError, safe_open
 from rhymeflow import recipes
 from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
+from rhymeflow.models import families
 from rhymeflow.models.adapter_files import base_of, is_adapter
 from rhymeflow.utils.extras import how_to_install
 
@@ -203,15 +204,21 @@ _POINTER = b"version https://git-lfs"
 
 
 def check_files(config: ModelConfig) -> None:
-    """Check that the weights of a local directory can be opened; read only headers.
+    """Check that the model in a local directory is of a supported type, and its weights can be
+    opened; read only headers.
 
     Raises:
-        UserError: a file is missing, truncated, or not a weights file.
+        UserError: it is not, or a file is missing, truncated, or not a weights file.
     """
     source = locate(config)
     if source.is_hub or source.gguf_file is not None:
         return
     folder = Path(source.location)
+    with explained(source):
+        fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        model_type = fields.get("model_type")
+    if model_type is not None:  # else transformers says what is wrong
+        families.check(source.name, model_type)
     files = sorted(folder.glob("*.safetensors"))
     if not files and not any(folder.glob("pytorch_model*.bin")):
         raise UserError(

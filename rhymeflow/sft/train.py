@@ -79,7 +79,8 @@ class SupervisedLearner(Learner):
         return -logprob / _num_learnt(samples)
 
     def _pack(self, samples: Sequence[Sample]) -> list[PackedRow]:
-        return pack(samples, range(len(samples)), self._config.max_tokens_per_microbatch)
+        most, counts_copies = self._config.max_tokens_per_microbatch, self._counts_copies
+        return pack(samples, range(len(samples)), most, counts_copies=counts_copies)
 
 
 def _num_learnt(samples: Sequence[Sample]) -> int:

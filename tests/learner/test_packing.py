@@ -45,6 +45,16 @@ def test_every_sample_once_whole_and_within_the_budget(samples: list[Sample], ma
 
 
 @given(samples=SAMPLES, max_tokens=st.integers(1, 60))
+def test_copies_are_counted_if_asked(samples: list[Sample], max_tokens: int):
+    """Of two rows in succession the second one's first sample would not have fitted the first."""
+    rows = pack(samples, range(len(samples)), max_tokens, counts_copies=True)
+    assert [i for row in rows for i in row.members] == list(range(len(samples)))
+    sizes = [[len(sequence) for sequence in row.sequences] for row in rows]
+    assert all(sum(size) <= max_tokens or len(size) == 1 for size in sizes)
+    assert all(sum(size) + after[0] > max_tokens for size, after in pairwise(sizes))
+
+
+@given(samples=SAMPLES, max_tokens=st.integers(1, 60))
 def test_no_token_is_computed_twice_or_for_nothing(samples: list[Sample], max_tokens: int):
     for row in pack(samples, range(len(samples)), max_tokens):
         assert set(np.concatenate(row.sequences)) == set(range(len(row.tokens_T)))

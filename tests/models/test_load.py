@@ -132,7 +132,6 @@ SEVERAL = MusicgenConfig(
 @pytest.mark.parametrize(
     ("unfit", "what"),
     [
-        (Qwen3NextConfig(), "linear_attention; only full, sliding and chunked attention is"),
         (Gemma2Config(sliding_window=None), "sliding_attention, but no sliding_window in its"),
         (
             MistralConfig(sliding_window=-1),
@@ -140,7 +139,7 @@ SEVERAL = MusicgenConfig(
         ),
         (Llama4TextConfig(), "scales queries by their place in a row"),
         (Llama4TextConfig(attention_chunk_size=None), "chunked_attention, but no attention_chunk"),
-        (FalconConfig(), "custom attention"),
+        (FalconConfig(), "are not supported, since none was compared"),
         (BertConfig(), "not a decoder-only"),
         (T5Config(), "not a decoder-only"),
         (SEVERAL, "not a decoder-only language model"),
@@ -210,3 +209,12 @@ def test_a_small_model_is_one_of_this_kind_and_needs_no_weights(tmp_path):
     assert reaches == [attention.Reach(), attention.Reach(window=4)], "which a proof shows"
     assert (len(model.model.layers), len(model.lm_head.weight)) == (2, 256)
     assert {p.isfinite().all().item() for p in model.parameters()} == {True}
+
+
+def test_a_small_model_has_a_layer_of_each_kind(tmp_path):
+    kinds = [*["linear_attention"] * 3, "full_attention"] * 2
+    hybrid = Qwen3NextConfig(layer_types=kinds, num_hidden_layers=8, num_experts=4)
+    hybrid.save_pretrained(tmp_path)
+    model = small_model(config_of(tmp_path), device=CPU)
+    assert model.config.layer_types == ["linear_attention", "full_attention"]
+    assert len(model.model.layers) == 2

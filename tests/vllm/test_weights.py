@@ -265,6 +265,60 @@ def test_experts_that_a_gpu_has_otherwise_are_refused():
     assert not places["block.experts.down_proj"].target.is_packed
 
 
+class Convolution(nn.Module):
+    """As vLLM has it: a linear layer whose weight is no matrix, and is not packed."""
+
+    def __init__(self, rows, width):
+        super().__init__()
+        self.output_partition_sizes, self.input_size_per_partition = rows, width
+        self.quant_method = Packer(empties=False)
+        self.weight = nn.Parameter(torch.zeros(sum(rows), 1, width), requires_grad=False)
+
+
+class Mixer(nn.Module):
+    """A state space: one tensor for several parts of a layer, and -exp(A_log) for A_log."""
+
+    def __init__(self):
+        super().__init__()
+        self.in_proj = Linear([8, 8, 4, 2], HIDDEN)
+        self.conv1d = Convolution([8, 4, 4], 3)
+        self.A = nn.Parameter(torch.zeros(2), requires_grad=False)
+
+
+class Hybrid(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.packed_modules_mapping = {"in_proj_qkvz": ["in_proj_qkv", "in_proj_z"]}
+        self.mixer = Mixer()
+        self.delta = nn.ModuleDict({"in_proj_qkvz": Linear([8, 8, 4, 4], HIDDEN)})
+
+
+def test_layers_that_carry_a_state_get_theirs():
+    torch.manual_seed(0)
+    tensors = {
+        "mixer.in_proj.weight": torch.randn(22, HIDDEN),
+        "mixer.conv1d.weight": torch.randn(16, 1, 3),
+        "mixer.A_log": torch.randn(2),
+        "delta.in_proj_qkv.weight": torch.randn(20, HIDDEN),
+        "delta.in_proj_z.weight": torch.randn(4, HIDDEN),
+    }
+    store, model = SharedMemoryWeightStore(manifest_of(tensors)), Hybrid()
+    try:
+        checksum, reader = store.publish(0, tensors), store.handle.open()
+        memory = model.mixer.A.data_ptr(), model.mixer.conv1d.weight.data_ptr()
+        pulled = InstalledWeights(model, reader).install(reader, compare=True)
+        assert prove(reader.manifest, [pulled]) == (0, checksum)
+    finally:
+        store.close()
+    mixer, x = model.mixer, torch.randn(3, HIDDEN)
+    assert torch.equal(mixer.A, -tensors["mixer.A_log"].exp())
+    assert torch.equal(mixer.conv1d.weight, tensors["mixer.conv1d.weight"])
+    assert memory == (mixer.A.data_ptr(), mixer.conv1d.weight.data_ptr())  # vLLM has views of it
+    torch.testing.assert_close(mixer.in_proj.cpu_linear(x), x @ tensors["mixer.in_proj.weight"].T)
+    due = torch.cat([tensors["delta.in_proj_qkv.weight"], tensors["delta.in_proj_z.weight"]])
+    torch.testing.assert_close(model.delta["in_proj_qkvz"].cpu_linear(x), x @ due.T)
+
+
 def test_a_head_that_is_not_packed_again_is_noticed(deployed, monkeypatch):
     deployed.tensors.update(published(1))
     deployed.publish()

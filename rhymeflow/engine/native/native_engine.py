@@ -20,7 +20,13 @@ from rhymeflow.models.adapter_files import adapter_for
 from rhymeflow.models.attention import Shape
 from rhymeflow.models.buffers import published_buffers
 from rhymeflow.models.frozen_base import NAME, FrozenBase, require_unchanged
-from rhymeflow.models.load import empty_model, load_config, resolve_dtype, stop_token_ids
+from rhymeflow.models.load import (
+    check_native,
+    empty_model,
+    load_config,
+    resolve_dtype,
+    stop_token_ids,
+)
 from rhymeflow.models.lora import adapter_in, draw_adapter, load_policy, versioned
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import fix_longrope
@@ -32,6 +38,7 @@ from rhymeflow.weights.proof import ProvedWeights
 
 def load_kernels(config: Config) -> None:
     """Load the kernels that an engine will run; a machine's first run compiles them (seconds)."""
+    check_native(config.model)
     device = resolve_device(config.model)
     dtype = resolve_dtype(config.model, device)
     attention_for(device, dtype, Shape.of(load_config(config.model)).head_dim)

@@ -10,6 +10,7 @@ from typing import Any
 from rhymeflow.config import Config
 from rhymeflow.engine.vllm import speculator, worker
 from rhymeflow.engine.vllm.sampler import noise_processor
+from rhymeflow.engine.vllm.supported import architectures
 from rhymeflow.models.load import load_config, resolve_dtype
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.source import readable
@@ -84,8 +85,13 @@ def engine_args(config: Config) -> dict[str, Any]:
     if is_v2:
         arguments["logits_processors"] = [noise_processor()]
         arguments["logprobs_mode"] = "processed_logits"
+    hf_config, overrides = load_config(config.model), dict[str, Any]()
     if (rollout.vllm_head_dtype or ("model" if device.type == "cpu" else "float32")) == "float32":
-        arguments["hf_overrides"] = {"head_dtype": "float32"}
+        overrides["head_dtype"] = "float32"
+    if hf_config.get_text_config() is not hf_config:  # the learner has the text model alone
+        overrides["architectures"] = architectures(hf_config)
+    if overrides:
+        arguments["hf_overrides"] = overrides
     if device.type == "cpu":
         # Compiled code would keep the weights that were packed when it was traced.
         arguments |= {

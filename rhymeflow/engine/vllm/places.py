@@ -21,6 +21,16 @@ from rhymeflow.weights.manifest import Manifest, ManifestMismatch, TensorSpec, s
 EXPERTS = {"gate_up_proj": "w13_weight", "down_proj": "w2_weight"}
 """vLLM's names of the weights of a layer's experts; both are [experts, rows, columns]."""
 
+DECAY_LOGARITHM, DECAY = "A_log", "A"
+"""A state space's weight, and what vLLM keeps in its place: -exp(A_log)."""
+
+
+class FusedPart(NamedTuple):
+    """Which of the `total` tensors that a parameter is made of, in order of their rows, from 0."""
+
+    number: int = 0
+    total: int = 1
+
 
 class Piece(NamedTuple):
     """Part of a tensor, which is cut in one dimension, and where it begins in the target's."""
@@ -95,20 +105,22 @@ def find_places(model: nn.Module, manifest: Manifest) -> dict[str, TensorPlace]:
     places: dict[str, TensorPlace] = {}
     index_of: dict[str, int] = {}
     for spec in manifest:
-        path, attribute, index = _layer_part(spec.name, layers, fused)
-        if path not in layers and mapper is not None:
+        path, attribute, part = _layer_part(spec.name, layers, fused)
+        if getattr(layers.get(path), attribute, None) is None and mapper is not None:
             name = mapper.map_name(spec.name) or spec.name
-            path, attribute, index = _layer_part(name, layers, fused)
+            path, attribute, part = _layer_part(name, layers, fused)
         layer = layers.get(path)
+        if attribute == DECAY_LOGARITHM and not hasattr(layer, attribute):
+            attribute = DECAY
         if layer is None or getattr(layer, attribute, None) is None:
             raise ManifestMismatch(f"{spec.name}: vLLM's {type(model).__name__} has no {path}")
         target = targets.get(f"{path}.{attribute}")
         if target is None:
-            is_packed = _is_packed(layer, getattr(layer, attribute))
+            is_packed = attribute == DECAY or _is_packed(layer, getattr(layer, attribute))
             target = Target(f"{path}.{attribute}", layer, attribute, [], is_packed)
             targets[target.name] = target
-        places[spec.name] = TensorPlace(target, spec, _pieces(target, index, spec.shape))
-        index_of[spec.name] = index
+        places[spec.name] = TensorPlace(target, spec, _pieces(target, part, spec.shape))
+        index_of[spec.name] = part.number
     _check_filled(model, targets)
     for name in sorted(places, key=index_of.__getitem__):  # within each target, in row order
         places[name].target.parts.append(name)
@@ -117,18 +129,17 @@ def find_places(model: nn.Module, manifest: Manifest) -> dict[str, TensorPlace]:
 
 def _layer_part(
     tensor: str, layers: Mapping[str, nn.Module], fused: Mapping[str, list[str]]
-) -> tuple[str, str, int]:
-    """Return vLLM's layer and attribute for a Hugging Face tensor, and the tensor's index among
-    those that the attribute is fused from."""
+) -> tuple[str, str, FusedPart]:
+    """Return vLLM's layer and attribute for a Hugging Face tensor, and which part of it that is."""
     path, _, attribute = tensor.rpartition(".")
     if attribute in EXPERTS and f"{path}.routed_experts" in layers:
-        return f"{path}.routed_experts", EXPERTS[attribute], 0
+        return f"{path}.routed_experts", EXPERTS[attribute], FusedPart()
     parent, _, last = path.rpartition(".")
     for whole, parts in fused.items():
         name = f"{parent}.{whole}" if parent else whole
         if last in parts and name in layers:
-            return name, attribute, parts.index(last)
-    return path, attribute, 0
+            return name, attribute, FusedPart(parts.index(last), len(parts))
+    return path, attribute, FusedPart()
 
 
 def has_experts(layer: nn.Module) -> bool:
@@ -139,7 +150,11 @@ def has_experts(layer: nn.Module) -> bool:
 def _is_packed(layer: nn.Module, weight: Tensor) -> bool:
     """Return whether the layer computes with a packed form of the weight. Raises `ManifestMismatch`
     if a GPU's experts use a backend other than Triton: the others pack them, and CUDA graphs forbid
-    packing them again."""
+    packing them again; or if a CPU packs a convolution, of which vLLM keeps other copies."""
+    if hasattr(layer, "_cpu_unpacked_conv_weight"):
+        raise ManifestMismatch(
+            "vLLM packs convolutions on this CPU in bfloat16; set model.dtype = 'float32'"
+        )
     if not has_experts(layer):
         return weight.numel() == 0  # on CPUs vLLM empties a parameter once it has packed it
     if weight.device.type == "cpu":
@@ -159,8 +174,8 @@ def _tensor_parallel(layer: nn.Module) -> tuple[int, int]:
     return getattr(layer, "tp_rank", 0), getattr(layer, "tp_size", 1)
 
 
-def _pieces(target: Target, index: int, shape: tuple[int, ...]) -> list[Piece]:
-    """Return what this process holds of a tensor of this shape, number `index` in the target."""
+def _pieces(target: Target, part: FusedPart, shape: tuple[int, ...]) -> list[Piece]:
+    """Return what this process holds of a tensor of this shape, which is `part` of the target."""
     layer: Any = target.layer
     if has_experts(layer):
         return _expert_pieces(target, shape)
@@ -169,19 +184,24 @@ def _pieces(target: Target, index: int, shape: tuple[int, ...]) -> list[Piece]:
         first, end = indices.org_vocab_start_index, indices.org_vocab_end_index
         return [Piece(0, first, end - first, 0)]
     if getattr(layer, "output_partition_sizes", None) is not None:
-        return [_linear_piece(layer, index, shape)]
+        return [_linear_piece(layer, part, shape)]
     return [Piece(0, 0, shape[0], 0)]
 
 
-def _linear_piece(layer: Any, index: int, shape: tuple[int, ...]) -> Piece:
+def _linear_piece(layer: Any, part: FusedPart, shape: tuple[int, ...]) -> Piece:
     """See `_pieces`, for a linear layer, which is sharded by rows or by columns."""
-    rank, _ = _tensor_parallel(layer)
-    sizes = layer.output_partition_sizes  # this process's rows of each tensor
-    num_rows, first_row = sizes[index], sum(sizes[:index])
+    rank, num_ranks = _tensor_parallel(layer)
+    sizes = layer.output_partition_sizes  # this process's rows of each output
+    if part.total < len(sizes):  # the first tensor, or the last, is several outputs
+        if num_ranks > 1:
+            raise ManifestMismatch(f"a tensor of {len(sizes)} outputs is not split over processes")
+        return Piece(0, 0, shape[0], 0 if part.number == 0 else sum(sizes) - shape[0])
+    num_rows, first_row = sizes[part.number], sum(sizes[: part.number])
     num_columns = getattr(layer, "input_size_per_partition", None)
-    if num_columns is not None and len(shape) > 1 and num_columns != shape[1]:
+    is_matrix = len(shape) == 2  # a convolution, [channels, 1, width], has other columns
+    if num_columns is not None and is_matrix and num_columns != shape[1]:
         return Piece(1, rank * num_columns, num_columns, 0)
-    if index > 0:  # each key and value head may be held by several processes
+    if part.number > 0:  # each key and value head may be held by several processes
         rank //= getattr(layer, "num_kv_head_replicas", 1)
     return Piece(0, rank * num_rows if num_rows != shape[0] else 0, num_rows, first_row)
 
@@ -212,8 +232,15 @@ def shape_of(target: Target, places: Mapping[str, TensorPlace]) -> tuple[int, ..
 
 
 def _check_filled(model: nn.Module, targets: Mapping[str, Target]) -> None:
-    """Raise `ManifestMismatch` unless each parameter of the model is a target, or tied to one."""
-    filled = {id(target.tensor()) for target in targets.values()}
+    """Raise `ManifestMismatch` unless each parameter of the model is a target, or tied to one, and
+    no two targets are tied: the second would overwrite the first."""
+    filled: dict[int, Target] = {}
+    for target in targets.values():
+        first = filled.setdefault(id(target.tensor()), target)
+        if first is not target:
+            raise ManifestMismatch(
+                f"{target.name} and {first.name} are one parameter in vLLM, but two tensors"
+            )
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if id(parameter) not in filled:
             raise ManifestMismatch(f"{name} of vLLM's model is not in the weight store's manifest")

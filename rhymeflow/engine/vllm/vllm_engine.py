@@ -25,6 +25,7 @@ from rhymeflow.engine.native.scheduler import URGENT_SHARE
 from rhymeflow.engine.vllm import self_test
 from rhymeflow.engine.vllm.arguments import engine_args, import_vllm, max_length, model_runner
 from rhymeflow.engine.vllm.sampler import UNKNOWN_LOGPROB, arguments
+from rhymeflow.engine.vllm.supported import check_supported, known_models
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.draft import NONE, IndexHandle
 from rhymeflow.histospec.drafter import Drafter
@@ -33,6 +34,7 @@ from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.utils import objects
 from rhymeflow.utils.objects import OwnerLost
 from rhymeflow.weights.base import WeightReader, prove
+from rhymeflow.weights.manifest import ManifestMismatch
 from rhymeflow.weights.proof import ProvedWeights
 
 COMPARED_PULLS = 3
@@ -109,7 +111,13 @@ class VllmEngine:
         capacity = min(cache_tokens, rollout.max_kv_tokens or cache_tokens)
         stop_ids = configured_stop_token_ids(config.model, load_tokenizer(config.model))
         self._limits = EngineLimits(rollout.max_num_seqs, max_length(config), capacity, stop_ids)
-        self._pulled = self._pull(weights, None)
+        try:
+            self._pulled = self._pull(weights, None)
+        except ManifestMismatch as error:
+            raise UserError(
+                f"rollout.engine = 'vllm': the weights of model.name = {config.model.name!r} have "
+                f"no place in vLLM's model: {error}"
+            ) from error
         self_test.check(self, drafts=config.drafting.window != "off", has_sampler=not self._is_v2)
         self._num_generated, self._clock, self._prefill_seconds = 0, 0.0, 0.0
         self._forget_cache()
@@ -412,10 +420,12 @@ def load_vllm(config: Config) -> Any:
     """
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(model_runner(config) == "v2"))
     import_vllm()
+    check_supported(config, known_models())
     from vllm import EngineArgs, LLMEngine
 
     try:
         return LLMEngine.from_engine_args(EngineArgs(**engine_args(config)))
     except (ValueError, NotImplementedError) as error:
-        reason = " ".join(str(error).split())
+        # An unknown model's message lists all that are known.
+        reason = " ".join(str(error).split()).partition(" Supported architectures:")[0]
         raise UserError(f"rollout.engine = 'vllm': vLLM refuses: {reason}") from error

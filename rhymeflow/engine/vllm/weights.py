@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from rhymeflow.core.types import Version
-from rhymeflow.engine.vllm.places import Target, find_places, has_experts, shape_of
+from rhymeflow.engine.vllm.places import DECAY, Target, find_places, has_experts, shape_of
 from rhymeflow.weights.base import PulledParts, WeightReader
 from rhymeflow.weights.install import Installation, SlabPlace, or_newer
 from rhymeflow.weights.manifest import Slab, TensorSpec
@@ -161,8 +161,9 @@ class InstalledWeights:
         for target in self._targets:
             # An embedding is packed too, but only used for lookups.
             is_product = hasattr(target.layer, "quant_method") and target.attribute == "weight"
-            if is_product and not hasattr(target.layer, "shard_indices"):
-                _compare_products(target.layer, buffers.get(target.name, target.tensor().data))
+            weight = buffers.get(target.name, target.tensor().data)
+            if is_product and weight.ndim == 2 and not hasattr(target.layer, "shard_indices"):
+                _compare_products(target.layer, weight)
         for layer in self._output_heads():
             _compare_products(layer, layer.weight.data)
         for targets in self._packed.values():
@@ -173,6 +174,9 @@ class InstalledWeights:
 
 def _pack_layer(layer: Any, weights: Mapping[str, Tensor]) -> None:
     """Set the layer's weights as if just loaded, and have it pack them."""
+    if DECAY in weights:
+        layer.A.data.copy_(-weights[DECAY].float().exp())
+        return
     for attribute, weight in weights.items():
         setattr(layer, attribute, nn.Parameter(weight, requires_grad=False))
     if hasattr(layer.quant_method, "moe_kernel"):

@@ -1,0 +1,83 @@
+"""Asks vLLM which models it has, in the Python that has vLLM.
+
+vLLM runs a model of transformers that it does not have by transformers' own modules. That is no
+answer for layers that carry a state, which it keeps in its cache only for models of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from rhymeflow.config import Config
+from rhymeflow.engine.vllm.installed import SUPPORTED
+from rhymeflow.errors import UserError
+from rhymeflow.models.families import carries_state
+from rhymeflow.models.load import load_config
+
+_SECONDS = 120
+"""Time that vLLM may take to be imported; usually five seconds."""
+_ASK = """
+import json
+from rhymeflow.engine.vllm.supported import known_models
+print(json.dumps(known_models()))
+"""
+
+
+def architectures(hf_config: PreTrainedConfig) -> list[str]:
+    """Return the classes of the model by which vLLM looks for its own; without the parts for
+    images, if it has some, which the learner does not have either."""
+    causal_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
+    names: list[str] | None = hf_config.architectures
+    if names and hf_config.get_text_config() is hf_config:
+        return names
+    return [causal_class.__name__]
+
+
+def known_models() -> dict[str, str]:
+    """Return the module of each class of models that this Python's vLLM has."""
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    return {name: getattr(each, "module_name", "") for name, each in ModelRegistry.models.items()}
+
+
+def check_supported(config: Config, known: Mapping[str, str]) -> None:
+    """Raise `UserError` unless vLLM, with `known_models` of these, can run the model."""
+    hf_config = load_config(config.model)
+    names = architectures(hf_config)
+    modules = [known[name] for name in names if name in known]
+    is_own = any(not module.endswith(".transformers") for module in modules)
+    if not carries_state(hf_config.to_dict()):
+        return
+    if config.rollout.vllm_tensor_parallel_size > 1:
+        raise UserError(
+            f"rollout.vllm_tensor_parallel_size = {config.rollout.vllm_tensor_parallel_size}: "
+            f"layers that carry a state, as those of model.name = {config.model.name!r}, are not "
+            "spread over processes"
+        )
+    if not is_own:
+        raise UserError(
+            f"rollout.engine = 'vllm': vLLM {SUPPORTED} has no {' or '.join(names)} "
+            f"(model.name = {config.model.name!r}), whose layers carry a state from token to token"
+        )
+
+
+def ask(config: Config) -> dict[str, str]:
+    """Return `known_models` of the Python that the rollout instances run under."""
+    command = [config.rollout.python or sys.executable, "-c", _ASK]
+    quiet = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
+    completed = subprocess.run(
+        command, capture_output=True, text=True, timeout=_SECONDS, check=False, env=quiet
+    )
+    if completed.returncode:
+        last = completed.stderr.strip().splitlines()[-1:]
+        raise UserError(f"rollout.engine = 'vllm': vLLM cannot be imported: {' '.join(last)}")
+    known: dict[str, str] = json.loads(completed.stdout.splitlines()[-1])
+    return known

@@ -1,0 +1,66 @@
+"""Which models vLLM is given: what it has is its own answer, refused in one line by name."""
+
+from importlib import import_module
+
+import pytest
+from transformers import LlamaConfig
+
+from rhymeflow.config import Config
+from rhymeflow.engine.vllm.arguments import engine_args
+from rhymeflow.engine.vllm.supported import architectures, check_supported
+from rhymeflow.models.load import check_native, load_config
+from tests.families.cases import config_of
+from tests.refused import refusal
+from tests.vllm.sameness import needs_vllm
+
+OWN = "vllm.model_executor.models.qwen3_next"
+BORROWED = "vllm.model_executor.models.transformers"
+
+
+def config(path, **rollout):
+    sections = {"model": {"name": str(path), "device": "cpu"}, "rollout": rollout}
+    return Config.model_validate(sections | {"drafting": {"window": "off"}})
+
+
+def saved(path, hf_config):
+    hf_config.save_pretrained(path)
+    return config(path, engine="vllm")
+
+
+def test_layers_that_carry_a_state_need_a_model_of_vllms_own(tmp_path):
+    chosen = saved(tmp_path, config_of("qwen3_next"))
+    assert "set rollout.engine = 'vllm'" in refusal(check_native, chosen.model)
+    check_supported(chosen, {"Qwen3NextForCausalLM": OWN})
+    for known in ({}, {"Qwen3NextForCausalLM": BORROWED}):
+        message = refusal(check_supported, chosen, known)
+        assert "has no Qwen3NextForCausalLM" in message
+        assert str(tmp_path) in message
+    several = config(tmp_path, engine="vllm", vllm_tensor_parallel_size=2)
+    message = refusal(check_supported, several, {"Qwen3NextForCausalLM": OWN})
+    assert "rollout.vllm_tensor_parallel_size = 2" in message
+
+
+def test_others_are_left_to_vllm(tmp_path):
+    chosen = saved(tmp_path, LlamaConfig(architectures=["LlamaForCausalLM"]))
+    check_supported(chosen, {})
+    assert "hf_overrides" not in engine_args(chosen)
+
+
+def test_of_a_model_with_a_part_for_images_vllm_runs_the_text_model(tmp_path):
+    hf_config = config_of("qwen3_5")
+    hf_config.architectures = ["Qwen3_5ForConditionalGeneration"]
+    chosen = saved(tmp_path, hf_config)
+    assert architectures(load_config(chosen.model)) == ["Qwen3_5ForCausalLM"]
+    assert engine_args(chosen)["hf_overrides"] == {"architectures": ["Qwen3_5ForCausalLM"]}
+
+
+@needs_vllm
+@pytest.mark.vllm
+def test_this_vllm_has_these(tmp_path):
+    import_module("rhymeflow.engine.vllm.arguments").import_vllm()
+    known = import_module("rhymeflow.engine.vllm.supported").known_models()
+    for name in ("qwen3_next", "qwen3_5", "nemotron_h", "granitemoehybrid", "falcon_h1", "lfm2"):
+        check_supported(saved(tmp_path / name, config_of(name)), known)
+    assert "has no BambaForCausalLM" in refusal(
+        check_supported, saved(tmp_path / "bamba", config_of("bamba")), known
+    )
