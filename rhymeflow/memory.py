@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from rhymeflow.config import Config, DraftingConfig
+from rhymeflow.engine.native.cache import STEP, capacity_for
 from rhymeflow.engine.native.sampler import sampling_bytes
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.drafter import Drafter
@@ -294,9 +295,10 @@ def kv_tokens(config: Config, model: ModelSize, longest_prompt: int) -> int:
     rollout = config.rollout
     if rollout.engine == "native" or model.device == "cpu":  # grows on demand
         length = longest(config, model, longest_prompt)
-        # The native engine gives back what is out of reach; vLLM does so on its own terms.
-        is_short = rollout.engine == "native" and model.reach
-        return rollout.max_num_seqs * (min(length, model.reach) if is_short else length)
+        if rollout.engine == "native" and model.reach:
+            # A full slot gives back what is out of reach; vLLM does so on its own terms.
+            length = min(length, capacity_for(model.reach + STEP))
+        return rollout.max_num_seqs * length
     gpus = config.cluster.gpu_memory_gb * GB * rollout.vllm_tensor_parallel_size
     return int((rollout.memory_share * gpus - model.weights) // model.kv_token)
 

@@ -87,8 +87,10 @@ def test_changes_and_contexts() -> None:
     [part] = memory.of_changes(config, TINY)
     assert part == ("changes to 5 versions, at most", 5 * 2000 / 4)
     assert memory.longest(Config(), TINY, 10) == 100, "the model's context"
-    near, seqs = replace(TINY, reach=64), Config().rollout.max_num_seqs
-    assert memory.kv_tokens(Config(), near, 10) == seqs * 64, "what some layer still sees"
+    near, seqs = replace(TINY, max_positions=9000, reach=600), Config().rollout.max_num_seqs
+    long = build_config({"rollout.max_completion_length": 5000}, where="test")
+    assert memory.kv_tokens(long, near, 10) == seqs * 1024, "a slot that has room for 600 and more"
+    assert memory.kv_tokens(Config(), near, 10) == seqs * memory.longest(Config(), near, 10)
 
 
 SMOLLM2 = replace(
