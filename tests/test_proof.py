@@ -9,11 +9,11 @@ from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.engine.native.engine import Engine
 from rhymeflow.learner.policy import proved_scorer
 from rhymeflow.models import attention, lm_head, proof
-from tests.models.families import GPT, TYPES, model_of
+from tests.families.cases import model_of
 from tests.refused import refusal
 
 KINDS = ("llama", "granite", "nanochat", "gpt2", "mistral", "gemma2", "gpt_oss", "deepseek_v3")
-"""Of each way to attend and to make logits; `models/test_families.py` has all types."""
+"""Of each way to attend and to make logits; `tests/families` has all types."""
 WRONG_IN_THE_ENGINE = {"diffllama": "attends more than once in a layer"}
 
 
@@ -36,11 +36,11 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=s
 @DTYPES
 @pytest.mark.parametrize("kind", KINDS)
 def test_these_are_computed_as_the_model_does(kind, dtype):
-    engine = engine_of(model_of(kind, dtype, **TYPES[kind]))
+    engine = engine_of(model_of(kind, dtype))
     engine.prove()
     load = engine.load()
     assert (load.num_generated, load.clock, load.prefill_seconds) == (0, 0.0, 0.0)
-    prove_learner(model_of(kind, dtype, **TYPES[kind]))
+    prove_learner(model_of(kind, dtype))
 
 
 @pytest.mark.parametrize("kind", WRONG_IN_THE_ENGINE)
@@ -56,7 +56,7 @@ def test_a_mask_of_the_models_own_is_refused():
 
 
 def test_a_configuration_that_contradicts_the_model_is_refused():
-    model = model_of("gpt_bigcode", **GPT)
+    model = model_of("gpt_bigcode")
     model.config.num_key_value_heads = 2
     assert "has 1 heads of keys of 8" in refusal(prove_engine, model)
 
@@ -66,7 +66,7 @@ def test_a_configuration_that_contradicts_the_model_is_refused():
 def test_logits_changed_in_an_unknown_way_are_refused(kind, dtype, monkeypatch):
     monkeypatch.setattr(lm_head, "_scaling", lambda config: (1.0, None))
     for prove in PROOFS:
-        message = refusal(prove, model_of(kind, dtype, **TYPES[kind]))
+        message = refusal(prove, model_of(kind, dtype))
         assert f"'{kind}' is not supported: it changes its logits" in message
 
 
@@ -88,11 +88,11 @@ def test_what_a_layer_asks_for_and_does_not_get_is_noticed(kind, blind, monkeypa
 
     for prove in PROOFS:
         monkeypatch.setattr(attention, "Weighing", Blind)
-        assert "nats off" in refusal(prove, model_of(kind, **TYPES[kind]))
+        assert "nats off" in refusal(prove, model_of(kind))
 
 
 def test_a_longer_window_is_filled(monkeypatch):
-    model = model_of("olmo3", **{**TYPES["olmo3"], "sliding_window": 30})
+    model = model_of("olmo3", sliding_window=30)
     assert [len(ids) for ids, _ in proof.sequences(model)] == [6, 14, 12, 36]
     for prove in PROOFS:
         prove(model)

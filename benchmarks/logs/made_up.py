@@ -71,6 +71,8 @@ class Size(NamedTuple):
 class Questions:
     """Prompts by row: some words, the last of which no other prompt has."""
 
+    writes_date = False
+
     def __init__(self, rows: int) -> None:
         self._rows, draw = rows, random.Random(0)
         self._words = [

@@ -9,13 +9,13 @@ from rhymeflow.engine.base import NoiseKey, Request
 from rhymeflow.engine.native.cache import FIRST_CAPACITY
 from tests.engine.drafters import FakeDrafter, answers_of, tree
 from tests.engine.models import SIZES, VOCABULARY, answered, make_engine, run, sampling
+from tests.families.cases import WINDOWS
 from tests.learner import builders
-from tests.models.families import TYPES
 
 KINDS = {
     "mistral": {"sliding_window": 20},
     "llama4_text": {
-        **TYPES["llama4_text"], "attention_chunk_size": 48, "no_rope_layers": [1, 1, 1],
+        **WINDOWS["llama4_text"], "attention_chunk_size": 48, "no_rope_layers": [1, 1, 1],
     },
 }  # fmt: skip
 LENGTH, NEW = 290, 300

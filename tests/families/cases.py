@@ -18,6 +18,7 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from rhymeflow.models import attention
 from rhymeflow.models.buffers import buffers_of
 from tests.engine.models import VOCABULARY
 
@@ -51,6 +52,11 @@ SIZES: dict[str, Any] = {
     "chunk_size": 8,
 }  # fmt: skip
 
+NEAR = {"sliding_window": 4}
+QWEN = {**NEAR, "use_sliding_window": True, "max_window_layers": 1}
+MIXED = {**NEAR, "layer_types": ["sliding_attention", "full_attention"]}
+GEMMA = {**MIXED, "query_pre_attn_scalar": 16}
+CAPPED = {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 FOUR = {"num_key_value_heads": 4}
 KINDS = ["linear_attention", "full_attention"]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 80}
@@ -70,17 +76,33 @@ def _plain(types: str) -> dict[str, dict[str, Any]]:
 
 DENSE: dict[str, dict[str, Any]] = {
     **_plain("apertus arcee ernie4_5 gemma glm glm4 hunyuan_v1_dense internlm3 iquestcoder"),
-    **_plain("jais2 llama ministral3 mistral nemotron olmo olmo2 phi phi3 qwen2 qwen3 seed_oss"),
-    **_plain("starcoder2"),
+    **_plain("jais2 llama ministral3 nemotron olmo olmo2 phi qwen2 qwen3 seed_oss"),
     "helium": {"head_dim": 8},
-    "exaone4": {"layer_types": ["full_attention"] * 2},
     "llama yarn": {"rope_parameters": {"rope_theta": 1e4, **YARN}},
     "llama llama3": {"rope_parameters": {"rope_theta": 1e4, **LLAMA3}},
     "llama biases": {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"},
     "qwen2 tied": {"tie_word_embeddings": True},
-    "smollm3": {"no_rope_layers": [1, 0]},
 }
 """Attention and MLPs, as in Llama."""
+
+WINDOWS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("ministral", "mistral", "mixtral", "phi3", "phimoe", "starcoder2"), NEAR),
+    **dict.fromkeys(("exaone4", "olmo3"), MIXED),
+    "cohere2": {**MIXED, "logit_scale": 0.0625},
+    "gemma2": CAPPED,
+    "gemma3_text": GEMMA,
+    "gpt_oss": MIXED,
+    "granite_swa": {**MIXED, "logits_scaling": 8.0},
+    "llama4_text": {
+        "attention_chunk_size": 4, "no_rope_layers": [1, 0], "attn_temperature_tuning": False,
+        "intermediate_size_mlp": 48, "num_local_experts": 4, "num_experts_per_tok": 1,
+    },
+    "qwen2 windows": QWEN,
+    "qwen2_moe": QWEN,
+    "smollm3": {**NEAR, "use_sliding_window": True, "no_rope_layers": [1, 0]},
+    "vaultgemma": CAPPED,
+}  # fmt: skip
+"""Windows or chunks in every layer or in some, sinks, capped scores, layers without positions."""
 
 OTHER: dict[str, dict[str, Any]] = {
     "bitnet": {},
@@ -94,7 +116,6 @@ OTHER: dict[str, dict[str, Any]] = {
     "nanochat": {"final_logit_softcapping": 3.0},
     "opt": {},
     "persimmon": {},
-    # Not in the native engine
     "axk1": FOUR,
     "deepseek_v2": {**FOUR, "topk_method": "greedy"},
     "deepseek_v3": FOUR,
@@ -109,8 +130,7 @@ OTHER: dict[str, dict[str, Any]] = {
 
 EXPERTS = {
     **_plain("aria_text ernie4_5_moe flex_olmo glm4_moe granitemoe granitemoeshared"),
-    **_plain("hunyuan_v1_moe hy_v3 minimax_m2 minimax_m3_vl_text mixtral olmoe phimoe qwen2_moe"),
-    **_plain("qwen3_moe solar_open"),
+    **_plain("hunyuan_v1_moe hy_v3 minimax_m2 minimax_m3_vl_text olmoe qwen3_moe solar_open"),
 }
 """Mixtures of experts."""
 
@@ -133,12 +153,12 @@ STATES: dict[str, dict[str, Any]] = {
 }
 """Linear attention, state spaces and convolutions, and attention."""
 
-GROUPS = (DENSE, OTHER, EXPERTS, STATES)
+GROUPS = (DENSE, WINDOWS, OTHER, EXPERTS, STATES)
 
 
 def config_of(name: str, **more: Any) -> PreTrainedConfig:
-    """The configuration of a case; `more` are fields that differ."""
-    (own,) = (group[name] for group in GROUPS if name in group)
+    """The configuration of a case, or of a type without one; `more` are fields that differ."""
+    own = next((group[name] for group in GROUPS if name in group), {})
     whole = CONFIG_MAPPING[name.split()[0]]
     default = whole()
     text = default.get_text_config()
@@ -160,16 +180,26 @@ def _has(config: PreTrainedConfig, key: str) -> bool:
 def save(name: str, directory: Path, **more: Any) -> None:
     """Save the model of a case, with a part for images if its type has one."""
     config = config_of(name, **more)
-    torch.manual_seed(0)
     is_text = config.get_text_config() is config
     kind: Any = AutoModelForCausalLM if is_text else AutoModelForImageTextToText
-    model = kind.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    _made(kind, config, torch.float32, "eager").save_pretrained(directory)
+
+
+def model_of(name: str, dtype: torch.dtype = torch.float32, **more: Any) -> PreTrainedModel:
+    """The same, as engine and learner have it."""
+    return _made(AutoModelForCausalLM, config_of(name, **more), dtype, attention.NAME).eval()
+
+
+def _made(kind: Any, config: PreTrainedConfig, dtype: torch.dtype, how: str) -> PreTrainedModel:
+    """Norms, biases and sinks are not what they are initialised to."""
+    torch.manual_seed(0)
+    model: PreTrainedModel = kind.from_config(config, dtype=dtype, attn_implementation=how)
     drawn = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        weights = (*model.parameters(), *buffers_of(model).values())
-        for each in weights:  # norms and biases that are no 1 and 0
-            each += torch.randn(each.shape, generator=drawn) * (0.05 if each.ndim > 1 else 0.2)
-    model.save_pretrained(directory)
+        for name, each in (*model.named_parameters(), *buffers_of(model).items()):
+            scale = 1.0 if name.endswith("sinks") else 0.05 if each.ndim > 1 else 0.2
+            each += (torch.randn(each.shape, generator=drawn) * scale).to(each.dtype)
+    return model
 
 
 def eager(directory: Path) -> PreTrainedModel:

@@ -13,9 +13,9 @@ from rhymeflow.engine.native.sampler import Draws, sample
 from rhymeflow.engine.vllm.sampler import UNKNOWN_LOGPROB, NoiseSlots, arguments
 from tests.engine.drafters import FakeDrafter, answers_of, right
 from tests.engine.models import HOWS, SIZES, make_engine, make_requests, run, sampling, tiny_model
+from tests.families.cases import model_of
 from tests.gpu_paths.simcuda import SimCuda
 from tests.learner import builders
-from tests.models import families
 
 LENGTHS = (3, 3, 17, 1, 40, 9)
 
@@ -99,7 +99,7 @@ def test_windows_caps_and_wide_keys_give_the_cpus_tokens(kind: str, sim: SimCuda
     found = []
     for device in ("cpu", "cuda"):
         requests = make_requests(LENGTHS, sampling(max_new_tokens=9))
-        model = families.model_of(kind, **families.TYPES[kind]).to(device)
+        model = model_of(kind).to(device)
         run(make_engine(model, max_prefill_tokens=40), requests)
         found.append(requests)
     for on_cpu, on_device in zip(*found, strict=True):
