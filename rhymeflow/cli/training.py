@@ -362,19 +362,16 @@ def _own_configuration(given: str, model: str) -> str | None:
 def _resolved_model(given: str) -> str:
     """Return a run directory's newest checkpoint, and print its path; else return `given`. Raises
     `UserError` if the run has no checkpoint yet, or `given` is a recipe."""
-    from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, is_url, paths_of, where_of
+    from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, newest_of
     from rhymeflow.store.schema import EVENTS
 
     path = Path(given).expanduser()
     is_run = (path / CHECKPOINTS).exists() or (path / EVENTS).is_file()
     is_model = any((path / name).exists() for name in ("config.json", "adapter_config.json"))
     if is_run and not is_model:  # else a model was saved there, too
-        if is_url(where := where_of(path)):
-            raise UserError(f"{given}: its checkpoints are in {where}: copy one, and name that")
-        checkpoints = paths_of(path)
-        if not checkpoints:
+        newest = newest_of(path)
+        if newest is None:
             raise UserError(f"{given}: the run has no checkpoint yet")
-        newest = checkpoints[max(checkpoints)]
         print(f"rhymeflow: {newest}, the newest checkpoint", file=sys.stderr)
         return str(newest)
     if not path.exists() and given in list_recipes():

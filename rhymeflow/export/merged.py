@@ -18,7 +18,7 @@ from rhymeflow.models.buffers import buffers_of
 from rhymeflow.models.load import load_config
 from rhymeflow.models.lora import load_policy, merge
 from rhymeflow.models.tokenizer import load_tokenizer
-from rhymeflow.store.checkpoint_dirs import CheckpointDir, is_url, paths_of, where_of
+from rhymeflow.store.checkpoint_dirs import CheckpointDir, newest_of
 from rhymeflow.utils.disk import check_writable
 
 
@@ -45,12 +45,9 @@ def write_merged(run: Path, output: Path) -> Path:
 def _adapter_of(run: Path) -> Path:
     if is_adapter(run):
         return run
-    if is_url(where := where_of(run)):
-        raise UserError(f"{run}: its checkpoints are in {where}: copy one, and name that")
-    found = paths_of(run)
-    if not found:
+    newest = newest_of(run)
+    if newest is None:
         raise UserError(f"{run}: holds neither an adapter nor a checkpoint of a run")
-    newest = found[max(found)]
     if not is_adapter(newest):
         raise UserError(f"--merged: {newest} holds a model already, and no adapter")
     return newest

@@ -277,3 +277,12 @@ def paths_of(run_dir: Path) -> dict[Version, Path]:
     where = where_of(run_dir)
     found = {} if is_url(where) else CheckpointPlace(where).up_to()
     return {version: Path(str(each)) for version, each in found.items()}
+
+
+def newest_of(run_dir: Path) -> Path | None:
+    """Return the newest complete checkpoint of the run in `run_dir`, None if it has none. Raises
+    `UserError` if they are below a URL."""
+    if is_url(where := where_of(run_dir)):
+        raise UserError(f"{run_dir}: its checkpoints are in {where}: copy one, and name that")
+    found = paths_of(run_dir)
+    return found[max(found)] if found else None

@@ -1,4 +1,4 @@
-"""A small random model of each type that the loader accepts, in groups that are tested in parallel.
+"""A small random model of each type that the loader accepts, in groups.
 
 A case's name begins with its type. Its fields are those of `SIZES` that its configuration has, and
 its own.
