@@ -13,7 +13,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Collection, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, NamedTuple
@@ -253,11 +253,26 @@ def claimed_place(elsewhere: str | None, run_dir: Path) -> CheckpointPlace:
         return CheckpointPlace(inside)
     from rhymeflow.store.reader import TrajectoryReader  # loads numpy
 
+    if not is_url(elsewhere):
+        check_writable(Path(elsewhere), FIELD)
     with closing(TrajectoryReader(run_dir / EVENTS)) as reader:
         place = CheckpointPlace(elsewhere, owner_of(reader.attempts()))
+    _check_moved(CheckpointPlace(where_of(run_dir)), place)
     place.claim()
     inside.write_text(elsewhere, encoding="utf-8")
     return place
+
+
+def _check_moved(old: CheckpointPlace, new: CheckpointPlace) -> None:
+    """Raise `UserError` if a resumed run's checkpoints are not where it is told to go on saving:
+    it would train on all batches again. An old place that cannot be reached says nothing."""
+    if old.where != new.where and not new.up_to():
+        with suppress(Unreachable):
+            if saved := old.up_to():
+                raise UserError(
+                    f"{FIELD}: {new.where} has no checkpoint, and step-{max(saved)} of this run is "
+                    f"in {old.where}: copy the checkpoints, or name that"
+                )
 
 
 def is_url(where: Path | str | None) -> bool:

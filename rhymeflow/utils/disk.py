@@ -22,6 +22,8 @@ def check_writable(path: Path, field: str) -> None:
     """Check by a temporary directory that `path`, the value of `field`, can be written or created.
     Raises `UserError` if it cannot."""
     existing = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if not existing.is_dir():
+        raise UserError(f"{field}: {path} cannot be written: {existing} is no directory")
     try:  # permissions are not enough: root has them even on read-only file systems
         with tempfile.TemporaryDirectory(dir=existing):
             pass

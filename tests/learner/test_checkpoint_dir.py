@@ -151,4 +151,11 @@ def test_the_run_directory_says_where_they_are(tmp_path, where):
     assert paths_of(run.path) == ({} if "://" in where else {1: Path(where) / "step-1"})
     with pytest.raises(UserError, match=f"the run's checkpoints are in {where}"):
         claimed_place(None, run.path)
+    other, file = tmp_path / "other", tmp_path / "file"
+    with pytest.raises(UserError, match=f"other has no checkpoint, and step-1 .* is in {where}"):
+        claimed_place(str(other), run.path)
+    assert where_of(run.path) == where
+    file.touch()
+    with pytest.raises(UserError, match=r"run\.checkpoint_dir: .*file is no directory"):
+        claimed_place(str(file), run.path)
     run.store.close()
