@@ -1,4 +1,4 @@
-"""Where staleness costs reward: bounds, corrections and learning rates, under a cluster's timing.
+"""Where staleness costs reward: bounds, corrections, algorithms, learning rates, in cluster time.
 
 Runs differ in these and the seed only. Rollout is faster than the learner, so responses are as
 stale as the bound lets them be. Rewards are of sampled answers to held-out prompts, in the mean of
@@ -28,8 +28,21 @@ from rhymeflow.store.checkpoint_dirs import paths_of
 
 RUNS = harness.RESULTS / "off-policy-runs.jsonl"
 BOUNDS = (0, 1, 3, 8, 16)
-CORRECTIONS = ("tis", "decoupled", "none")
-RATES = (2e-4, 2e-3)
+CORRECTIONS: dict[str, dict[str, str]] = {
+    "none": {"off_policy_correction": "none"},
+    "proximal": {"off_policy_correction": "proximal"},
+    "tis": {"off_policy_correction": "tis"},
+    "tis, sequence": {"off_policy_correction": "tis", "off_policy_level": "sequence"},
+    "decoupled": {"off_policy_correction": "decoupled"},
+    "decoupled, sequence": {
+        **{"off_policy_correction": "decoupled", "off_policy_level": "sequence"},
+        "importance_sampling_cap": "3",  # TRL's default with vLLM: `sequence_mask`
+    },
+}
+DEFAULT, ALGORITHM = "tis", "dapo"
+ALGORITHMS = "grpo", "dr_grpo", "gspo", "cispo", "rloo", "sapo"
+"""Beside the default one, each with the default correction."""
+USUAL, HIGH = 2e-4, 2e-3
 """Learning rates: the recipe's, and ten times it."""
 STEPS, GROUPS, EPOCH = 80, 16, 128
 """Of a run; groups in a batch; prompts in an epoch."""
@@ -45,15 +58,19 @@ class Side(NamedTuple):
     rate: float
     bound: int
     correction: str
+    algorithm: str = ALGORITHM
 
     def __str__(self) -> str:
-        return f"learning rate {self.rate:g}, bound {self.bound}, {self.correction}"
+        how = f"{self.algorithm}, {self.correction}"
+        return f"learning rate {self.rate:g}, bound {self.bound}, {how}"
 
 
 SIDES = [
-    Side(rate, bound, correction)
-    for rate, bound, correction in itertools.product(RATES, BOUNDS, CORRECTIONS)
-    if bound > 0 or correction == CORRECTIONS[0]  # without staleness there is nothing to correct
+    # Without staleness there is nothing to correct.
+    *(Side(rate, 0, DEFAULT) for rate in (HIGH, USUAL)),
+    *(Side(HIGH, *each) for each in itertools.product(BOUNDS[1:], CORRECTIONS)),
+    *(Side(USUAL, *each) for each in itertools.product((3, 16), ("none", DEFAULT))),
+    *(Side(HIGH, bound, DEFAULT, name) for bound, name in itertools.product((0, 3, 8), ALGORITHMS)),
 ]
 
 
@@ -109,7 +126,8 @@ def measured(side: Side, seed: int, scale: float) -> Run:
             "schedule.max_staleness": str(side.bound),
             "learner.groups_per_batch": str(GROUPS),
             "learner.learning_rate": str(side.rate),
-            "learner.off_policy_correction": side.correction,
+            "learner.algorithm": side.algorithm,
+            **{f"learner.{key}": value for key, value in CORRECTIONS[side.correction].items()},
             "learner.max_steps": str(STEPS),
             "run.save_steps": "10",
             "run.save_total_limit": "0",
@@ -150,10 +168,10 @@ def table(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 "gradient": statistics.median(e.grad_norm for e in found),
             }
         )
-    fresh = {row["rate"]: row["reward"] for row in rows if row["bound"] == 0}
+    fresh = {(r["rate"], r["algorithm"]): r["reward"] for r in rows if r["bound"] == 0}
     for row in rows:
-        if row["rate"] in fresh:
-            row["holds"] = str(row["reward"] >= fresh[row["rate"]] - HOLDS)
+        if (row["rate"], row["algorithm"]) in fresh:
+            row["holds"] = str(row["reward"] >= fresh[row["rate"], row["algorithm"]] - HOLDS)
     return rows
 
 
@@ -163,29 +181,31 @@ def by_side(runs: Sequence[Run]) -> Mapping[Side, list[Run]]:
 
 
 def draw(runs: Sequence[Run]) -> None:
-    """Write `off-policy.png`: reward by bound, a panel for each learning rate."""
+    """Write `off-policy.png`: reward by bound at the high learning rate, of corrections and of
+    algorithms."""
     figure = Figure(figsize=(9, 3.6), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(RATES), sharey=True)
-    sides = by_side(runs)
-    for axes, rate in zip(panels, RATES, strict=True):
-        for number, correction in enumerate(CORRECTIONS):
-            at = [
-                (place, [each.reward for each in sides[side]])
-                for place, bound in enumerate(BOUNDS)
-                if (side := Side(rate, bound, correction if bound else CORRECTIONS[0])) in sides
-            ]
+    left, right = figure.subplots(1, 2, sharey=True)
+    found = by_side(runs)
+    for axes, title, lines in (
+        (left, f"{ALGORITHM}, by correction", [(name, ALGORITHM) for name in CORRECTIONS]),
+        (right, f"{DEFAULT}, by algorithm", [(DEFAULT, n) for n in (ALGORITHM, *ALGORITHMS)]),
+    ):
+        for number, (correction, algorithm) in enumerate(lines):
+            sides = [Side(HIGH, b, correction if b else DEFAULT, algorithm) for b in BOUNDS]
+            at = [(p, [r.reward for r in found[s]]) for p, s in enumerate(sides) if s in found]
             places = [place for place, _ in at]
-            middle = [statistics.median(rewards) for _, rewards in at]
             low, high = ([pick(rewards) for _, rewards in at] for pick in (min, max))
-            axes.fill_between(places, low, high, color=f"C{number}", alpha=0.15)
-            axes.plot(places, middle, color=f"C{number}", marker="o", label=correction)
+            middle = [statistics.median(rewards) for _, rewards in at]
+            axes.fill_between(places, low, high, color=f"C{number}", alpha=0.12)
+            label = correction if axes is left else algorithm
+            axes.plot(places, middle, color=f"C{number}", marker="o", label=label)
         axes.set_xticks(range(len(BOUNDS)), [str(bound) for bound in BOUNDS])
         axes.set_xlabel("max_staleness")
-        axes.set_title(f"learning rate {rate:g}", fontsize=10)
+        axes.set_title(title, fontsize=10)
         axes.grid(alpha=0.3)
-    panels[0].set_ylabel("held-out reward")
-    panels[0].legend(title="off_policy_correction", loc="lower left")
+        axes.legend(loc="lower left", fontsize=8)
+    left.set_ylabel("held-out reward")
     figure.savefig(harness.RESULTS / "off-policy.png")
 
 
