@@ -45,6 +45,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "by frequency": {"drafting.ranking": "frequency"},
     "half of the noise rhymes": {"rollout.rhyming_noise": 0.5},
     "all noise rhymes": {"rollout.rhyming_noise": 1.0},
+    "tree, 32 tokens, all noise rhymes": {
+        **{"drafting.shape": "tree", "drafting.max_draft": 32},
+        "rollout.rhyming_noise": 1.0,
+    },
 }
 VARIANT_STEPS = 16
 """After the first epoch, of a run with a way of drafting."""

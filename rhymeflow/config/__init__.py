@@ -91,6 +91,12 @@ class Config(Section):
             self.__dict__["learner"] = self.learner.model_copy(update={"num_ranks": ranks})
         return self
 
+    def draft_shape(self, device: str) -> Literal["linear", "tree"]:
+        """Return `drafting.shape` in force on a device, by torch's name."""
+        costs_little = device.startswith("cuda") or self.emulation.is_used
+        takes_trees = self.rollout.engine == "native"
+        return self.drafting.shape or ("tree" if costs_little and takes_trees else "linear")
+
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
         checks = self._process_mistakes(), self._reward_mistakes(), self._training_mistakes()

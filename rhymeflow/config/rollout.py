@@ -158,8 +158,10 @@ class DraftingConfig(Section):
     accepted tokens per second by the engine's measured iteration times. `off`: no drafts."""
     max_draft: Positive = 16
     """Most tokens that are drafted for one response in one iteration."""
-    shape: Literal["linear", "tree"] = "linear"
-    """`linear` drafts one continuation, `tree` several where earlier responses differ."""
+    shape: Literal["linear", "tree"] | None = None
+    """`linear` drafts one continuation, `tree` several where earlier responses differ. `None`:
+    `tree` on GPUs and where one is emulated, since a drafted token costs little there; `linear` on
+    CPUs and in vLLM."""
     ranking: Literal["reward", "frequency", "combined"] = "combined"
     """What ranks continuations: the rewards of the responses that they come from, the number of
     these responses, or both."""

@@ -348,13 +348,16 @@ def in_force_once_loaded(config: Config, tokenizer: Tokenizer, prompts: RunPromp
 
 
 def in_force_with(config: Config, ready: LoadedModel) -> Config:
-    """Return `config` with the device, dtype and cache size; vLLM sizes its own cache."""
+    """Return `config` with the device, dtype, shape of drafts and cache size, which of vLLM
+    is its own."""
     rollout = config.rollout
     capacity = rollout.max_kv_tokens
     if rollout.engine == "native":
         capacity = capacity or rollout.max_num_seqs * ready.max_length
     model: dict[str, object] = {"device": ready.device, "dtype": ready.dtype}
-    return config.changed(model=model, rollout={"max_kv_tokens": capacity})
+    shape = config.draft_shape(ready.device)
+    changed = {"model": model, "drafting": {"shape": shape}}
+    return config.changed(**changed, rollout={"max_kv_tokens": capacity})
 
 
 def check_data_is_the_same(config: Config, loaded: Loaded, store: SqliteTrajectoryStore) -> None:

@@ -90,6 +90,10 @@ def make_engine(config: Config, weights: WeightReader, name: str) -> RolloutEngi
 
 def main(connection: Channel, name: str, config: Config, run_dir: Path) -> None:
     """Join the run and serve it until `Shutdown`."""
+    from rhymeflow.models.precision import resolve_device
+
+    shape = config.draft_shape(str(resolve_device(config.model)))
+    config = config.changed(drafting={"shape": shape})
     prepare(config)  # while the learner loads
     instance = RolloutInstance(connection, name, config, make_engine)
     try:
