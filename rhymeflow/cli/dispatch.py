@@ -71,7 +71,7 @@ def _dispatch(arguments: list[str]) -> None:
         runs.add_commands(add)
         rest, overrides = arguments, dict[str, str]()
     else:
-        rest, overrides = _add_all(add, arguments)
+        rest, overrides = add_all(add, arguments)
     if not arguments:
         parser.print_help()
         return
@@ -87,7 +87,7 @@ def _dispatch(arguments: list[str]) -> None:
     args.command(args)
 
 
-def _add_all(add: Add, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
+def add_all(add: Add, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
     """Add all commands; return (arguments, overrides), with the overrides of the configuration's
     fields taken out of the arguments."""
     from rhymeflow.cli import training

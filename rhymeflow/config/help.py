@@ -74,9 +74,9 @@ def common(in_full: str | None = None) -> str:
     The section `in_full` is shown with all its fields; others in `SHOWN_ALONE` are left out.
     """
     parts = []
-    for name, heading, fields in _sections():
+    for name, heading, fields in sections():
         if name not in SHOWN_ALONE or name == in_full:
-            text = _short_text if name else _full_text
+            text = _short_text if name else full_text
             chosen = [each for each in fields if each[0] in COMMON or name == in_full]
             parts.append("\n".join([*heading, *(_entry(path, f, text(f)) for path, f in chosen)]))
     return "\n\n".join(parts)
@@ -86,10 +86,10 @@ def all_fields(only: str | None = None) -> str:
     """Return the full text of every field, of those in section `only`, or of the field `only`.
     Raises `UserError` if there is no such section or field."""
     parts, names = [], []
-    for name, heading, fields in _sections():
+    for name, heading, fields in sections():
         names.append(name)
         is_whole = only is None or (name == only and name != "")
-        shown = [_entry(path, f, _full_text(f)) for path, f in fields if is_whole or path == only]
+        shown = [_entry(path, f, full_text(f)) for path, f in fields if is_whole or path == only]
         if shown:
             parts.append("\n".join([*heading, *shown]))
     if not parts:
@@ -103,7 +103,7 @@ def all_fields(only: str | None = None) -> str:
     return "\n\n".join(parts)
 
 
-def _sections() -> Iterator[tuple[str, list[str], list[tuple[str, FieldInfo]]]]:
+def sections() -> Iterator[tuple[str, list[str], list[tuple[str, FieldInfo]]]]:
     """Yield name, heading and fields of each section; first those outside of sections, named ""."""
     top = Config.model_fields.items()
     yield "", [], [(name, field) for name, field in top if section_of(field.annotation) is None]
@@ -117,22 +117,27 @@ def _sections() -> Iterator[tuple[str, list[str], list[tuple[str, FieldInfo]]]]:
 
 def _entry(path: str, field: FieldInfo, text: str) -> str:
     indent = " " * 6
-    # `exclude_defaults` shortens lists of sections to the values that differ from their defaults.
-    kind: TypeAdapter[Any] = TypeAdapter(field.annotation or Any)
-    default = kind.dump_python(field.default, mode="json", exclude_defaults=True)
-    shown = default if isinstance(default, str) else brief(default)
-    return f"  --{path} [{shown}]\n" + textwrap.fill(
+    return f"  --{path} [{shown_default(field)}]\n" + textwrap.fill(
         text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
     )
 
 
-def _full_text(field: FieldInfo) -> str:
+def shown_default(field: FieldInfo) -> str:
+    """Return a field's default as text."""
+    # `exclude_defaults` shortens lists of sections to the values that differ from their defaults.
+    kind: TypeAdapter[Any] = TypeAdapter(field.annotation or Any)
+    default = kind.dump_python(field.default, mode="json", exclude_defaults=True)
+    return default if isinstance(default, str) else brief(default)
+
+
+def full_text(field: FieldInfo) -> str:
+    """Return a field's docstring on one line."""
     return " ".join((field.description or "").split())
 
 
 def _short_text(field: FieldInfo) -> str:
     """Return the first sentence, unless it describes a choice, followed by the list of choices."""
-    names, text = _choices(field.annotation), _full_text(field)
+    names, text = _choices(field.annotation), full_text(field)
     # A sentence ends before a space and a capital letter or a choice.
     match = re.match(r"(.+?)[.;:](?= [A-Z`]|$)", text)
     sentence = f"{match[1]}." if match else text

@@ -48,17 +48,21 @@ class RunConfig(Section):
     """Metric that is highest at the best checkpoint: `eval/reward`, the mean held-out reward, or
     `eval/NAME/avg@N`, `pass@K` or `maj@N` of a suite that the run evaluates
     (docs/evaluation.md)."""
-    report_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
+    report_to: tuple[Literal["tensorboard", "wandb", "trackio", "swanlab", "mlflow"], ...] = (
+        "tensorboard",
+    )
     """Trackers that get the metrics, besides `metrics.jsonl`."""
     project: str | None = None
-    """Project of the run in W&B and trackio. `None`: `WANDB_PROJECT` (W&B's), or rhymeflow."""
+    """Project of the run in W&B, trackio and SwanLab, experiment in MLflow. `None`: `WANDB_PROJECT`
+    (W&B's), or rhymeflow."""
     entity: str | None = None
-    """Team or user in W&B that the run belongs to. `None`: `WANDB_ENTITY`, or the account's own."""
+    """Team or user that the run belongs to in W&B, workspace in SwanLab. `None`: `WANDB_ENTITY`, or
+    the account's own."""
     run_group: str | None = None
-    """Group of runs in W&B and trackio that this one is shown with. `None`: `WANDB_RUN_GROUP`, or
-    none."""
+    """Group of runs in W&B, trackio and SwanLab that this one is shown with. `None`:
+    `WANDB_RUN_GROUP`, or none."""
     tags: tuple[str, ...] = ()
-    """The run's tags in W&B. Empty: those of `WANDB_TAGS`, or none."""
+    """The run's tags in W&B and SwanLab. Empty: those of `WANDB_TAGS`, or none."""
     keep_tokens: NonNegative | None = None
     """Versions whose responses keep tokens, log-probabilities and text in `events.db`, counted from
     the newest; 0: only what resuming and drafting may still read. What belongs to older versions is
@@ -108,8 +112,12 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _trackers_have_these(self) -> Self:
-        both = ("wandb", "trackio")
-        users = {"project": both, "entity": both[:1], "run_group": both, "tags": both[:1]}
+        users = {
+            "project": ("wandb", "trackio", "swanlab", "mlflow"),
+            "entity": ("wandb", "swanlab"),
+            "run_group": ("wandb", "trackio", "swanlab"),
+            "tags": ("wandb", "swanlab"),
+        }
         for name, trackers in users.items():
             if getattr(self, name) and not set(trackers).intersection(self.report_to):
                 raise ValueError(

@@ -12,8 +12,10 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,7 @@ import msgspec
 
 from rhymeflow.errors import UserError
 from rhymeflow.utils import disk
-from rhymeflow.utils.extras import EXTRAS
+from rhymeflow.utils.extras import EXTRAS, how_to_install
 
 if TYPE_CHECKING:
     from rhymeflow.config.run import RunConfig
@@ -168,10 +170,71 @@ class _Trackio:
         self._module.finish()
 
 
+class _SwanLab:
+    def __init__(
+        self, run_dir: Path, run: RunConfig, name: str, config: Mapping[str, Any], first_step: int
+    ) -> None:
+        module = importlib.import_module("swanlab")
+        known = _runs(run_dir).get("swanlab")
+        again = {"id": known, "resume": "allow"} if known else {}
+        self._run = module.init(
+            project=run.project or PROJECT,
+            workspace=run.entity,
+            group=run.run_group,
+            tags=list(run.tags) or None,
+            experiment_name=name,
+            config=dict(config),
+            logdir=str(run_dir / "swanlab"),
+            **again,
+        )
+        _remember(run_dir, "swanlab", self._run.id)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _Mlflow:
+    """Where `MLFLOW_TRACKING_URI` says. Its names have no `@` and no `#`: they become `_`."""
+
+    def __init__(
+        self, run_dir: Path, run: RunConfig, name: str, config: Mapping[str, Any], first_step: int
+    ) -> None:
+        module = importlib.import_module("mlflow")
+        self._client, self._metric = module.MlflowClient(), module.entities.Metric
+        known = _runs(run_dir).get("mlflow")
+        if known:
+            self._client.update_run(known, status="RUNNING")
+        else:
+            project = run.project or PROJECT
+            experiment = self._client.get_experiment_by_name(project)
+            number = experiment.experiment_id if experiment else None
+            number = number or self._client.create_experiment(project)
+            known = self._client.create_run(number, run_name=name).info.run_id
+            self._client.log_dict(known, dict(config), "config.json")
+            _remember(run_dir, "mlflow", known)
+        self._id: str = known
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        rows = [
+            self._metric(re.sub(r"[^\w\-. :/]", "_", name), value, now, step)
+            for name, value in metrics.items()
+        ]
+        self._client.log_batch(self._id, metrics=rows)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
 TRACKERS: dict[str, Callable[[Path, RunConfig, str, Mapping[str, Any], int], Any]] = {
     "tensorboard": _TensorBoard,
     "wandb": _WeightsAndBiases,
     "trackio": _Trackio,
+    "swanlab": _SwanLab,
+    "mlflow": _Mlflow,
 }
 
 
@@ -181,10 +244,8 @@ def check_installed(report_to: Sequence[str]) -> None:
         spec = None if tracker in sys.modules else importlib.util.find_spec(tracker)
         # A folder of this name in the working directory has a spec without an origin.
         if tracker not in sys.modules and (spec is None or spec.origin is None):
-            package = f"rhymeflow[{tracker}]" if tracker in EXTRAS else tracker
-            raise UserError(
-                f"run.report_to names {tracker}, which is not installed: pip install '{package}'"
-            )
+            how = how_to_install(tracker) if tracker in EXTRAS else f"pip install {tracker}"
+            raise UserError(f"run.report_to names {tracker}, which is not installed: {how}")
 
 
 def _runs(run_dir: Path) -> dict[str, str]:
@@ -255,7 +316,10 @@ class LiveRows:
         """Inode and first bytes when last read; others mean that `forget_after` replaced it."""
 
     def rows(self) -> list[Row]:
-        """The rows so far; all are read anew where a resumed run deleted some."""
+        """The rows so far; all are read anew where a resumed run deleted some. Raises `UserError` if
+        the file is none, or a line is no row."""
+        if self._path.is_dir():
+            raise UserError(f"{self._path}: is a directory, should be a file")
         with self._lock, contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
             status = self._path.stat()
             begin = file.read(min(self._bytes_read, 256))

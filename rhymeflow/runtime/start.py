@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rhymeflow.runtime.base import Runtime
 
 _OWN = {
-    *("config.yaml", "inputs", "logs", "tensorboard", "wandb"),
+    *("config.yaml", "inputs", "logs", "tensorboard", "wandb", "swanlab"),
     *(metrics.FILE, metrics.EXTRA, metrics.RUNS, "summary.json", backup.STATE),
     *(LOCK, CHECKPOINTS),
 }

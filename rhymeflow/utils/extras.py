@@ -8,6 +8,10 @@ dataset). An extra cannot leave out dependencies, so a second command installs t
 from __future__ import annotations
 
 import importlib
+import re
+from collections.abc import Iterator
+from importlib.metadata import requires
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
@@ -39,14 +43,32 @@ EXTRAS = {
     "ray": Extra("`--runtime ray`, workers on a cluster", ("ray",)),
     "wandb": Extra("metrics to Weights & Biases", ("wandb",)),
     "trackio": Extra("metrics to trackio", ("trackio",)),
+    "swanlab": Extra("metrics to SwanLab", ("swanlab",)),
+    "mlflow": Extra("metrics to MLflow", ("mlflow",)),
 }
 
 
 def how_to_install(extra: str) -> str:
-    """Return the command that installs an extra, on one line."""
-    command = f"pip install 'rhymeflow[{extra}]'"
+    """Return the command that installs an extra, on one line. No index has `rhymeflow` yet, so it
+    names the checkout that runs, or the extra's packages."""
+    checkout = Path(__file__).parents[2]
+    if (checkout / "pyproject.toml").is_file():
+        command = f"pip install -e '{checkout}[{extra}]'"
+    else:
+        command = f"pip install {' '.join(repr(each) for each in _requirements(extra))}"
     alone = EXTRAS[extra].without_dependencies
     return command + (f" && pip install --no-deps {' '.join(alone)}" if alone else "")
+
+
+def _requirements(extra: str) -> Iterator[str]:
+    """Yield what an extra of the installed package needs, extras that it names included."""
+    for each in requires("rhymeflow") or []:
+        requirement, _, marker = each.partition(";")
+        if re.search(rf"extra == ['\"]{extra}['\"]", marker):
+            if inner := re.match(r"rhymeflow\[(\w+)\]", requirement):
+                yield from _requirements(inner[1])
+            else:
+                yield requirement.strip()
 
 
 def extra(module: str, needed_for: str, name: str) -> ModuleType:

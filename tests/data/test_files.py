@@ -175,7 +175,8 @@ def test_how_many_are_held_out_if_nobody_says(tmp_path: Path) -> None:
 def test_an_absent_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     message = refused("reasoning_gym:chain_sum", size=1)
-    assert "needs the package reasoning_gym: pip install 'rhymeflow[reasoning]' && " in message
+    assert "needs the package reasoning_gym: pip install -e '" in message
+    assert "[reasoning]' && pip install --no-deps reasoning-gym" in message
 
 
 TEXTS = [

@@ -98,7 +98,7 @@ class FakeTracker:
     def init(self, **how):
         how.pop("dir", None)
         self.calls.append(("init", {k: v for k, v in how.items() if v is not None}))
-        self.name = how["name"]
+        self.name = how.get("name")
         return self
 
     def define_metric(self, names, step_metric):
@@ -191,10 +191,75 @@ def test_wandbs_own_variable_names_the_project(tmp_path, monkeypatch):
         assert fake.calls[-2][1]["project"] == expected
 
 
+def swanlab_init(
+    project=None, workspace=None, experiment_name=None, description=None, job_type=None, group=None,
+    tags=None, config=None, logdir=None, mode=None, load=None, public=None, callbacks=None,
+    settings=None, id=None, resume=None, reinit=None,
+):  # fmt: skip
+    """As SwanLab 0.7 has it."""
+
+
+def test_a_run_in_swanlab_goes_on(tmp_path, monkeypatch):
+    fake = FakeTracker()
+    monkeypatch.setitem(metrics.importlib.sys.modules, "swanlab", fake)
+    run = RunConfig(report_to=("swanlab",), project="mine", entity="us", tags=("a",))
+    for _ in range(2):
+        writer = MetricsWriter(tmp_path, run=run, name="demo", config={})
+        writer.write(3, 0.5, {"reward": 0.5})
+        writer.close()
+    first, again = (call[1] for call in fake.calls if call[0] == "init")
+    inspect.signature(swanlab_init).bind(**first)
+    assert (first["workspace"], first["experiment_name"], first["tags"]) == ("us", "demo", ["a"])
+    assert again == first | {"id": "abc123", "resume": "allow"}
+    assert ("log", {"step": 3, "reward": 0.5}) in fake.calls
+
+
+class FakeMlflow:
+    """Stands for the module `mlflow`, its client, and the run and experiment that it returns."""
+
+    run_id, experiment_id = "r1", "e1"
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+        self.info = self.entities = self
+        self.Metric = lambda *values: values
+
+    def MlflowClient(self):  # noqa: N802
+        return self
+
+    def __getattr__(self, name):
+        def call(*arguments, **named):
+            self.calls.append((name, *arguments, *named.values()))
+            return None if name == "get_experiment_by_name" else self
+
+        return call
+
+
+def test_a_run_in_mlflow_goes_on_under_names_that_it_takes(tmp_path, monkeypatch):
+    fake = FakeMlflow()
+    monkeypatch.setitem(metrics.importlib.sys.modules, "mlflow", fake)
+    run = RunConfig(report_to=("mlflow",))
+    for step in (1, 2):
+        writer = MetricsWriter(tmp_path, run=run, name="demo", config={"seed": 1})
+        writer.write(step, 0.5, {"eval/a/avg@1": 0.5, "rewards/f#2/mean": 1.0})
+        writer.close()
+    names = [name for name, *_ in fake.calls]
+    one = ["log_batch", "set_terminated"]
+    begun = ["get_experiment_by_name", "create_experiment", "create_run", "log_dict"]
+    assert names == [*begun, *one, "update_run", *one]
+    rows = next(rows for name, _, rows in (c for c in fake.calls if c[0] == "log_batch"))
+    assert [(name, step) for name, _, _, step in rows] == [
+        ("eval/a/avg_1", 1), ("rewards/f_2/mean", 1),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"project": "p"}, "project has no effect: report_to does not name wandb or trackio"),
+        (
+            {"project": "p"},
+            "project has no effect: report_to does not name wandb or trackio or swanlab or mlflow",
+        ),
         ({"run_group": "g"}, "run_group has no effect"),
         ({"entity": "e", "report_to": ("trackio",)}, "entity has no effect: .* name wandb"),
         ({"tags": ("t",), "report_to": ("trackio",)}, "tags has no effect: .* name wandb"),
