@@ -76,13 +76,19 @@ def parse_config(text: str, overrides: Overrides | None = None, *, where: str = 
         raise UserError(f"{where}: should be a mapping of sections, such as `learner:`")
     # A section whose lines are all commented out is null in YAML, and means its defaults. The copy
     # through JSON separates values that YAML aliases share, so that an override changes only one.
-    values = json.loads(json.dumps({key: v for key, v in values.items() if v is not None}))
+    given = {key: v for key, v in values.items() if v is not None or not _is_section(key)}
+    values = json.loads(json.dumps(given))
     values = fields.written_out(values, Config)
     overrides = overrides or {}
     _drop_replaced(values, overrides)
     for name, value in overrides.items():
         _put(values, name, _parsed(value, name), f"--{name}")
     return fields.validate(values, fields.Origin(where, node, frozenset(overrides)))
+
+
+def _is_section(name: str) -> bool:
+    top = Config.model_fields
+    return name in top and fields.section_of(top[name].annotation) is not None
 
 
 def config_from_json(text: str, *, where: str) -> Config:

@@ -314,7 +314,7 @@ def fields_of(path: Path) -> dict[str, Any]:
     its fields; lists are one value."""
     with open_undamaged(path / EVENTS) as reader:
         attempts = reader.attempts()
-    found = _flat(json.loads(attempts[-1].config) if attempts else {})
+        found = _flat(json.loads(attempts[-1].config) if attempts else {})
     return {name: value for name, value in found.items() if not name.startswith(NO_DIFFERENCE)}
 
 

@@ -11,6 +11,7 @@ import contextlib
 import sqlite3
 import struct
 from collections.abc import Callable, Iterator
+from json import JSONDecodeError
 from pathlib import Path
 
 import msgspec
@@ -43,8 +44,9 @@ def open_undamaged(path: Path) -> Iterator[TrajectoryReader]:
 def damage_of(path: Path, error: Exception) -> str | None:
     """Return what is wrong with the file in one line, or None. Reads the whole file."""
     # These prove damage: a batch was complete when it was trained on, and all text was encoded.
-    if isinstance(error, IncompleteBatch | msgspec.DecodeError):
-        return str(error)
+    is_no_text = "Could not decode to UTF-8" in str(error)
+    if is_no_text or isinstance(error, IncompleteBatch | msgspec.DecodeError | JSONDecodeError):
+        return " ".join(str(error)[:200].split())
     result = _quick_check(path)
     # An index may be wrong although each page by itself is right.
     if result == "ok" and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT:

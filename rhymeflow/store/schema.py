@@ -164,6 +164,10 @@ def lock_directory(directory: Path) -> int:
     the lock. Raises `UserError` if the directory is missing or another process has the lock."""
     if not directory.is_dir():
         raise UserError(f"{directory}: no such directory")
+    if (directory / LOCK).is_dir():
+        raise UserError(
+            f"{directory / LOCK}: is a directory, should be the lock of the run's writer"
+        )
     descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -190,6 +194,8 @@ def is_written(run_dir: Path) -> bool:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except IsADirectoryError:  # then nobody can hold it
+        return False
     finally:
         os.close(descriptor)
     return False

@@ -100,7 +100,7 @@ def reward_number(value: Any) -> float | None:
         if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
             raise ValueError("should be a number or None")
         number = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         raise ValueError(f"returned {shown(value)} as a reward, {error}") from None
     if not math.isfinite(number):
         raise ValueError(

@@ -209,6 +209,8 @@ MISTAKES = {
     "unknown field": ("learner:\n  learning_rte: 3", {}, ["f.yaml:2: learner.learning_rte", "given 3", "did you mean learner.learning_rate?"]),
     "field of another section": ("learner: {num_generations: 3}", {}, ["f.yaml:1: ", "did you mean rollout.num_generations?"]),
     "unknown section": ("", {"learnr.beta": "1"}, ["--learnr.beta: ", "did you mean learner?"]),
+    "empty section that is none": ("learnr:\n  # beta: 1", {}, ["f.yaml:1: learnr", "did you mean learner?"]),
+    "null in place of a name": ("name:\nruntime:", {}, ["f.yaml:1: name: given null"]),
     "field without its section": ("beta: 1", {}, ["f.yaml:1: beta", "did you mean learner.beta?"]),
     "wrong choice": ("", {"learner.loss_type": "grop"}, ['--learner.loss_type: given "grop"', "allowed: grpo, bnpo, dr_grpo, dapo", "did you mean grpo?"]),
     "below float32": ("", {"rollout.temperature": "1e-40"}, ["--rollout.temperature: given 1e-40, should be 0 (greedy) or at least 1e-06"]),
