@@ -39,6 +39,8 @@ eval/*/avg@* | mean reward of a suite, with so many answers to each prompt | ris
 eval/*/pass@* | chance that one of so many answers passes | rises
 eval/*/maj@* | share of prompts whose most frequent answer passes | rises
 eval/*/mean_length | mean length of a suite's answers, tokens
+eval/*/reward_* | mean of one of several reward functions over a suite's answers, \
+unweighted
 eval/*/clipped_ratio | share of a suite's answers that were cut at the limit | low
 eval/*/failed | answers of a suite that could not be judged | 0, which is not written
 ## Responses

@@ -15,7 +15,7 @@ from rhymeflow.core.commands import CloseEnvironments, Route
 from rhymeflow.core.events import Event
 from rhymeflow.core.types import CUT, GroupId, InstanceId, SuiteName, TrajectoryId, Version
 from rhymeflow.runtime.in_flight import Drawn, InFlight, NotOpened
-from rhymeflow.suites.figures import JudgedAnswer, figures, vote_of
+from rhymeflow.suites.figures import JudgedAnswer, figures, named, vote_of
 from rhymeflow.suites.suite import SuitePrompts
 
 if TYPE_CHECKING:
@@ -212,6 +212,8 @@ class Evaluations:
         if len(evaluation.judged) < evaluation.num_answers or evaluation.instance is None:
             return
         suite, figures, requested = evaluation.suite, evaluation.figures(), evaluation.requested
+        functions = self._store.mean_rewards(evaluation.groups.values())
+        figures |= named(functions)
         (held,) = self._versions(evaluation) or {requested}  # one sampled all, perhaps a newer one
         for group in evaluation.groups.values():
             self._in_flight.end(group)

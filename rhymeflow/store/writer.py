@@ -280,6 +280,12 @@ class SqliteTrajectoryStore:
         ((text, reward),) = self._query(query, *trajectory)
         return text or "", reward
 
+    def mean_rewards(self, groups: Iterable[GroupId]) -> dict[str, float]:
+        """Return the mean of each function's rewards over the judged responses of groups."""
+        query = """SELECT each.key, AVG(each.value) FROM trajectories, json_each(components) AS each
+            WHERE group_id IN (SELECT value FROM json_each(?)) AND reward IS NOT NULL GROUP BY 1"""
+        return dict(self._query(query, codec.to_json(list(groups))))
+
     def put_consumed(self, group: GroupId, *, version: Version, members: Sequence[int]) -> None:
         """Store that batch `version` trains on these members of the group."""
         self.put_ending(group, "consumed", version=version)

@@ -95,6 +95,15 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
+OF_FUNCTION = "reward_"
+"""Before a reward function's name, the name of its mean reward over a suite's answers."""
+
+
+def named(rewards: Mapping[str, float]) -> dict[str, float]:
+    """Return figures of reward functions, by function; {} if one function is all there is."""
+    return {OF_FUNCTION + name: mean for name, mean in rewards.items() if len(rewards) > 1}
+
+
 # -- names -----------------------------------------------------------------------------------------
 
 REWARD = "eval/reward"

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rhymeflow.core.types import HELD_OUT
 from rhymeflow.observe.metrics import is_time_weighted, time_weighted_mean
 from rhymeflow.runtime.observer import Observer
+from rhymeflow.suites.figures import OF_FUNCTION
 
 if TYPE_CHECKING:
     from transformers.trainer_callback import TrainerState
@@ -83,6 +85,9 @@ def eval_name(name: str) -> str:
     if not name.startswith("eval/"):
         return name
     suite, _, figure = name.removeprefix("eval/").rpartition("/")
+    if figure.startswith(OF_FUNCTION):
+        where = "eval" if suite == HELD_OUT else f"eval_{suite}"
+        return f"{where}_rewards/{figure.removeprefix(OF_FUNCTION)}/mean"
     if "@" in figure:
         return f"eval_{suite}_{'reward' if figure == 'avg@1' else figure}"
     return "_".join(name.split("/", 2))

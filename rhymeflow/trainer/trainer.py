@@ -22,6 +22,7 @@ from rhymeflow.errors import UserError
 from rhymeflow.observe import metrics
 from rhymeflow.store.checkpoint_dirs import is_url, paths_of
 from rhymeflow.store.schema import EVENTS
+from rhymeflow.suites.figures import OF_FUNCTION
 from rhymeflow.trainer.callbacks import Callbacks, History, Rhythm, eval_name
 from rhymeflow.trainer.inputs import (
     Environments,
@@ -301,7 +302,8 @@ class Trainer:
         configuration's suites if there are none.
 
         Return `eval_reward`, `eval_completions/mean_length` and `eval_completions/clipped_ratio`;
-        of several datasets these for each, as `eval_NAME_reward`.
+        of several reward functions `eval_rewards/FUNCTION/mean`; of several datasets these for
+        each, as `eval_NAME_reward`.
         """
         from rhymeflow.evaluation.evaluate import evaluate
 
@@ -327,6 +329,10 @@ class Trainer:
             values[f"{prefix}_reward"] = result.figures[f"avg@{result.suite.n}"]
             values[f"{prefix}_completions/mean_length"] = result.figures["mean_length"]
             values[f"{prefix}_completions/clipped_ratio"] = result.figures["clipped_ratio"]
+            for figure, value in result.figures.items():
+                if figure.startswith(OF_FUNCTION):
+                    function = figure.removeprefix(OF_FUNCTION)
+                    values[f"{prefix}_rewards/{function}/mean"] = value
         self.state.log_history.append({**values, "step": self.state.global_step})
         return values
 

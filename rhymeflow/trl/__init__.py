@@ -1,7 +1,24 @@
 """TRL's names: `from rhymeflow.trl import GRPOConfig, GRPOTrainer` in a script written for TRL.
 
-The configuration is TRL's own.
+The configuration is TRL's own. What else such scripts import from `trl` (`TrlParser`,
+`ModelConfig`, `get_peft_config`, `rewards` ...) is TRL's, too; its other trainers are not here.
 """
 
-from rhymeflow.trl.fields import GRPOConfig as GRPOConfig
-from rhymeflow.trl.trainer import GRPOTrainer as GRPOTrainer
+from typing import Any
+
+from rhymeflow.trl.fields import GRPOConfig
+from rhymeflow.trl.trainer import GRPOTrainer
+
+__all__ = ["GRPOConfig", "GRPOTrainer"]
+
+_DATA_OF_SCRIPTS = "ModelConfig", "DatasetMixtureConfig"
+
+
+def __getattr__(name: str) -> Any:
+    import trl
+
+    if name.endswith(("Trainer", "Config")) and name not in _DATA_OF_SCRIPTS and hasattr(trl, name):
+        raise AttributeError(f"rhymeflow.trl has no {name}: it trains by GRPO (docs/from-trl.md)")
+    if name.startswith("_") or not hasattr(trl, name):
+        raise AttributeError(f"module 'rhymeflow.trl' has no attribute {name!r}")
+    return getattr(trl, name)

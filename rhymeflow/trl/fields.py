@@ -98,7 +98,7 @@ MAPPED: Mapping[str, str] = {
     "run.best_metric; the best checkpoint is the model after train()":
         "load_best_model_at_end metric_for_best_model greater_is_better",
     "run.report_to": "report_to",
-    "run.project, with wandb or trackio in report_to": "project",
+    "run.project, with a tracker in report_to that has one": "project",
     "when callbacks' on_log is called": "logging_strategy logging_steps logging_first_step",
     "the model is pushed when train() is over":
         "push_to_hub hub_token hub_private_repo hub_model_id hub_revision",

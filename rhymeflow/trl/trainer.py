@@ -6,10 +6,16 @@ effect, which a notice says.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import trl
+from accelerate import Accelerator
+from huggingface_hub import ModelCard, ModelCardData
+from transformers.trainer_pt_utils import log_metrics
 from transformers.trainer_utils import TrainOutput
 
 from rhymeflow.config import RewardFunction
@@ -45,6 +51,8 @@ class GRPOTrainer(Trainer):
     Reward functions are given as to `Trainer`, but a name is that of a reward model.
     """
 
+    log_metrics = log_metrics
+
     def __init__(
         self,
         model: Any,
@@ -72,6 +80,7 @@ class GRPOTrainer(Trainer):
                 raise UserError(f"GRPOTrainer: {name} is not supported: {UNSUPPORTED[name]}")
         if unknown:
             raise UserError(f"GRPOTrainer: takes no argument {', '.join(unknown)}")
+        _check_overridden(type(self))
         if train_dataset is None:
             raise UserError("GRPOTrainer: train_dataset is needed")
         check_one_process()
@@ -151,6 +160,49 @@ class GRPOTrainer(Trainer):
         """Return True: a script is one process."""
         return True
 
+    is_local_process_zero = is_world_process_zero
+
+    @cached_property
+    def accelerator(self) -> Accelerator:
+        """Accelerate's view of the script, which is one process and computes nothing itself."""
+        return Accelerator(cpu=True)
+
+    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
+        """Write `SPLIT_results.json` to the run directory, and add it to `all_results.json`."""
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        whole = self.run_dir / "all_results.json"
+        (self.run_dir / f"{split}_results.json").write_text(_indented(metrics), encoding="utf-8")
+        if combined:
+            known = json.loads(whole.read_text(encoding="utf-8")) if whole.exists() else {}
+            whole.write_text(_indented(known | metrics), encoding="utf-8")
+
+    def create_model_card(
+        self,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | list[str] | None = None,
+    ) -> None:
+        """Write a model card, `README.md` of the run directory: what was trained on what."""
+        base = self.config.model.name
+        name = model_name or self.run_dir.name
+        data = ModelCardData(
+            model_name=name,
+            base_model=None if Path(base).exists() or ":" in base else base,
+            datasets=dataset_name,
+            tags=sorted({"rhymeflow", "grpo", *([tags] if isinstance(tags, str) else tags or ())}),
+            library_name="transformers",
+        )
+        text = (
+            f"# {name}\n\n`{base}`, trained by Rhymeflow with `learner.algorithm` "
+            f"{self.config.learner.algorithm} under a staleness of at most "
+            f"{self.config.schedule.bound}, for {self.state.global_step} steps.\n"
+        )
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(self.run_dir / "README.md")
+
+    def end(self) -> None:
+        """Do nothing: trackers end with the run."""
+
     def _differences(self) -> list[str]:
         """Return notices of how this run differs from one of TRL."""
         notices = []
@@ -179,6 +231,23 @@ class GRPOTrainer(Trainer):
             f"rhymeflow: {given} holds a run already, this one goes to {self.run_dir} "
             "(train(resume_from_checkpoint=True) resumes the last one)"
         )
+
+
+def _check_overridden(kind: type[GRPOTrainer]) -> None:
+    """Raise `UserError` if a subclass overrides what TRL's trainer would call and this does not."""
+    for each in kind.__mro__[: kind.__mro__.index(GRPOTrainer)]:
+        for name, value in vars(each).items():
+            is_called = callable(value) and not name.startswith("__")
+            if is_called and hasattr(trl.GRPOTrainer, name) and not hasattr(GRPOTrainer, name):
+                raise UserError(
+                    f"GRPOTrainer: {each.__name__} overrides {name}, which would never be called: "
+                    "the learner is another process; learner.algorithm, and functions for its "
+                    "parts, say what is optimized (docs/algorithms.md)"
+                )
+
+
+def _indented(metrics: Mapping[str, Any]) -> str:
+    return json.dumps(metrics, indent=4, sort_keys=True)
 
 
 def _rhythm(given: Values, length: RunLength) -> Rhythm:

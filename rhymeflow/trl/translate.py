@@ -220,6 +220,9 @@ def _model(given: Values) -> dict[str, Any]:
     dtype_name = str(dtype).removeprefix("torch.") if dtype is not None else None
     for name in ("attn_implementation", "device_map", "use_cache"):
         options.pop(name, None)  # they change how the model is computed, not its result
+    # What TRL's scripts fill in from `ModelConfig`.
+    usual = {"revision": "main", "trust_remote_code": False}
+    options = {k: v for k, v in options.items() if v is not None and v != usual.get(k)}
     if dtype_name not in (None, "auto", "float32", "bfloat16"):
         raise UserError(
             f"GRPOConfig: model_init_kwargs['dtype'] = {dtype_name!r}, should be bfloat16 or "
@@ -256,7 +259,7 @@ def _saving(given: Values, length: RunLength) -> dict[str, Any]:
         saves = evaluates  # the best checkpoint is known after an evaluation
     trackers = [tracker for tracker in given["report_to"] or () if tracker != "none"]
     is_named = given["project"] != "huggingface"  # TRL's default
-    uses_project = not {"wandb", "trackio"}.isdisjoint(trackers)
+    uses_project = not {*TRACKERS}.difference({"tensorboard"}).isdisjoint(trackers)
     for tracker in trackers:
         if tracker not in TRACKERS:
             raise UserError(

@@ -61,9 +61,9 @@ def test_traces_can_be_read(args, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_whose_learner_is_killed_and_on_two_ranks(args, monkeypatch) -> None:
-    found = results(runs.killed, args)
-    assert "2 steps, 1 kills" in found.values()
+def test_a_whole_run_is_audited_and_made_on_one_rank_and_two(args, monkeypatch) -> None:
+    found = results(lambda args: runs.whole_run(args, {"learner.max_steps": "1"}), args)
+    assert "1 steps, 0 kills" in found.values()
     whole = lambda args, fields: iter([(fields["learner.num_ranks"], 0.0)])  # noqa: E731
     monkeypatch.setattr(runs, "whole_run", whole)
     assert [*results(runs.ranks, args)] == ["1", "2"]

@@ -158,22 +158,25 @@ def test_suites_differ_in_what_they_say_and_share_the_rest(capsys: Capture, tmp_
         {"name": "file", "source": str(rows), "n": 2, "temperature": 0.5, "top_k": 3,
          "functions": [{"function": f"{judge}:several"}, {"function": "recipe:demo", "weight": 0}]},
         {"name": "strict", "size": 2, "pass_threshold": 2.0, "max_completion_length": 9},
+        {"name": "left out", "source": str(tmp_path / "nowhere.jsonl")},
     ]  # fmt: skip
     config = tmp_path / "suites.yaml"
     values = json.loads(read_config("demo").model_dump_json()) | {"eval": {"suites": suites}}
     config.write_text(json.dumps(values))
-    found = evaluated(capsys, "recipe:demo", config)
+    chosen = ("--suite", "own", "others", "file", "strict")
+    found = evaluated(capsys, "recipe:demo", config, *chosen)
     assert list(found) == ["own", "others", "file", "strict"]
     assert {name: suite["prompts"] for name, suite in found.items()} == {
         "own": 2, "others": 3, "file": 3, "strict": 2,
     }  # fmt: skip
     assert (found["file"]["temperature"], found["file"]["top_k"]) == (0.5, 3)
+    assert found["file"]["reward_several"] == 2.0
+    assert "reward_several" not in found["own"]
+    assert 0 <= found["file"]["reward_recipe:demo"] <= 1
     assert found["file"]["avg@2"] == 2.0  # the function is called with all answers to a prompt
     assert found["own"]["avg@1"] == found["own"]["pass@1"]
     assert found["strict"]["pass@1"] == 0.0
     assert found["strict"]["mean_length"] <= 9
-    again = evaluated(capsys, "recipe:demo", config, "--suite", "file", "own")
-    assert again == {name: found[name] for name in ("file", "own")}
     # Without a recipe, all rows of a file.
     task = ("--data", rows, "--reward", f"{judge}:short", "--rollout.max_completion_length", 20)
     found = evaluated(capsys, recipes.directory("demo"), *task)["data"]

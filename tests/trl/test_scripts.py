@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import trl.scripts
+from huggingface_hub import ModelCard
 
 from rhymeflow import recipes
 
@@ -25,3 +28,32 @@ def test_several_rewards_and_callbacks(run_script: Callable[..., str], tmp_path:
     assert "EVALUATED" in run_script(SCRIPTS / "several_rewards.py", DEMO, "out")
     kept = (tmp_path / "out" / "extra.jsonl").read_text().splitlines()
     assert all('"column":"length"' in line for line in kept)
+    results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
+    assert results == json.loads((tmp_path / "out" / "all_results.json").read_text())
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert (card.data.datasets, card.data.tags) == ("sums", ["grpo", "rhymeflow", "short"])
+
+
+def test_trls_own_script(
+    run_script: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is installed, with its import changed: rewards by name, a dataset from a folder."""
+    text = (Path(trl.scripts.__file__).parent / "grpo.py").read_text()
+    (tmp_path / "grpo.py").write_text(text.replace("from trl", "from rhymeflow.trl"))
+    (tmp_path / "rewards_here.py").write_text(
+        "def right(completions, answer, **columns):\n"
+        "    return [float(c.endswith(f' ={a}')) for c, a in zip(completions, answer)]\n"
+    )
+    rows = [{"prompt": f"a{n} b{n}?", "answer": 2 * n} for n in range(10)]
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.syspath_prepend(tmp_path)
+    printed = run_script(
+        tmp_path / "grpo.py",
+        *("--model_name_or_path", DEMO, "--dataset_name", "rows", "--output_dir", "out"),
+        *("--reward_funcs", "rewards_here.right", "get_soft_overlong_punishment"),
+        *("--per_device_train_batch_size", "4", "--num_generations", "4", "--use_cpu", "true"),
+        *("--max_completion_length", "32", "--max_steps", "1", "--report_to", "none"),
+    )
+    assert "Training completed" in printed
+    assert (tmp_path / "out" / "model.safetensors").is_file()

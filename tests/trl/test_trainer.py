@@ -11,9 +11,11 @@ from typing import Any
 
 import peft
 import pytest
+import trl.rewards
 
+import rhymeflow.trl
 from rhymeflow.config import LoraConfig
-from rhymeflow.trl import GRPOConfig, GRPOTrainer
+from rhymeflow.trl import GRPOConfig, GRPOTrainer, rewards
 from rhymeflow.trl.fields import CHECKPOINTING
 from tests.refused import refusal
 
@@ -119,7 +121,7 @@ def test_fields_become_ours(tmp_path: Path, field: dict[str, Any], path: str, va
         ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type = 'polynomial' is not supported"),
         ({"loss_type": "vespo"}, 'loss_type: given "vespo", allowed: grpo, bnpo'),
         ({"loss_type": "cispo"}, "epsilon_high = None: with loss_type cispo it is the greatest"),
-        ({"report_to": "mlflow"}, "report_to = 'mlflow' is not supported"),
+        ({"report_to": "comet_ml"}, "report_to = 'comet_ml' is not supported"),
         ({"model_init_kwargs": {"revision": "a"}}, r"model_init_kwargs: revision"),
         ({"model_init_kwargs": {"dtype": "float16"}}, r"'float16', should be bfloat16"),
         ({"data_seed": 3}, "data_seed is not supported"),
@@ -251,3 +253,29 @@ def test_a_run_goes_on_with_its_own_rows_only(tmp_path: Path) -> None:
     assert "other rows than the dataset that is given" in message
     elsewhere = str(tmp_path / "other" / "checkpoint-3")
     assert "is not in the run directory" in refusal(first.train, resume_from_checkpoint=elsewhere)
+
+
+def test_what_trl_would_call_and_a_run_does_not_is_refused(tmp_path: Path) -> None:
+    class Mine(GRPOTrainer):
+        def compute_loss(self, *_: Any) -> None: ...
+
+    args = GRPOConfig(str(tmp_path / "out"))
+    said = refusal(Mine, "some/model", fine, args, ROWS)
+    assert "Mine overrides compute_loss, which would never be called" in said
+
+    class Fine(GRPOTrainer):
+        def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+            return {}
+
+        def of_mine(self) -> None: ...
+
+    Fine("some/model", fine, args, ROWS)
+
+
+def test_other_names_of_a_script_are_trls() -> None:
+    for name in ("ModelConfig", "ScriptArguments", "TrlParser", "get_peft_config", "get_dataset"):
+        assert getattr(rhymeflow.trl, name) is getattr(trl, name)
+    assert rewards.think_format_reward is trl.rewards.think_format_reward
+    for name in ("DPOTrainer", "SFTConfig", "no_such_name"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(rhymeflow.trl, name)

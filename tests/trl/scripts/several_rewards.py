@@ -76,7 +76,14 @@ def main():
     assert trainer.train(resume_from_checkpoint=True).global_step == 4
     steps = [each["step"] for each in trainer.state.log_history if "loss" in each]
     assert steps == [1, 2, 3, 4], "those before it was stopped, too"
-    print("EVALUATED", trainer.evaluate()["eval_low_reward"])
+    metrics = trainer.evaluate()
+    assert "eval_low_rewards/lambda/mean" in metrics, metrics
+    trainer.log_metrics("eval", metrics)
+    trainer.save_metrics("eval", metrics)
+    trainer.save_state()
+    if trainer.accelerator.is_main_process and trainer.is_local_process_zero():
+        trainer.create_model_card(dataset_name="sums", tags=["short"])
+    trainer.accelerator.print("EVALUATED", metrics["eval_low_reward"])
 
 
 if __name__ == "__main__":
