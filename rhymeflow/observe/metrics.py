@@ -316,8 +316,8 @@ class LiveRows:
         """Inode and first bytes when last read; others mean that `forget_after` replaced it."""
 
     def rows(self) -> list[Row]:
-        """The rows so far; all are read anew where a resumed run deleted some. Raises `UserError` if
-        the file is none, or a line is no row."""
+        """The rows so far; all are read anew where a resumed run deleted some. Raises `UserError`
+        if the file is none, or a line is no row."""
         if self._path.is_dir():
             raise UserError(f"{self._path}: is a directory, should be a file")
         with self._lock, contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:

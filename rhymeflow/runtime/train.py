@@ -355,9 +355,8 @@ def in_force_with(config: Config, ready: LoadedModel) -> Config:
     if rollout.engine == "native":
         capacity = capacity or rollout.max_num_seqs * ready.max_length
     model: dict[str, object] = {"device": ready.device, "dtype": ready.dtype}
-    shape = config.draft_shape(ready.device)
-    changed = {"model": model, "drafting": {"shape": shape}}
-    return config.changed(**changed, rollout={"max_kv_tokens": capacity})
+    shape = {"shape": config.draft_shape(ready.device)}
+    return config.changed(model=model, drafting=shape, rollout={"max_kv_tokens": capacity})
 
 
 def check_data_is_the_same(config: Config, loaded: Loaded, store: SqliteTrajectoryStore) -> None:
