@@ -89,7 +89,7 @@ def of_node(config: Config, model: ModelSize, node: Node) -> list[MemoryPart]:
     ]
     if config.learner.offload_optimizer and node.ranks:
         offloaded = len(node.ranks) * total(memory.of_optimizer(config, model))
-        parts.append(MemoryPart("master weights, gradients, AdamW moments", offloaded))
+        parts.append(MemoryPart("master weights, gradients, moments", offloaded))
     return parts + (memory.of_history(config.drafting) if node.instances else [])
 
 

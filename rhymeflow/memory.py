@@ -21,6 +21,7 @@ from rhymeflow.engine.native.sampler import sampling_bytes
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.histospec.index import Index
+from rhymeflow.learner.adamw_8bit import BLOCK
 from rhymeflow.models import load, lora
 from rhymeflow.models.adapter_files import adapter_for
 from rhymeflow.models.attention import Shape
@@ -91,6 +92,12 @@ class ModelSize:
     def num_trained(self) -> int:
         """Parameters that are trained and published."""
         return self.num_adapter or self.num_parameters
+
+    @property
+    def num_of_critic(self) -> int:
+        """Parameters of a critic, which has one output in place of a head."""
+        embeddings = self.vocab_size * self.hidden_size
+        return self.num_parameters - self.num_outside + embeddings + self.hidden_size
 
     @property
     def version(self) -> int:
@@ -260,11 +267,27 @@ def of_optimizer(config: Config, model: ModelSize) -> list[MemoryPart]:
     """Return a rank's share of the float32 weights, gradients and moments."""
     count = config.learner.num_ranks
     masters, share = model.num_trained * MASTER / count, "" if count == 1 else f", 1/{count}"
-    return [
+    num_outside = 0 if model.num_adapter else model.num_outside
+    what, moments = _moments(config, model.num_trained, num_outside)
+    parts = [
         MemoryPart(f"master weights (float32){share}", masters),
         MemoryPart(f"gradients (float32){share}", masters),
-        MemoryPart(f"AdamW moments (2 x float32){share}", 2 * masters),
+        MemoryPart(f"{what}{share}", moments / count),
     ]
+    if config.learner.has_critic:
+        _, moments = _moments(config, model.num_of_critic, model.vocab_size * model.hidden_size)
+        num_bytes = (2 * model.num_of_critic * MASTER + moments) / count
+        parts.append(MemoryPart(f"critic: masters, gradients, moments{share}", num_bytes))
+    return parts
+
+
+def _moments(config: Config, trained: int, num_outside: int) -> tuple[str, int]:
+    """Return the name and bytes of the moments of `trained` parameters, so many outside layers."""
+    if config.learner.optimizer == "adamw_8bit":  # and a scale for each of a block
+        return "AdamW moments (2 x 8 bits)", 2 * trained + 2 * trained * MASTER // BLOCK
+    if config.learner.optimizer == "muon":
+        return "Muon moments (float32)", (trained + num_outside) * MASTER
+    return "AdamW moments (2 x float32)", 2 * trained * MASTER
 
 
 def of_rank(config: Config, model: ModelSize, longest_prompt: int) -> list[MemoryPart]:
@@ -277,6 +300,9 @@ def of_rank(config: Config, model: ModelSize, longest_prompt: int) -> list[Memor
         parts.append(MemoryPart("gathered: embeddings, head and two layers", gathered))
     elif model.bytes_per_value != MASTER or model.num_adapter:
         parts.append(MemoryPart(f"weights ({model.name_of_dtype})", model.weights))
+        if learner.has_critic:
+            num_bytes = model.num_of_critic * model.bytes_per_value
+            parts.append(MemoryPart(f"critic's weights ({model.name_of_dtype})", num_bytes))
     if learner.beta > 0 and not model.num_adapter:
         sharded = model.num_parameters * MASTER / learner.num_ranks
         size = sharded if learner.num_ranks > 1 else model.weights

@@ -107,6 +107,14 @@ DESCRIBED = {
         "`GMPOTrainer`",
         "`loss_mode: geo_mean`",
     ),
+    "ppo": Described(
+        "-min(rA, clip(r)A), each token's A by a critic (GAE), whitened over tokens; mean over "
+        "tokens",
+        "1707.06347",
+        "",
+        "`adv_estimator: gae`, whose `lam` is 1 and `cliprange_value` 0.5 by default; its dual "
+        "clip at 3 is on (`learner.dual_clip`)",
+    ),
 }
 
 HEAD = """\
@@ -146,6 +154,34 @@ def surrogate(ratios, advantages, logprobs, config):  # returns losses
     return -ratios * advantages
 ```
 
+## PPO's critic
+
+    rhymeflow train demo --learner.algorithm ppo --learner.critic_learning_rate 1e-4
+
+The critic is a second model with weights of its own: at first the policy's, with one output in
+place of the head, which begins at 0. At the beginning of a step it estimates the value of each
+token, which is that of the tokens before it. From these and the reward, at the last token,
+follow advantages and returns by GAE (`gamma`, `lam`), over sampled tokens only: advantages pass
+over what an environment answered. With `kl_in: reward` each token's KL is taken from its own
+reward. The critic learns the returns beside the policy, by the same optimizer steps and
+normalisation, with `critic_learning_rate` and a norm of its own that is clipped; its loss is 0.5
+max((v - R)^2, (clip(v) - R)^2), v clipped to `cliprange_value` around the value before the step.
+An optimizer step in which either has a gradient that is not finite is taken by neither.
+
+`critic_warmup_steps` steps train the critic alone. The metrics `value/*` say how good it is.
+Checkpoints have it, and a resumed run goes on with it; the model in a checkpoint is the policy.
+A single response to each prompt is enough (`rollout.num_generations: 1`). It works on one and
+many ranks, and not with `model.lora` or `schedule.accumulate_early`, which are refused.
+
+| verl | here |
+| --- | --- |
+| `algorithm.gamma`, `algorithm.lam` | `learner.gamma`, `learner.lam` |
+| `critic.cliprange_value` | `learner.cliprange_value` |
+| `critic.optim.lr` | `learner.critic_learning_rate` |
+| `trainer.critic_warmup` | `learner.critic_warmup_steps` |
+| `critic.ppo_epochs`, `critic.ppo_mini_batch_size` | the policy's |
+| `critic.model.path` | the policy's |
+
 ## Corrections for another policy's tokens
 
 u is the ratio of the learner's policy before the step to the one that sampled, and c is
@@ -176,8 +212,9 @@ The metrics `off_policy/mean_weight` and `off_policy/masked_share` say what they
 With `ratio: token` and corrections of single tokens a step is computed in one pass, chunk by
 chunk. What a response's tokens have in common (every other ratio, `off_policy_level`, masks of
 responses) is known after a forward pass without gradient, so a step computes one more: about a
-third more of the learner's time. A batch's loss does not depend on micro-batches, chunks or
-ranks.
+third more of the learner's time. A critic computes what the policy does and one forward pass
+more, and has masters, gradients and moments of its own. A batch's loss does not depend on
+micro-batches, chunks or ranks.
 
 ## Where others differ
 

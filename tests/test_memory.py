@@ -66,6 +66,12 @@ def test_ranks_share_the_learners_memory_and_each_gathers_some() -> None:
     assert places["learner rank 1"].endswith("pinned to cores 1, 2")
 
 
+def test_moments_are_those_of_the_optimizer() -> None:
+    found = {name: parts(FLOAT32, optimizer=name, window="off") for name in ("adamw_8bit", "muon")}
+    assert found["adamw_8bit"]["learner", "AdamW moments"] == 2000 + 2000 * 4 // 256
+    assert found["muon"]["learner", "Muon moments"] == 4 * 800 + 8 * 200
+
+
 def test_what_drafts_come_from_is_counted_where_there_are_drafts() -> None:
     without = parts(FLOAT32, window="off")
     few, many = (parts(FLOAT32, history_tokens=n) for n in (10_000, 1_000_000))

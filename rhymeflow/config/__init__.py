@@ -188,6 +188,8 @@ class Config(Section):
             yield "model.lora: not with rollout.engine = 'vllm' yet; 'native' applies adapters"
         if learner.num_ranks > 1:
             yield f"model.lora: not with learner.num_ranks = {learner.num_ranks} yet, only with 1"
+        if learner.has_critic:
+            yield "model.lora: not with learner.advantage = 'gae' yet: a critic is trained whole"
         if lora.modules_to_save and learner.beta > 0:
             yield (
                 "model.lora.modules_to_save: not with learner.beta > 0, whose reference is this "

@@ -37,5 +37,6 @@ ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
     "cispo": _with(surrogate="weighted_log", loss_type="bnpo", epsilon=1.0, epsilon_high=4.0),
     "sapo": _with(surrogate="sigmoid"),
     "gmpo": _with(ratio="clipped_sequence", surrogate="linear", epsilon=0.4, epsilon_high=0.4),
+    "ppo": _with(advantage="gae", scale_rewards="tokens", loss_type="bnpo"),
 }
 """docs/algorithms.md has the papers."""

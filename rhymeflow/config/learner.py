@@ -30,12 +30,18 @@ class LearnerConfig(Section):
     evaluated on all suites of section `eval`, as by `rhymeflow eval`."""
     groups_per_batch: Positive = 16
     """Groups (prompts) per batch, each of `rollout.num_generations` trajectories."""
+    optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
+    """What steps the weights. `adamw_8bit`: AdamW with 2 bytes of moments a parameter, not 8.
+    `muon`: Muon (arXiv 2502.16982) for the matrices of layers, at AdamW's learning rates, with one
+    moment, and AdamW for embeddings, head, norms and biases; on one rank, without experts."""
     learning_rate: PositiveFloat = 1e-6
-    """Peak learning rate of AdamW."""
+    """Peak learning rate of the optimizer."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the learning rate after the warm-up."""
     warmup_steps: NonNegative = 0
     """Steps of linear warm-up from 0."""
+    muon_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Muon's decay of its moment."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """AdamW's decay of the first moment."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
@@ -43,7 +49,7 @@ class LearnerConfig(Section):
     adam_epsilon: PositiveFloat = 1e-8
     """Added to AdamW's denominator."""
     weight_decay: NonNegativeFloat = 0.0
-    """AdamW's decoupled weight decay."""
+    """Decoupled weight decay, of matrices."""
     max_grad_norm: PositiveFloat | None = 1.0
     """Norm to which the gradient is clipped; `None` does not clip."""
     max_skipped_steps: Positive = 4
@@ -55,7 +61,7 @@ class LearnerConfig(Section):
     """Optimizer steps per pass, each on an equal number of whole groups."""
     algorithm: Literal[
         "grpo", "dr_grpo", "dapo", "bnpo", "gdpo", "rloo", "reinforce_plus_plus",
-        "reinforce_plus_plus_baseline", "gspo", "gspo_token", "cispo", "sapo", "gmpo",
+        "reinforce_plus_plus_baseline", "gspo", "gspo_token", "cispo", "sapo", "gmpo", "ppo",
     ] = "dapo"  # fmt: skip
     """What is optimized (docs/algorithms.md). It is a combination of `advantage`, `scale_rewards`,
     `multi_objective_aggregation`, `ratio`, `surrogate`, `loss_type`, `epsilon` and `epsilon_high`:
@@ -66,7 +72,9 @@ class LearnerConfig(Section):
     of the others in its group (`leave_one_out`, RLOO); minus the group's mean by tokens
     (`length_weighted`, OPO); the `reward` itself (REINFORCE++); or `best_of_group` (pass@k): the
     best response's lead over the second, and 0 for the others. Or your function of a group's
-    rewards and lengths (arrays) that returns its advantages, `path/to/file.py:function`."""
+    rewards and lengths (arrays) that returns its advantages, `path/to/file.py:function`. `gae`
+    (PPO) compares no responses: a critic, a second model that is trained beside the policy,
+    estimates each token's advantage."""
     scale_rewards: Literal["group", "batch", "none", "tokens"] = "group"
     """Responses whose rewards' standard deviation divides an advantage: those of its `group` or
     `batch`. `none`: it is not divided. `tokens`: advantages are whitened, to mean 0 and standard
@@ -106,6 +114,18 @@ class LearnerConfig(Section):
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """`clip`: where the advantage is negative, the loss is at most minus this times it (dual-clip
     PPO; verl's default is 3), and carries no gradient past that. `None`: no bound."""
+    gamma: Fraction = 1.0
+    """`gae`: discount of what follows a token."""
+    lam: Annotated[float, Field(ge=0, le=1)] = 0.95
+    """`gae`: 0 takes what follows a token from the critic's value of the next one, which has bias;
+    1 from the reward, which has variance."""
+    cliprange_value: PositiveFloat | None = 0.2
+    """`gae`: how far from a token's value before the step the critic may bring it, in units of the
+    reward. `None`: any distance."""
+    critic_learning_rate: PositiveFloat = 1e-5
+    """`gae`: peak learning rate of the critic; its schedule is the policy's."""
+    critic_warmup_steps: NonNegative = 0
+    """`gae`: first steps of a run, which train the critic alone and leave the policy as it is."""
     sapo_temperature_pos: PositiveFloat = 1.0
     """`sigmoid`: its steepness where the advantage is positive."""
     sapo_temperature_neg: PositiveFloat = 1.05
@@ -167,7 +187,7 @@ class LearnerConfig(Section):
     frozen_parameters: tuple[str, ...] = ()
     """Names of parameters that are not trained, or patterns with `*`, such as
     `model.embed_tokens.weight` or `model.layers.0.*`. `Trainer` adds the parameters of a model
-    object whose `requires_grad` is false."""
+    object whose `requires_grad` is false. A critic is trained whole."""
     max_tokens_per_microbatch: Positive = 8192
     """Packed tokens per forward and backward pass; gradients accumulate over micro-batches."""
     logits_chunk_size: Positive = 1024
@@ -201,6 +221,7 @@ class LearnerConfig(Section):
             f"learner.num_minibatches = {self.num_minibatches}": self.num_minibatches > 1,
             f"learner.scale_rewards = '{self.scale_rewards}'": self.scale_rewards
             in ("batch", "tokens"),
+            "learner.advantage = 'gae'": self.has_critic,
             "learner.kl_in = 'reward'": self.kl_in == "reward",
             f"learner.top_entropy_quantile = {self.top_entropy_quantile}": (
                 self.top_entropy_quantile < 1.0
@@ -211,6 +232,11 @@ class LearnerConfig(Section):
             ),
         }
         return next((setting for setting, is_on in needs.items() if is_on), "")
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a critic is trained beside the policy."""
+        return self.advantage == "gae"
 
     @property
     def kl_weight(self) -> float:
@@ -230,11 +256,27 @@ class LearnerConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _critic_fits(self) -> LearnerConfig:
+        for value in (self.scale_rewards, self.multi_objective_aggregation):
+            if self.has_critic and value in ("group", "batch", "normalize_then_sum"):
+                raise ValueError(
+                    f"learner.advantage = 'gae' compares no rewards, as '{value}' does; give "
+                    "learner.algorithm: ppo, or learner.scale_rewards 'tokens' or 'none' and "
+                    "learner.multi_objective_aggregation 'sum_then_normalize'"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _ranks_fit(self) -> LearnerConfig:
         if self.offload_optimizer and self.num_ranks == 1:
             raise ValueError(
                 "learner.offload_optimizer needs learner.num_ranks of at least 2: a learner of "
                 "one rank keeps its optimizer on the model's device"
+            )
+        if self.optimizer == "muon" and self.num_ranks > 1:
+            raise ValueError(
+                f"learner.optimizer = 'muon': not with learner.num_ranks = {self.num_ranks} yet: "
+                "it makes whole matrices orthogonal, and a rank has some rows of each"
             )
         if self.cpus and len(self.cpus) < self.num_ranks:
             raise ValueError(

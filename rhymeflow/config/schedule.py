@@ -54,9 +54,10 @@ class ScheduleConfig(Section):
     """Whether the learner computes the gradient of each group as soon as it is complete, during the
     rollout of the rest of its batch. The gradient is the same up to the order of its sum. Each
     optimizer step must be a whole batch (`learner.num_iterations` and `num_minibatches` 1), and
-    nothing may be compared across groups (no `learner.scale_rewards: batch` or `tokens`, `kl_in:
-    reward`, `multi_objective_aggregation: normalize_then_sum`, `normalize_importance_weights` or
-    `top_entropy_quantile`). `None`: yes for `rhymeflow` where possible, no for the others."""
+    nothing may be compared across groups (no `learner.scale_rewards: batch` or `tokens`,
+    `advantage: gae`, `kl_in: reward`, `multi_objective_aggregation: normalize_then_sum`,
+    `normalize_importance_weights` or `top_entropy_quantile`). `None`: yes for `rhymeflow` where
+    possible, no for the others."""
     max_inflight_batches: PositiveFloat | None = None
     """Most groups in flight at a time, counted in batches. With fewer, those that the learner waits
     for finish sooner; with more, the instances are better filled. `None`: 1 for `staleflow`, 1.5

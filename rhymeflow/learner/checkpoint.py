@@ -1,7 +1,8 @@
 """A checkpoint directory: a plain Hugging Face model, its tokenizer, and the learner's state.
 
     config.json, generation_config.json, tokenizer, model.safetensors (several ranks: one per block)
-    learner/                 master weights and AdamW's moments, by `torch.distributed.checkpoint`
+    learner/                 master weights and AdamW's moments, by `torch.distributed.checkpoint`;
+                             a critic's too
     learner/progress.json    version, token count, optimizer steps
 
 Each rank writes its rows of the state; any number of ranks can read them. transformers loads the
@@ -41,7 +42,7 @@ from rhymeflow.models.lora import adapter_in, save_adapter, versioned
 from rhymeflow.store.checkpoint_dirs import CheckpointDir, CheckpointPlace, is_url
 from rhymeflow.utils.storage import Unreachable
 
-LEARNER, PROGRESS = "learner", "progress.json"
+LEARNER, PROGRESS, STEPS = "learner", "progress.json", "optimizer_steps"
 _DAMAGE = (EOFError, ValueError, LookupError, RuntimeError, pickle.UnpicklingError)
 """Errors of reading what is not what was written."""
 
@@ -56,18 +57,21 @@ class LearnerCopy:
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None,
-        optimizer: Optimizer,
+        optimizers: Mapping[str, Optimizer],
         progress: dict[str, int],
         dtype: torch.dtype,
         ranks: Ranks,
     ) -> None:
         """Copy the rows; training may continue while they are written. `dtype` is that of the
-        Hugging Face model."""
+        Hugging Face model; `optimizers` are by what names of their state begin with, the policy's
+        by ""."""
         # The model is used for its class and configuration: parameters may change before `write`.
         self._model, self._tokenizer, self._ranks, self._dtype = model, tokenizer, ranks, dtype
-        self._progress = {**progress, "optimizer_steps": optimizer.num_steps}
+        steps = {f"{whose}{STEPS}": each.num_steps for whose, each in optimizers.items()}
+        self._progress = {**progress, **steps}
         self._state = {
-            name: _distributed(rows.to("cpu", copy=True), parameter, ranks)
+            f"{whose}{name}": _distributed(rows.to("cpu", copy=True), parameter, ranks)
+            for whose, optimizer in optimizers.items()
             for name, parameter, rows in optimizer.state()
         }
         exported = {
@@ -200,12 +204,15 @@ _SAMPLING_OPTIONS = (
 )
 
 
-def load(checkpoint: CheckpointDir, optimizer: Optimizer, ranks: Ranks) -> dict[str, int]:
-    """Load this rank's rows from a checkpoint; return its `progress.json`. Leaves the optimizer
+def load(
+    checkpoint: CheckpointDir, optimizers: Mapping[str, Optimizer], ranks: Ranks
+) -> dict[str, int]:
+    """Load this rank's rows from a checkpoint; return its `progress.json`. Leaves the optimizers
     unchanged and raises `UserError` if it is damaged, `Unreachable` if its storage fails."""
     progress = checkpoint.counts(f"{LEARNER}/{PROGRESS}")
     state = {
-        name: _distributed(torch.empty(rows.shape), parameter, ranks)
+        f"{whose}{name}": _distributed(torch.empty(rows.shape), parameter, ranks)
+        for whose, optimizer in optimizers.items()
         for name, parameter, rows in optimizer.state()
     }
     is_alone = ranks.count == 1
@@ -223,9 +230,10 @@ def load(checkpoint: CheckpointDir, optimizer: Optimizer, ranks: Ranks) -> dict[
         is_damage = isinstance(reason, _DAMAGE) or not is_url(str(checkpoint))
         fault = UserError if is_damage else Unreachable
         raise fault(f"{checkpoint}: cannot be read: {message}") from error
-    optimizer.load(
-        progress["optimizer_steps"], {name: ranks.local(each) for name, each in state.items()}
-    )
+    rows = {name: ranks.local(each) for name, each in state.items()}
+    for whose, optimizer in optimizers.items():
+        own = {n.removeprefix(whose): each for n, each in rows.items() if n.startswith(whose)}
+        optimizer.load(progress[f"{whose}{STEPS}"], own)
     return progress
 
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rhymeflow.config import LearnerConfig, RolloutConfig
+from rhymeflow.core.spread import is_flat
 from rhymeflow.learner import checkpoint, published
 from rhymeflow.learner.algorithms.advantages import Advantages, batch_advantages, shaped_rewards
 from rhymeflow.learner.algorithms.losses import (
@@ -30,6 +32,7 @@ from rhymeflow.learner.algorithms.losses import (
     mismatch,
     token_losses,
 )
+from rhymeflow.learner.critic import Critic
 from rhymeflow.learner.logprobs import TokenScorer, recompute_layers
 from rhymeflow.learner.metrics import Totals, batch_metrics
 from rhymeflow.learner.minibatch import MicroBatch, lengths_in_loss, split, step_scales
@@ -66,8 +69,8 @@ class Learner:
     `tokenizer`, if given, is saved in checkpoints. With several `ranks` methods are collectives;
     `read`, given if `model` has no values yet, returns rows of a parameter by its name. `reference`
     is the model of the KL term, if `learner.beta` > 0; None: a copy of `model`, or if that has an
-    adapter, which alone is then trained, `model` without it. A response must fit into one rank's
-    memory.
+    adapter, which alone is then trained, `model` without it. `critic` is what the critic is made
+    of, if there is one; None: a copy of `model`. A response must fit into one rank's memory.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Learner:
         *,
         read: Callable[[str, slice], Tensor] | None = None,
         reference: PreTrainedModel | None = None,
+        critic: PreTrainedModel | None = None,
     ) -> None:
         self.model = model
         self.version = 0
@@ -101,6 +105,10 @@ class Learner:
                 return None
             return Shards(model, ranks, compute_dtype, offload=learner.offload_optimizer, read=read)
 
+        self._critic: Critic | None = None
+        if learner.has_critic:  # copied while the weights are exact
+            given = critic or copy.deepcopy(model)
+            self._critic = Critic(given, learner, rollout, compute_dtype, ranks, read)
         freeze(model, learner.frozen_parameters)
         policy_shards = shards(model)  # the optimizer must find the model sharded
         self._optimizer = Optimizer(model, learner, compute_dtype, ranks)
@@ -122,6 +130,17 @@ class Learner:
         """Parameters of the whole model, tied ones counted once."""
         return sum(each.numel() for each in self.model.parameters())
 
+    @property
+    def num_of_critic(self) -> int:
+        """Parameters of the critic; 0: there is none."""
+        return 0 if self._critic is None else self._critic.num_parameters
+
+    @property
+    def _optimizers(self) -> dict[str, Optimizer]:
+        """All optimizers, by what a checkpoint's names of their state begin with."""
+        critic = {} if self._critic is None else {"critic.": self._critic.optimizer}
+        return {"": self._optimizer, **critic}
+
     def manifest(self) -> Manifest:
         """Describe the whole tensors of `rows`."""
         return published.manifest_for(self.model, self._dtype, self._base)
@@ -142,21 +161,22 @@ class Learner:
         """Copy this rank's rows of a checkpoint."""
         counts = {"version": self.version, "num_tokens": self.num_tokens}
         return checkpoint.LearnerCopy(
-            self.model, self._tokenizer, self._optimizer, counts, self._dtype, self._ranks
+            self.model, self._tokenizer, self._optimizers, counts, self._dtype, self._ranks
         )
 
     def restore(self, saved: CheckpointDir) -> int:
         """Load a checkpoint, saved by any number of ranks; return its version. The reference model
         does not change. Raises what `checkpoint.load` does if the checkpoint cannot be read."""
-        counts = checkpoint.load(saved, self._optimizer, self._ranks)
+        counts = checkpoint.load(saved, self._optimizers, self._ranks)
         self.version, self.num_tokens = counts["version"], counts["num_tokens"]
         return self.version
 
     def reconfigure(self, learner: LearnerConfig) -> None:
-        """Use another configuration from now on; its `gradient_checkpointing`, and whether `beta`
-        is 0, must not change."""
+        """Use another configuration from now on; its `gradient_checkpointing`, whether `beta` is 0
+        and whether there is a critic must not change."""
         self._config = learner
-        self._optimizer.reconfigure(learner)
+        for each in self._optimizers.values():
+            each.reconfigure(learner)
 
     def accumulate(self, groups: Sequence[Sample], details: TokenDetails | None = None) -> None:
         """Add the gradient of some whole groups of the next batch to be trained on.
@@ -179,7 +199,11 @@ class Learner:
     def forget(self) -> None:
         """Discard what `accumulate` has added."""
         self._early = None
-        self._optimizer.clear()
+        self._clear()
+
+    def _clear(self) -> None:
+        for each in self._optimizers.values():
+            each.clear()
 
     def train(
         self,
@@ -200,10 +224,13 @@ class Learner:
         early = self._early_groups()
         samples, totals, self._early = [*early.samples, *batch], early.totals, None
         advantages = self._advantages(samples)
-        batch_advantages = advantages.values[len(early.samples) :]
+        batch_advantages = advantages.of_tokens or advantages.values[len(early.samples) :]
         minibatches = self._split(batch, batch_advantages)
         self._scoring.fixed_policies(minibatches, config)
         scales, rate = step_scales(samples, config, self._rollout), learning_rate(step, config)
+        if config.has_critic and step < config.critic_warmup_steps:
+            for micro in chain.from_iterable(minibatches):
+                micro.needs_grad = False
         self.skipped = {}
         steps = [*zip(minibatches, scales, strict=True)] * config.num_iterations
         for number, (minibatch, scale) in enumerate(steps):
@@ -211,18 +238,20 @@ class Learner:
             for micro in minibatch:
                 self._add_gradient(micro, totals, details, is_first_pass=number < len(scales))
             if number in skip:
-                self._optimizer.clear()
+                self._clear()
                 continue
-            totals.add_step(self._optimizer.step(rate, scale), scale)
+            norm, problem = self._step(step, rate, scale)
+            totals.add_step(norm, scale)
             progress.advance()
-            if self._optimizer.skipped:
-                self.skipped[number] = self._optimizer.skipped
+            if problem:
+                self.skipped[number] = problem
         numbers = totals.as_numbers()
         totals = Totals.merged(self._ranks.gathered(numbers) or [numbers])  # all are on rank 0
         self.version = step + 1
         self.num_tokens += sum(len(s.prompt_ids) + len(s.completion_ids) for s in samples)
         return {
             **totals.means(),
+            **(self._critic.metrics() if self._critic is not None else {}),
             **batch_metrics(samples),
             "frac_reward_zero_std": advantages.frac_zero_std,
             "skipped_steps": float(len(self.skipped)),
@@ -231,9 +260,26 @@ class Learner:
             "step_time": early.seconds + time.perf_counter() - started,
         }
 
-    def _split(self, batch: Sequence[Sample], advantage_N: np.ndarray) -> list[list[MicroBatch]]:
+    def _step(self, step: int, rate: float, scale: float) -> tuple[float, str]:
+        """Take an optimizer step of policy and critic, or of neither; return the norm of the
+        policy's gradient, and why none was taken."""
+        critic, config = self._critic, self._config
+        if critic is None:
+            return self._optimizer.step(rate, scale), self._optimizer.skipped
+        norm, problem = 0.0, critic.measure(scale)
+        if not problem and step >= config.critic_warmup_steps:
+            norm = self._optimizer.step(rate, scale)
+            problem = self._optimizer.skipped
+        if not problem:
+            critic.step(step, config)
+        self._clear()
+        return norm, problem
+
+    def _split(
+        self, batch: Sequence[Sample], advantages: np.ndarray | list[np.ndarray]
+    ) -> list[list[MicroBatch]]:
         place = self._device, self._ranks
-        return split(batch, advantage_N, self._config, *place, counts_copies=self._counts_copies)
+        return split(batch, advantages, self._config, *place, counts_copies=self._counts_copies)
 
     def _early_groups(self) -> _Early:
         return self._early or _Early([], Totals(diagnosis_names(self._config)), 0.0)
@@ -254,7 +300,9 @@ class Learner:
         """Add a micro-batch's gradient to the parameters, and its metrics to `totals`."""
         config, inputs = self._config, micro.inputs
         if not micro.is_empty:
-            self.charged[micro.needs_grad] += micro.row.size_unshared + len(micro.row.members)
+            size = micro.row.size_unshared + len(micro.row.members)
+            self.charged[micro.needs_grad] += size
+            self.charged[True] += 0 if self._critic is None else size
 
         def loss_of(logprob_C: Tensor, chunk: slice) -> Tensor:
             if micro.gradient_R is not None:
@@ -268,9 +316,10 @@ class Learner:
         else:
             logprob_R, entropy_R = self._policy.score(micro.row)
         progress.advance()
+        of_critic = {} if self._critic is None else self._critic.add_gradient(micro, config)
         if micro.is_empty:
             return
-        sums = diagnose(logprob_R, entropy_R, inputs, config)
+        sums = diagnose(logprob_R, entropy_R, inputs, config) | of_critic
         sums |= clip_extremes(logprob_R, inputs, config)
         if is_first_pass:
             current_R = logprob_R if inputs.proximal_R is None else inputs.proximal_R
@@ -286,8 +335,13 @@ class Learner:
         config = self._config
         lengths, most = [len(s.completion_ids) for s in batch], self._rollout.max_completion_length
         reward_N = shaped_rewards([s.reward for s in batch], lengths, config, most)
-        if config.kl_in == "reward":
-            reward_N = reward_N - config.beta * self._scoring.kl(batch, config)
+        kl = self._scoring.kl(batch, config) if config.kl_in == "reward" else None
+        penalties = None if kl is None else [config.beta * each for each in kl]
+        if (critic := self._critic) is not None:  # it compares with itself, not within a group
+            of_tokens = critic.advantages(batch, reward_N, penalties, self._scoring, config)
+            return Advantages(reward_N, float(is_flat(reward_N.tolist())), of_tokens)
+        if penalties is not None:
+            reward_N = reward_N - [each.sum() for each in penalties]
         groups, components = [s.group for s in batch], [s.components for s in batch]
         lengths = lengths_in_loss(batch, config)
         return batch_advantages(reward_N, groups, lengths, config, components, batch[0].weights)

@@ -81,7 +81,7 @@ class TokenScorer:
 
     def _score(self, row: PackedRow) -> tuple[Tensor, Tensor]:
         targets_R = self._tensor(row.targets_R)
-        hidden_RD, lm_head = self._hidden(row), LMHead(self.model, many_rows=True)
+        hidden_RD, lm_head = self.hidden(row), LMHead(self.model, many_rows=True)
         scores = [
             self._head(lm_head, hidden_RD[chunk], targets_R[chunk]) for chunk in self._chunks(row)
         ]
@@ -96,7 +96,7 @@ class TokenScorer:
         """
         targets_R = self._tensor(row.targets_R)
         # Also for a frozen body: FSDP ends a pass when the gradient reaches the pass's output.
-        hidden_RD, lm_head = self._hidden(row).requires_grad_(), LMHead(self.model, many_rows=True)
+        hidden_RD, lm_head = self.hidden(row).requires_grad_(), LMHead(self.model, many_rows=True)
         scores, gradients, float_sums = [], [], dict[nn.Parameter, Tensor]()
         for chunk in self._chunks(row):
             leaf_CD = hidden_RD[chunk].detach().requires_grad_()
@@ -138,8 +138,9 @@ class TokenScorer:
         (row,) = pack(samples, range(len(samples)), 1 << 20)  # all in one row, to share prefixes
         proof.check(self.model, plain.score(row)[0], expected, "the learner")
 
-    def _hidden(self, row: PackedRow) -> Tensor:
-        """Return the body's output where a response token is predicted, [R, D]."""
+    def hidden(self, row: PackedRow) -> Tensor:
+        """Return the body's output where a response token is predicted, [R, D]; within
+        `forward`."""
         sequences = row.sequences, len(row.tokens_T), self.model.device
         with _packed(self.attention(*sequences), cache(partial(Rectangles, *sequences))):
             hidden_1TD = body_of(self.model)(

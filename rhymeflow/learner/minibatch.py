@@ -41,7 +41,7 @@ class MicroBatch:
 
 def split(
     batch: Sequence[Sample],
-    advantage_N: np.ndarray,
+    advantages: np.ndarray | list[np.ndarray],
     learner: LearnerConfig,
     device: torch.device,
     ranks: Ranks = ALONE,
@@ -49,7 +49,8 @@ def split(
     counts_copies: bool = False,
 ) -> list[list[MicroBatch]]:
     """Return this rank's micro-batches for each optimizer step of one pass over `batch`. All ranks
-    have equally many; in each step those that need a gradient come first. See `packing.pack`."""
+    have equally many; in each step those that need a gradient come first. `advantages`: of samples,
+    [N], or of each one's tokens. See `packing.pack`."""
     lengths = lengths_in_loss(batch, learner)
     weight_N = np.array([token_weight(learner.loss_type, length) for length in lengths])
     steps, max_tokens = [], learner.max_tokens_per_microbatch
@@ -58,11 +59,11 @@ def split(
         in_loss = [i for i in members if lengths[i]]
         # Without these terms a token's gradient is a multiple of its advantage.
         all_have = learner.kl_weight > 0.0 or learner.entropy_coef > 0.0
-        with_grad = [i for i in in_loss if advantage_N[i] != 0.0 or all_have]
+        with_grad = [i for i in in_loss if np.any(advantages[i]) or all_have]
         without_grad = [i for i in in_loss if i not in set(with_grad)]
         steps.append(
             [
-                MicroBatch(row, _inputs(batch, row, advantage_N, weight_N, device), needs_grad)
+                MicroBatch(row, _inputs(batch, row, advantages, weight_N, device), needs_grad)
                 for chosen, needs_grad in ((with_grad, True), (without_grad, False))
                 for row in pack_for_rank(
                     batch, chosen, max_tokens, *place, counts_copies=counts_copies
@@ -107,12 +108,13 @@ def _by_whole_groups(batch: Sequence[Sample], num_minibatches: int) -> list[list
 def _inputs(
     batch: Sequence[Sample],
     row: PackedRow,
-    advantage_N: np.ndarray,
+    advantages: np.ndarray | list[np.ndarray],
     weight_N: np.ndarray,
     device: torch.device,
 ) -> TokenInputs:
-    def per_token(value_N: np.ndarray) -> Tensor:
-        value_R = np.repeat(value_N[list(row.members)], row.lengths)
+    def per_token(values: np.ndarray | list[np.ndarray]) -> Tensor:
+        pairs = zip(row.members, row.lengths, strict=True)
+        value_R = np.concatenate([np.broadcast_to(values[i], length) for i, length in pairs])
         return torch.from_numpy(value_R.astype(np.float32)).to(device)
 
     if not row.members:  # zero factors give a zero loss and gradient
@@ -120,7 +122,7 @@ def _inputs(
         return TokenInputs(zero_R, zero_R, zero_R, responses=Responses((len(zero_R),)))
     behaviour = np.concatenate([batch[i].sampled(batch[i].logprobs) for i in row.members])
     return TokenInputs(
-        advantage_R=per_token(advantage_N),
+        advantage_R=per_token(advantages),
         weight_R=per_token(weight_N),
         behaviour_R=torch.from_numpy(behaviour.astype(np.float32)).to(device),
         responses=Responses(row.lengths),

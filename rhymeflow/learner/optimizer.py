@@ -1,7 +1,7 @@
-"""AdamW on float32 master weights, whatever precision the model computes in.
+"""AdamW or Muon on float32 master weights, whatever precision the model computes in.
 
 With a bfloat16 model each gradient is added to a float32 sum as soon as autograd has computed it,
-AdamW updates the float32 masters, and the parameters are rounded from them: bfloat16's 8 bits would
+the float32 masters are updated, and the parameters are rounded from them: bfloat16's 8 bits would
 lose an update of 1e-6. With a float32 model the parameters are the masters; with several ranks,
 each rank's rows of them are (`policy.Shards`).
 """
@@ -9,7 +9,7 @@ each rank's rows of them are (`policy.Shards`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 
@@ -18,18 +18,24 @@ from torch import Tensor, nn
 
 from rhymeflow.config import LearnerConfig
 from rhymeflow.errors import UserError
-from rhymeflow.learner.ranks import ALONE, Ranks
+from rhymeflow.learner.adamw_8bit import AdamW8bit
+from rhymeflow.learner.ranks import ALONE, Ranks, layers_of
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""torch's names of AdamW's moments."""
+_OTHERS: Mapping[str, Callable[[list[Tensor], float], torch.optim.Optimizer]] = {
+    "adamw_8bit": AdamW8bit,
+    # With this factor it takes AdamW's learning rates (arXiv 2502.16982).
+    "muon": partial(torch.optim.Muon, adjust_lr_fn="match_rms_adamw"),
+}
+"""What steps matrices, if it is not AdamW; Muon those of layers."""
 
 
-def learning_rate(step: int, config: LearnerConfig) -> float:
+def learning_rate(step: int, config: LearnerConfig, peak: float | None = None) -> float:
     """Return the learning rate of training step `step`, from 0, as transformers' schedules do: it
-    warms up linearly from 0 over `warmup_steps`, then stays constant, or falls linearly or by a
-    half cosine to 0 at `max_steps`."""
+    warms up linearly from 0 over `warmup_steps` to `peak` (None: the policy's), then stays
+    constant, or falls linearly or by a half cosine to 0 at `max_steps`."""
+    peak = config.learning_rate if peak is None else peak
     if step < config.warmup_steps:
-        return config.learning_rate * step / config.warmup_steps
+        return peak * step / config.warmup_steps
     progress = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
     progress = min(progress, 1.0)
     shape = {
@@ -37,7 +43,7 @@ def learning_rate(step: int, config: LearnerConfig) -> float:
         "linear": 1.0 - progress,
         "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
     }
-    return config.learning_rate * shape[config.lr_scheduler_type]
+    return peak * shape[config.lr_scheduler_type]
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
@@ -58,7 +64,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
 
 
 class Optimizer:
-    """Steps the parameters of `model` that are not frozen.
+    """Steps the parameters of `model` that are not frozen by `learner.optimizer`.
 
     It casts all parameters to `compute_dtype` in place, except with several ranks, where FSDP casts
     them. All methods are then collectives, and either all ranks step or none.
@@ -80,28 +86,56 @@ class Optimizer:
             self._masters = {name: _master(each, compute_dtype) for name, each in trained}
             for parameter in model.parameters():
                 parameter.data = parameter.data.to(compute_dtype)
+        chosen = self._chosen(model, config.optimizer)
+        rest = [master for name, master in self._masters.items() if name not in chosen]
         # Weight decay applies to matrices only, not to norms and biases.
-        matrices = [master for master in self._masters.values() if master.ndim >= 2]
-        others = [master for master in self._masters.values() if master.ndim < 2]
+        matrices = [master for master in rest if master.ndim >= 2]
+        others = [master for master in rest if master.ndim < 2]
         groups = [{"params": matrices}, {"params": others}]
         self._adamw = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+        self._rules: dict[str, torch.optim.Optimizer] = dict.fromkeys(self._masters, self._adamw)
+        self._other: torch.optim.Optimizer | None = None
+        """What steps the chosen matrices in AdamW's place."""
+        if chosen:
+            make = _OTHERS[config.optimizer]
+            self._other = make([self._masters[name] for name in chosen], config.learning_rate)
+            self._rules |= dict.fromkeys(chosen, self._other)
         self.reconfigure(config)
+        self._divisor = 1.0
+        """What the gradients are divided by: clipping, and the step's scale."""
+        self.num_steps = 0
+        """Optimizer steps taken."""
         self.skipped = ""
         """Why the last step was not taken; empty if it was taken."""
 
     def reconfigure(self, config: LearnerConfig) -> None:
-        """Use another configuration from now on, and keep the moments."""
+        """Use another configuration, of the same `optimizer`, from now on, and keep the moments."""
         self._max_grad_norm = config.max_grad_norm
-        for group, decay in zip(self._adamw.param_groups, (config.weight_decay, 0.0), strict=True):
-            group["betas"] = (config.adam_beta1, config.adam_beta2)
-            group["eps"], group["weight_decay"] = config.adam_epsilon, decay
+        more = [] if self._other is None else self._other.param_groups
+        decays = (config.weight_decay, 0.0, *(config.weight_decay for _ in more))
+        for group, decay in zip((*self._adamw.param_groups, *more), decays, strict=True):
+            group["weight_decay"] = decay
+            if "momentum" in group:
+                group["momentum"] = config.muon_momentum
+            else:
+                group["betas"] = (config.adam_beta1, config.adam_beta2)
+                group["eps"] = config.adam_epsilon
 
-    @torch.no_grad()
     def step(self, rate: float, scale: float = 1.0) -> float:
         """Apply the gradients times `scale` at learning rate `rate`; return their unclipped norm.
 
         If the norm is not finite, nothing is applied and `skipped` says why. Clears the gradients.
         """
+        norm = self.measure(scale)
+        if not self.skipped:
+            self.apply(rate)
+        self.clear()
+        return norm
+
+    @torch.no_grad()
+    def measure(self, scale: float) -> float:
+        """Take up the gradients times `scale` for `apply`; return their unclipped norm. If it is
+        not finite, `skipped` says why."""
         for name, master in self._masters.items():
             if self._ranks.count > 1:
                 self._take_gradient(master, self._parameters[name])
@@ -109,52 +143,83 @@ class Optimizer:
                 master.grad = torch.zeros_like(master)
         norm = scale * self._norm()
         self.skipped = "" if math.isfinite(norm) else self._not_finite(norm)
-        if not self.skipped:
-            # 1e-6 as in `torch.nn.utils.clip_grad_norm_`.
-            excess = 1.0 if self._max_grad_norm is None else (norm + 1e-6) / self._max_grad_norm
-            divisor = max(excess, 1.0) / scale
-            master = next(iter(self._masters.values()))
-            # Fused AdamW divides the gradients by this as it reads them.
-            grad_scale = None if divisor == 1.0 else master.new_tensor(divisor)
-            self._adamw.grad_scale = grad_scale  # type: ignore[attr-defined]
-            for group in self._adamw.param_groups:
-                group["lr"] = rate
-            self._adamw.step()
-            self._refresh()
-        self.clear()
+        # 1e-6 as in `torch.nn.utils.clip_grad_norm_`.
+        excess = 1.0 if self._max_grad_norm is None else (norm + 1e-6) / self._max_grad_norm
+        self._divisor = max(excess, 1.0) / scale
         return norm
+
+    @torch.no_grad()
+    def apply(self, rate: float) -> None:
+        """Step by the gradients that `measure` took up."""
+        master = next(iter(self._masters.values()))
+        # Fused AdamW divides the gradients by this as it reads them.
+        grad_scale = None if self._divisor == 1.0 else master.new_tensor(self._divisor)
+        self._adamw.grad_scale = grad_scale  # type: ignore[attr-defined]
+        for group in self._adamw.param_groups:
+            group["lr"] = rate
+        self._adamw.step()
+        if self._other is not None:
+            (group,) = self._other.param_groups
+            group["lr"] = rate
+            torch._foreach_div_([each.grad for each in group["params"]], self._divisor)
+            self._other.step()
+        self.num_steps += 1
+        self._refresh()
 
     def clear(self) -> None:
         """Discard the gradients."""
         for each in (*self._masters.values(), *self._parameters.values()):
             each.grad = None
 
-    @property
-    def num_steps(self) -> int:
-        """Optimizer steps taken."""
-        state = next(iter(self._adamw.state.values()), None)
-        return 0 if state is None else int(state["step"])
-
     def state(self) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
         """Yield what a checkpoint saves: a name (`master.NAME` and the like), the parameter, and
-        this rank's rows."""
+        this rank's rows, float32."""
         for name, master in self._masters.items():
-            moments = self._adamw.state.get(master) or dict.fromkeys(
-                MOMENTS, torch.zeros_like(master)
-            )
-            for kind, rows in (("master", master), *((kind, moments[kind]) for kind in MOMENTS)):
+            for kind, rows in (("master", master), *self._moments(name).items()):
                 yield f"{kind}.{name}", self._parameters[name], rows.detach()
 
     @torch.no_grad()
     def load(self, num_steps: int, saved: Mapping[str, Tensor]) -> None:
         """Load what `state` yielded, by its names, and the number of steps."""
+        self.num_steps = num_steps
         for name, master in self._masters.items():
             master.copy_(saved[f"master.{name}"])
-            state = self._adamw.state[master]
-            state["step"] = torch.tensor(float(num_steps), device=master.device)
-            for kind in MOMENTS:
-                state[kind] = torch.zeros_like(master).copy_(saved[f"{kind}.{name}"])
+            moments = self._moments(name)
+            for kind, rows in moments.items():
+                moments[kind] = torch.empty_like(rows).copy_(saved[f"{kind}.{name}"])
+            rule = self._rules[name]
+            if isinstance(rule, AdamW8bit):
+                rule.state[master]["step"] = num_steps
+                rule.store(master, *moments.values())
+            else:
+                step = torch.tensor(float(num_steps), device=master.device)
+                rule.state[master].update(moments, step=step)
         self._refresh()
+
+    def _chosen(self, model: nn.Module, optimizer: str) -> list[str]:
+        """Return the names of the parameters that `_other` steps."""
+        matrices = [name for name, each in self._parameters.items() if each.ndim >= 2]
+        if optimizer != "muon":
+            return matrices if optimizer in _OTHERS else []
+        in_layers = {id(each) for layer in layers_of(model) for each in layer.parameters()}
+        shapes = {name: self._parameters[name].shape for name in matrices}
+        shapes = {n: x for n, x in shapes.items() if id(self._parameters[n]) in in_layers}
+        for name, shape in shapes.items():
+            if len(shape) > 2 and min(shape) > 1:
+                raise UserError(
+                    f"learner.optimizer = 'muon': {name} has the shape {list(shape)}; Muon steps "
+                    "matrices, and not yet experts that are one tensor"
+                )
+        return [name for name, shape in shapes.items() if len(shape) == 2]
+
+    def _moments(self, name: str) -> dict[str, Tensor]:
+        """Return a parameter's moments by name, zeros before the first step."""
+        rule, master = self._rules[name], self._masters[name]
+        if isinstance(rule, AdamW8bit):
+            return rule.moments(master)
+        is_muon, state = isinstance(rule, torch.optim.Muon), rule.state.get(master, {})
+        kinds = ("momentum_buffer",) if is_muon else ("exp_avg", "exp_avg_sq")  # torch's names
+        return {kind: state[kind] if kind in state else torch.zeros_like(master) for kind in kinds}
 
     def _take_gradient(self, master: Tensor, parameter: Tensor) -> None:
         local = self._ranks.local(parameter)

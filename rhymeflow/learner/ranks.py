@@ -199,7 +199,7 @@ class Gathering(Mapping[str, Tensor]):
             yield {name: self[name] for name in names}
 
 
-def layers_of(model: PreTrainedModel) -> list[nn.Module]:
+def layers_of(model: nn.Module) -> list[nn.Module]:
     """Return the model's transformer layers."""
     return [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
 

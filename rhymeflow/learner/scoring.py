@@ -6,7 +6,7 @@ them for whole responses and for the whole batch is the same on all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from rhymeflow.learner.algorithms.losses import KL, corrects, gradient, needs_wh
 from rhymeflow.learner.algorithms.surrogates import bounded
 from rhymeflow.learner.logprobs import TokenScorer
 from rhymeflow.learner.minibatch import MicroBatch, lengths_in_loss, pack_for_rank
+from rhymeflow.learner.packing import PackedRow
 from rhymeflow.learner.ranks import Ranks
 from rhymeflow.learner.sample import Sample
 from rhymeflow.utils import progress
@@ -67,21 +68,33 @@ class Scoring:
                 micro.gradient_R = gradient(logprob_R, micro.inputs, config)
                 progress.advance()
 
-    def kl(self, batch: Sequence[Sample], config: LearnerConfig) -> np.ndarray:
-        """Return each response's KL from the reference, summed over its tokens, float64 [N]."""
-        kl_N, ranks = torch.zeros(len(batch), dtype=torch.float64), self.ranks
-        members = [i for i, length in enumerate(lengths_in_loss(batch, config)) if length]
-        most = config.max_tokens_per_microbatch
-        assert self.reference is not None
-        for row in pack_for_rank(batch, members, most, ranks.rank, ranks.count):
+    def kl(self, batch: Sequence[Sample], config: LearnerConfig) -> list[np.ndarray]:
+        """Return the KL from the reference of each sample's tokens in the loss, float64 [R]."""
+
+        def score(row: PackedRow) -> Tensor:
+            assert self.reference is not None
             policy_R, reference_R = (each.score(row)[0] for each in (self.policy, self.reference))
-            kl_R = KL[config.kl_estimator][0](bounded(reference_R - policy_R)).double()
+            return KL[config.kl_estimator][0](bounded(reference_R - policy_R))
+
+        return self.per_token(batch, config, score)
+
+    def per_token(
+        self, batch: Sequence[Sample], config: LearnerConfig, score: Callable[[PackedRow], Tensor]
+    ) -> list[np.ndarray]:
+        """Return what `score` says of each sample's tokens in the loss, on all ranks: float64 [R],
+        none of a sample that is left out."""
+        lengths, ranks = lengths_in_loss(batch, config), self.ranks
+        score_T = torch.zeros(sum(lengths), dtype=torch.float64)
+        parts = score_T.split(lengths)
+        members = [i for i, length in enumerate(lengths) if length]
+        most = config.max_tokens_per_microbatch
+        for row in pack_for_rank(batch, members, most, ranks.rank, ranks.count):
+            score_R = score(row).double().cpu()
             if row.members:
-                sums = [part.sum() for part in kl_R.split(row.lengths)]
-                kl_N[list(row.members)] = torch.stack(sums).cpu()
+                for member, scores in zip(row.members, score_R.split(row.lengths), strict=True):
+                    parts[member].copy_(scores)
             progress.advance()
-        found_N: np.ndarray = ranks.summed(kl_N).numpy()
-        return found_N
+        return [*np.split(ranks.summed(score_T).numpy(), np.cumsum(lengths)[:-1])]
 
     def _normalize_weights(self, micros: list[MicroBatch], config: LearnerConfig) -> None:
         """Tell micro-batches, whose proximal policy is known, the mean of the batch's weights."""

@@ -72,6 +72,12 @@ below {learning.MISMATCH:g}; at a staleness of 0 about 0
 off_policy/max_ratio | greatest ratio of the two probabilities of a token | near 1
 off_policy/mean_weight | mean weight of a token by `learner.off_policy_correction` | near 1
 off_policy/masked_share | share of tokens with weight 0: masked, or past a bound | below 10%
+value/explained_variance | share of the variance of returns that the critic's values explain; with \
+a critic | rises towards 1; below 0 a critic is worse than none
+value/mean | mean value of a token before the step, in units of the reward | near `reward`
+value/loss | mean loss of the critic at a token | falls
+value/clip_ratio | share of tokens whose value moved past `learner.cliprange_value` | low
+value/grad_norm | norm of the critic's gradient before it is clipped | finite, above 0
 staleness/mean | mean age of the batch's responses, versions
 staleness/max | greatest age, versions | at most the schedule's bound, always
 ## Groups

@@ -23,6 +23,7 @@ FIXED: Mapping[str, str] = {
     "learner.groups_per_batch": "batches in flight have this size",
     "learner.beta": "the reference policy is made when a run begins",
     "learner.frozen_parameters": "the optimizer has the state of all others",
+    "learner.optimizer": "checkpoints have the state of this one",
     "rollout.num_generations": "groups in flight have this size",
     "rollout.max_completion_length": _STORED,
     "rollout.temperature": _STORED,
@@ -60,6 +61,12 @@ def check_change(before: Config, after: Config, published: Version) -> None:
                 f"{name}: cannot be changed from {brief(old)} to {brief(new[name])} when a run is "
                 f"resumed: {reason}"
             )
+    if before.learner.has_critic != after.learner.has_critic:
+        raise UserError(
+            f"learner.advantage: cannot be changed from {brief(before.learner.advantage)} to "
+            f"{brief(after.learner.advantage)} when a run is resumed: a critic is made when a run "
+            "begins"
+        )
     _check_suites(before, after)
     check_best_metric(after)
     for step in {*after.run.profile_steps} - {*before.run.profile_steps}:

@@ -206,7 +206,8 @@ def _learner(config: Config, tokenizer: PreTrainedTokenizerBase) -> SupervisedLe
         dtype = compute_dtype if config.model.lora.is_used else torch.float32
         model = load_policy(config.model, dtype=dtype, device=device, seed=config.run.seed)
     names = ("max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps")
-    changes = {name: getattr(config.sft, name) for name in names} | {"beta": 0.0}  # no reference
+    changes = {name: getattr(config.sft, name) for name in names}
+    changes |= {"beta": 0.0, "advantage": "group_mean"}  # no reference, no critic
     learner, model = config.learner.model_copy(update=changes), fix_longrope(model, config)
     # The default `RolloutConfig` has temperature 1: the loss is that of the model's distribution.
     return SupervisedLearner(model, tokenizer, learner, RolloutConfig(), compute_dtype)

@@ -79,7 +79,7 @@ MAPPED: Mapping[str, str] = {
         "vllm_importance_sampling_cap",
     "learner.max_steps": "num_train_epochs max_steps",
     "learner.lr_scheduler_type, learner.warmup_steps": "lr_scheduler_type warmup_steps",
-    "AdamW, fused": "optim",
+    "learner.optimizer": "optim",
     "learner.max_grad_norm": "max_grad_norm",
     "learner.gradient_checkpointing": "activation_checkpointing gradient_checkpointing",
     "model.dtype": "bf16 model_init_kwargs",

@@ -24,7 +24,9 @@ SCHEDULES = {"constant_with_warmup": "constant"}
 SCHEDULES |= {name: name for name in ("constant", "linear", "cosine")}
 """Rhymeflow's learning rate schedules, by transformers' names."""
 
-OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
+OPTIMIZERS = dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf"), "adamw")
+OPTIMIZERS |= dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "adamw_torch_8bit"), "adamw_8bit")
+"""Rhymeflow's optimizers, by transformers' names."""
 
 UNBOUNDED = 1e9
 """For TRL's `vllm_importance_sampling_clip_max` of None; a ratio of ours is at most exp(20)."""
@@ -191,7 +193,7 @@ def _optimization(given: Values, length: RunLength) -> dict[str, Any]:
     if given["optim"] not in OPTIMIZERS:
         raise UserError(
             f"GRPOConfig: optim = {given['optim']!r} is not supported: the optimizer is "
-            f"AdamW ({', '.join(OPTIMIZERS)}); learner.offload_optimizer spares memory"
+            f"AdamW ({', '.join(OPTIMIZERS)}) or rhymeflow={{'learner.optimizer': 'muon'}}"
         )
     schedule = given["lr_scheduler_type"]
     if schedule not in SCHEDULES:
@@ -206,6 +208,7 @@ def _optimization(given: Values, length: RunLength) -> dict[str, Any]:
         raise UserError("GRPOConfig: data_seed is not supported: seed orders the prompts too")
     norm = given["max_grad_norm"]
     return {
+        "learner.optimizer": OPTIMIZERS[given["optim"]],
         "learner.lr_scheduler_type": SCHEDULES[schedule],
         "learner.warmup_steps": warmup_versions,
         "learner.max_grad_norm": float(norm) if norm else None,

@@ -167,7 +167,8 @@ class LearnerProcess:
             device=device.type,
             dtype=str(dtype).removeprefix("torch."),
             max_length=model.config.get_text_config().max_position_embeddings,
-            checkpoint_bytes=num_parameters * (dtype.itemsize + STATE_BYTES),
+            checkpoint_bytes=num_parameters * (dtype.itemsize + STATE_BYTES)
+            + self.learner.num_of_critic * STATE_BYTES,
             retrain_seconds=retrain_seconds,
             num_parameters=num_parameters,
             num_trained=sum(each.numel() for each in own if each.requires_grad),
@@ -205,10 +206,11 @@ class LearnerProcess:
             model = load_policy(config.model, dtype=exact, device=device, seed=seed)
             return Learner(fix_longrope(model, config), *common)
         rows = WeightRows(config.model)
-        reference = fix_longrope(rows.skeleton(), config) if config.learner.beta > 0.0 else None
-        return Learner(
-            fix_longrope(rows.skeleton(), config), *common, read=rows.read, reference=reference
-        )
+        used = (True, config.learner.beta > 0.0, config.learner.has_critic)
+        models = [fix_longrope(rows.skeleton(), config) if each else None for each in used]
+        policy, reference, critic = models
+        assert policy is not None
+        return Learner(policy, *common, read=rows.read, reference=reference, critic=critic)
 
     def _send(self, message: AnyMessage) -> None:
         if self.ranks.is_lead:

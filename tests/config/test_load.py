@@ -294,6 +294,10 @@ def test_files_that_cannot_be_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatc
         ({"model.lora.rank": 2, "engine": "vllm"}, "not with rollout.engine = 'vllm' yet"),
         ({"model.lora.rank": 2, "num_ranks": 2}, "not with learner.num_ranks = 2 yet"),
         (
+            {"learner.optimizer": "muon", "num_ranks": 2},
+            "learner.optimizer = 'muon': not with learner.num_ranks = 2 yet",
+        ),
+        (
             {"model.lora.rank": 2, "modules_to_save": ["lm_head"], "learner.beta": 0.1},
             "modules_to_save: not with learner.beta > 0",
         ),

@@ -87,7 +87,7 @@ class Model:
 
     def __init__(self) -> None:
         self.version: Version = 0
-        self.state = 0
+        self.state = self.num_of_critic = 0
         self._num_tokens = 0
         self._early: list[Sequence[Sample]] = []
         self.skipped: dict[int, str] = {}

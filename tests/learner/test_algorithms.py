@@ -54,6 +54,10 @@ SETTINGS = {
     "cispo": {"algorithm": "cispo", **SEVERAL},
     "sapo": {"algorithm": "sapo", **SEVERAL},
     "reinforce_plus_plus": {"algorithm": "reinforce_plus_plus", **SEVERAL},
+    "ppo": {
+        **{"algorithm": "ppo", "beta": 0.2, "kl_in": "reward", "kl_estimator": "k1"},
+        **{"critic_learning_rate": 0.02, **SEVERAL},
+    },
     "sequence": {"off_policy_level": "sequence", "importance_sampling_cap": 1.1, **SEVERAL},
     "masks": {"off_policy_masks": MASKS, "off_policy_correction": "proximal"},
     "entropy": {"entropy_coef": 0.1, "top_entropy_quantile": 0.3, **SEVERAL},

@@ -140,7 +140,7 @@ def test_bfloat16_logits_are_not_rounded():
         model.get_output_embeddings().weight *= 4
     scorer = TokenScorer(model, rollout_config(), chunk_size=16)
     with torch.no_grad():
-        logits_RV = scorer._hidden(row).double() @ model.get_output_embeddings().weight.double().T
+        logits_RV = scorer.hidden(row).double() @ model.get_output_embeddings().weight.double().T
     assert float(logits_RV.abs().max()) > 16
     targets_R1 = torch.from_numpy(row.targets_R)[:, None]
     exact_R = logits_RV.log_softmax(1).gather(1, targets_R1)[:, 0]

@@ -21,6 +21,7 @@ from torch import Tensor
 from rhymeflow.config import LearnerConfig
 from rhymeflow.learner.algorithms.advantages import ESTIMATORS, group_advantages
 from rhymeflow.learner.algorithms.corrections import kept, off_policy_weight
+from rhymeflow.learner.algorithms.gae import estimates, value_losses
 from rhymeflow.learner.algorithms.losses import (
     TokenInputs,
     gradient,
@@ -258,6 +259,51 @@ def test_advantages(name: str) -> None:
     # verl adds 1e-6 to a group's deviation, and 1e-8 to others; Rhymeflow 1e-4, as TRL does.
     tolerance = 5e-4 if scale == "group" else 1e-8
     np.testing.assert_allclose(found[:, None] * mask, case["advantages"], atol=tolerance)
+
+
+GAE = [case for case in ORACLE["advantages"]["cases"] if "/gae/" in case["name"]]
+
+
+@pytest.mark.parametrize("case", GAE, ids=lambda case: case["name"])
+def test_advantages_and_returns_of_tokens(case: dict[str, Any]) -> None:
+    """Row 3 has an observation in the middle."""
+    given, hyper = ORACLE["advantages"]["inputs"], case["hyper"]
+    mask = np.array(given["mask"], dtype=bool)
+    config = LearnerConfig(algorithm="ppo", gamma=hyper["gamma"], lam=hyper["lam"])
+    names = ("token_rewards", "values")
+    rewards, values = (
+        [np.array(x)[m] for x, m in zip(given[name], mask, strict=True)] for name in names
+    )
+    found = estimates(rewards, values, config)
+    for name in ("advantages", "returns"):
+        expected = np.array(case[name])[mask]
+        np.testing.assert_allclose(np.concatenate(getattr(found, name)), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["float64", "float32"])
+@pytest.mark.parametrize("case", ORACLE["value_losses"], ids=lambda case: case["name"])
+def test_losses_of_values(case: dict[str, Any], dtype: torch.dtype) -> None:
+    given, hyper = ORACLE["advantages"]["inputs"], case["hyper"]
+    mask = torch.tensor(given["mask"]).bool()
+    counts = mask.sum(1).tolist()
+    loss_type = {"token-mean": "bnpo", "seq-mean-token-mean": "grpo"}[hyper["loss_agg_mode"]]
+    config = LearnerConfig(algorithm="ppo", cliprange_value=hyper["cliprange_value"])
+    value, old, due = (
+        torch.tensor(x, dtype=dtype) for x in (case["vpreds"], given["values"], case["returns"])
+    )
+    value.requires_grad_()
+    loss_R, is_clipped_R = value_losses(value[mask], old[mask], due[mask], config)
+    weight = torch.tensor([token_weight(loss_type, n) for n in counts], dtype=dtype)
+    weight_R = weight[:, None].expand_as(mask)[mask]
+    scale = step_scale(loss_type, counts, max_completion_length=6, mean_tokens=sum(counts))
+    loss = (loss_R * weight_R).sum() * scale
+    loss.backward()
+    # verl adds 1e-8 to a response's count of tokens.
+    near = {"atol": max(TOLERANCE[dtype], 2e-9 * (loss_type == "grpo")), "rtol": 0}
+    torch.testing.assert_close(loss.detach(), torch.tensor(case["loss"], dtype=dtype), **near)
+    torch.testing.assert_close(value.grad, torch.tensor(case["grad"], dtype=dtype), **near)
+    if loss_type == "bnpo":
+        assert float(is_clipped_R.double().mean()) == pytest.approx(case["clipfrac"], abs=1e-6)
 
 
 @pytest.mark.parametrize("case", ORACLE["kl"], ids=lambda case: case["name"])

@@ -33,6 +33,8 @@ def steps(first: int, end: int, what: str = "train") -> list[tuple]:
 
 
 FROZEN = {
+    "algorithm": "ppo",  # with a critic, of which nothing is frozen
+    "critic_learning_rate": 0.01,
     "kind": "qwen2",
     "tied": False,
     "frozen_parameters": ["model.embed_tokens.weight", "model.layers.0.*"],
@@ -62,7 +64,7 @@ RESPONSES = {
 CASES = {
     "plain": ({}, steps(0, 20)),
     "everything at once": (MUCH, steps(0, 5)),
-    "experts": ({"kind": "qwen3_moe"}, steps(0, 2)),
+    "experts": ({"kind": "qwen3_moe", "optimizer": "adamw_8bit"}, steps(0, 2)),
     "frozen": (FROZEN, steps(0, 2)),
     "whole responses": (RESPONSES, steps(0, 2)),
     "groups ahead of their batch": ({"loss_type": "grpo"}, steps(0, 5, "train early")),

@@ -87,6 +87,7 @@ def test_steps_are_trls_and_versions_ours(tmp_path: Path, capsys: Any) -> None:
         ({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 5},
          "learner.warmup_steps", 5),
         ({"lr_scheduler_type": "constant", "warmup_steps": 5}, "learner.warmup_steps", 0),
+        ({"optim": "adamw_bnb_8bit"}, "learner.optimizer", "adamw_8bit"),
         ({"save_strategy": "no"}, "run.save_steps", 0),
         ({"save_strategy": "epoch"}, "run.save_steps", 40),
         ({"save_total_limit": 3}, "run.save_total_limit", 3),

@@ -64,12 +64,19 @@ def best_of_group(reward_G: np.ndarray, _: np.ndarray) -> np.ndarray:
     return advantage_G
 
 
+def generalized(reward_G: np.ndarray, _: np.ndarray) -> np.ndarray:
+    """Each token's own, by a critic, of the reward itself: GAE (arXiv 1506.02438), with `gamma` and
+    `lam`."""
+    return reward_G.copy()
+
+
 ESTIMATORS: Mapping[str, Estimator] = {
     "group_mean": group_mean,
     "leave_one_out": leave_one_out,
     "length_weighted": length_weighted,
     "reward": reward_itself,
     "best_of_group": best_of_group,
+    "gae": generalized,
 }
 
 
@@ -87,6 +94,8 @@ class Advantages:
     """float64 [N]."""
     frac_zero_std: float
     """Share of samples for which the standard deviation (of their group or the batch) is zero."""
+    of_tokens: list[np.ndarray] | None = None
+    """With a critic, which takes the place of `values`: float64 [R] of each sample's tokens."""
 
 
 def batch_advantages(
@@ -154,12 +163,12 @@ def group_advantages(
         std_N[:] = 0.0 if is_flat(reward_N.tolist()) else reward_N.std(ddof=1)
     share = float((std_N == 0.0).mean())
     if scale_rewards == "tokens":
-        return Advantages(_whitened(centred_N, length_N), share)
+        return Advantages(whitened(centred_N, length_N), share)
     values_N = centred_N if scale_rewards == "none" else centred_N / (std_N + STD_EPSILON)
     return Advantages(values_N, share)
 
 
-def _whitened(advantage_N: np.ndarray, length_N: np.ndarray) -> np.ndarray:
+def whitened(advantage_N: np.ndarray, length_N: np.ndarray) -> np.ndarray:
     """Return the advantages with mean 0 and standard deviation 1 over tokens, as in verl."""
     tokens = length_N.sum()
     centred_N = advantage_N - (advantage_N * length_N).sum() / max(tokens, 1.0)

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from rhymeflow.config import LearnerConfig
+from rhymeflow.errors import UserError
 from rhymeflow.learner.algorithms import corrections
 from rhymeflow.learner.algorithms.advantages import estimator_of
 from rhymeflow.learner.algorithms.surrogates import (
@@ -47,6 +48,9 @@ from rhymeflow.learner.algorithms.surrogates import (
     surrogate_of,
     token_ratio,
 )
+
+OF_CRITIC = ("gamma", "lam", "cliprange_value", "critic_learning_rate", "critic_warmup_steps")
+"""Fields of `LearnerConfig` that only a critic uses."""
 
 PARTS_OF_RESPONSES = Responses(())
 """Of tokens that are not those of whole responses."""
@@ -106,7 +110,15 @@ def step_scale(
 
 
 def check_parts(config: LearnerConfig) -> None:
-    """Raise `UserError` if the configuration names a part that there is not."""
+    """Raise `UserError` if the configuration names a part that there is not, or has fields of a
+    critic or of Muon without it."""
+    for setting, is_on, names in (
+        ("learner.advantage: gae", config.has_critic, OF_CRITIC),
+        ("learner.optimizer: muon", config.optimizer == "muon", ("muon_momentum",)),
+    ):
+        for name in names:
+            if not is_on and getattr(config, name) != LearnerConfig.model_fields[name].default:
+                raise UserError(f"learner.{name}: has no effect without {setting}")
     estimator_of(config.advantage)
     ratio_of(config.ratio)
     surrogate_of(config.surrogate)
@@ -194,7 +206,9 @@ def diagnosis_names(config: LearnerConfig) -> tuple[str, ...]:
     """Return the names of the metrics in `diagnose`."""
     clips = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean")
     weights = WEIGHT_METRICS if corrects(config) else ()
-    return ("loss", "entropy", *clips, *weights, *(("kl",) if config.kl_weight > 0.0 else ()))
+    values = ("value/loss", "value/clip_ratio") if config.has_critic else ()
+    kl = ("kl",) if config.kl_weight > 0.0 else ()
+    return ("loss", "entropy", *clips, *weights, *values, *kl)
 
 
 def diagnose(
