@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -177,16 +178,19 @@ class _SwanLab:
         module = importlib.import_module("swanlab")
         known = _runs(run_dir).get("swanlab")
         again = {"id": known, "resume": "allow"} if known else {}
+        interrupted = signal.getsignal(signal.SIGINT)
         self._run = module.init(
             project=run.project or PROJECT,
             workspace=run.entity,
             group=run.run_group,
             tags=list(run.tags) or None,
-            experiment_name=name,
+            name=name,
             config=dict(config),
             logdir=str(run_dir / "swanlab"),
             **again,
         )
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, interrupted)  # Ctrl-C is the run's: it ends as it should
         _remember(run_dir, "swanlab", self._run.id)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import signal
 from pathlib import Path
 
 import pytest
@@ -192,24 +193,27 @@ def test_wandbs_own_variable_names_the_project(tmp_path, monkeypatch):
 
 
 def swanlab_init(
-    project=None, workspace=None, experiment_name=None, description=None, job_type=None, group=None,
-    tags=None, config=None, logdir=None, mode=None, load=None, public=None, callbacks=None,
-    settings=None, id=None, resume=None, reinit=None,
+    *, reinit=None, log_dir=None, mode=None, workspace=None, project=None, public=None, name=None,
+    color=None, description=None, job_type=None, group=None, tags=None, id=None, resume=None,
+    parallel=None, config=None, settings=None, callbacks=None, logdir=None,
 ):  # fmt: skip
-    """As SwanLab 0.7 has it."""
+    """As SwanLab 0.10 has it, with the older name that it takes too; it takes Ctrl-C as well."""
 
 
 def test_a_run_in_swanlab_goes_on(tmp_path, monkeypatch):
     fake = FakeTracker()
     monkeypatch.setitem(metrics.importlib.sys.modules, "swanlab", fake)
+    ours, init = signal.getsignal(signal.SIGINT), fake.init
+    fake.init = lambda **how: signal.signal(signal.SIGINT, signal.SIG_IGN) and init(**how)
     run = RunConfig(report_to=("swanlab",), project="mine", entity="us", tags=("a",))
     for _ in range(2):
         writer = MetricsWriter(tmp_path, run=run, name="demo", config={})
         writer.write(3, 0.5, {"reward": 0.5})
         writer.close()
     first, again = (call[1] for call in fake.calls if call[0] == "init")
+    assert signal.getsignal(signal.SIGINT) is ours
     inspect.signature(swanlab_init).bind(**first)
-    assert (first["workspace"], first["experiment_name"], first["tags"]) == ("us", "demo", ["a"])
+    assert (first["workspace"], first["name"], first["tags"]) == ("us", "demo", ["a"])
     assert again == first | {"id": "abc123", "resume": "allow"}
     assert ("log", {"step": 3, "reward": 0.5}) in fake.calls
 
