@@ -19,12 +19,12 @@ from rhymeflow.data.encode import Tokenizer
 from rhymeflow.data.files import check_source
 from rhymeflow.data.generators import is_generator
 from rhymeflow.data.load import RunPrompts, check_sources
-from rhymeflow.data.prompts import Prompt
+from rhymeflow.data.prompts import Prompt, told
 from rhymeflow.engine.vllm.installed import check_installed
 from rhymeflow.environments.template import template_in
 from rhymeflow.errors import UserError
 from rhymeflow.models.adapter_files import adapter_for, check_trained, is_adapter
-from rhymeflow.models.source import check_files
+from rhymeflow.models.source import check_files, of_teacher
 from rhymeflow.reward.functions import BUILT_IN, Judge
 from rhymeflow.reward.trial import tried
 from rhymeflow.store import previous_run
@@ -69,6 +69,9 @@ def before_start(config: Config) -> None:
         )
     previous_run.check(config.drafting.history_run, "drafting.history_run")
     check_files(config.model)
+    if config.teacher_model is not None:
+        with of_teacher():
+            check_files(config.teacher_model)
     if isinstance(config.data.chat_template, str):
         template_in(config.data.chat_template)
     check_adapter(config)
@@ -151,6 +154,7 @@ def everything(config: Config) -> Checked:
         longest = max_length(config.model)
         prompts = RunPrompts.load(config, tokenizer, longest, tools[RUN])
         suites = load_suites(config, prompts.held_out, tokenizer, longest, tools)
+        _check_teacher(here, tokenizer, prompts.train)
         Episodes(config, environment_sections(config), tokenizer)
         sources = {RUN: (config, prompts.train)}
         sources |= {name: (suite.config, suite.prompts) for name, suite in suites.items()}
@@ -186,6 +190,20 @@ def prove(config: Config, *, has_engine: bool) -> None:
             model, seed=0, max_num_seqs=4, max_prefill_tokens=64, instance="check", version=0
         ).prove()
     proved_scorer(model, config.rollout, config.learner)
+
+
+def _check_teacher(config: Config, tokenizer: Tokenizer, prompts: list[Prompt]) -> None:
+    """Raise `UserError` unless the teacher is a model that is supported, with the policy's tokens,
+    and rows have the columns of its prompt."""
+    from rhymeflow.models.tokenizer import check_teacher  # loads transformers
+
+    if (model := config.teacher_model) is not None:
+        with of_teacher():
+            check_teacher(model, tokenizer)
+            prove(config.changed(model={"name": model.name}), has_engine=False)
+    if (template := config.learner.distillation.prompt) is not None:
+        for each in prompts:
+            told(each, template)
 
 
 def check_machine(config: Config) -> None:

@@ -210,8 +210,11 @@ def head_bytes(config: Config, model: ModelSize) -> int:
     """
     learner, rollout = config.learner, config.rollout
     logits = learner.logits_chunk_size * model.vocab_size * MASTER
+    taught = 0
+    if learner.distillation.is_divergence:  # the teacher's logits, and before the temperature
+        taught = logits * (1 if rollout.temperature == 1.0 else 2)
     if model.device == "cpu":
-        return logits
+        return logits + taught
     copies = 3 if rollout.temperature in (0.0, 1.0) and not rollout.top_k else 4
     if rollout.top_p < 1.0:
         copies = 6
@@ -219,7 +222,7 @@ def head_bytes(config: Config, model: ModelSize) -> int:
     per_weight = model.bytes_per_value + (MASTER if is_summed else 0)
     if model.num_adapter:  # the head is not trained
         per_weight = 0
-    return copies * logits + per_weight * model.vocab_size * model.hidden_size
+    return taught + copies * logits + per_weight * model.vocab_size * model.hidden_size
 
 
 def of_pass(config: Config, model: ModelSize, tokens: int) -> list[MemoryPart]:
@@ -303,10 +306,17 @@ def of_rank(config: Config, model: ModelSize, longest_prompt: int) -> list[Memor
         if learner.has_critic:
             num_bytes = model.num_of_critic * model.bytes_per_value
             parts.append(MemoryPart(f"critic's weights ({model.name_of_dtype})", num_bytes))
-    if learner.beta > 0 and not model.num_adapter:
+    if learner.needs_start and not model.num_adapter:
         sharded = model.num_parameters * MASTER / learner.num_ranks
         size = sharded if learner.num_ranks > 1 else model.weights
         parts.append(MemoryPart("reference model", size))
+    if (chosen := config.teacher_model) is not None:
+        teacher = model_of(load.architecture(chosen), model.dtype, model.device)
+        size = teacher.weights
+        if learner.num_ranks > 1:  # with the divergence, the embeddings and the head stand too
+            size = teacher.num_parameters * MASTER / learner.num_ranks
+            size += teacher.num_outside * model.bytes_per_value
+        parts.append(MemoryPart("teacher", size))
     length = longest(config, model, longest_prompt)
     tokens = microbatch_tokens(config, min(longest_prompt, length), length)
     return parts + of_pass(config, model, tokens)

@@ -205,6 +205,8 @@ The metrics `off_policy/mean_weight` and `off_policy/masked_share` say what they
 
 - KL: `beta`, `kl_in` the loss or the reward, `kl_estimator`, `use_bias_correction_kl`.
 - Entropy: `entropy_coef`, a bonus; `top_entropy_quantile`, only the most uncertain tokens.
+- A teacher: `distillation`, in the advantages or as a divergence in the loss
+  ([distillation](distillation.md)).
 - Bounds: `dual_clip`, `delta`, `reward_clip`, `advantage_clip`; `overlong_buffer`, for rewards.
 
 ## What it costs

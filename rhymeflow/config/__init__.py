@@ -20,7 +20,7 @@ from rhymeflow.config.environment import (
     RewardFunction,
 )
 from rhymeflow.config.eval import EvalConfig, EvalSuite
-from rhymeflow.config.learner import LearnerConfig, SftConfig
+from rhymeflow.config.learner import DistillationConfig, LearnerConfig, SftConfig
 from rhymeflow.config.rollout import DraftingConfig, LoraConfig, ModelConfig, RolloutConfig
 from rhymeflow.config.run import ClusterConfig, RayConfig, RunConfig, WeightsConfig
 from rhymeflow.config.schedule import ScheduleConfig
@@ -28,11 +28,11 @@ from rhymeflow.config.section import Section
 from rhymeflow.config.simulation import FaultsConfig, SimulationConfig, WorkloadConfig
 
 __all__ = [
-    "ClusterConfig", "Config", "DataConfig", "DraftingConfig", "EmulationConfig",
-    "EnvironmentClass", "EnvironmentConfig", "EvalConfig", "EvalSuite", "FaultsConfig",
-    "LearnerConfig", "LoraConfig", "ModelConfig", "RayConfig", "RewardConfig", "RewardFunction",
-    "RolloutConfig", "RunConfig", "ScheduleConfig", "Section", "SftConfig", "SimulationConfig",
-    "WeightsConfig", "WorkloadConfig",
+    "ClusterConfig", "Config", "DataConfig", "DistillationConfig", "DraftingConfig",
+    "EmulationConfig", "EnvironmentClass", "EnvironmentConfig", "EvalConfig", "EvalSuite",
+    "FaultsConfig", "LearnerConfig", "LoraConfig", "ModelConfig", "RayConfig", "RewardConfig",
+    "RewardFunction", "RolloutConfig", "RunConfig", "ScheduleConfig", "Section", "SftConfig",
+    "SimulationConfig", "WeightsConfig", "WorkloadConfig",
 ]  # fmt: skip
 
 
@@ -70,6 +70,20 @@ class Config(Section):
         """Whether simulated or emulated devices generate and train in turn."""
         return self.simulation.colocated or (self.emulation.is_used and self.schedule.bound == 0)
 
+    @property
+    def teacher_model(self) -> ModelConfig | None:
+        """The model that ranks load as the teacher; None: they load none."""
+        chosen = self.learner.distillation
+        if chosen.is_served or chosen.teacher in (None, "policy", "start"):
+            return None
+        return ModelConfig(name=chosen.teacher)
+
+    @property
+    def trains_on_rewards(self) -> bool:
+        """Whether rewards have a part in what is learnt."""
+        has_rewards = bool(self.reward.functions or self.environment.classes)
+        return has_rewards and self.learner.distillation.reward_weight > 0.0
+
     @model_validator(mode="after")
     def _divide_gpus(self) -> Config:
         """With `cluster.nodes`, give instances or ranks, whichever is not given, what the others
@@ -99,8 +113,9 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
-        checks = self._process_mistakes(), self._reward_mistakes(), self._training_mistakes()
-        if (first := next(itertools.chain(*checks, self._emulation_mistakes()), None)) is not None:
+        checks = [self._process_mistakes(), self._reward_mistakes(), self._training_mistakes()]
+        checks += [self._distillation_mistakes(), self._emulation_mistakes()]
+        if (first := next(itertools.chain(*checks), None)) is not None:
             raise ValueError(first)
         return self
 
@@ -119,10 +134,10 @@ class Config(Section):
 
     def _reward_mistakes(self) -> Iterator[str]:
         classes = self.environment.classes
-        if not self.reward.functions and not classes:
+        if not self.reward.functions and not classes and not self.learner.distillation.is_used:
             yield (
                 "reward.functions: given [], should name at least one function, unless there are "
-                "environment.classes"
+                "environment.classes or a learner.distillation.teacher"
             )
         if 0 < sum(each.share is not None for each in classes) < len(classes):
             yield "environment.classes: some have a `share` and others do not"
@@ -163,7 +178,8 @@ class Config(Section):
                 f"simulation.colocated: with schedule.max_staleness = {schedule.bound} "
                 "rollout and training run at the same time, and each needs its own devices"
             )
-        if rollout.num_generations == 1 and learner.scale_rewards == "group":
+        is_compared = learner.scale_rewards == "group" and self.trains_on_rewards
+        if rollout.num_generations == 1 and is_compared:
             yield (
                 "rollout.num_generations = 1 leaves no group to compare with: "
                 "every advantage would be 0"
@@ -190,11 +206,27 @@ class Config(Section):
             yield f"model.lora: not with learner.num_ranks = {learner.num_ranks} yet, only with 1"
         if learner.has_critic:
             yield "model.lora: not with learner.advantage = 'gae' yet: a critic is trained whole"
-        if lora.modules_to_save and learner.beta > 0:
+        if lora.modules_to_save and learner.needs_start:
             yield (
-                "model.lora.modules_to_save: not with learner.beta > 0, whose reference is this "
-                "model without the adapter: of these modules it has the trained values only"
+                "model.lora.modules_to_save: not with learner.beta > 0 or teacher start, which are "
+                "this model without the adapter: of these modules it has the trained values only"
             )
+
+    def _distillation_mistakes(self) -> Iterator[str]:
+        distillation, rollout = self.learner.distillation, self.rollout
+        if not distillation.is_used:
+            return
+        if rollout.top_k or rollout.top_p < 1.0:
+            yield "learner.distillation: rollout.top_k and top_p leave out tokens of the teacher's"
+        if distillation.is_served and rollout.temperature != 1.0:
+            yield (
+                f"rollout.temperature = {rollout.temperature:g}: the log-probabilities of a server "
+                "(learner.distillation.teacher) are those of temperature 1"
+            )
+        if distillation.prompt is not None and self.environment.is_used:
+            yield "learner.distillation.prompt: not with environments or tools yet"
+        if self.schedule.filter_zero_variance and not self.trains_on_rewards:
+            yield "schedule.filter_zero_variance: with a teacher alone, no group's rewards differ"
 
     def _emulation_mistakes(self) -> Iterator[str]:
         emulation, schedule = self.emulation, self.schedule

@@ -21,6 +21,92 @@ MaskName = Literal[
     "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3", "veto",
 ]  # fmt: skip
 
+OF_SERVER = ("server_model", "concurrency", "retries", "timeout", "api_key_variable")
+"""Fields of `DistillationConfig` for a teacher on a server."""
+
+
+class DistillationConfig(Section):
+    """On-policy distillation: a teacher judges each token that the policy sampled
+    (docs/distillation.md)."""
+
+    by_name = "teacher"
+
+    teacher: str | None = None
+    """A model with the policy's vocabulary, named as in `model.name`; the policy itself, with its
+    current weights (`policy`) or as the run started (`start`); or the URL of a server with OpenAI's
+    interface, up to `/v1`, that returns vLLM's `prompt_logprobs`. `None`: there is no teacher."""
+    prompt: str | None = None
+    """What the teacher reads in place of the prompt, with `{prompt}` and columns of the data in
+    braces, such as `{prompt} The answer is {answer}.` In a prompt of messages it replaces the text
+    of the user's last one. `None`: the policy's prompt."""
+    mode: Literal["sampled_token", "topk_logits", "full_logits"] = "sampled_token"
+    """What is learnt, by TRL's names. `sampled_token`: log(pi_teacher / pi) of each sampled token
+    is added to its advantage, which minimizes the reverse KL. Otherwise the loss has a divergence
+    of each token's two distributions, over the teacher's `topk` likeliest tokens, or over all."""
+    weight: PositiveFloat = 1.0
+    """Factor of what is added to the advantage or the loss."""
+    reward_weight: NonNegativeFloat = 1.0
+    """Factor of the rewards' advantages. 0: rewards are measured only."""
+    jsd_beta: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Which generalised Jensen-Shannon divergence (GKD, arXiv 2306.13649): TRL's `beta`. 0 is the
+    forward KL(teacher || policy), 1 the reverse KL(policy || teacher), 0.5 is symmetric."""
+    topk: Positive = 100
+    """Tokens that `topk_logits` compares."""
+    add_tail: bool = True
+    """`topk_logits` counts all other tokens as one more. `false`, for `jsd_beta` 0, leaves them
+    out, as verl's `forward_kl_topk` does; the loss may then fall below 0."""
+    server_model: str | None = None
+    """Name of the teacher on its server, if that has several models."""
+    concurrency: Positive = 16
+    """Responses that a rank has a server judge at a time."""
+    retries: NonNegative = 3
+    """Further tries if a server is busy, gone, or silent for `timeout` seconds; after them the run
+    ends with the error."""
+    timeout: PositiveFloat = 60.0
+    """Longest time for one answer of a server in seconds."""
+    api_key_variable: str = "OPENAI_API_KEY"
+    """Environment variable with a server's key; if it is empty, no key is sent."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is a teacher."""
+        return self.teacher is not None
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the teacher is on a server."""
+        return (self.teacher or "").startswith(("http://", "https://"))
+
+    @property
+    def is_divergence(self) -> bool:
+        """Whether whole distributions are compared, in the loss."""
+        return self.is_used and self.mode != "sampled_token"
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> DistillationConfig:
+        given = self.model_dump(exclude_defaults=True).keys() - {"teacher"}
+        for needs, has, fields in (
+            ("a teacher", self.is_used, given),
+            ("a teacher on a server", self.is_served, {*OF_SERVER}),
+            ("mode topk_logits", self.mode == "topk_logits", {"topk", "add_tail"}),
+            ("mode topk_logits or full_logits", self.is_divergence, {"jsd_beta"}),
+        ):
+            if not has and (unused := given & fields):
+                raise ValueError(f"{min(unused)} has no effect without {needs}")
+        if self.is_served and self.is_divergence:
+            raise ValueError(
+                f"mode = {self.mode!r} needs the teacher's logits; a server returns "
+                "log-probabilities for sampled_token"
+            )
+        if self.teacher == "policy" and self.prompt is None:
+            raise ValueError("teacher = 'policy' needs a prompt: else it agrees with the policy")
+        if not self.add_tail and self.jsd_beta > 0:
+            raise ValueError(
+                f"add_tail = false needs jsd_beta = 0, not {self.jsd_beta:g}: the loss would fall "
+                "where the policy leaves the teacher's likeliest tokens"
+            )
+        return self
+
 
 class LearnerConfig(Section):
     """Training."""
@@ -141,6 +227,7 @@ class LearnerConfig(Section):
     straight-through estimators)."""
     use_bias_correction_kl: bool = True
     """In the loss, multiply the estimate by the probability ratio, as TRL and DeepSeek-V3.2 do."""
+    distillation: DistillationConfig = DistillationConfig()
     entropy_coef: NonNegativeFloat = 0.0
     """Weight of the policy's entropy, which is maximized too, normalised as the loss is."""
     top_entropy_quantile: Fraction = 1.0
@@ -242,6 +329,11 @@ class LearnerConfig(Section):
     def kl_weight(self) -> float:
         """Weight of the KL term in the loss."""
         return self.beta if self.kl_in == "loss" else 0.0
+
+    @property
+    def needs_start(self) -> bool:
+        """Whether the policy is kept as the run started."""
+        return self.beta > 0.0 or self.distillation.teacher == "start"
 
     @property
     def is_used(self) -> bool:

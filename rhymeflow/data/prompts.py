@@ -9,9 +9,10 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
+import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -159,14 +160,37 @@ def kind_of(names: Sequence[str], columns: Mapping[str, Any], where: str) -> int
 def opened(prompt: str | list[Message], text: str) -> str | list[Message]:
     """Return the prompt with an environment's opening `text` added to the last user message, or to
     a prompt that is text. Raises `UserError` if there is no user message."""
-    if not text:
-        return prompt
+    where = "an environment opens with text, and a prompt"
+    return _changed(prompt, lambda said: said + text, where) if text else prompt
+
+
+def told(prompt: Prompt, template: str) -> Prompt:
+    """Return the prompt with the template in place of the text, or of the last user message;
+    `{prompt}` is that text, and other names in braces are columns. Raises `UserError` if the row
+    has no such column, or no user message."""
+
+    def filled(text: str) -> str:
+        values = {**prompt.columns, "prompt": text}
+        for name in re.findall(r"\{(\w+)\}", template):
+            if name not in values:
+                raise UserError(
+                    f"{prompt.where}: learner.distillation.prompt: there is no column {name!r}"
+                    f"{nearest(name, values)}"
+                )
+        return re.sub(r"\{(\w+)\}", lambda match: str(values[match[1]]), template)
+
+    return replace(prompt, prompt=_changed(prompt.prompt, filled, f"{prompt.where}: the prompt"))
+
+
+def _changed(
+    prompt: str | list[Message], change: Callable[[str], str], where: str
+) -> str | list[Message]:
     if isinstance(prompt, str):
-        return prompt + text
+        return change(prompt)
     last = max((n for n, each in enumerate(prompt) if each["role"] == "user"), default=None)
     if last is None:
-        raise UserError("an environment opens with text, and a prompt has no message of the user's")
-    message = {**prompt[last], "content": prompt[last]["content"] + text}
+        raise UserError(f"{where} has no message of the user's")
+    message = {**prompt[last], "content": change(prompt[last]["content"])}
     return [*prompt[:last], message, *prompt[last + 1 :]]
 
 

@@ -25,7 +25,9 @@ from rhymeflow.config import LearnerConfig, RolloutConfig
 from rhymeflow.core.spread import is_flat
 from rhymeflow.learner import checkpoint, published
 from rhymeflow.learner.algorithms.advantages import Advantages, batch_advantages, shaped_rewards
+from rhymeflow.learner.algorithms.divergences import divergence
 from rhymeflow.learner.algorithms.losses import (
+    DIVERGENCE,
     clip_extremes,
     diagnose,
     diagnosis_names,
@@ -33,7 +35,7 @@ from rhymeflow.learner.algorithms.losses import (
     token_losses,
 )
 from rhymeflow.learner.critic import Critic
-from rhymeflow.learner.logprobs import TokenScorer, recompute_layers
+from rhymeflow.learner.logprobs import Logits, LossOf, TokenScorer, recompute_layers
 from rhymeflow.learner.metrics import Totals, batch_metrics
 from rhymeflow.learner.minibatch import MicroBatch, lengths_in_loss, split, step_scales
 from rhymeflow.learner.optimizer import Optimizer, freeze, learning_rate
@@ -41,6 +43,7 @@ from rhymeflow.learner.policy import Shards, proved_scorer
 from rhymeflow.learner.ranks import ALONE, Gathering, Ranks
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.scoring import Scoring
+from rhymeflow.learner.teacher import ModelTeacher, ServedTeacher
 from rhymeflow.learner.token_details import TokenDetails
 from rhymeflow.models.families import carries_state
 from rhymeflow.models.frozen_base import FrozenBase
@@ -49,6 +52,9 @@ from rhymeflow.store.checkpoint_dirs import CheckpointDir
 from rhymeflow.utils import progress
 from rhymeflow.weights.manifest import Manifest
 from rhymeflow.weights.publish import checksum_of
+
+Reads = Callable[[str, slice], Tensor]
+"""Returns rows of a parameter by its name."""
 
 
 @dataclass
@@ -68,9 +74,11 @@ class Learner:
     The learner owns it: parameters are cast to `compute_dtype` and change with every step.
     `tokenizer`, if given, is saved in checkpoints. With several `ranks` methods are collectives;
     `read`, given if `model` has no values yet, returns rows of a parameter by its name. `reference`
-    is the model of the KL term, if `learner.beta` > 0; None: a copy of `model`, or if that has an
-    adapter, which alone is then trained, `model` without it. `critic` is what the critic is made
-    of, if there is one; None: a copy of `model`. A response must fit into one rank's memory.
+    is the model of the KL term, if `learner.beta` > 0, and the teacher `start`; None: a copy of
+    `model`, or if that has an adapter, which alone is then trained, `model` without it. `critic` is
+    what the critic is made of, if there is one; None: a copy of `model`. `teacher` is the model of
+    `learner.distillation`, if ranks load one, with its `read_teacher`. A response must fit into one
+    rank's memory.
     """
 
     def __init__(
@@ -82,9 +90,11 @@ class Learner:
         compute_dtype: torch.dtype,
         ranks: Ranks = ALONE,
         *,
-        read: Callable[[str, slice], Tensor] | None = None,
+        read: Reads | None = None,
         reference: PreTrainedModel | None = None,
         critic: PreTrainedModel | None = None,
+        teacher: PreTrainedModel | None = None,
+        read_teacher: Reads | None = None,
     ) -> None:
         self.model = model
         self.version = 0
@@ -100,10 +110,14 @@ class Learner:
         self._counts_copies = carries_state(model.config.to_dict())
         self._device = ranks.device or model.device
 
-        def shards(model: PreTrainedModel) -> Shards | None:
+        def shards(model: PreTrainedModel, read: Reads | None = read) -> Shards | None:
             if ranks.count == 1:
                 return None
             return Shards(model, ranks, compute_dtype, offload=learner.offload_optimizer, read=read)
+
+        def frozen(model: PreTrainedModel, read: Reads | None = read) -> TokenScorer:
+            model.requires_grad_(False)
+            return proved_scorer(model, rollout, learner, shards(model, read))
 
         self._critic: Critic | None = None
         if learner.has_critic:  # copied while the weights are exact
@@ -115,15 +129,27 @@ class Learner:
         self._policy = proved_scorer(model, rollout, learner, policy_shards)
         self._base = None if adapter_in(model) is None else FrozenBase(model)
         self._reference: TokenScorer | None = None
-        if learner.beta > 0.0 and self._base is not None:
+        if learner.needs_start and self._base is not None:
             off = partial(call_without_adapter, model, self._policy.forward)
             self._reference = replace(self._policy, forward=off)
-        elif learner.beta > 0.0:
-            reference = (reference or copy.deepcopy(model)).requires_grad_(False)
-            self._reference = proved_scorer(reference, rollout, learner, shards(reference))
-        self._scoring = Scoring(self._policy, self._reference, ranks)
+        elif learner.needs_start:
+            self._reference = frozen(reference or copy.deepcopy(model))
+        loaded = None if teacher is None else frozen(teacher, read_teacher)
+        self._teacher = self._teacher_of(loaded)
+        self._scoring = Scoring(self._policy, self._reference, ranks, self._teacher)
         if learner.gradient_checkpointing:
             recompute_layers(model)
+
+    def _teacher_of(self, loaded: TokenScorer | None) -> ModelTeacher | ServedTeacher | None:
+        """Return the teacher of `learner.distillation`, which is `loaded` if ranks have one."""
+        config = self._config.distillation
+        if config.is_served:
+            return ServedTeacher(config, self._device)
+        is_policy = config.teacher == "policy"
+        own = {"policy": self._policy, "start": self._reference}
+        if (chosen := own.get(config.teacher or "", loaded)) is None:
+            return None
+        return ModelTeacher(chosen, is_policy=is_policy, is_sharded=self._ranks.count > 1)
 
     @property
     def num_parameters(self) -> int:
@@ -311,15 +337,19 @@ class Learner:
             return (token_losses(logprob_C, chunk_inputs, config) * chunk_inputs.weight_R).sum()
 
         if micro.needs_grad:
-            bonus_R = config.entropy_coef * inputs.weight_R if config.entropy_coef > 0.0 else None
-            logprob_R, entropy_R = self._policy.backward(micro.row, loss_of, bonus_R)
+            logprob_R, entropy_R, divergence_R = self._backward(micro, loss_of)
         else:
             logprob_R, entropy_R = self._policy.score(micro.row)
+            divergence_R = None
         progress.advance()
         of_critic = {} if self._critic is None else self._critic.add_gradient(micro, config)
         if micro.is_empty:
             return
         sums = diagnose(logprob_R, entropy_R, inputs, config) | of_critic
+        if divergence_R is not None:
+            sums[DIVERGENCE] = divergence_R.sum()
+            weighted = config.distillation.weight * inputs.weight_R * divergence_R
+            sums["loss"] = sums["loss"] + weighted.sum()
         sums |= clip_extremes(logprob_R, inputs, config)
         if is_first_pass:
             current_R = logprob_R if inputs.proximal_R is None else inputs.proximal_R
@@ -331,6 +361,27 @@ class Learner:
         if details is not None:
             details.add_flags(micro, logprob_R)
 
+    def _backward(self, micro: MicroBatch, loss_of: LossOf) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return a micro-batch's scores and, if that is in the loss, a teacher's divergence."""
+        config, weight_R = self._config, micro.inputs.weight_R
+        bonus_R = config.entropy_coef * weight_R if config.entropy_coef > 0.0 else None
+        if not config.distillation.is_divergence:
+            return *self._policy.backward(micro.row, loss_of, bonus_R), None
+        distillation = config.distillation
+        found: list[Tensor] = []
+
+        def taught(logits: Logits) -> tuple[Tensor, Tensor, Tensor]:
+            def gradient_of(chunk: slice, x_CV: Tensor) -> Tensor:
+                divergence_C, gradient_CV = divergence(x_CV, logits(chunk), distillation)
+                found.append(divergence_C)
+                return gradient_CV.mul_(distillation.weight * weight_R[chunk, None])
+
+            scores = self._policy.backward(micro.row, loss_of, bonus_R, gradient_of)
+            return *scores, torch.cat(found)
+
+        assert isinstance(self._teacher, ModelTeacher)
+        return self._teacher.beside(micro.for_teacher, taught)
+
     def _advantages(self, batch: Sequence[Sample]) -> Advantages:
         config = self._config
         lengths, most = [len(s.completion_ids) for s in batch], self._rollout.max_completion_length
@@ -339,9 +390,11 @@ class Learner:
         penalties = None if kl is None else [config.beta * each for each in kl]
         if (critic := self._critic) is not None:  # it compares with itself, not within a group
             of_tokens = critic.advantages(batch, reward_N, penalties, self._scoring, config)
+            of_tokens = [config.distillation.reward_weight * each for each in of_tokens]
             return Advantages(reward_N, float(is_flat(reward_N.tolist())), of_tokens)
         if penalties is not None:
             reward_N = reward_N - [each.sum() for each in penalties]
         groups, components = [s.group for s in batch], [s.components for s in batch]
         lengths = lengths_in_loss(batch, config)
-        return batch_advantages(reward_N, groups, lengths, config, components, batch[0].weights)
+        found = batch_advantages(reward_N, groups, lengths, config, components, batch[0].weights)
+        return replace(found, values=found.values * config.distillation.reward_weight)

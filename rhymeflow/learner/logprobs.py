@@ -41,6 +41,13 @@ LossOf = Callable[[Tensor, slice], Tensor]
 Forward = Callable[[Callable[[], Any]], Any]
 """Calls a function that computes with the model, and returns its result."""
 
+Logits = Callable[[slice], Tensor]
+"""Returns new float32 logits [C, V] of a slice of a row's response tokens."""
+
+GradientOf = Callable[[slice, Tensor], Tensor]
+"""Returns the gradient of a further loss by a slice's shaped logits [C, V], or by the first of them
+(fewer columns)."""
+
 
 def call_directly(work: Callable[[], Any]) -> Any:
     """Call `work`, for a model that is whole on one rank."""
@@ -67,14 +74,19 @@ class TokenScorer:
         return scores
 
     def backward(
-        self, row: PackedRow, loss_of: LossOf, bonus_R: Tensor | None = None
+        self,
+        row: PackedRow,
+        loss_of: LossOf,
+        bonus_R: Tensor | None = None,
+        gradient_of: GradientOf | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Do what `score` does, and add the gradient of the row's loss to the parameters.
 
         `loss_of` is called once per chunk, in order, with log-probabilities that carry gradient.
-        From the loss each token's entropy times `bonus_R` is subtracted.
+        From the loss each token's entropy times `bonus_R` is subtracted; the one whose gradient is
+        `gradient_of` is added.
         """
-        outputs = self.forward(lambda: self._head_backward(row, loss_of, bonus_R))
+        outputs = self.forward(lambda: self._head_backward(row, loss_of, bonus_R, gradient_of))
         hidden_RD, gradient_RD, logprob_R, entropy_R = outputs
         hidden_RD.backward(gradient_RD)
         return logprob_R, entropy_R
@@ -88,7 +100,11 @@ class TokenScorer:
         return _cat(scores)
 
     def _head_backward(
-        self, row: PackedRow, loss_of: LossOf, bonus_R: Tensor | None
+        self,
+        row: PackedRow,
+        loss_of: LossOf,
+        bonus_R: Tensor | None,
+        gradient_of: GradientOf | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the body's output [R, D], the loss's gradient by it, and the scores.
 
@@ -100,7 +116,8 @@ class TokenScorer:
         scores, gradients, float_sums = [], [], dict[nn.Parameter, Tensor]()
         for chunk in self._chunks(row):
             leaf_CD = hidden_RD[chunk].detach().requires_grad_()
-            logprob_C, entropy_C = self._head(lm_head, leaf_CD, targets_R[chunk])
+            further = None if gradient_of is None else partial(gradient_of, chunk)
+            logprob_C, entropy_C = self._head(lm_head, leaf_CD, targets_R[chunk], further)
             loss = loss_of(logprob_C, chunk)
             if bonus_R is not None:
                 loss = loss - (bonus_R[chunk] * entropy_C).sum()
@@ -151,10 +168,12 @@ class TokenScorer:
         hidden_RD: Tensor = hidden_1TD.squeeze(0).index_select(0, self._tensor(row.predictors_R))
         return hidden_RD
 
-    def _head(self, lm_head: LMHead, hidden_CD: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
+    def _head(
+        self, lm_head: LMHead, hidden_CD: Tensor, targets_C: Tensor, further: Any = None
+    ) -> tuple[Tensor, Tensor]:
         head = self.model.get_output_embeddings()
         scores: tuple[Tensor, Tensor] = _HeadLogprobs.apply(  # type: ignore[no-untyped-call]
-            hidden_CD, head.weight, head.bias, lm_head, targets_C, self.rollout
+            hidden_CD, head.weight, head.bias, lm_head, targets_C, self.rollout, further
         )
         return scores
 
@@ -171,7 +190,7 @@ class _HeadLogprobs(torch.autograd.Function):
 
     d logprob[target] / d products = (onehot - softmax) / temperature * `LMHead.slope`; left-out
     tokens have softmax 0. That of the entropy H is -softmax * (log softmax + H) in place of the
-    difference. The gradient overwrites the logits.
+    difference. The gradient overwrites the logits. `further` returns that of a further loss.
     """
 
     @staticmethod
@@ -183,6 +202,7 @@ class _HeadLogprobs(torch.autograd.Function):
         lm_head: LMHead,
         targets_C: Tensor,
         rollout: RolloutConfig,
+        further: Callable[[Tensor], Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         logits_CV = lm_head.logits(hidden_CD)
         slope = lm_head.slope(logits_CV)
@@ -195,7 +215,7 @@ class _HeadLogprobs(torch.autograd.Function):
         )
         logprob_C, entropy_C, log_sum_C = log_softmax_scores(x_CV, targets_C)
         ctx.save_for_backward(hidden_CD, weight_VD, log_sum_C, targets_C, entropy_C)
-        ctx.x_CV = x_CV
+        ctx.x_CV, ctx.further_CV = x_CV, None if further is None else further(x_CV)
         ctx.scale = 1.0 if rollout.temperature == 0.0 else 1.0 / rollout.temperature
         ctx.slope_CV = slope if isinstance(slope, Tensor) else None
         if ctx.slope_CV is None:
@@ -213,13 +233,15 @@ class _HeadLogprobs(torch.autograd.Function):
         grad_CV = into_gradient(ctx.x_CV, log_sum_C, targets_C, grad_C * ctx.scale)
         if more_CV is not None:
             grad_CV += more_CV
+        if ctx.further_CV is not None:
+            grad_CV[:, : ctx.further_CV.shape[1]] += ctx.further_CV.mul_(ctx.scale)
         if ctx.slope_CV is not None:
             grad_CV *= ctx.slope_CV
-        del ctx.x_CV, ctx.slope_CV
+        del ctx.x_CV, ctx.slope_CV, ctx.further_CV
         grad_bias_V = grad_CV.sum(0).to(weight_VD.dtype) if ctx.has_bias else None
         grad_CV = grad_CV.to(weight_VD.dtype)
         grad_weight_VD = grad_CV.T @ hidden_CD if ctx.needs_input_grad[1] else None
-        return grad_CV @ weight_VD, grad_weight_VD, grad_bias_V, None, None, None
+        return grad_CV @ weight_VD, grad_weight_VD, grad_bias_V, None, None, None, None
 
 
 def _cat(scores: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ pure function of the batch, so ranks need no communication for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ class MicroBatch:
     inputs: TokenInputs
     needs_grad: bool
     """False if the gradient is exactly 0 and the row is only scored."""
+    for_teacher: PackedRow
+    """The same response tokens in the same order, after the prompts that a teacher reads."""
     gradient_R: Tensor | None = None
     """The loss's gradient by the log-probabilities, if it is computed before them."""
 
@@ -59,11 +61,17 @@ def split(
         in_loss = [i for i in members if lengths[i]]
         # Without these terms a token's gradient is a multiple of its advantage.
         all_have = learner.kl_weight > 0.0 or learner.entropy_coef > 0.0
+        all_have |= learner.distillation.is_used
         with_grad = [i for i in in_loss if np.any(advantages[i]) or all_have]
         without_grad = [i for i in in_loss if i not in set(with_grad)]
         steps.append(
             [
-                MicroBatch(row, _inputs(batch, row, advantages, weight_N, device), needs_grad)
+                MicroBatch(
+                    row,
+                    _inputs(batch, row, advantages, weight_N, device),
+                    needs_grad,
+                    _for_teacher(batch, row),
+                )
                 for chosen, needs_grad in ((with_grad, True), (without_grad, False))
                 for row in pack_for_rank(
                     batch, chosen, max_tokens, *place, counts_copies=counts_copies
@@ -127,6 +135,17 @@ def _inputs(
         behaviour_R=torch.from_numpy(behaviour.astype(np.float32)).to(device),
         responses=Responses(row.lengths),
     )
+
+
+def _for_teacher(batch: Sequence[Sample], row: PackedRow) -> PackedRow:
+    """Return the row with the teacher's prompts, in one piece however long these are."""
+    samples = [batch[i] for i in row.members]
+    prompts = [each.teacher_prompt_ids or each.prompt_ids for each in samples]
+    if all(s.prompt_ids is ids for s, ids in zip(samples, prompts, strict=True)):
+        return row
+    read = [replace(s, prompt_ids=ids) for s, ids in zip(samples, prompts, strict=True)]
+    (whole,) = pack(read, range(len(read)), 1 << 62)
+    return whole
 
 
 def pack_for_rank(

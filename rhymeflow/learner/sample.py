@@ -37,6 +37,8 @@ class Sample:
     """The weight of each of them in the reward."""
     observed: list[bool] = field(default_factory=list)
     """Whether each response token is an environment's; empty if none is."""
+    teacher_prompt_ids: list[int] | None = None
+    """What a teacher reads in place of the prompt; None: the prompt."""
 
     def __post_init__(self) -> None:
         length = len(self.completion_ids)

@@ -22,6 +22,7 @@ from rhymeflow.learner.minibatch import MicroBatch, lengths_in_loss, pack_for_ra
 from rhymeflow.learner.packing import PackedRow
 from rhymeflow.learner.ranks import Ranks
 from rhymeflow.learner.sample import Sample
+from rhymeflow.learner.teacher import ModelTeacher, ServedTeacher
 from rhymeflow.utils import progress
 
 
@@ -32,10 +33,11 @@ class Scoring:
     policy: TokenScorer
     reference: TokenScorer | None
     ranks: Ranks
+    teacher: ModelTeacher | ServedTeacher | None = None
 
     def fixed_policies(self, minibatches: list[list[MicroBatch]], config: LearnerConfig) -> None:
-        """Fill in log-probabilities of the proximal policy, unless it is the policy itself, and of
-        the reference, if there is one; and what is of the whole batch."""
+        """Fill in log-probabilities of the proximal policy, unless it is the policy itself, of the
+        reference and of the teacher, if there are any; and what is of the whole batch."""
         is_one_step = config.num_iterations == 1 and len(minibatches) == 1
         needs_proximal = corrects(config) and not is_one_step
         needs_proximal |= config.normalize_importance_weights
@@ -49,6 +51,10 @@ class Scoring:
                 reference_R, _ = self.reference.score(micro.row)
                 micro.inputs = replace(micro.inputs, reference_R=reference_R)
             progress.advance()
+        if self.teacher is not None and not config.distillation.is_divergence:
+            scores = self.teacher.scores([micro.for_teacher for micro in micros])
+            for micro, teacher_R in zip(micros, scores, strict=True):
+                micro.inputs = replace(micro.inputs, teacher_R=teacher_R)
         if config.normalize_importance_weights:
             self._normalize_weights(micros, config)
         if config.top_entropy_quantile < 1.0:

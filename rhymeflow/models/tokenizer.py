@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,20 @@ def max_length(config: ModelConfig) -> int:
             f"model.name = {source.name!r}: its config.json names no max_position_embeddings"
         )
     return length
+
+
+def check_teacher(teacher: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise `UserError` unless the teacher has all of the policy's tokens, by the same numbers."""
+    known = load_tokenizer(teacher).get_vocab()
+    other = {text: i for text, i in tokenizer.get_vocab().items() if known.get(text) != i}
+    if other:
+        text, number = min(other.items(), key=itemgetter(1))
+        has = f"token {known[text]}" if text in known else "no token"
+        more = f", and {len(other) - 1} others differ" if len(other) > 1 else ""
+        raise UserError(
+            f"{teacher.name!r}: {text!r} is token {number} of the policy and {has} of it{more}; a "
+            "teacher needs the policy's vocabulary"
+        )
 
 
 _CONTROL = re.compile(

@@ -57,6 +57,7 @@ _CURVES = (
     ("cut at the limit", "completions/clipped_ratio"),
     ("entropy", "entropy"),
     ("kl", "kl"),
+    ("from teacher", "distillation/divergence"),
     ("mismatch kl", "off_policy/mismatch_kl"),
     ("gradient norm", "grad_norm"),
 )

@@ -117,6 +117,7 @@ class Learning:
         parts = WeightedSum(config.reward.functions, world.classes).weights
         batch = config.learner.groups_per_batch, config.rollout.num_generations
         self._seen = Seen(*batch, bool(world.tools), world.is_used, tuple(parts))
+        self._left_out = () if config.trains_on_rewards else (_constant, _no_spread)
         self.now: list[Verdict] = []
         self.last_step = 0
         """The last step that was taken in."""
@@ -157,7 +158,8 @@ class Learning:
     def _verdicts(self) -> list[Verdict]:
         is_judged = len(self._seen.recent) >= WINDOW
         rules = _RULES if is_judged else (_filtered,) if _is_endless(self._seen) else ()
-        return [found for rule in rules if (found := rule(self._seen)) is not None]
+        judged = [rule(self._seen) for rule in rules if rule not in self._left_out]
+        return [found for found in judged if found is not None]
 
     def at_end(self) -> list[Verdict]:
         """The verdicts on all that was taken in, as on a run that is over."""

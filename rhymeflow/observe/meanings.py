@@ -61,6 +61,8 @@ skipped_steps | optimizer steps left out, as the gradient was not finite | 0
 learning_rate | learning rate of the step
 kl | KL from the reference to the policy, nats a token; with `learner.beta` | \
 below {learning.RUNAWAY:g}
+distillation/divergence | divergence of the policy from the teacher, nats a token; with \
+`sampled_token` estimated by log(pi / pi_teacher) | falls
 clip_ratio/low_mean | share of tokens clipped at the lower bound
 clip_ratio/high_mean | share of tokens clipped at the upper bound
 clip_ratio/region_mean | share of tokens that were clipped, so carry no gradient | below \

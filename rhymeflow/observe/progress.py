@@ -166,6 +166,7 @@ _LEARNING = (
     ("entropy {:.3f}", "entropy"),
     ("grad {:.3f}", "grad_norm"),
     ("kl {:.4f}", "kl"),
+    ("from teacher {:.4f}", "distillation/divergence"),
 )
 """Metrics of the line of a step, those that there are."""
 

@@ -56,8 +56,8 @@ class WeightedSum:
         return {name: components[name] for name in self.weights if name in components}
 
     def __call__(self, components: Mapping[str, float]) -> float | None:
-        """Return the weighted sum of the components; None if there are none."""
+        """Return the weighted sum of the components; None if none of the rewards applies."""
         ordered = self.ordered(components)
-        if not ordered:
+        if not ordered and self.weights:
             return None
         return float(sum(self.weights[name] * value for name, value in ordered.items()))

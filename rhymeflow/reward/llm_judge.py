@@ -1,33 +1,19 @@
 """The built-in reward `llm_judge`: a language model on an OpenAI-compatible server scores
 responses.
 
-The API key comes from an environment variable and is in no configuration, log or error. This
-process asks each question only once. An answer without a number is an error.
+This process asks each question only once. An answer without a number is an error.
 """
 
 from __future__ import annotations
 
-import http.client
-import itertools
-import json
-import os
 import re
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 from rhymeflow.errors import UserError
 from rhymeflow.reward.builtin import content
-
-WAIT_SECONDS = 0.5
-"""Waiting time before the second try; doubled before each further one."""
-
-RETRIED_CODES = (408, 409, 429, 500, 502, 503, 504)
-"""HTTP status codes after which another try may succeed."""
+from rhymeflow.utils.openai_api import asking
 
 
 def llm_judge(
@@ -67,17 +53,16 @@ def llm_judge(
         raise UserError("scale is 0")
     if not url.startswith(("http://", "https://")):
         raise UserError(f"url is {url!r}, should begin with http:// or https://")
-    headers = {"Content-Type": "application/json"}
-    if key := os.environ.get(api_key_variable, ""):
-        headers["Authorization"] = f"Bearer {key}"
-    ask = partial(_ask, url.rstrip("/") + "/chat/completions", headers, timeout, retries)
+    chat = url.rstrip("/") + "/chat/completions"
+    ask = asking(chat, timeout, retries, api_key_variable=api_key_variable)
     rewards: dict[str, float] = {}  # by question
     pool = ThreadPoolExecutor(concurrency, "judge")
 
     def judge(question: str) -> float:
         if question not in rewards:
             messages = [{"role": "user", "content": question}]
-            answer = ask(model=model, messages=messages, temperature=0, max_tokens=max_tokens)
+            reply = ask(model=model, messages=messages, temperature=0, max_tokens=max_tokens)
+            answer = str(reply["choices"][0]["message"]["content"])
             match = compiled.search(answer)
             if match is None:
                 raise ValueError(f"the judge's answer has no reward: {answer[:200]!r}")
@@ -95,24 +80,6 @@ def llm_judge(
         return list(pool.map(judge, questions))
 
     return score
-
-
-def _ask(url: str, headers: dict[str, str], timeout: float, retries: int, **request: Any) -> str:
-    body = json.dumps(request).encode()
-    for attempt in itertools.count():
-        try:
-            http_request = urllib.request.Request(url, body, headers)
-            with urllib.request.urlopen(http_request, timeout=timeout) as response:
-                return str(json.load(response)["choices"][0]["message"]["content"])
-        except urllib.error.HTTPError as error:
-            what = f"HTTP {error.code}: {error.read(200).decode(errors='replace')}"
-            is_last = error.code not in RETRIED_CODES
-        except (OSError, http.client.HTTPException) as error:
-            what, is_last = str(error) or type(error).__name__, False
-        if is_last or attempt == retries:
-            break
-        time.sleep(WAIT_SECONDS * 2**attempt)
-    raise ConnectionError(f"{url}: {what}")
 
 
 def _filled(template: str, row: dict[str, str]) -> str:

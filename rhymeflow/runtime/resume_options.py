@@ -7,6 +7,7 @@ from typing import Any
 
 from rhymeflow.config import Config
 from rhymeflow.config.fields import brief
+from rhymeflow.config.learner import OF_SERVER
 from rhymeflow.config.load import build_config, dump_config, parse_config
 from rhymeflow.core.types import Version
 from rhymeflow.errors import UserError
@@ -22,6 +23,7 @@ FIXED: Mapping[str, str] = {
     "run.output_dir": "it is where the run is",
     "learner.groups_per_batch": "batches in flight have this size",
     "learner.beta": "the reference policy is made when a run begins",
+    "learner.distillation": "the teacher is made when a run begins",
     "learner.frozen_parameters": "the optimizer has the state of all others",
     "learner.optimizer": "checkpoints have the state of this one",
     "rollout.num_generations": "groups in flight have this size",
@@ -53,8 +55,12 @@ def with_values(config: Config, changes: Config) -> Config:
 
 def check_change(before: Config, after: Config, published: Version) -> None:
     """Raise `UserError` unless a run that reached version `published` can continue with `after`."""
-    new = _fields(after)
-    for name, old in _fields(before).items():
+    known, new = _fields(before), _fields(after)
+    was, now = before.learner.distillation, after.learner.distillation
+    moved = was.model_copy(update={name: getattr(now, name) for name in ("teacher", *OF_SERVER)})
+    if was.is_served and moved == now and now.is_served:
+        del known["learner.distillation"]
+    for name, old in known.items():
         reason = FIXED.get(name, FIXED.get(name.partition(".")[0]))
         if reason is not None and new[name] != old:
             raise UserError(

@@ -11,13 +11,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from rhymeflow.config import Config
+from rhymeflow.config import Config, ModelConfig
 from rhymeflow.core.commands import Accumulate, Train
 from rhymeflow.core.events import Accumulated, LearnerReady, VersionPublished
 from rhymeflow.core.types import TrajectoryId, Version
+from rhymeflow.data.encode import Tokenizer
 from rhymeflow.emulation import Pace, pace_of
 from rhymeflow.learner.checkpoint import Saver
 from rhymeflow.learner.learner import Learner
@@ -32,12 +34,13 @@ from rhymeflow.learner.ranks import (
 )
 from rhymeflow.learner.sample import Sample
 from rhymeflow.learner.token_details import TokenDetails
-from rhymeflow.models.load import resolve_dtype
+from rhymeflow.models.load import load_model, resolve_dtype
 from rhymeflow.models.lora import load_policy, versioned
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import fix_longrope
 from rhymeflow.models.rows import WeightRows
-from rhymeflow.models.tokenizer import load_tokenizer
+from rhymeflow.models.source import of_teacher
+from rhymeflow.models.tokenizer import check_teacher, load_tokenizer
 from rhymeflow.store.checkpoint_dirs import CheckpointPlace
 from rhymeflow.store.handle import explained, store_reader
 from rhymeflow.store.reader import TrajectoryRecord
@@ -66,11 +69,13 @@ from rhymeflow.workers.messages import (
     send,
 )
 from rhymeflow.workers.restore import (
+    TeacherPrompts,
     from_checkpoint,
     parts,
     place_here,
     samples,
     skipped_in_a_row,
+    teacher_prompts,
     train_again,
 )
 
@@ -136,6 +141,7 @@ class LearnerProcess:
 
     ranks, _pace = ALONE, Pace()  # for subclasses with an `__init__` of their own
     _waiting: Sequence[AnyMessage] = ()
+    _teacher_prompts: TeacherPrompts | None = None
 
     def __init__(
         self,
@@ -149,6 +155,7 @@ class LearnerProcess:
         self._waiting = waiting
         self._pace = pace_of(config)
         self._reader = store_reader(config, run_dir)
+        self._teacher_prompts = teacher_prompts(self._reader, config)
         place = place_here(config, run_dir, self._reader)
         device = ranks.device or resolve_device(config.model)
         dtype = resolve_dtype(config.model, device)
@@ -182,7 +189,7 @@ class LearnerProcess:
         learner, reader, limit = self.learner, self._reader, self.config.learner.max_skipped_steps
         damaged = from_checkpoint(learner, reader, place, lambda: as_text(learner.checksum()))
         began, since = time.perf_counter(), None
-        for step, last in train_again(learner, reader, self.config):
+        for step, last in train_again(learner, reader, self.config, self._teacher_prompts):
             self._pace.hold_training(learner.charged, since, num_steps=1)
             since = self._pace.now()
             self._send(Retraining(step, last))
@@ -198,19 +205,36 @@ class LearnerProcess:
     def _load(self, device: torch.device, dtype: torch.dtype) -> Learner:
         """Make the learner, with the whole model or this rank's rows of it."""
         config, ranks = self.config, self.ranks
-        common = (load_tokenizer(config.model), config.learner, config.rollout, dtype, ranks)
+        tokenizer = load_tokenizer(config.model)
+        common = (tokenizer, config.learner, config.rollout, dtype, ranks)
+        teacher: dict[str, Any] = {}
+        if config.teacher_model is not None:
+            with of_teacher():
+                teacher = self._teacher(config.teacher_model, tokenizer, dtype, device)
         if ranks.count == 1:
             # In float32, so that the master weights are exact; the learner computes in `dtype`.
             exact = dtype if config.model.lora.is_used else torch.float32
             seed = config.run.seed
             model = load_policy(config.model, dtype=exact, device=device, seed=seed)
-            return Learner(fix_longrope(model, config), *common)
+            return Learner(fix_longrope(model, config), *common, **teacher)
         rows = WeightRows(config.model)
-        used = (True, config.learner.beta > 0.0, config.learner.has_critic)
+        used = (True, config.learner.needs_start, config.learner.has_critic)
         models = [fix_longrope(rows.skeleton(), config) if each else None for each in used]
         policy, reference, critic = models
         assert policy is not None
-        return Learner(policy, *common, read=rows.read, reference=reference, critic=critic)
+        given = {"reference": reference, "critic": critic, **teacher}
+        return Learner(policy, *common, read=rows.read, **given)
+
+    def _teacher(
+        self, model: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Any]:
+        """Return the teacher, whole or as `_load` does, as arguments of the learner."""
+        check_teacher(model, tokenizer)
+        if self.ranks.count == 1:
+            whole = load_model(model, dtype=dtype, device=device)
+            return {"teacher": fix_longrope(whole, self.config)}
+        rows = WeightRows(model)
+        return {"teacher": fix_longrope(rows.skeleton(), self.config), "read_teacher": rows.read}
 
     def _send(self, message: AnyMessage) -> None:
         if self.ranks.is_lead:
@@ -294,7 +318,7 @@ class LearnerProcess:
         is reported after the block."""
         records = self._reader.batch(part.groups, part.members)
         self._ages += staleness(records, self.version, self.config.schedule.bound)
-        batch = samples(records, self.config)
+        batch = samples(records, self.config, self._teacher_prompts)
         if not self.config.run.token_details:
             yield batch, None
             return

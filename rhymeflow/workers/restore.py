@@ -10,16 +10,21 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from itertools import accumulate, count, pairwise
 from pathlib import Path
 
 from rhymeflow.config import Config
 from rhymeflow.core.commands import Accumulate, Train
-from rhymeflow.core.types import CUT, Version
+from rhymeflow.core.types import CUT, GroupId, Version
+from rhymeflow.data.encode import PromptEncoder
+from rhymeflow.data.prompts import Prompt, told
+from rhymeflow.environments.template import load_settled
 from rhymeflow.errors import UserError
 from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.sample import Sample
 from rhymeflow.reward.components import WeightedSum
+from rhymeflow.store import codec
 from rhymeflow.store.checkpoint_dirs import CHECKPOINTS, CheckpointPlace, owner_of
 from rhymeflow.store.handle import Reader
 from rhymeflow.store.previous_run import config_of
@@ -31,6 +36,10 @@ _SKIPPED = """SELECT json_extract(body, '$.version'), json_extract(body, '$.skip
 _CHECKSUMS = """SELECT json_extract(body, '$.checksum') FROM events
     WHERE kind IN ('VersionPublished', 'LearnerReady') AND json_extract(body, '$.version') = ?"""
 _TRAINED = """SELECT event, body FROM commands WHERE kind = 'Train' ORDER BY seq DESC LIMIT ?"""
+
+
+TeacherPrompts = Callable[[GroupId], list[int]]
+"""Returns the tokens that a teacher reads in place of a group's prompt."""
 
 
 def published(reader: Reader) -> Version:
@@ -90,16 +99,17 @@ def from_checkpoint(
 
 
 def train_again(
-    learner: Learner, reader: Reader, config: Config
+    learner: Learner, reader: Reader, config: Config, read: TeacherPrompts | None = None
 ) -> Iterator[tuple[Version, Version]]:
     """Train `learner` up to the last published version; before each step, yield the version that it
-    makes and the last one. Raises `UserError` if tokens of a batch were deleted."""
+    makes and the last one. `read` is as for `samples`. Raises `UserError` if tokens of a batch were
+    deleted."""
     last, skipped = published(reader), _skipped(reader)
     for train, attempt in _batches(reader, learner.version, last):
         yield train.version + 1, last
         learner.reconfigure(attempt.learner)
         *early, rest = [
-            samples(reader.batch(part.groups, part.members), attempt) for part in parts(train)
+            samples(reader.batch(part.groups, part.members), attempt, read) for part in parts(train)
         ]
         for part in early:
             learner.accumulate(part)
@@ -112,8 +122,11 @@ def _checksums(reader: Reader, version: Version) -> set[str]:
     return {checksum for (checksum,) in reader.query(_CHECKSUMS, version)}
 
 
-def samples(records: Iterable[TrajectoryRecord], config: Config) -> list[Sample]:
-    """Make samples of stored responses, with the reward weights of `config`."""
+def samples(
+    records: Iterable[TrajectoryRecord], config: Config, read: TeacherPrompts | None = None
+) -> list[Sample]:
+    """Make samples of stored responses, with the reward weights of `config` and what a teacher
+    reads in place of the prompt, if it does."""
     weights = WeightedSum(config.reward.functions, config.environment.classes).weights
     return [
         Sample(
@@ -127,9 +140,28 @@ def samples(records: Iterable[TrajectoryRecord], config: Config) -> list[Sample]
             components=record.components,
             weights=weights,
             observed=record.observed if any(record.observed) else [],
+            teacher_prompt_ids=None if read is None else read(record.group),
         )
         for record in records
     ]
+
+
+def teacher_prompts(reader: Reader, config: Config) -> TeacherPrompts | None:
+    """Return what makes the prompts of `learner.distillation.prompt`; None: there is none."""
+    if (template := config.learner.distillation.prompt) is None:
+        return None
+    tokenizer, _ = load_settled(config)
+    unlimited = config.data.model_copy(update={"max_prompt_length": None})
+    encoder = PromptEncoder(tokenizer, unlimited)
+
+    @lru_cache(config.learner.groups_per_batch)
+    def read(group: GroupId) -> list[int]:
+        statement = "SELECT prompt, columns FROM groups WHERE group_id = ?"
+        ((stored, columns),) = reader.query(statement, group)
+        prompt = Prompt(group, codec.prompt_of(stored), json.loads(columns), f"group {group}")
+        return encoder.encode(told(prompt, template))
+
+    return read
 
 
 def _skipped(reader: Reader, since: int = 0) -> dict[Version, list[int]]:

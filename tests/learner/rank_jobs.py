@@ -12,14 +12,22 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import FileSystemWriter
+from transformers import PreTrainedModel
 
 from rhymeflow.config import ModelConfig
 from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.ranks import Ranks, address_of, meeting_place
+from rhymeflow.learner.sample import Sample
 from rhymeflow.models.rows import WeightRows
 from rhymeflow.runtime import processes
 from rhymeflow.store.checkpoint_dirs import CheckpointDir, CheckpointPlace
-from tests.learner.builders import learner_config, made_up_batch, rollout_config, tiny_model
+from tests.learner.builders import (
+    VOCAB,
+    learner_config,
+    made_up_batch,
+    rollout_config,
+    tiny_model,
+)
 
 TIMEOUT = 60.0
 
@@ -177,3 +185,23 @@ def lose_a_rank(ranks: Ranks) -> tuple[str, float]:
     except RuntimeError as error:
         return type(error).__name__, time.monotonic() - started
     return "it trained alone", 0.0
+
+
+def teacher(**options: Any) -> PreTrainedModel:
+    """A model with more tokens than the policy has."""
+    return tiny_model(seed=5, vocab_size=VOCAB + 6, **options)
+
+
+def learn(ranks: Ranks, cases: list[dict], batches: list[list[Sample]]) -> list[tuple[float, dict]]:
+    """Loss and weights after a step with each teacher."""
+    found = []
+    for distillation, batch in zip(cases, batches, strict=True):
+        small = {"max_tokens_per_microbatch": 40, "logits_chunk_size": 3, "adam_epsilon": 1e-3}
+        config = learner_config(distillation=distillation, gradient_checkpointing=True, **small)
+        loaded = {"teacher": teacher()} if "/" in distillation["teacher"] else {}
+        learner = Learner(
+            tiny_model(), None, config, rollout_config(), torch.float32, ranks,
+            reference=tiny_model(), **loaded,
+        )  # fmt: skip
+        found.append((learner.train(batch, 0)["loss"], whole_weights(learner)))
+    return found

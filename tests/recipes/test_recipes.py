@@ -13,6 +13,7 @@ from rhymeflow.core.strategies.schedules import SCHEDULES
 from rhymeflow.data.load import load_prompts
 from rhymeflow.models.load import load_model, stop_token_ids
 from rhymeflow.models.tokenizer import load_tokenizer
+from rhymeflow.recipes.demo import task as demo
 from rhymeflow.sft.train import digest
 from tests.characters import make_tokenizer
 from tests.refused import refusal
@@ -97,3 +98,15 @@ def test_the_command_makes_such_a_checkpoint(tmp_path):
     assert shapes(parts(str(made))[0]) == shapes(parts("recipe:demo")[0])
     shipped = {each.name for each in recipes.directory("demo").iterdir()}
     assert {each.name for each in made.iterdir()} <= shipped
+
+
+def test_the_teacher_of_distill_is_the_recorded_one_and_learnt_right_solutions():
+    directory, config = recipes.directory("distill"), read_config("distill")
+    recorded = json.loads((directory / "warm_start.json").read_text())
+    assert recorded["sha256"] == digest(directory)
+    assert (recorded["seed"], recorded["steps"]) == (config.run.seed, config.sft.max_steps)
+    assert sum(each.stat().st_size for each in directory.iterdir() if each.is_file()) < 2 * 1024**2
+    rows = importlib.import_module("rhymeflow.recipes.distill.warm_start").rows(50, 0)
+    prompts, completions = ([row[name] for row in rows] for name in ("prompt", "completion"))
+    sums = [str(sum(demo.read_prompt(prompt))) for prompt in prompts]
+    assert demo.reward(prompts, completions, sums) == [1.0] * 50

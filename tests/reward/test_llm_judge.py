@@ -11,8 +11,8 @@ import pytest
 
 from rhymeflow.config import RewardFunction
 from rhymeflow.errors import UserError
-from rhymeflow.reward import llm_judge
 from rhymeflow.reward.functions import Judge, NotAReward
+from rhymeflow.utils import openai_api
 from tests.reward import judged
 
 KEY = "sk-not-to-be-seen"
@@ -62,7 +62,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(llm_judge, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(openai_api, "WAIT_SECONDS", 0.01)
     made = Server()
     threading.Thread(target=made.serve_forever, daemon=True).start()
     yield made

@@ -16,6 +16,9 @@ constant of the step (`step_scale`). So it and its gradient do not depend on the
 micro-batches, each of which has whole responses. Where a token's loss depends on others of its
 response (`needs_whole_responses`), they are scored before, and `gradient` is by that score.
 
+With a teacher (`distillation`, mode `sampled_token`) A is that of the rewards plus a weight times
+log pi_teacher - log pi_prox of the token (`taught`).
+
 The KL term is by default r * k3, k3 = exp(d) - d - 1, d = log pi_ref - log pi (GRPO, arXiv
 2402.03300, equation 4). The factor r makes the gradient that of KL(pi || pi_ref) (DeepSeek-V3.2,
 arXiv 2512.02556; TRL's default). That gradient is -r * d times that of log pi, and is written
@@ -69,6 +72,8 @@ class TokenInputs:
     """log pi_prox; `None` if it is the policy itself, without gradient."""
     reference_R: Tensor | None = None
     """log pi_ref, if there is a reference model."""
+    teacher_R: Tensor | None = None
+    """log pi_teacher, if it has a part in the advantage."""
     chosen_R: Tensor | None = None
     """1 where the token has a part in the surrogate, else 0 (`top_entropy_quantile`)."""
     responses: Responses = PARTS_OF_RESPONSES
@@ -126,9 +131,9 @@ def check_parts(config: LearnerConfig) -> None:
 
 def token_losses(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> Tensor:
     """Return the unweighted loss of each token, [R]; gradient flows only through `logprob_R`."""
-    advantage_R = inputs.advantage_R
+    inputs = taught(logprob_R, inputs, config)
     ratio_R = _ratio(logprob_R, inputs, config)
-    loss_R = surrogate_of(config.surrogate)(ratio_R, advantage_R, logprob_R, config)
+    loss_R = surrogate_of(config.surrogate)(ratio_R, inputs.advantage_R, logprob_R, config)
     if inputs.chosen_R is not None:
         loss_R = loss_R * inputs.chosen_R
     if corrects(config):
@@ -136,6 +141,16 @@ def token_losses(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) 
     if config.kl_weight > 0.0:
         loss_R = loss_R + config.kl_weight * reference_kl(logprob_R, inputs, config)
     return loss_R
+
+
+def taught(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> TokenInputs:
+    """Return the inputs with the teacher's part in the advantages: log pi_teacher - log pi_prox,
+    whose policy gradient is that of -KL(pi || pi_teacher)."""
+    if inputs.teacher_R is None:
+        return inputs
+    lead_R = bounded(inputs.teacher_R - _proximal(logprob_R, inputs))
+    advantage_R = inputs.advantage_R + config.distillation.weight * lead_R
+    return replace(inputs, advantage_R=advantage_R, teacher_R=None)
 
 
 def needs_whole_responses(config: LearnerConfig) -> bool:
@@ -200,6 +215,7 @@ def reference_kl(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) 
 
 
 WEIGHT_METRICS = ("off_policy/mean_weight", "off_policy/masked_share")
+DIVERGENCE = "distillation/divergence"
 
 
 def diagnosis_names(config: LearnerConfig) -> tuple[str, ...]:
@@ -208,18 +224,24 @@ def diagnosis_names(config: LearnerConfig) -> tuple[str, ...]:
     weights = WEIGHT_METRICS if corrects(config) else ()
     values = ("value/loss", "value/clip_ratio") if config.has_critic else ()
     kl = ("kl",) if config.kl_weight > 0.0 else ()
-    return ("loss", "entropy", *clips, *weights, *values, *kl)
+    taught_by = (DIVERGENCE,) if config.distillation.is_used else ()
+    return ("loss", "entropy", *clips, *weights, *values, *kl, *taught_by)
 
 
 def diagnose(
     logprob_R: Tensor, entropy_R: Tensor, inputs: TokenInputs, config: LearnerConfig
 ) -> dict[str, Tensor]:
-    """Return sums over the tokens by metric name, without gradient; `loss` is weighted."""
+    """Return sums over the tokens by metric name, without gradient; `loss` is weighted, and lacks
+    the divergence of whole distributions."""
+    sums = {}
+    if inputs.teacher_R is not None:
+        sums[DIVERGENCE] = (logprob_R - inputs.teacher_R).sum()
+    inputs = taught(logprob_R, inputs, config)
     is_low_R, is_high_R = clipped(logprob_R, inputs, config)
     loss_R = token_losses(logprob_R, inputs, config)
     if config.entropy_coef > 0.0:
         loss_R = loss_R - config.entropy_coef * entropy_R
-    sums = {
+    sums |= {
         "loss": (loss_R * inputs.weight_R).sum(),
         "entropy": entropy_R.sum(),
         "clip_ratio/low_mean": is_low_R.sum(),
@@ -246,6 +268,7 @@ def clip_extremes(
 
 def clipped(logprob_R: Tensor, inputs: TokenInputs, config: LearnerConfig) -> tuple[Tensor, Tensor]:
     """Return whether each token is clipped below, and above, so that it carries no gradient."""
+    inputs = taught(logprob_R, inputs, config)
     low, high = clip_range(config)
     ratio_R, advantage_R = _ratio(logprob_R, inputs, config), inputs.advantage_R
     return (ratio_R < low) & (advantage_R < 0), (ratio_R > high) & (advantage_R > 0)

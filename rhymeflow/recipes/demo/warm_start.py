@@ -20,7 +20,7 @@ from rhymeflow.recipes.demo import task
 FORGOTTEN_CARRIES = 0.5
 
 
-def rows(count: int, seed: int) -> list[dict[str, Any]]:
+def rows(count: int, seed: int, *, forgotten: float = FORGOTTEN_CARRIES) -> list[dict[str, Any]]:
     """Draw `count` sums with the careless teacher's solutions: `prompt` and `completion`.
 
     Three quarters of the tokens are of sums with the task's distribution of lengths; in the others
@@ -36,6 +36,6 @@ def rows(count: int, seed: int) -> list[dict[str, Any]]:
         if noise.random() * terms > 2:  # kept with probability 2 / terms
             continue
         digits = [noise.randrange(10) for _ in range(terms)]
-        taught = task.solution(digits, lambda: noise.random() < FORGOTTEN_CARRIES)
+        taught = task.solution(digits, lambda: noise.random() < forgotten)
         drawn.append({"prompt": task.write_prompt(digits), "completion": taught})
     return drawn
