@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from rhymeflow.cpu.products import Repacked, packed
 from rhymeflow.engine.native.body import Layers, Modules, body_for
 from rhymeflow.engine.native.cache import CacheSpan, KVCache
 from rhymeflow.engine.native.cpu_attention import CpuAttention
@@ -97,3 +99,16 @@ def test_other_models_run_by_their_modules(what):
     else:
         model.base_model.rotary_emb.inv_freq = torch.ones(DIM // 4)
     assert isinstance(body_for(model), Modules)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_that_is_packed_again_is_the_weight_packed(dtype):
+    weight_OI = torch.randn(70, 24).to(dtype)
+    product, x_TI = Repacked(weight_OI), torch.randn(40, 24).to(dtype)
+    for _ in range(2):
+        weight_OI.copy_(torch.randn(70, 24))
+        product.refresh()
+        assert torch.equal(product(x_TI), packed(weight_OI.clone(), None)(x_TI))
+        torch.testing.assert_close(product(x_TI), F.linear(x_TI, weight_OI))
+    if dtype == torch.float32:  # a row depends on itself alone
+        assert torch.equal(product(x_TI)[:3], product(x_TI[:3]))

@@ -22,7 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rhymeflow.cpu.products import PackedProducts, packed
+from rhymeflow.cpu.products import PackedProducts, Repacked, packed
 from rhymeflow.models.attention import Attention, Reach, Weighing, attending, body_of
 from rhymeflow.models.lora import LoraLinear, keeps_base
 
@@ -189,13 +189,31 @@ def _product(*layers: nn.Linear) -> Callable[[Tensor], Tensor]:
 
 
 class _AdaptedProduct:
-    """One product for linear layers that share their input, and one for their adapters.
+    """One product for linear layers that share their input, and one for their adapters: the outputs
+    of each depend on its own narrow part alone.
 
-    `refresh` makes it, and makes it anew after these have changed.
+    `refresh` packs these, and packs them again after the adapters have changed.
     """
 
     def __init__(self, product: Callable[[Tensor], Tensor], layers: Sequence[nn.Linear]) -> None:
-        self._product, self._layers = product, layers
+        adapted = [each for each in layers if isinstance(each, LoraLinear)]
+        (self._scale,) = {each.scale for each in adapted}
+        self._product = product
+        like, rank = adapted[0].lora_A.detach(), len(adapted[0].lora_A)
+        num_rows, num_columns = sum(each.out_features for each in layers), rank * len(adapted)
+        narrow_RI = like.new_zeros(num_columns, adapted[0].in_features)
+        wide_OR = like.new_zeros(num_rows, num_columns)
+        self._into: list[Tensor] = []
+        self._matrices: list[Tensor] = []
+        row = column = 0
+        for each in layers:
+            if isinstance(each, LoraLinear):
+                rows, columns = slice(row, row + each.out_features), slice(column, column + rank)
+                self._into += narrow_RI[columns], wide_OR[rows, columns]
+                column += rank
+                self._matrices += each.lora_A.detach(), each.lora_B.detach()
+            row += each.out_features
+        self._narrow, self._wide = Repacked(narrow_RI), Repacked(wide_OR)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """Return the layers' products [T, O], rounded as `LoraLinear` does."""
@@ -203,20 +221,7 @@ class _AdaptedProduct:
         return out_TO.add_(self._wide(self._narrow(x_TI)), alpha=self._scale)
 
     def refresh(self) -> None:
-        """Pack the adapters: the outputs of each depend on its own narrow part alone."""
-        adapted = [each for each in self._layers if isinstance(each, LoraLinear)]
-        (self._scale,) = {each.scale for each in adapted}
-        rank = len(adapted[0].lora_A)
-        weight = adapted[0].lora_B
-        wide_OR = weight.new_zeros(
-            sum(each.out_features for each in self._layers), rank * len(adapted)
-        )
-        row = column = 0
-        for each in self._layers:
-            end = row + each.out_features
-            if isinstance(each, LoraLinear):
-                wide_OR[row:end, column : column + rank] = each.lora_B.detach()
-                column += rank
-            row = end
-        self._narrow = packed(torch.cat([each.lora_A.detach() for each in adapted]), None)
-        self._wide = packed(wide_OR, None)
+        """See the class."""
+        torch._foreach_copy_(self._into, self._matrices)
+        self._narrow.refresh()
+        self._wide.refresh()
