@@ -299,7 +299,13 @@ def of_rank(config: Config, model: ModelSize, longest_prompt: int) -> list[Memor
     if learner.num_ranks > 1:
         # Two layers, since the next is gathered while one computes; each with its gradient.
         layers = 2 * (model.num_parameters - model.num_outside) / model.num_layers
-        gathered = 2 * (model.num_outside + layers) * model.bytes_per_value
+        gathered = (model.num_outside + layers) * model.bytes_per_value
+        if model.num_adapter:  # what is under it has no gradient
+            base = model.num_parameters * model.bytes_per_value / learner.num_ranks
+            share = f"({model.name_of_dtype}), 1/{learner.num_ranks}"
+            parts.append(MemoryPart(f"weights under the adapter {share}", base))
+        else:
+            gathered *= 2
         parts.append(MemoryPart("gathered: embeddings, head and two layers", gathered))
     elif model.bytes_per_value != MASTER or model.num_adapter:
         parts.append(MemoryPart(f"weights ({model.name_of_dtype})", model.weights))

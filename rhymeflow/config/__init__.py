@@ -202,8 +202,6 @@ class Config(Section):
             return
         if self.rollout.engine == "vllm":
             yield "model.lora: not with rollout.engine = 'vllm' yet; 'native' applies adapters"
-        if learner.num_ranks > 1:
-            yield f"model.lora: not with learner.num_ranks = {learner.num_ranks} yet, only with 1"
         if learner.has_critic:
             yield "model.lora: not with learner.advantage = 'gae' yet: a critic is trained whole"
         if lora.modules_to_save and learner.needs_start:

@@ -51,7 +51,7 @@ from rhymeflow.models.lora import adapter_in, call_without_adapter
 from rhymeflow.store.checkpoint_dirs import CheckpointDir
 from rhymeflow.utils import progress
 from rhymeflow.weights.manifest import Manifest
-from rhymeflow.weights.publish import checksum_of
+from rhymeflow.weights.publish import checksum_of, row_digests
 
 Reads = Callable[[str, slice], Tensor]
 """Returns rows of a parameter by its name."""
@@ -127,7 +127,7 @@ class Learner:
         policy_shards = shards(model)  # the optimizer must find the model sharded
         self._optimizer = Optimizer(model, learner, compute_dtype, ranks)
         self._policy = proved_scorer(model, rollout, learner, policy_shards)
-        self._base = None if adapter_in(model) is None else FrozenBase(model)
+        self._base = None if adapter_in(model) is None else FrozenBase(model, ranks)
         self._reference: TokenScorer | None = None
         if learner.needs_start and self._base is not None:
             off = partial(call_without_adapter, model, self._policy.forward)
@@ -181,7 +181,9 @@ class Learner:
 
     def checksum(self) -> int:
         """Return the checksum of all weights; digests of ranks' rows add up to those of tensors."""
-        return checksum_of(self.manifest(), self.rows(), self._ranks)
+        manifest = self.manifest()
+        digests = row_digests(manifest, self.rows(), self._ranks)
+        return checksum_of(manifest, digests, self._ranks)
 
     def snapshot(self) -> checkpoint.LearnerCopy:
         """Copy this rank's rows of a checkpoint."""

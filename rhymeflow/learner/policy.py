@@ -29,6 +29,7 @@ from rhymeflow.learner.cpu_attention import CpuPackedAttention, serves
 from rhymeflow.learner.logprobs import AttentionKind, TokenScorer, call_directly
 from rhymeflow.learner.ranks import Ranks, layers_of
 from rhymeflow.models.attention import Shape
+from rhymeflow.models.lora import versioned
 
 
 def proved_scorer(
@@ -75,10 +76,11 @@ def check_attention(learner: LearnerConfig, device: torch.device) -> None:
 
 
 class Shards(nn.Module):
-    """FSDP's root module: every rank keeps its rows of `model`'s parameters, in float32.
+    """FSDP's root module: every rank keeps its rows of `model`'s parameters.
 
-    `read`, given if parameters have no values yet, returns rows of one by its name. Gradients are
-    summed over ranks, not averaged: ranks' losses are parts of one sum. Methods are collectives.
+    They are in float32, what is under an adapter in `compute_dtype`. `read`, given if parameters
+    have no values yet, returns rows of one by its name. Gradients are summed over ranks, not
+    averaged: ranks' losses are parts of one sum. Methods are collectives.
     """
 
     reshard: Callable[[], None]  # FSDP's: frees gathered parameters
@@ -106,6 +108,9 @@ class Shards(nn.Module):
             reduce_dtype=None if is_exact else torch.float32,
         )
         assert ranks.device is not None
+        trained = versioned(model)
+        for name, each in model.named_parameters():
+            each.data = each.data.to(torch.float32 if name in trained else compute_dtype)
         # On CPUs there is nothing to offload, and nothing to pin.
         offloads = offload and ranks.device.type == "cuda"
         policy = CPUOffloadPolicy() if offloads else OffloadPolicy()

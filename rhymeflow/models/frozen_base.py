@@ -7,16 +7,20 @@ each version, to find what has changed them since.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from rhymeflow.models.lora import unversioned
-from rhymeflow.weights.manifest import Slab, manifest_of
-from rhymeflow.weights.on_device import as_ints, hash_of
-from rhymeflow.weights.proof import ChecksumMismatch, combine
+from rhymeflow.weights.manifest import plan
+from rhymeflow.weights.proof import ChecksumMismatch
+from rhymeflow.weights.publish import checksum_of, row_digests
+
+if TYPE_CHECKING:
+    from rhymeflow.learner.ranks import Ranks
 
 NAME = "base_checksum"
 """Name under which the checksum is published."""
@@ -25,41 +29,47 @@ PARTS = 16
 
 
 class FrozenBase:
-    """The parameters of `model` that no version changes, and their digests."""
+    """The parameters of `model` that no version changes, or this rank's rows of them, and their
+    digests. With several `ranks`, which have the model's rows, making it is a collective."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._tensors = {name: each.detach() for name, each in unversioned(model).items()}
-        self._digests = dict(zip(self._tensors, _digests(self._tensors), strict=True))
+    def __init__(self, model: PreTrainedModel, ranks: Ranks | None = None) -> None:
+        base = unversioned(model)
+        self._manifest = plan({name: (each.shape, each.dtype) for name, each in base.items()})
+        self._ranks = ranks
+        self._tensors = {
+            name: each.detach() if ranks is None else ranks.local(each)
+            for name, each in base.items()
+        }
+        digests = row_digests(self._manifest, self._tensors, ranks)
+        self._digests = dict(zip(self._tensors, digests, strict=True))
         self._num_checked = 0
-        checksum = combine(manifest_of(self._tensors), list(self._digests.values()))
+        checksum = checksum_of(self._manifest, digests, ranks)
         signed = checksum - (1 << 64) if checksum >> 63 else checksum
         self.checksum = torch.tensor([signed], device=model.device)
         """As it is published, [1] int64."""
 
-    def require(self, published: Tensor) -> None:
-        """Raise `ChecksumMismatch` unless the learner's weights are these."""
-        if not torch.equal(published, self.checksum):
-            raise ChecksumMismatch(
-                "the weights under the adapter are not the learner's: each process reads them from "
-                "model.name, whose files differ or have changed"
-            )
-
     def check_part(self) -> None:
         """Hash the next of `PARTS` parts again. Raises `ChecksumMismatch` if it has changed."""
-        part = list(self._tensors)[self._num_checked % PARTS :: PARTS]
+        part = self._manifest[self._num_checked % PARTS :: PARTS]
         self._num_checked += 1
-        require_unchanged({name: self._tensors[name] for name in part}, self._digests)
+        found = row_digests(part, self._tensors, self._ranks)
+        require_unchanged({spec.name: self._digests[spec.name] for spec in part}, found)
 
 
-def require_unchanged(tensors: Mapping[str, Tensor], digests: Mapping[str, int]) -> None:
-    """Raise `ChecksumMismatch` if tensors no longer have these digests."""
-    found = zip(tensors, _digests(tensors), strict=True)
-    if changed := [name for name, digest in found if digest != digests[name]]:
+def require_base(published: Tensor, own: Tensor) -> None:
+    """Raise `ChecksumMismatch` unless the learner's weights are those of this checksum."""
+    if not torch.equal(published, own):
         raise ChecksumMismatch(
-            f"{len(changed)} of {len(tensors)} tensors have changed in place since they were "
-            f"proved, first {changed[0]}"
+            "the weights under the adapter are not the learner's: each process reads them from "
+            "model.name, whose files differ or have changed"
         )
 
 
-def _digests(tensors: Mapping[str, Tensor]) -> list[int]:
-    return as_ints([hash_of(each, Slab(0, each.nbytes)) for each in tensors.values()])
+def require_unchanged(digests: Mapping[str, int], found: Sequence[int]) -> None:
+    """Raise `ChecksumMismatch` if `found`, in the same order, are not the tensors' `digests`."""
+    pairs = zip(digests.items(), found, strict=True)
+    if changed := [name for (name, digest), now in pairs if digest != now]:
+        raise ChecksumMismatch(
+            f"{len(changed)} of {len(digests)} tensors have changed in place since they were "
+            f"proved, first {changed[0]}"
+        )

@@ -32,7 +32,7 @@ from rhymeflow.models.adapter_files import (
     adapter_for,
     as_fields,
 )
-from rhymeflow.models.load import load_model
+from rhymeflow.models.load import load_config, load_model, shapes_of
 
 _PREFIX = "base_model.model."
 """What peft puts before the names of a model's modules."""
@@ -96,6 +96,14 @@ def adapter_in(model: nn.Module) -> Adapter | None:
     return getattr(model, "_rhymeflow_adapter", None)
 
 
+def resolved_adapter(config: ModelConfig) -> Adapter | None:
+    """Return the model's adapter, if it has one, with the last parts of its layers' names. Raises
+    `UserError` as `attach` does but for values."""
+    if (adapter := adapter_for(config)) is None:
+        return None
+    return adapter_in(attach(shapes_of(load_config(config)), adapter))
+
+
 def versioned(model: PreTrainedModel) -> dict[str, nn.Parameter]:
     """Return the parameters that a version of the policy consists of, by name, tied ones once: all,
     or with an adapter those that belong to it."""
@@ -105,10 +113,10 @@ def versioned(model: PreTrainedModel) -> dict[str, nn.Parameter]:
     saved = {
         id(each) for _, module in _saved_modules(model, adapter) for each in module.parameters()
     }
-    return {n: p for n, p in parameters.items() if id(p) in saved or n.endswith(_NARROW)}
+    return {n: p for n, p in parameters.items() if id(p) in saved or n.endswith(NARROW)}
 
 
-_NARROW = (".lora_A", ".lora_B")
+NARROW = (".lora_A", ".lora_B")
 
 
 def unversioned(model: PreTrainedModel) -> dict[str, nn.Parameter]:
@@ -223,7 +231,7 @@ def _is_named(name: str, target: str) -> bool:
 
 
 def _in_file(name: str) -> str:
-    return _PREFIX + name + (".weight" if name.endswith(_NARROW) else "")
+    return _PREFIX + name + (".weight" if name.endswith(NARROW) else "")
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ For the few families whose files have other parameter names than the model, it i
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,8 +17,10 @@ from transformers import PreTrainedModel
 
 from rhymeflow.config import ModelConfig
 from rhymeflow.errors import UserError
-from rhymeflow.models.buffers import buffers_of, published_buffers
+from rhymeflow.models.adapter_files import adapter_for
+from rhymeflow.models.buffers import buffers_of, keep_precision, published_buffers
 from rhymeflow.models.load import load_config, load_model, unfilled_model
+from rhymeflow.models.lora import NARROW, attach, versioned
 from rhymeflow.models.source import Source, explained, offline, readable
 
 _CPU = torch.device("cpu")
@@ -41,7 +44,7 @@ class WeightRows:
         """Return whether the files have the model's parameters by its names; read only headers."""
         if getattr(load_config(self._config), "quantization_config", None) is not None:
             return False
-        model = self._unfilled()
+        model = self._unfilled(torch.float32)
         for name, tensor in (*model.named_parameters(), *buffers_of(model).items()):
             if name not in self._files:
                 return False
@@ -50,15 +53,16 @@ class WeightRows:
                     return False  # `load_model` raises
         return True
 
-    def skeleton(self) -> PreTrainedModel:
+    def skeleton(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
         """Create the model with uninitialised parameters; see `unfilled_model`."""
-        model = self._unfilled()
-        for name, each in published_buffers(model, torch.float32).items():
+        model = self._unfilled(dtype)
+        keep_precision(model)
+        for name, each in published_buffers(model, dtype).items():
             each.copy_(self.read(name, slice(0, len(each))))
         return model
 
-    def _unfilled(self) -> PreTrainedModel:
-        return unfilled_model(self._config, dtype=torch.float32, device=_CPU)
+    def _unfilled(self, dtype: torch.dtype) -> PreTrainedModel:
+        return unfilled_model(self._config, dtype=dtype, device=_CPU)
 
     def read(self, name: str, rows: slice) -> Tensor:
         """Return rows of a parameter or buffer, by its name in the model, in float32.
@@ -79,6 +83,24 @@ class WeightRows:
                 f"in rows {rows.start:,} to {rows.stop:,} of {name} are NaN or infinite"
             )
         return values
+
+
+def policy_rows(
+    config: ModelConfig, *, dtype: torch.dtype, seed: int
+) -> tuple[PreTrainedModel, Callable[[str, slice], Tensor]]:
+    """Create the policy with uninitialised parameters; return it and what returns rows of them. A
+    new adapter is drawn from `seed`; what is under an adapter is in `dtype`, all else in float32.
+    Raises `UserError` as `load_policy` does."""
+    files, adapter = WeightRows(config), adapter_for(config)
+    if adapter is None:
+        return files.skeleton(), files.read
+    model = attach(files.skeleton(dtype), adapter, seed)
+    own = {
+        name: each.detach()
+        for name, each in versioned(model).items()
+        if adapter.directory is not None or name.endswith(NARROW)  # others are in the model's files
+    }
+    return model, lambda name, rows: own[name][rows] if name in own else files.read(name, rows)
 
 
 def _directory(source: Source) -> Path:

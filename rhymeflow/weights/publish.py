@@ -132,13 +132,20 @@ class WeightStore:
         raise NotImplementedError
 
 
-def checksum_of(manifest: Manifest, rows: Mapping[str, Tensor], ranks: Ranks) -> int:
-    """Return the checksum of tensors of which each rank has rows."""
+def checksum_of(manifest: Manifest, digests: Sequence[int], ranks: Ranks | None = None) -> int:
+    """Return the checksum of tensors, from each rank's `row_digests`; a collective."""
+    return combine(manifest, _summed(list(digests), ranks))
+
+
+def row_digests(
+    manifest: Manifest, rows: Mapping[str, Tensor], ranks: Ranks | None = None
+) -> list[int]:
+    """Return what this rank's rows of each tensor add to the tensor's digest."""
     hashes = []
     for spec in manifest:
         tensor = rows[spec.name]
         hashes.append(hash_of(tensor, Slab(_first_byte(spec, ranks), tensor.nbytes)))
-    return combine(manifest, _summed(as_ints(hashes), ranks))
+    return as_ints(hashes)
 
 
 def _first_byte(spec: TensorSpec, ranks: Ranks | None) -> int:

@@ -38,7 +38,7 @@ from rhymeflow.models.load import load_model, resolve_dtype
 from rhymeflow.models.lora import load_policy, versioned
 from rhymeflow.models.precision import resolve_device
 from rhymeflow.models.rope import fix_longrope
-from rhymeflow.models.rows import WeightRows
+from rhymeflow.models.rows import WeightRows, policy_rows
 from rhymeflow.models.source import of_teacher
 from rhymeflow.models.tokenizer import check_teacher, load_tokenizer
 from rhymeflow.store.checkpoint_dirs import CheckpointPlace
@@ -217,13 +217,14 @@ class LearnerProcess:
             seed = config.run.seed
             model = load_policy(config.model, dtype=exact, device=device, seed=seed)
             return Learner(fix_longrope(model, config), *common, **teacher)
-        rows = WeightRows(config.model)
-        used = (True, config.learner.needs_start, config.learner.has_critic)
-        models = [fix_longrope(rows.skeleton(), config) if each else None for each in used]
-        policy, reference, critic = models
-        assert policy is not None
+        model, read = policy_rows(config.model, dtype=dtype, seed=config.run.seed)
+        has_reference = config.learner.needs_start and not config.model.lora.is_used
+        reference, critic = (
+            fix_longrope(WeightRows(config.model).skeleton(), config) if each else None
+            for each in (has_reference, config.learner.has_critic)
+        )
         given = {"reference": reference, "critic": critic, **teacher}
-        return Learner(policy, *common, read=rows.read, **given)
+        return Learner(fix_longrope(model, config), *common, read=read, **given)
 
     def _teacher(
         self, model: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype, device: torch.device

@@ -14,13 +14,17 @@ import torch
 from torch.distributed.checkpoint import FileSystemWriter
 from transformers import PreTrainedModel
 
-from rhymeflow.config import ModelConfig
+from rhymeflow.config import LoraConfig, ModelConfig
 from rhymeflow.learner.learner import Learner
 from rhymeflow.learner.ranks import Ranks, address_of, meeting_place
 from rhymeflow.learner.sample import Sample
-from rhymeflow.models.rows import WeightRows
+from rhymeflow.models.adapter_files import adapter_of
+from rhymeflow.models.frozen_base import PARTS
+from rhymeflow.models.lora import attach, load_policy, unversioned
+from rhymeflow.models.rows import WeightRows, policy_rows
 from rhymeflow.runtime import processes
 from rhymeflow.store.checkpoint_dirs import CheckpointDir, CheckpointPlace
+from rhymeflow.weights.proof import ChecksumMismatch
 from tests.learner.builders import (
     VOCAB,
     learner_config,
@@ -93,9 +97,17 @@ def _enter(pipe: Connection, rank: int, num_ranks: int, job: Callable[..., Any],
 
 
 def a_learner(
-    ranks: Ranks, *, dtype: torch.dtype = torch.float32, kind: str = "llama", tied=True, **changes
+    ranks: Ranks,
+    *,
+    dtype: torch.dtype = torch.float32,
+    kind: str = "llama",
+    tied: bool = True,
+    lora: int = 0,
+    **changes,
 ) -> Learner:
     model, reference = (tiny_model(kind, tied=tied) for _ in "12")
+    if lora:
+        attach(model, adapter_of(LoraConfig(rank=lora)), seed=5)
     return Learner(
         model, None, learner_config(**changes), rollout_config(), dtype, ranks, reference=reference
     )
@@ -157,6 +169,43 @@ def fill_from_files(ranks: Ranks, model: Path) -> tuple[dict, bool]:
         read=rows.read,
     )  # fmt: skip
     return whole_weights(learner), rows._whole is None
+
+
+def train_adapters(ranks: Ranks, given: list[tuple[ModelConfig, torch.dtype]]) -> list[tuple]:
+    """Of each: the first version's checksum, numbers with a state here, and the last loss."""
+    found = []
+    for config, dtype in given:
+        common = learner_config(learning_rate=0.05), rollout_config(), dtype, ranks
+        if ranks.count == 1:
+            device = torch.device("cpu")
+            model, read = load_policy(config, dtype=dtype, device=device, seed=5), None
+        else:
+            model, read = policy_rows(config, dtype=dtype, seed=5)
+        learner = Learner(model, None, *common, read=read)
+        first, base = learner.checksum(), unversioned(model)
+        before = {name: ranks.local(each).clone() for name, each in base.items()}
+        for step in range(3):
+            loss = learner.train(made_up_batch(seed=step), step)["loss"]
+        assert {each.dtype for each in before.values()} == {dtype}
+        assert all(torch.equal(ranks.local(base[name]), each) for name, each in before.items())
+        found.append((first, sum(each.numel() for *_, each in learner._optimizer.state()), loss))
+    return found
+
+
+def spoil_the_base(ranks: Ranks, model: ModelConfig) -> str:
+    """Rank 1's rows of a matrix under the adapter change."""
+    made, read = policy_rows(model, dtype=torch.float32, seed=5)
+    learner = Learner(
+        made, None, learner_config(), rollout_config(), torch.float32, ranks, read=read
+    )
+    if ranks.rank == 1:
+        ranks.local(made.model.layers[1].mlp.down_proj.weight)[0, 0] += 1e-3
+    try:
+        for _ in range(PARTS):
+            learner.rows()
+    except ChecksumMismatch as error:
+        return str(error)
+    return ""
 
 
 def save_where_no_room_is(ranks: Ranks, directory: Path) -> str:

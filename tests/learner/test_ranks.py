@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import peft
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rhymeflow.config import LoraConfig, ModelConfig
 from rhymeflow.learner.ranks import ALONE
+from rhymeflow.models.lora import adapter_in, draw_adapter, load_policy, save_adapter, versioned
 from tests.learner import rank_jobs
 from tests.learner.builders import tiny_model
 from tests.learner.rank_jobs import on_ranks, perform
@@ -68,6 +71,7 @@ CASES = {
     "frozen": (FROZEN, steps(0, 2)),
     "whole responses": (RESPONSES, steps(0, 2)),
     "groups ahead of their batch": ({"loss_type": "grpo"}, steps(0, 5, "train early")),
+    "adapter": (MUCH | {"lora": 4}, steps(0, 4)),
     "bfloat16": ({"dtype": torch.bfloat16}, steps(0, 4)),
 }
 
@@ -115,17 +119,58 @@ def test_rows_come_from_the_models_files(tmp_path):
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
+@pytest.fixture
+def adapters(tmp_path):
+    """Models with adapters: new, with a head that is trained whole, and that one from files."""
+    tiny_model("qwen2", tied=False).save_pretrained(tmp_path / "model")
+    new, whole, given = (
+        ModelConfig(name=str(tmp_path / "model"), lora=LoraConfig(**fields))
+        for fields in (
+            {"rank": 3},
+            {"rank": 2, "modules_to_save": ("lm_head",)},
+            {"adapter": str(tmp_path / "adapter")},
+        )
+    )
+    model = load_policy(whole, dtype=torch.float32, device=torch.device("cpu"), seed=1)
+    draw_adapter(model)
+    with torch.no_grad():
+        model.lm_head.weight *= 1.1
+    (tmp_path / "adapter").mkdir()
+    save_adapter(tmp_path / "adapter", adapter_in(model), whole.name, versioned(model))
+    return new, whole, given
+
+
+def test_an_adapter_on_two_ranks_is_that_of_one(adapters):
+    """The checksums say that its values and the model under it are, to the bit."""
+    given = list(zip(adapters, (torch.bfloat16, torch.float32, torch.float32), strict=True))
+    expected = rank_jobs.train_adapters(ALONE, given)
+    found = zip(*on_ranks(2, rank_jobs.train_adapters, given), strict=True)
+    for (_, dtype), (checksum, size, loss), (one, other) in zip(
+        given, expected, found, strict=True
+    ):
+        assert one[0] == other[0] == checksum
+        assert one[1] + other[1] == size
+        assert one[2] == pytest.approx(loss, abs=0.02 if dtype == torch.bfloat16 else 1e-4)
+
+
+def test_rows_under_an_adapter_that_were_changed_are_found(adapters):
+    well, said = on_ranks(2, rank_jobs.spoil_the_base, adapters[0])
+    assert not well
+    assert "changed in place" in said
+    assert "first model.layers.1.mlp.down_proj.weight" in said
+
+
 # -- checkpoints ----------------------------------------------------------------------------------
 
 HALF = 3
 
 
-@pytest.fixture(scope="module", params=["plain", "frozen", "of one rank"])
+@pytest.fixture(scope="module", params=["plain", "frozen", "adapter", "of one rank"])
 def saved(request, tmp_path_factory):
     """Options, a checkpoint after half of the steps, and the other half."""
     directory = tmp_path_factory.mktemp("checkpoint") / f"step-{HALF}"
     where = f"file://{directory}" if request.param == "plain" else directory
-    options = FROZEN if request.param == "frozen" else {}
+    options = {"frozen": FROZEN, "adapter": {"lora": 4}}.get(request.param, {})
     script = [*steps(0, HALF), ("copy", None), *steps(HALF, 2 * HALF), ("write", where)]
     if request.param == "of one rank":
         rows, weights = perform(ALONE, options, script)
@@ -148,9 +193,13 @@ def test_what_was_saved_goes_on_on_any_number_of_ranks(saved, num_ranks: int):
 
 
 def test_what_was_saved_loads_in_plain_transformers(saved):
-    options, where, *_ = saved
-    plain = AutoModelForCausalLM.from_pretrained(str(where).removeprefix("file://"))
+    options, where, *_, by = saved
     _, weights = perform(ALONE, options, [("restore", (where, HALF))])
+    if by == "adapter":
+        plain = peft.PeftModel.from_pretrained(tiny_model(), where).base_model.model
+        weights = {f"{name}.default.weight": value for name, value in weights.items()}
+    else:
+        plain = AutoModelForCausalLM.from_pretrained(str(where).removeprefix("file://"))
     for name, value in weights.items():
         assert torch.equal(plain.get_parameter(name), value), name
 

@@ -19,7 +19,7 @@ from rhymeflow.histospec.drafter import Drafter
 from rhymeflow.models.adapter_files import adapter_for
 from rhymeflow.models.attention import Shape
 from rhymeflow.models.buffers import published_buffers
-from rhymeflow.models.frozen_base import NAME, FrozenBase, require_unchanged
+from rhymeflow.models.frozen_base import NAME, FrozenBase, require_base, require_unchanged
 from rhymeflow.models.load import (
     check_native,
     empty_model,
@@ -33,7 +33,9 @@ from rhymeflow.models.rope import fix_longrope
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.weights.base import WeightReader
 from rhymeflow.weights.install import Installation
+from rhymeflow.weights.manifest import manifest_of
 from rhymeflow.weights.proof import ProvedWeights
+from rhymeflow.weights.publish import row_digests
 
 
 def load_kernels(config: Config) -> None:
@@ -94,7 +96,7 @@ class NativeEngine(Engine):
         self.prove()
         if self._base is not None:
             self._pulled = self._weights.pull(weights)
-            self._base.require(self._learners_base)
+            require_base(self._learners_base, self._base.checksum)
             self.set_version(self._pulled.version, keep_cache=False)
         self.pace = pace_of(config)
         stop_ids = stop_token_ids(model, load_tokenizer(config.model))
@@ -122,11 +124,12 @@ class NativeEngine(Engine):
         started = self.pace.now()
         if self._base is not None:
             held = self._weights.digests
-            require_unchanged(self._own, {name: sum(held[name].values()) for name in self._own})
+            found = row_digests(manifest_of(self._own), self._own)
+            require_unchanged({name: sum(held[name].values()) for name in self._own}, found)
             self._base.check_part()
         self._pulled = self._weights.pull_at_least(weights, want)
         if self._base is not None:
-            self._base.require(self._learners_base)
+            require_base(self._learners_base, self._base.checksum)
         self.set_version(self._pulled.version, keep_cache=keep_cache)
         if self.pace.cost is not None:
             self.pace.hold(self.pace.cost.pull, started)
