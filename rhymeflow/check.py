@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -20,10 +21,10 @@ from rhymeflow.data.files import check_source
 from rhymeflow.data.generators import is_generator
 from rhymeflow.data.load import RunPrompts, check_sources
 from rhymeflow.data.prompts import Prompt, told
-from rhymeflow.engine.vllm.installed import check_installed
+from rhymeflow.engine.vllm.installed import ADAPTER_RANKS, check_installed
 from rhymeflow.environments.template import template_in
 from rhymeflow.errors import UserError
-from rhymeflow.models.adapter_files import adapter_for, check_trained, is_adapter
+from rhymeflow.models.adapter_files import adapter_for, check_trained
 from rhymeflow.models.source import check_files, of_teacher
 from rhymeflow.reward.functions import BUILT_IN, Judge
 from rhymeflow.reward.trial import tried
@@ -93,13 +94,20 @@ def before_start(config: Config) -> None:
 def check_adapter(config: Config) -> None:
     """Raise `UserError` if the adapter's files are not there, or it cannot be used in this way."""
     model = config.model
-    adapter_for(model)
+    adapter = adapter_for(model)
     if config.learner.is_used:
         check_trained(model)
-    if is_adapter(Path(model.name).expanduser()) and config.rollout.engine == "vllm":
+    if adapter is None or config.rollout.engine != "vllm":
+        return
+    if adapter.modules_to_save:
         raise UserError(
-            f"model.name = {model.name!r}: is an adapter, which rollout.engine = 'vllm' does not "
-            "apply yet; `rhymeflow export --merged` makes a model of it"
+            f"rollout.engine = 'vllm': has no place for {adapter.modules_to_save[0]!r}, which the "
+            "adapter trains whole (modules_to_save); rollout.engine = 'native' does"
+        )
+    if adapter.rank > ADAPTER_RANKS[-1]:
+        raise UserError(
+            f"rollout.engine = 'vllm': the adapter has rank {adapter.rank}; at most "
+            f"{ADAPTER_RANKS[-1]} is possible"
         )
 
 
@@ -174,17 +182,20 @@ def everything(config: Config) -> Checked:
 
 
 def prove(config: Config, *, has_engine: bool) -> None:
-    """Compare the learner, and a native engine, with a small random model of this architecture.
-    Raises `UserError` if their results differ from the model's."""
+    """Compare the learner, and a native engine, with a small random model of this architecture,
+    and its adapter. Raises `UserError` if their results differ from the model's."""
     from rhymeflow.engine.native.engine import Engine
     from rhymeflow.learner.policy import proved_scorer
     from rhymeflow.models.load import check_native, small_model
+    from rhymeflow.models.lora import attach, draw_adapter, resolved_adapter
     from rhymeflow.models.precision import resolve_device
     from rhymeflow.models.rope import fix_longrope
 
     if has_engine:
         check_native(config.model)
     model = fix_longrope(small_model(config.model, device=resolve_device(config.model)), config)
+    if (adapter := resolved_adapter(config.model)) is not None:
+        draw_adapter(attach(model, replace(adapter, directory=None, modules_to_save=())))
     if has_engine:
         Engine(
             model, seed=0, max_num_seqs=4, max_prefill_tokens=64, instance="check", version=0

@@ -87,6 +87,9 @@ def of_node(config: Config, model: ModelSize, node: Node) -> list[MemoryPart]:
         MemoryPart("weights staged, two versions", 2 * model.version),
         *memory.of_changes(config, model),
     ]
+    if model.num_adapter and config.rollout.engine == "vllm" and node.instances:
+        read = len(node.instances) * config.rollout.vllm_tensor_parallel_size * model.weights
+        parts.append(MemoryPart("weights as instances read them at their start", read))
     if config.learner.offload_optimizer and node.ranks:
         offloaded = len(node.ranks) * total(memory.of_optimizer(config, model))
         parts.append(MemoryPart("master weights, gradients, moments", offloaded))

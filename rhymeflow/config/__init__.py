@@ -200,8 +200,6 @@ class Config(Section):
         lora, learner = self.model.lora, self.learner
         if not lora.is_used:
             return
-        if self.rollout.engine == "vllm":
-            yield "model.lora: not with rollout.engine = 'vllm' yet; 'native' applies adapters"
         if learner.has_critic:
             yield "model.lora: not with learner.advantage = 'gae' yet: a critic is trained whole"
         if lora.modules_to_save and learner.needs_start:

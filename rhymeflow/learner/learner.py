@@ -181,9 +181,8 @@ class Learner:
 
     def checksum(self) -> int:
         """Return the checksum of all weights; digests of ranks' rows add up to those of tensors."""
-        manifest = self.manifest()
-        digests = row_digests(manifest, self.rows(), self._ranks)
-        return checksum_of(manifest, digests, self._ranks)
+        manifest, ranks = self.manifest(), self._ranks
+        return checksum_of(manifest, row_digests(manifest, self.rows(), ranks), ranks)
 
     def snapshot(self) -> checkpoint.LearnerCopy:
         """Copy this rank's rows of a checkpoint."""

@@ -37,7 +37,8 @@ from rhymeflow.trl.translate import (
 UNSUPPORTED: Mapping[str, str] = {
     "optimizers": "the learner makes its own AdamW; adam_*, learning_rate and lr_scheduler_type "
     "say how it steps",
-    "quantization_config": "weights are trained in full precision (model.dtype)",
+    "quantization_config": "weights keep 16 or 32 bits (model.dtype); with "
+    "peft_config an adapter is trained beside them",
     "rollout_func": "environment_factory and tools make responses of several turns "
     "(docs/environments.md)",
 }

@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from rhymeflow import memory
+from rhymeflow import check, memory
 from rhymeflow.config import LoraConfig, ModelConfig
+from rhymeflow.engine.native import body
 from rhymeflow.errors import UserError
 from rhymeflow.models.adapter_files import CONFIG, WEIGHTS, adapter_for
 from rhymeflow.models.load import load_model
@@ -26,6 +27,7 @@ from rhymeflow.models.lora import (
     without_adapter,
 )
 from tests.engine.models import make_engine, make_requests, run, tiny_model
+from tests.refused import refusal
 from tests.runtime.tiny import tiny_config
 
 CPU = torch.device("cpu")
@@ -190,6 +192,28 @@ def test_other_adapters_are_refused(tmp_path, changes, message):
         load_policy(ModelConfig(name=str(directory)), dtype=torch.float32, device=CPU)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rank": 2, "modules_to_save": ("lm_head",)}, "has no place for 'lm_head'"),
+        ({"rank": 600}, "the adapter has rank 600; at most 512 is possible"),
+    ],
+)
+def test_vllm_has_no_place_for_some(tmp_path, fields, message):
+    config = tiny_config(tmp_path, model={"lora": fields}, rollout={"engine": "vllm"})
+    assert message in refusal(check.check_adapter, config)
+
+
+def test_a_dry_run_compares_the_adapter_too(tmp_path, monkeypatch):
+    config = tiny_config(tmp_path, model={"lora": {"rank": 4, "target_modules": ("q_proj",)}})
+    check.prove(config, has_engine=True)
+    without = lambda product, x_TI: product._product(x_TI)  # noqa: E731
+    monkeypatch.setattr(body._AdaptedProduct, "__call__", without)
+    assert "the native engine's log-probabilities are" in refusal(
+        check.prove, config, has_engine=True
+    )
+
+
 def test_the_plan_counts_what_an_adapter_trains(tmp_path):
     """By hand: matrices of rank 4 for each of the seven layers of a small model's layers."""
     plain = tiny_config(tmp_path, model={"dtype": "bfloat16"})
@@ -208,6 +232,12 @@ def test_the_plan_counts_what_an_adapter_trains(tmp_path):
     assert found["weights (bfloat16)"] == 2 * (own + without.num_parameters)
     beta = adapted.changed(learner={"beta": 0.1})
     assert memory.here(beta, model, 10) == memory.here(adapted, model, 10)  # no reference
+    two = adapted.changed(learner={"num_ranks": 2})
+    ranks = {what: size for _, (what, size) in memory.here(two, model, 10)}
+    assert ranks["weights under the adapter (bfloat16), 1/2"] == 2 * without.num_parameters
+    of_layers = 2 * (without.num_parameters - without.num_outside) / without.num_layers
+    gathered = ranks["gathered: embeddings, head and two layers"]
+    assert gathered == 2 * 2 * (without.num_outside + of_layers)  # each rank, without a gradient
 
 
 def test_damaged_values_are_refused(tmp_path):

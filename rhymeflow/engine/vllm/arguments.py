@@ -9,6 +9,7 @@ from typing import Any
 
 from rhymeflow.config import Config
 from rhymeflow.engine.vllm import speculator, worker
+from rhymeflow.engine.vllm.adapter import adapter_args
 from rhymeflow.engine.vllm.sampler import noise_processor
 from rhymeflow.engine.vllm.supported import architectures
 from rhymeflow.models.load import load_config, resolve_dtype
@@ -78,6 +79,7 @@ def engine_args(config: Config) -> dict[str, Any]:
         "tensor_parallel_size": rollout.vllm_tensor_parallel_size,
         "worker_extension_cls": worker.PATH,
         "disable_log_stats": True,
+        **adapter_args(config),
     }
     if drafts:
         method = speculator.SPECULATOR if is_v2 else speculator.PROPOSER

@@ -18,6 +18,9 @@ from rhymeflow.errors import UserError
 SUPPORTED = "0.32"
 """The minor version of vLLM that this engine was written for and is tested with."""
 
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks for which vLLM makes room; the matrices of an adapter may be narrower."""
+
 INSTALL = "python3 scripts/install_vllm.py"
 """Command, in a checkout, that creates `.venv-vllm`."""
 

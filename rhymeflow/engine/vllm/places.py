@@ -98,7 +98,7 @@ def find_places(model: nn.Module, manifest: Manifest) -> dict[str, TensorPlace]:
     Raises:
         ManifestMismatch: a tensor has no place, or a parameter of the model is left over.
     """
-    layers = dict(model.named_modules())
+    layers = {name: _plain(each) for name, each in model.named_modules()}
     fused: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", None) or {}
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     targets: dict[str, Target] = {}
@@ -140,6 +140,11 @@ def _layer_part(
         if last in parts and name in layers:
             return name, attribute, FusedPart(parts.index(last), len(parts))
     return path, attribute, FusedPart()
+
+
+def _plain(layer: Any) -> Any:
+    """Return the layer that vLLM has put one of its adapters around, or the layer itself."""
+    return layer.base_layer if hasattr(layer, "lora_a_stacked") else layer
 
 
 def has_experts(layer: nn.Module) -> bool:

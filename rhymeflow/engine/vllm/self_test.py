@@ -74,7 +74,7 @@ def check(engine: VllmEngine, *, drafts: bool, has_sampler: bool) -> None:
 
 def _one_try(engine: VllmEngine, number: int, *, drafts: bool) -> list[str | None]:
     """Return a message for each kind of fault, or None where there is no fault."""
-    plain = _drain(engine, _request(number))
+    plain = response(engine, number)
     again = _drain(engine, _request(number), interrupted=True)
     faults = [_difference("interrupted", plain, again)]
     if drafts:
@@ -85,6 +85,11 @@ def _one_try(engine: VllmEngine, number: int, *, drafts: bool) -> list[str | Non
         is_used = drafted.drafted > 0 and drafted.steps < plain.steps
         faults.append(None if is_used else "no drafted token was accepted")
     return faults
+
+
+def response(engine: VllmEngine, number: int) -> Request:
+    """Return a request with its response, the same for each number and version."""
+    return _drain(engine, _request(number))
 
 
 def _difference(condition: str, plain: Request, other: Request) -> str | None:

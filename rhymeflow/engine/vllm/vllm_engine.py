@@ -23,12 +23,14 @@ from rhymeflow.engine.drafter import Drafting
 from rhymeflow.engine.native import noise
 from rhymeflow.engine.native.scheduler import URGENT_SHARE
 from rhymeflow.engine.vllm import self_test
+from rhymeflow.engine.vllm.adapter import lora_request
 from rhymeflow.engine.vllm.arguments import engine_args, import_vllm, max_length, model_runner
 from rhymeflow.engine.vllm.sampler import UNKNOWN_LOGPROB, arguments
 from rhymeflow.engine.vllm.supported import check_supported, known_models
 from rhymeflow.errors import UserError
 from rhymeflow.histospec.draft import NONE, IndexHandle
 from rhymeflow.histospec.drafter import Drafter
+from rhymeflow.models.adapter_files import adapter_for
 from rhymeflow.models.load import configured_stop_token_ids
 from rhymeflow.models.tokenizer import load_tokenizer
 from rhymeflow.utils import objects
@@ -81,6 +83,8 @@ class VllmEngine:
     ) -> None:
         self._seed, self._instance, self._drafter_for = config.run.seed, instance, drafter_for
         rollout = config.rollout
+        adapter = adapter_for(config.model)
+        self._lora_request = None if adapter is None else lora_request()
         self._is_v2 = model_runner(config) == "v2"
         self._llm = load_vllm(config)
         self._core = self._llm.engine_core.engine_core
@@ -112,12 +116,17 @@ class VllmEngine:
         stop_ids = configured_stop_token_ids(config.model, load_tokenizer(config.model))
         self._limits = EngineLimits(rollout.max_num_seqs, max_length(config), capacity, stop_ids)
         try:
+            if adapter is not None:
+                base = self._call("rhymeflow_adapt", config)
+                prove(base[0].manifest, [each.pulled for each in base])
             self._pulled = self._pull(weights, None)
         except ManifestMismatch as error:
             raise UserError(
                 f"rollout.engine = 'vllm': the weights of model.name = {config.model.name!r} have "
                 f"no place in vLLM's model: {error}"
             ) from error
+        if adapter is not None:
+            self._prove_adapter()
         self_test.check(self, drafts=config.drafting.window != "off", has_sampler=not self._is_v2)
         self._num_generated, self._clock, self._prefill_seconds = 0, 0.0, 0.0
         self._forget_cache()
@@ -289,6 +298,14 @@ class VllmEngine:
 
         self._scheduler.schedule = remember
 
+    def _prove_adapter(self) -> None:
+        """Raise `UserError` unless vLLM computes the model with an adapter (law 7)."""
+        self._call("rhymeflow_draw_adapter")
+        response = self_test.response(self, number=0)
+        ids = [*response.prompt_ids, *response.tokens]
+        self._call("rhymeflow_prove_adapter", ids, len(response.prompt_ids), response.logprobs)
+        self._forget_cache()
+
     def _forget_cache(self) -> None:
         """Have vLLM recompute all keys and values, also those of running requests."""
         self._llm.reset_prefix_cache(reset_running_requests=True)
@@ -345,6 +362,7 @@ class VllmEngine:
             prompt,
             params,
             arrival_time=float(entry.number),
+            lora_request=self._lora_request,
             priority=int(not request.is_urgent),
         )
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rhymeflow.config import Config
 from rhymeflow.core.types import Version
+from rhymeflow.engine.vllm.adapter import BaseParts, InstalledAdapter
 from rhymeflow.engine.vllm.sampler import CounterSampler
 from rhymeflow.engine.vllm.speculator import NoSpeculation, put_drafts
 from rhymeflow.engine.vllm.weights import InstalledWeights
@@ -20,9 +22,11 @@ PATH = f"{__name__}.WorkerExtension"
 
 
 class WorkerExtension:
-    """Methods of vLLM's worker; `model_runner` is vLLM's."""
+    """Methods of vLLM's worker; `model_runner` and `device` are vLLM's."""
 
     model_runner: Any
+    device: Any
+    _rhymeflow_weights: InstalledWeights | InstalledAdapter
 
     def rhymeflow_sample(self) -> str:
         """Put our sampler in place of both of vLLM's; return the name of the runner's module."""
@@ -47,6 +51,20 @@ class WorkerExtension:
     def rhymeflow_join(self, join: Callable[[], None]) -> None:
         """Join the engine's process in sharing objects, if the worker is in another."""
         join()
+
+    def rhymeflow_adapt(self, config: Config) -> BaseParts:
+        """Put what is under the adapter into the model, and make a place for the adapter."""
+        self._rhymeflow_adapter = InstalledAdapter(self.model_runner, config, self.device)
+        self._rhymeflow_weights = self._rhymeflow_adapter
+        return self._rhymeflow_adapter.base
+
+    def rhymeflow_draw_adapter(self) -> None:
+        """See `InstalledAdapter.draw`."""
+        self._rhymeflow_adapter.draw()
+
+    def rhymeflow_prove_adapter(self, *response: Any) -> None:
+        """See `InstalledAdapter.prove`."""
+        self._rhymeflow_adapter.prove(*response)
 
     def rhymeflow_prepare(self, source: WeightHandle, want: Version) -> bool | OwnerLost:
         """Begin to fetch what `rhymeflow_install` will need; return whether it has arrived."""

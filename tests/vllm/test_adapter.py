@@ -1,0 +1,124 @@
+"""An adapter in vLLM after pulls: log-probabilities are the learner's, and what differs is found.
+
+Each case is in a process of its own: two engines of vLLM do not go into one.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+
+from rhymeflow.config.load import read_config
+from rhymeflow.learner.learner import Learner
+from rhymeflow.learner.packing import pack
+from rhymeflow.learner.sample import Sample
+from rhymeflow.models.lora import load_policy
+from rhymeflow.weights.proof import ChecksumMismatch
+from rhymeflow.weights.publish import make_store
+from tests.engine.drafters import answers_of
+from tests.learner.builders import learner_config, made_up_batch, rollout_config
+from tests.vllm.sameness import Knowing, drain, in_a_process, needs_vllm, requests_of
+
+pytestmark = [needs_vllm, pytest.mark.vllm, pytest.mark.timeout(900)]
+
+NUM_TOKENS = 20
+LORA = {"model.lora.rank": "6", "model.lora.alpha": "9"}  # narrower than vLLM's place
+FEW = {"model.lora.target_modules": "[q_proj, v_proj, up_proj, mlp.down_proj]"}
+
+
+class Adapted:
+    """A learner with an adapter, what it publishes, and vLLM."""
+
+    def __init__(self, folder, options):
+        from rhymeflow.workers.rollout import make_engine, prepare
+
+        fixed = {
+            "model.dtype": "float32",
+            "model.device": "cpu",
+            "rollout.engine": "vllm",
+            "rollout.max_num_seqs": "16",
+            "rollout.vllm_kv_cache_gb": "0.6",
+        }
+        self.config = read_config("demo", fixed | LORA | options)
+        cpu = torch.device("cpu")
+        model = load_policy(self.config.model, dtype=torch.float32, device=cpu, seed=5)
+        self.vocabulary = model.config.vocab_size
+        settings = learner_config(learning_rate=0.02)
+        self.learner = Learner(model, None, settings, rollout_config(), torch.float32)
+        self.store = make_store(self.config, self.learner.manifest(), Path(folder))
+        self.store.publish(0, self.learner.rows())
+        prepare(self.config)
+        self.reader = self.store.handle.open()
+        self.vllm = make_engine(self.config, self.reader, "vllm")
+
+    def next_version(self):
+        version = self.learner.version + 1
+        self.learner.train(made_up_batch(seed=version), version - 1)
+        checksum = self.store.publish(version, self.learner.rows())
+        pulled = self.vllm.install(self.reader, version, keep_cache=False)
+        assert pulled == (version, checksum)
+
+    def answers(self):
+        """Sampled as they are: without temperature, top-k and top-p."""
+        requests = requests_of(self, NUM_TOKENS)
+        for each in requests:
+            each.sampling = replace(each.sampling, temperature=1.0, top_p=1.0, top_k=0)
+        drain(self.vllm, requests)
+        return requests
+
+    def scores(self, requests):
+        """The learner's log-probabilities of responses."""
+        samples = [
+            Sample(0, r.prompt_ids, r.tokens, r.logprobs, [0] * len(r.tokens), 0.0, truncated=False)
+            for r in requests
+        ]
+        (row,) = pack(samples, range(len(samples)), 1 << 20)
+        return self.learner._policy.score(row)[0].tolist()
+
+
+def compare_with_the_learner(options):
+    with TemporaryDirectory() as folder:
+        rig = Adapted(folder, options)
+        seen = []
+        for _ in range(3):
+            rig.next_version()
+            requests = rig.answers()
+            found = [x for each in requests for x in each.logprobs]
+            assert found == pytest.approx(rig.scores(requests), abs=1e-4)
+            seen.append(found)
+        assert max(abs(a - b) for a, b in zip(seen[0], seen[2], strict=True)) > 0.05
+        rig.vllm.draft_with(Knowing(answers_of(requests), rig.vocabulary, most=9, right=0.85))
+        again = rig.answers()
+        assert [each.tokens for each in again] == [each.tokens for each in requests]
+        assert sum(each.drafted for each in again) > 0
+        rig.vllm.draft_with(None)
+        if rig.config.rollout.vllm_tensor_parallel_size == 1:
+            refuse_what_differs(rig)
+        rig.vllm.close()
+        rig.store.close()
+
+
+def refuse_what_differs(rig):
+    """Another model under the adapter, and an adapter that was changed in place."""
+    rows = dict(rig.learner.rows())
+    rows["base_checksum"] = rows["base_checksum"] + 1
+    rig.store.publish(4, rows)
+    with pytest.raises(ChecksumMismatch, match="under the adapter are not the learner's"):
+        rig.vllm.install(rig.reader, 4, keep_cache=False)
+    rig.store.publish(5, rig.learner.rows())
+    rig.vllm.install(rig.reader, 5, keep_cache=False)
+    runner = rig.vllm._llm.model_executor.driver_worker.worker.model_runner
+    layer = runner.lora_manager._adapter_manager.modules["model.layers.1.mlp.down_proj"]
+    layer.lora_b_stacked[0][0, 0, 0, 0] += 1e-3
+    rig.store.publish(6, rig.learner.rows())
+    with pytest.raises(ChecksumMismatch, match=r"in model\.layers\.1\.mlp\.down_proj .* in place"):
+        rig.vllm.install(rig.reader, 6, keep_cache=False)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, FEW | {"rollout.vllm_tensor_parallel_size": "2"}], ids=["all", "few, two"]
+)
+def test_log_probabilities_are_the_learners_after_three_versions(options):
+    in_a_process(compare_with_the_learner, options)
