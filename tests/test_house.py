@@ -16,7 +16,7 @@ ROOMS = {
     "calibration.py": 450, "cli": 1_254, "cluster.py": 240, "config": 2_446, "core": 3_800,
     "cpu": 1_058, "dashboard": 1_740, "data": 1_450, "doctor.py": 195, "emulation.py": 240,
     "engine": 4_101,
-    "environments": 1_875, "evaluation": 400, "export": 724, "histospec": 2_150, "learner": 4_260,
+    "environments": 2_542, "evaluation": 400, "export": 724, "histospec": 2_150, "learner": 4_260,
     "memory.py": 441, "models": 2_263, "observe": 3_442, "placement.py": 150, "pool.py": 560,
     "profiles": 150, "recipes": 550, "reward": 950, "runtime": 5_044, "sft": 500, "sim": 3_165,
     "store": 2_590, "suites": 351, "trainer": 1_050, "trl": 922, "utils": 1_390, "weights": 1_885,
@@ -27,7 +27,7 @@ ROOMS = {
 ELSEWHERE = 500
 """Lines of all other files at the first level together."""
 
-TOTALS = {"rhymeflow": 54_064, "tests": 40_391, "benchmarks": 8_331}
+TOTALS = {"rhymeflow": 54_735, "tests": 40_827, "benchmarks": 8_331}
 
 THEORY = {
     "core/histopipe/layout.py", "core/protocol/group.py", "core/protocol/ordered.py",
@@ -63,7 +63,7 @@ def test_the_whole_keeps_its_budget() -> None:
     assert lines_of([file for path in others for file in python_files(path)]) <= ELSEWHERE
     for name, limit in TOTALS.items():
         assert lines_of(python_files(ROOT / name)) <= limit, name
-    assert len(python_files(PACKAGE)) <= 345
+    assert len(python_files(PACKAGE)) <= 347
 
 
 def test_a_name_is_that_of_one_class() -> None:
